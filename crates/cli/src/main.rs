@@ -1,0 +1,2 @@
+//! The `paramill` command.
+fn main() {}

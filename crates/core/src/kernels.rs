@@ -1,0 +1,1 @@
+//! Vectorised loops over slices, each with a scalar twin.

@@ -1,0 +1,21 @@
+//! Every decision of Paramill, and nothing else.
+//!
+//! This crate knows no sockets, clocks, threads, files or entropy. Time, randomness and order are inputs, so the
+//! real driver (`paramill-node`) and the simulator (`paramill-sim`) run the very same code.
+//!
+//! The five axes (consistency, placement, optimizer; codec and broadcast follow) are each one file with a small
+//! trait beside a folder with one file per choice. The roles ([`coordinator`], [`server`], [`worker`]) are state
+//! machines behind one contract, [`role::Role`].
+
+pub mod consistency;
+pub mod kernels;
+pub mod limits;
+pub mod optimizer;
+pub mod placement;
+pub mod prng;
+pub mod registry;
+pub mod role;
+pub mod spec;
+pub mod table;
+pub mod types;
+pub mod wire;

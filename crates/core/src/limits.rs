@@ -1,0 +1,41 @@
+//! Every bound in one place. A length from the network is compared with one of these before memory is taken.
+
+use std::time::Duration;
+
+/// Parameters in one chunk, unless a table says otherwise: 32 KB of f32.
+pub const CHUNK_ELEMENTS: usize = 8192;
+/// The largest payload of a data frame.
+pub const MAX_DATA_BYTES: usize = 4 << 20;
+/// The largest payload of a control frame.
+pub const MAX_CONTROL_BYTES: usize = 16 << 20;
+/// Workers in one job.
+pub const MAX_WORKERS: u32 = 4096;
+/// Servers in one job.
+pub const MAX_SERVERS: u32 = 1024;
+/// Data cores of one server.
+pub const MAX_CORES: u32 = 256;
+/// Tables in one job.
+pub const MAX_TABLES: usize = 1 << 16;
+/// Elements in one table.
+pub const MAX_TABLE_ELEMENTS: u64 = 1 << 36;
+/// Bytes in a table's or a job's name.
+pub const MAX_NAME_BYTES: usize = 256;
+/// Rounds that a worker may push ahead of a synchronous table before it is refused.
+pub const MAX_ROUNDS_AHEAD: u64 = 4;
+/// Characters in a condition's expression.
+pub const MAX_EXPRESSION_BYTES: usize = 1024;
+/// Nesting in a condition's expression.
+pub const MAX_EXPRESSION_DEPTH: u32 = 32;
+/// Bytes that may wait for one slow connection before its owner stops reading from it.
+pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
+
+/// How often a node reports to the coordinator.
+pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
+/// A worker that is silent for this long is declared dead.
+pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a node tries to reach another before it gives up and names it.
+pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].
+pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
+/// The longest pause before a connection is tried again.
+pub const RECONNECT_MAX: Duration = Duration::from_secs(1);

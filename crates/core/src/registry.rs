@@ -1,0 +1,94 @@
+//! Which components exist. A registry is a value that is passed down, filled by explicit lists.
+
+use crate::consistency::{self, Consistency};
+use crate::optimizer::{self, Optimizer};
+use crate::placement::{self, Placement};
+use crate::spec::{Spec, SpecError};
+
+/// One parameter of a component, for `paramill components` and the manual.
+#[derive(Debug, Clone, Copy)]
+pub struct Param {
+    /// Its key in the text form.
+    pub name: &'static str,
+    /// What it is when it is not given; `None` when it must be given.
+    pub default: Option<&'static str>,
+    /// One sentence.
+    pub about: &'static str,
+}
+
+/// One component: how it is called, what it takes, how it is built.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry<T: ?Sized> {
+    /// Its name in the text form.
+    pub name: &'static str,
+    /// One sentence.
+    pub about: &'static str,
+    /// Its own parameters; those that the axis takes for every component are in [`Axis::common`].
+    pub params: &'static [Param],
+    /// A text form that builds; tests walk the registry through these.
+    pub example: &'static str,
+    /// Builds it from its text form.
+    pub build: fn(&Spec) -> Result<Box<T>, SpecError>,
+}
+
+/// All choices of one axis.
+#[derive(Debug)]
+pub struct Axis<T: ?Sized> {
+    /// What a choice of this axis is called in messages.
+    pub name: &'static str,
+    /// Parameters that every component of the axis takes.
+    pub common: &'static [Param],
+    entries: Vec<Entry<T>>,
+}
+
+impl<T: ?Sized> Axis<T> {
+    /// An axis with these choices.
+    pub fn new(name: &'static str, common: &'static [Param], entries: Vec<Entry<T>>) -> Axis<T> {
+        Axis { name, common, entries }
+    }
+
+    /// Adds a choice, or replaces the one of the same name.
+    pub fn register(&mut self, entry: Entry<T>) {
+        self.entries.retain(|known| known.name != entry.name);
+        self.entries.push(entry);
+    }
+
+    /// The choices, in the order they were registered.
+    pub fn entries(&self) -> &[Entry<T>] {
+        &self.entries
+    }
+
+    /// Builds the component that `spec` names.
+    pub fn build(&self, spec: &Spec) -> Result<Box<T>, SpecError> {
+        match self.entries.iter().find(|entry| entry.name == spec.name) {
+            Some(entry) => (entry.build)(spec),
+            None => Err(SpecError::Unknown {
+                axis: self.name,
+                name: spec.name.clone(),
+                known: self.entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+}
+
+/// Every component that can be named.
+#[derive(Debug)]
+pub struct Registry {
+    /// When pulls are answered and rounds close.
+    pub consistency: Axis<dyn Consistency>,
+    /// Which server holds what.
+    pub placement: Axis<dyn Placement>,
+    /// How a gradient changes parameters.
+    pub optimizer: Axis<dyn Optimizer>,
+}
+
+impl Registry {
+    /// The components that Paramill ships.
+    pub fn builtin() -> Registry {
+        Registry {
+            consistency: consistency::axis(),
+            placement: placement::axis(),
+            optimizer: optimizer::axis(),
+        }
+    }
+}

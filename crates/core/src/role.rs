@@ -1,0 +1,99 @@
+//! The one contract of all roles. A driver owns a role, brings it the world, and carries out what it says.
+//!
+//! Methods come in three families. `accept` and `handle_*` bring the world in. `poll_output` and `next_timeout`
+//! say what to do; a driver drains `poll_output` after every batch of `handle_*` calls. `payload` lends the bytes
+//! of a frame that is to be sent: the driver moves them (or copies what the socket does not take) before the next
+//! `handle_*` call, so that parameters travel straight from the store.
+
+use crate::types::{NodeId, Time};
+use crate::wire::{Header, Hello, Refusal, Welcome};
+
+/// A frame that a role wants sent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// Its header; `payload_bytes` is the body's length.
+    pub header: Header,
+    /// Where its payload is.
+    pub body: Body,
+}
+
+/// Where a frame's payload is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// No payload.
+    Empty,
+    /// Made for this frame.
+    Bytes(Vec<u8>),
+    /// In the role's own memory; [`Role::payload`] finds it.
+    Stored {
+        /// Which of the role's buffers.
+        buffer: u64,
+        /// First byte in it.
+        start: usize,
+        /// Number of bytes.
+        len: usize,
+    },
+}
+
+/// What a role wants done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Open a connection and say hello ([`Role::hello`]). The driver answers with `handle_connected` or
+    /// `handle_disconnected`; it does not try again by itself.
+    Connect {
+        /// Who is there.
+        peer: NodeId,
+        /// Where: `host:port`, or a name of the in-memory transport.
+        address: String,
+    },
+    /// Send a frame on the connection to this peer. Without one, the frame is dropped: a role that needs it sent
+    /// sends it again in `handle_connected`.
+    Send {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        frame: Frame,
+    },
+    /// Close the connection to this peer once everything before this is sent.
+    Disconnect {
+        /// Whose.
+        peer: NodeId,
+    },
+    /// A line for the log.
+    Log(String),
+    /// The role's work is done, well or badly; the driver may end.
+    Stop {
+        /// Why it failed, if it did.
+        error: Option<String>,
+    },
+}
+
+/// A role: coordinator, shard of a server, worker.
+pub trait Role {
+    /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told.
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
+
+    /// What to say first on a connection to `peer`.
+    fn hello(&self, peer: NodeId) -> Hello;
+
+    /// A connection we asked for stands.
+    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome);
+
+    /// A connection to `peer` ended or could not be made. What was sent on it may or may not have arrived.
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &str);
+
+    /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
+    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]);
+
+    /// The time of [`Role::next_timeout`] has come. Calling it early does no harm.
+    fn handle_timeout(&mut self, now: Time);
+
+    /// When `handle_timeout` wants to be called.
+    fn next_timeout(&self) -> Option<Time>;
+
+    /// The next thing to do.
+    fn poll_output(&mut self) -> Option<Output>;
+
+    /// The bytes of a body.
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8];
+}

@@ -1,0 +1,325 @@
+//! Tables: what a job trains, how it is cut into chunks, and which policies hold for it.
+
+use crate::limits;
+use crate::placement::{Part, TableSize};
+use crate::types::{ServerId, ShardId};
+use serde::{Deserialize, Serialize};
+
+/// A table as a worker declares it. All workers of a job declare the same tables in the same order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TableSpec {
+    /// Unique in the job; policies are matched by globs on it.
+    pub name: String,
+    /// Dimensions. The first is the number of rows of a sparse table.
+    pub shape: Vec<u64>,
+    /// Whether workers push and pull single rows. Rows are then never cut.
+    pub rows: bool,
+}
+
+impl TableSpec {
+    /// A table that is always pushed and pulled whole.
+    pub fn dense(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> TableSpec {
+        TableSpec { name: name.into(), shape: shape.into(), rows: false }
+    }
+
+    /// A table of which single rows are pushed and pulled.
+    pub fn sparse(name: impl Into<String>, rows: u64, width: u64) -> TableSpec {
+        TableSpec { name: name.into(), shape: vec![rows, width], rows: true }
+    }
+
+    /// Number of parameters; 0 when the product overflows, which [`TableSpec::check`] refuses.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().try_fold(1u64, |product, &side| product.checked_mul(side)).unwrap_or(0)
+    }
+
+    /// Parameters in one row.
+    pub fn row_elements(&self) -> u64 {
+        if self.rows { self.shape.iter().skip(1).product() } else { 1 }
+    }
+
+    /// What placement sees of this table.
+    pub fn size(&self) -> TableSize {
+        TableSize { elements: self.elements(), row: self.row_elements() }
+    }
+
+    /// Whether the declaration can be used; the error says why not.
+    pub fn check(&self) -> Result<(), String> {
+        let name = &self.name;
+        if name.is_empty() || name.len() > limits::MAX_NAME_BYTES {
+            return Err(format!("table name `{name}`: expected 1 to {} bytes", limits::MAX_NAME_BYTES));
+        }
+        let elements = self.elements();
+        if elements == 0 || elements > limits::MAX_TABLE_ELEMENTS {
+            return Err(format!(
+                "table `{name}` of shape {:?}: expected 1 to {} elements",
+                self.shape,
+                limits::MAX_TABLE_ELEMENTS
+            ));
+        }
+        if self.row_elements() as usize > limits::CHUNK_ELEMENTS {
+            return Err(format!(
+                "table `{name}`: a row of {} elements does not fit a chunk of {}; declare the table dense",
+                self.row_elements(),
+                limits::CHUNK_ELEMENTS
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One chunk of a table: the unit of work, on one shard for life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// Who holds it.
+    pub shard: ShardId,
+    /// First element in its table.
+    pub start: u64,
+    /// Number of elements.
+    pub len: u32,
+}
+
+/// Cuts the parts of every table into chunks of at most `chunk_elements` (whole rows) and gives each chunk to the
+/// least loaded core of its server. Everybody who knows the parts derives the same chunks.
+pub fn chunks(
+    tables: &[TableSpec],
+    parts: &[Vec<Part>],
+    cores: &[u32],
+    chunk_elements: usize,
+) -> Vec<Vec<Chunk>> {
+    let mut load: Vec<Vec<u64>> = cores.iter().map(|&cores| vec![0; cores as usize]).collect();
+    let cut = |table: &TableSpec, parts: &[Part], load: &mut Vec<Vec<u64>>| {
+        let row = table.row_elements().max(1);
+        let step = (chunk_elements as u64 / row).max(1) * row;
+        let mut chunks = Vec::new();
+        for part in parts {
+            let mut start = part.start;
+            let end = part.start + part.len;
+            while start < end {
+                let len = step.min(end - start);
+                let core = least_loaded(&mut load[part.server.0 as usize], len);
+                let shard = ShardId { server: part.server, core };
+                chunks.push(Chunk { shard, start, len: len as u32 });
+                start += len;
+            }
+        }
+        chunks
+    };
+    tables.iter().zip(parts).map(|(table, parts)| cut(table, parts, &mut load)).collect()
+}
+
+fn least_loaded(loads: &mut [u64], add: u64) -> u32 {
+    let core = (0..loads.len()).min_by_key(|&core| (loads[core], core)).expect("a server has a core");
+    loads[core] += add;
+    core as u32
+}
+
+/// How gradients of a round become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduce {
+    /// Divided by the number of workers.
+    #[default]
+    Mean,
+    /// Added up.
+    Sum,
+}
+
+/// In which order gradients of a round are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Order {
+    /// As they arrive: one accumulator, whatever the number of workers.
+    #[default]
+    Arrival,
+    /// By worker rank: bit-reproducible, at the price of a buffer per worker.
+    Ranked,
+}
+
+/// What happens to a gradient with NaN or Inf in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NonFinite {
+    /// The worker gets an error that names the table; nothing is changed.
+    #[default]
+    Reject,
+    /// NaN becomes 0, an infinity the largest finite magnitude of the same chunk.
+    Clip,
+}
+
+/// The policies of one table, in text form, resolved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TablePolicy {
+    /// Consistency model.
+    pub sync: String,
+    /// Optimizer.
+    pub optimizer: String,
+    /// Mean or sum over workers.
+    pub reduce: Reduce,
+    /// Order of additions.
+    pub order: Order,
+    /// NaN and Inf.
+    pub nonfinite: NonFinite,
+}
+
+impl Default for TablePolicy {
+    fn default() -> TablePolicy {
+        TablePolicy {
+            sync: "bsp".into(),
+            optimizer: "sgd:lr=0.1".into(),
+            reduce: Reduce::default(),
+            order: Order::default(),
+            nonfinite: NonFinite::default(),
+        }
+    }
+}
+
+/// Replaces some policies for the tables whose name matches a glob, on one server or on all.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyOverride {
+    /// Glob on the table's name (`*` and `?`).
+    pub table: String,
+    /// Only on this server.
+    #[serde(default)]
+    pub server: Option<ServerId>,
+    /// Another consistency model.
+    #[serde(default)]
+    pub sync: Option<String>,
+    /// Another optimizer.
+    #[serde(default)]
+    pub optimizer: Option<String>,
+    /// Another reduction.
+    #[serde(default)]
+    pub reduce: Option<Reduce>,
+    /// Another order.
+    #[serde(default)]
+    pub order: Option<Order>,
+    /// Another treatment of NaN and Inf.
+    #[serde(default)]
+    pub nonfinite: Option<NonFinite>,
+}
+
+impl PolicyOverride {
+    /// The policy of `table` on `server` after all overrides; later ones win.
+    pub fn resolve(
+        base: &TablePolicy,
+        overrides: &[PolicyOverride],
+        table: &str,
+        server: ServerId,
+    ) -> TablePolicy {
+        let mut policy = base.clone();
+        for rule in overrides {
+            if !glob_matches(&rule.table, table) || rule.server.is_some_and(|only| only != server) {
+                continue;
+            }
+            policy.sync = rule.sync.clone().unwrap_or(policy.sync);
+            policy.optimizer = rule.optimizer.clone().unwrap_or(policy.optimizer);
+            policy.reduce = rule.reduce.unwrap_or(policy.reduce);
+            policy.order = rule.order.unwrap_or(policy.order);
+            policy.nonfinite = rule.nonfinite.unwrap_or(policy.nonfinite);
+        }
+        policy
+    }
+}
+
+/// `*` matches any run of characters, `?` any one.
+pub fn glob_matches(glob: &str, text: &str) -> bool {
+    let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
+    let (mut g, mut t) = (0, 0);
+    let mut retry: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match glob.get(g) {
+            Some('*') => {
+                retry = Some((g, t));
+                g += 1;
+            }
+            Some(&c) if c == '?' || c == text[t] => {
+                g += 1;
+                t += 1;
+            }
+            _ => match retry {
+                // The last star takes one more character.
+                Some((star, taken)) => {
+                    retry = Some((star, taken + 1));
+                    g = star + 1;
+                    t = taken + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    glob[g..].iter().all(|&c| c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs() {
+        for (glob, text, expected) in [
+            ("*", "", true),
+            ("conv*", "conv1.weight", true),
+            ("*.weight", "conv1.weight", true),
+            ("*.bias", "conv1.weight", false),
+            ("c?nv", "conv", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("", "x", false),
+        ] {
+            assert_eq!(glob_matches(glob, text), expected, "{glob} on {text}");
+        }
+    }
+
+    #[test]
+    fn later_overrides_win_and_a_server_can_be_named() {
+        let rules = [
+            PolicyOverride { table: "*".into(), sync: Some("asp".into()), ..Default::default() },
+            PolicyOverride {
+                table: "w".into(),
+                server: Some(ServerId(1)),
+                sync: Some("ssp:s=3".into()),
+                ..Default::default()
+            },
+        ];
+        let sync = |table, server| {
+            PolicyOverride::resolve(&TablePolicy::default(), &rules, table, ServerId(server)).sync
+        };
+        assert_eq!(
+            (sync("w", 0), sync("w", 1), sync("v", 1)),
+            ("asp".into(), "ssp:s=3".into(), "asp".into())
+        );
+    }
+
+    #[test]
+    fn chunks_cover_parts_keep_rows_and_balance_cores() {
+        let tables = [TableSpec::sparse("rows", 1000, 30), TableSpec::dense("w", [10_000])];
+        let parts = vec![
+            vec![
+                Part { server: ServerId(0), start: 0, len: 15_000 },
+                Part { server: ServerId(1), start: 15_000, len: 15_000 },
+            ],
+            vec![Part { server: ServerId(1), start: 0, len: 10_000 }],
+        ];
+        let chunks = chunks(&tables, &parts, &[2, 3], 1024);
+        for (table, chunks) in tables.iter().zip(&chunks) {
+            let mut next = 0;
+            for chunk in chunks {
+                assert_eq!(chunk.start, next);
+                assert!(chunk.len <= 1024 && u64::from(chunk.len) % table.row_elements() == 0);
+                next += u64::from(chunk.len);
+            }
+            assert_eq!(next, table.elements());
+        }
+        let mut load = std::collections::BTreeMap::new();
+        for chunk in chunks.iter().flatten() {
+            *load.entry(chunk.shard).or_insert(0u64) += u64::from(chunk.len);
+        }
+        assert_eq!(load.len(), 5);
+        for server in [0, 1] {
+            let of_server: Vec<u64> =
+                load.iter().filter(|(shard, _)| shard.server.0 == server).map(|(_, &load)| load).collect();
+            let (min, max) = (of_server.iter().min().unwrap(), of_server.iter().max().unwrap());
+            assert!(max - min <= 1024, "{of_server:?}");
+        }
+    }
+}

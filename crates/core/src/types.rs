@@ -1,0 +1,102 @@
+//! The nouns that every module shares.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A worker's rank: dense from 0, fixed for the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkerId(pub u32);
+
+/// A server's number: dense from 0, fixed for the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ServerId(pub u32);
+
+/// One data core of one server. A chunk belongs to one shard for life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ShardId {
+    /// The server that the core belongs to.
+    pub server: ServerId,
+    /// The core's number on its server, dense from 0.
+    pub core: u32,
+}
+
+/// A table's number: its place in creation order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TableId(pub u32);
+
+/// An iteration of a worker, or a version of a table; both count from 0.
+pub type Clock = u64;
+
+/// Anything that a connection can end in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum NodeId {
+    /// Membership, placement and policies; never in the data path.
+    Coordinator,
+    /// A data core.
+    Shard(ShardId),
+    /// A worker.
+    Worker(WorkerId),
+    /// A command that asks or sets something and goes away.
+    Admin(u32),
+}
+
+/// Nanoseconds since the driver's own zero. The core never asks what time it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// The driver's zero.
+    pub const ZERO: Time = Time(0);
+
+    /// The time `seconds` after zero. Negative and non-finite values count as zero.
+    pub fn from_secs_f64(seconds: f64) -> Time {
+        Time((seconds.max(0.0) * 1e9) as u64)
+    }
+
+    /// Seconds since the driver's zero.
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / 1e9
+    }
+
+    /// Time passed since `earlier`, zero if `earlier` lies ahead.
+    pub fn since(self, earlier: Time) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<std::time::Duration> for Time {
+    type Output = Time;
+
+    fn add(self, duration: std::time::Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {}", self.0)
+    }
+}
+
+impl fmt::Display for ServerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "server {}", self.0)
+    }
+}
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} core {}", self.server, self.core)
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NodeId::Coordinator => write!(f, "the coordinator"),
+            NodeId::Shard(shard) => write!(f, "{shard}"),
+            NodeId::Worker(worker) => write!(f, "{worker}"),
+            NodeId::Admin(number) => write!(f, "command {number}"),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Frames: a fixed 64-byte header and a payload, as `docs/wire.md` lays them down byte by byte.
+//!
+//! On the wire a payload is padded with zeros to a multiple of 64 bytes, so that every header and every payload
+//! stays aligned to a cache line in a receive buffer that is.
+
+mod handshake;
+mod header;
+
+pub use handshake::{Hello, Party, Refusal, Welcome};
+pub use header::{DType, Flags, Header, Kind, WireError};
+
+/// Bytes of a header, and the alignment of everything in a stream.
+pub const HEADER_BYTES: usize = 64;
+/// The protocol spoken by this release. Peers with another version are refused at connect.
+pub const WIRE_VERSION: u8 = 1;
+
+/// A payload's length on the wire.
+pub fn padded(payload_bytes: usize) -> usize {
+    payload_bytes.next_multiple_of(HEADER_BYTES)
+}

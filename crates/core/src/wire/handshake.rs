@@ -1,0 +1,54 @@
+//! The first frames on a connection, and the words of a refusal.
+
+use crate::types::NodeId;
+use serde::{Deserialize, Serialize};
+
+/// Who connects, to which job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The job's name, the last part of its URL.
+    pub job: String,
+    /// Who speaks; a worker without a rank leaves the choice to the coordinator.
+    pub from: Party,
+    /// Which life of that party this is; the coordinator gives workers theirs. 0 before it did.
+    pub incarnation: u64,
+}
+
+/// Who can say hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Party {
+    /// A node that knows who it is.
+    Known(NodeId),
+    /// A worker that wants a rank.
+    NewWorker,
+    /// A server core, on a server that wants a number; `process` tells servers apart.
+    NewShard {
+        /// Drawn once per server process.
+        process: u64,
+        /// The core's number on its server.
+        core: u32,
+        /// How many cores that server has.
+        cores: u32,
+    },
+    /// A command such as `paramill status`.
+    Command,
+}
+
+/// The answer to a hello.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Who the caller is from now on.
+    pub you: NodeId,
+    /// Which life of it this is.
+    pub incarnation: u64,
+}
+
+/// Why a hello was refused. The connection is closed after it; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refusal {
+    /// A sentence for the user.
+    pub reason: String,
+    /// Whether the same hello may succeed later.
+    pub retry: bool,
+}

@@ -1,0 +1,314 @@
+use super::{HEADER_BYTES, WIRE_VERSION};
+use crate::limits;
+use crate::types::{Clock, TableId};
+
+/// What a frame is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// First frame on a connection: who I am, which job, which versions I speak. Payload: [`super::Hello`].
+    Hello = 1,
+    /// Answer to a hello: who you are. Payload: [`super::Welcome`].
+    Welcome = 2,
+    /// The request could not be carried out. Payload: [`super::Fault`].
+    Error = 3,
+    /// A control message. Payload: [`super::Control`].
+    Control = 4,
+    /// Initial values of a chunk, from worker 0.
+    Init = 5,
+    /// A gradient for a chunk.
+    Push = 6,
+    /// A push of this table and clock is complete and counted.
+    PushAck = 7,
+    /// A request for a table's parameters on this shard.
+    Pull = 8,
+    /// Parameters of a chunk.
+    Params = 9,
+}
+
+/// Element type of a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum DType {
+    /// 32-bit IEEE 754.
+    #[default]
+    F32 = 0,
+    /// 16-bit IEEE 754; reserved for gradients.
+    F16 = 1,
+    /// bfloat16; reserved for gradients.
+    Bf16 = 2,
+}
+
+/// Bits that qualify a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// The last frame of a push, an initialisation or an answer on this shard.
+    pub const LAST: Flags = Flags(1);
+    /// The payload is row numbers followed by row values (or, in a pull, row numbers alone).
+    pub const ROWS: Flags = Flags(2);
+    /// In a push: answer with the parameters when the condition allows, as if a pull followed.
+    pub const WANT_PARAMS: Flags = Flags(4);
+    /// In a pull: answer at once with what is there, whatever the consistency model (for evaluation).
+    pub const NOW: Flags = Flags(8);
+    const KNOWN: u8 = 15;
+
+    /// Whether all bits of `other` are set.
+    pub fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These bits and those of `other`.
+    pub fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+}
+
+/// A frame's header, decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is for.
+    pub kind: Kind,
+    /// Element type of the payload.
+    pub dtype: DType,
+    /// Qualifying bits.
+    pub flags: Flags,
+    /// Payload length in bytes, without padding.
+    pub payload_bytes: u32,
+    /// Membership epoch that the sender knows.
+    pub epoch: u32,
+    /// The table concerned.
+    pub table: TableId,
+    /// The chunk concerned, numbered within its table.
+    pub chunk: u32,
+    /// This frame's place in its push, initialisation or answer on this shard, from 0.
+    pub part: u32,
+    /// Number of rows in the payload, with [`Flags::ROWS`].
+    pub rows: u32,
+    /// Iteration of a push; iterations completed, for a pull.
+    pub clock: Clock,
+    /// Version of the parameters that are sent.
+    pub version: Clock,
+    /// The sender's number for a request; answers repeat it.
+    pub request: u64,
+}
+
+/// Why bytes from a peer are not a frame. The connection is of no more use; no state was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The first four bytes are not ours.
+    #[error("the peer does not speak Paramill's protocol")]
+    Magic,
+    /// The peer speaks another version.
+    #[error(
+        "the peer speaks wire version {theirs}, this release speaks {ours}; install the same release on both"
+    )]
+    Version {
+        /// What the peer sent.
+        theirs: u8,
+        /// What we speak.
+        ours: u8,
+    },
+    /// A field has a value that is not defined.
+    #[error("undefined {field} {value} in a frame header")]
+    Field {
+        /// The field's name.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The payload is longer than frames of this kind may be.
+    #[error("a {kind:?} frame announces {bytes} bytes; the limit is {limit}")]
+    TooLong {
+        /// The frame's kind.
+        kind: Kind,
+        /// What was announced.
+        bytes: usize,
+        /// What is allowed.
+        limit: usize,
+    },
+    /// A control payload does not decode.
+    #[error("cannot decode {what}: {why}")]
+    Payload {
+        /// The message type.
+        what: &'static str,
+        /// The decoder's words.
+        why: String,
+    },
+}
+
+const MAGIC: [u8; 4] = *b"PMIL";
+
+impl Header {
+    /// A header of this kind with every other field zero.
+    pub fn new(kind: Kind) -> Header {
+        Header {
+            kind,
+            dtype: DType::F32,
+            flags: Flags::default(),
+            payload_bytes: 0,
+            epoch: 0,
+            table: TableId(0),
+            chunk: 0,
+            part: 0,
+            rows: 0,
+            clock: 0,
+            version: 0,
+            request: 0,
+        }
+    }
+
+    /// The header's 64 bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4] = WIRE_VERSION;
+        bytes[5] = self.kind as u8;
+        bytes[6] = self.dtype as u8;
+        bytes[7] = self.flags.0;
+        bytes[8..12].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.table.0.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.chunk.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.part.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.rows.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.clock.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.version.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.request.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header and checks every field, the payload's length against its limit included.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, WireError> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        if bytes[0..4] != MAGIC {
+            return Err(WireError::Magic);
+        }
+        if bytes[4] != WIRE_VERSION {
+            return Err(WireError::Version { theirs: bytes[4], ours: WIRE_VERSION });
+        }
+        let kind = Kind::from_byte(bytes[5])?;
+        let dtype = match bytes[6] {
+            0 => DType::F32,
+            1 => DType::F16,
+            2 => DType::Bf16,
+            other => return Err(WireError::Field { field: "dtype", value: u64::from(other) }),
+        };
+        if bytes[7] & !Flags::KNOWN != 0 {
+            return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
+        }
+        if u64_at(56) != 0 {
+            return Err(WireError::Field { field: "reserved", value: u64_at(56) });
+        }
+        let header = Header {
+            kind,
+            dtype,
+            flags: Flags(bytes[7]),
+            payload_bytes: u32_at(8),
+            epoch: u32_at(12),
+            table: TableId(u32_at(16)),
+            chunk: u32_at(20),
+            part: u32_at(24),
+            rows: u32_at(28),
+            clock: u64_at(32),
+            version: u64_at(40),
+            request: u64_at(48),
+        };
+        let (length, limit) = (header.payload_bytes as usize, kind.max_payload_bytes());
+        if length > limit {
+            return Err(WireError::TooLong { kind, bytes: length, limit });
+        }
+        Ok(header)
+    }
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Result<Kind, WireError> {
+        Ok(match byte {
+            1 => Kind::Hello,
+            2 => Kind::Welcome,
+            3 => Kind::Error,
+            4 => Kind::Control,
+            5 => Kind::Init,
+            6 => Kind::Push,
+            7 => Kind::PushAck,
+            8 => Kind::Pull,
+            9 => Kind::Params,
+            other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
+        })
+    }
+
+    /// The longest payload that a frame of this kind may announce.
+    pub fn max_payload_bytes(self) -> usize {
+        match self {
+            Kind::Hello | Kind::Welcome => 4096,
+            Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
+            Kind::PushAck => 0,
+            Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_header() -> impl Strategy<Value = Header> {
+        (1u8..=9, 0u8..3, 0u8..16, any::<[u32; 6]>(), any::<[u64; 3]>()).prop_map(
+            |(kind, dtype, flags, a, b)| {
+                let kind = Kind::from_byte(kind).unwrap();
+                Header {
+                    kind,
+                    dtype: [DType::F32, DType::F16, DType::Bf16][dtype as usize],
+                    flags: Flags(flags),
+                    payload_bytes: a[0] % (kind.max_payload_bytes() as u32 + 1),
+                    epoch: a[1],
+                    table: TableId(a[2]),
+                    chunk: a[3],
+                    part: a[4],
+                    rows: a[5],
+                    clock: b[0],
+                    version: b[1],
+                    request: b[2],
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn encode_then_decode_is_identity(header in any_header()) {
+            prop_assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn any_bytes_decode_or_fail_cleanly(bytes in any::<[u8; HEADER_BYTES]>()) {
+            if let Ok(header) = Header::decode(&bytes) {
+                prop_assert!(header.payload_bytes as usize <= header.kind.max_payload_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        let good = Header::new(Kind::Push).encode();
+        for (at, value, word) in [
+            (0, b'X', "protocol"),
+            (4, 9, "version 9"),
+            (5, 77, "kind"),
+            (6, 9, "dtype"),
+            (7, 128, "flags"),
+            (60, 1, "reserved"),
+            (11, 255, "limit"),
+        ] {
+            let mut bytes = good;
+            bytes[at] = value;
+            let error = Header::decode(&bytes).unwrap_err().to_string();
+            assert!(error.contains(word), "byte {at}: {error}");
+        }
+    }
+}
