@@ -22,6 +22,8 @@ pub const MAX_TABLE_ELEMENTS: u64 = 1 << 36;
 pub const MAX_NAME_BYTES: usize = 256;
 /// Rounds that a worker may push ahead of a synchronous table before it is refused.
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
+/// Iterations that a worker may leave out between two pushes where no memory depends on it.
+pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
 /// Characters in a condition's expression.
 pub const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Nesting in a condition's expression.
