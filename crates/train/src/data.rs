@@ -195,4 +195,11 @@ impl Images {
         let size = self.height * self.width;
         &self.pixels[index * size..(index + 1) * size]
     }
+
+    /// Keeps the first `count` images.
+    pub fn truncate(&mut self, count: usize) {
+        let count = count.min(self.len());
+        self.labels.truncate(count);
+        self.pixels.truncate(count * self.height * self.width);
+    }
 }

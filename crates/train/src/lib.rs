@@ -24,6 +24,7 @@
 pub mod data;
 pub mod generate;
 pub mod metrics;
+pub mod network;
 mod shard;
 mod workload;
 

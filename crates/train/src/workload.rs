@@ -1,6 +1,10 @@
 //! The contract of workloads, and the list of those that exist.
 
+mod cnn;
+mod images;
 mod lr;
+mod mf;
+mod mlp;
 
 use crate::data::DataError;
 use paramill_core::table::TableSpec;
@@ -168,13 +172,13 @@ pub struct WorkloadInfo {
 type Factory = Box<dyn Fn(u32) -> Box<dyn Workload>>;
 
 /// Every workload. A new one is a file and a line here.
-pub fn known() -> &'static [WorkloadInfo] {
-    &[lr::INFO]
+pub fn known() -> [&'static WorkloadInfo; 4] {
+    [&lr::INFO, &mf::INFO, &mlp::INFO, &cnn::INFO]
 }
 
 /// The workload of this name; the error lists those that exist.
 pub fn find(name: &str) -> Result<&'static WorkloadInfo, DataError> {
-    known().iter().find(|info| info.name == name).ok_or_else(|| DataError::UnknownWorkload {
+    known().into_iter().find(|info| info.name == name).ok_or_else(|| DataError::UnknownWorkload {
         name: name.to_owned(),
         known: known().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
     })

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let ratings = [Rating { user: 3, item: 5, value: 0.5 }, Rating { user: 1, item: 7, value: 3.1415 }];
+        let ratings = [Rating { user: 3, item: 5, value: 0.5 }, Rating { user: 1, item: 7, value: 3.75 }];
         let folder = tempfile::tempdir().unwrap();
         for name in ["r.csv", "r.csv.gz"] {
             let path = folder.path().join(name);

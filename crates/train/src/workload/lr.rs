@@ -11,7 +11,7 @@ use crate::shard::{Sampler, hold_out};
 use paramill_core::table::TableSpec;
 use std::sync::Arc;
 
-pub(super) const INFO: WorkloadInfo = WorkloadInfo {
+pub(super) static INFO: WorkloadInfo = WorkloadInfo {
     name: "lr",
     summary: "Sparse logistic regression; a batch touches only the weights of its examples' features.",
     data: "a libsvm file, plain or gzip",
