@@ -8,6 +8,7 @@
 //! machines behind one contract, [`role::Role`].
 
 pub mod consistency;
+pub mod fault;
 pub mod kernels;
 pub mod limits;
 pub mod optimizer;
