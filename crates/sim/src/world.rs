@@ -527,10 +527,10 @@ impl<R: Role> World<R> {
         }
         let node = &mut self.nodes[index];
         observer.on_settled(self.now, node.id, &node.role)?;
-        if node.ended.is_none() {
-            if let Some(at) = node.role.next_timeout() {
-                self.set_timer(index, at);
-            }
+        if node.ended.is_none()
+            && let Some(at) = node.role.next_timeout()
+        {
+            self.set_timer(index, at);
         }
         Ok(())
     }
