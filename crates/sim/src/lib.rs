@@ -3,6 +3,8 @@
 //! [`world::World`] moves frames between roles through a [`network::Network`] whose faults are [`rule::Rule`]s.
 //! Nothing here reads a clock or draws entropy: a seed and a configuration give the same run, event for event.
 
+pub mod compute;
+pub mod gradient;
 pub mod network;
 mod queue;
 pub mod rule;
