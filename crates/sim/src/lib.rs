@@ -9,4 +9,5 @@ pub mod network;
 mod queue;
 pub mod rule;
 pub mod rules;
+pub mod scenario;
 pub mod world;
