@@ -654,6 +654,10 @@ impl Coordinator {
 }
 
 impl Role for Coordinator {
+    fn node(&self) -> Option<NodeId> {
+        Some(NodeId::Coordinator)
+    }
+
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         if hello.job != self.config.job {
             let reason = format!("this address serves job `{}`, not `{}`", self.config.job, hello.job);

@@ -440,6 +440,10 @@ impl Shard {
 }
 
 impl Role for Shard {
+    fn node(&self) -> Option<NodeId> {
+        self.id.map(NodeId::Shard)
+    }
+
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         if hello.job != self.config.job {
@@ -537,6 +541,13 @@ impl Role for Shard {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    fn refresh(&self, header: &mut Header) {
+        // Rows were gathered when the answer was made; chunks are read from the store when they leave.
+        if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
+            header.version = self.tables[header.table.0 as usize].controller.state().v_train();
+        }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

@@ -370,14 +370,14 @@ impl Worker {
     }
 
     /// Whether a ticket is due, and how it ended. `None`: wait on.
-    pub fn outcome(&self, now: Time, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+    pub fn outcome(&self, ticket: Ticket) -> Option<Result<(), WorkerError>> {
         let Some(pending) = self.tickets.get(&ticket) else {
             return Some(Err(WorkerError::Order("this handle was waited for already".into())));
         };
         if let Some(error) = pending.error.as_ref().or(self.failed.as_ref()) {
             return Some(Err(error.clone()));
         }
-        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(now, pending.clock));
+        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(pending.clock));
         (pending.acks == 0 && answered).then_some(Ok(()))
     }
 
@@ -705,6 +705,10 @@ fn local_name(tables: &[LocalTable], index: usize) -> &str {
 }
 
 impl Role for Worker {
+    fn node(&self) -> Option<NodeId> {
+        self.id.map(NodeId::Worker)
+    }
+
     fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }
@@ -784,6 +788,7 @@ impl Role for Worker {
         if self.failed.is_some() {
             return;
         }
+        self.gate.handle_timeout(now);
         self.outputs.extend(self.coordinator.poll(now));
         let mut overdue = self.coordinator.overdue(now);
         for link in self.links.values_mut() {
