@@ -7,7 +7,9 @@ use crate::args::JobArgs;
 use crate::duration::Span;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
+use paramill_core::consistency::SyncPolicy;
 use paramill_core::limits;
+use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
@@ -163,12 +165,12 @@ impl JobPlan {
 }
 
 fn check_sync(text: &str, registry: &Registry) -> Result<()> {
-    registry.consistency.build(&Spec::parse(text)?)?;
+    SyncPolicy::parse(&registry.consistency, text)?;
     Ok(())
 }
 
 fn check_optimizer(text: &str, registry: &Registry) -> Result<()> {
-    registry.optimizer.build(&Spec::parse(text)?)?;
+    OptimizerPolicy::parse(&registry.optimizer, text)?;
     Ok(())
 }
 
