@@ -65,7 +65,11 @@ impl JobConfig {
     pub fn check(&self, registry: &Registry) -> Result<(), SpecError> {
         let range = |what: &str, value: u64, max: u64| {
             let why = format!("{what} = {value}: expected 1 to {max}");
-            if (1..=max).contains(&value) { Ok(()) } else { Err(SpecError::Parameter { component: "job".into(), why }) }
+            if (1..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(SpecError::Parameter { component: "job".into(), why })
+            }
         };
         range("workers", self.workers.into(), limits::MAX_WORKERS.into())?;
         range("servers", self.servers.into(), limits::MAX_SERVERS.into())?;
@@ -191,7 +195,9 @@ impl Coordinator {
         let (expected_workers, expected_servers) = (self.config.workers, self.config.servers);
         let declared = self.workers.values().filter(|member| member.tables.is_some()).count();
         let servers = self.complete_servers();
-        format!("waiting: {declared} of {expected_workers} workers and {servers} of {expected_servers} servers are here")
+        format!(
+            "waiting: {declared} of {expected_workers} workers and {servers} of {expected_servers} servers are here"
+        )
     }
 
     fn complete_servers(&self) -> usize {
@@ -201,16 +207,29 @@ impl Coordinator {
         self.server_cores.iter().filter(|(server, cores)| registered(**server) == **cores as usize).count()
     }
 
-    fn accept_worker(&mut self, now: Time, hello: &Hello, wanted: Option<WorkerId>) -> Result<Welcome, Refusal> {
+    fn accept_worker(
+        &mut self,
+        now: Time,
+        hello: &Hello,
+        wanted: Option<WorkerId>,
+    ) -> Result<Welcome, Refusal> {
         let refuse = |reason: String| Err(Refusal { reason, retry: false });
         let id = match wanted {
             Some(id) if id.0 >= self.config.workers => {
-                return refuse(format!("rank {} is out of range: the job has {} workers", id.0, self.config.workers));
+                return refuse(format!(
+                    "rank {} is out of range: the job has {} workers",
+                    id.0, self.config.workers
+                ));
             }
             Some(id) => id,
             None => match (0..self.config.workers).map(WorkerId).find(|id| !self.workers.contains_key(id)) {
                 Some(id) => id,
-                None => return refuse(format!("all {} workers of the job are here already", self.config.workers)),
+                None => {
+                    return refuse(format!(
+                        "all {} workers of the job are here already",
+                        self.config.workers
+                    ));
+                }
             },
         };
         match self.workers.get_mut(&id) {
@@ -266,13 +285,20 @@ impl Coordinator {
                 let taken: BTreeSet<ServerId> = self.shards.keys().map(|id| id.server).collect();
                 match (0..self.config.servers).map(ServerId).find(|server| !taken.contains(server)) {
                     Some(server) => server,
-                    None => return refuse(format!("all {} servers of the job are here already", self.config.servers)),
+                    None => {
+                        return refuse(format!(
+                            "all {} servers of the job are here already",
+                            self.config.servers
+                        ));
+                    }
                 }
             }
         };
         let id = ShardId { server, core };
         if self.started && self.servers.get(&process) != Some(&server) {
-            return refuse(format!("{server} ended with its parameters while the job ran; start the job anew"));
+            return refuse(format!(
+                "{server} ended with its parameters while the job ran; start the job anew"
+            ));
         }
         if server.0 >= self.config.servers || core >= cores || cores > limits::MAX_CORES {
             return refuse(format!("{id} is out of range: the job has {} servers", self.config.servers));
@@ -309,7 +335,9 @@ impl Coordinator {
         if let Some(plan) = &self.plan {
             // Its plan got lost with a connection.
             let plan = Control::Plan(Box::new(plan.clone()));
-            return if self.started { self.send(NodeId::Worker(worker), &plan) };
+            return if self.started {
+                self.send(NodeId::Worker(worker), &plan)
+            };
         }
         if let Err(message) = self.check_declaration(worker, &tables) {
             let fault = Fault { cause: Cause::Declaration, message };
@@ -325,7 +353,11 @@ impl Coordinator {
 
     fn check_declaration(&self, worker: WorkerId, tables: &[TableSpec]) -> Result<(), String> {
         if tables.is_empty() || tables.len() > limits::MAX_TABLES {
-            return Err(format!("{worker} declared {} tables; expected 1 to {}", tables.len(), limits::MAX_TABLES));
+            return Err(format!(
+                "{worker} declared {} tables; expected 1 to {}",
+                tables.len(),
+                limits::MAX_TABLES
+            ));
         }
         let mut names = BTreeSet::new();
         for table in tables {
@@ -334,7 +366,10 @@ impl Coordinator {
                 return Err(format!("{worker} declared table `{}` twice", table.name));
             }
             let parse = |rule: &PolicyOverride| -> Result<(), SpecError> {
-                rule.sync.as_ref().map(|sync| SyncPolicy::parse(&self.registry.consistency, sync)).transpose()?;
+                rule.sync
+                    .as_ref()
+                    .map(|sync| SyncPolicy::parse(&self.registry.consistency, sync))
+                    .transpose()?;
                 let optimizer = rule.optimizer.as_ref();
                 optimizer.map(|text| OptimizerPolicy::parse(&self.registry.optimizer, text)).transpose()?;
                 Ok(())
@@ -383,9 +418,10 @@ impl Coordinator {
             overrides: self.config.overrides.clone(),
             seed: self.config.seed,
         };
-        let sync = SyncPolicy::parse(&self.registry.consistency, &plan.policy_of(TableId(0), ServerId(0)).sync);
+        let sync =
+            SyncPolicy::parse(&self.registry.consistency, &plan.policy_of(TableId(0), ServerId(0)).sync);
         let sync = sync.expect("checked before the job started");
-        if !sync.overlap() {
+        if !sync.overlap {
             self.gate = Some(Gate::new(sync, self.workers.keys().copied(), plan.seed));
         }
         self.epoch = 1;
@@ -394,7 +430,7 @@ impl Coordinator {
         for member in self.workers.values_mut() {
             member.last_progress = now;
         }
-        self.to_shards(&message);
+        self.tell_shards(&message);
     }
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
@@ -434,7 +470,7 @@ impl Coordinator {
         for member in self.workers.values_mut().filter(|member| member.state == MemberState::Joining) {
             member.state = MemberState::Running;
         }
-        self.to_workers(&plan);
+        self.tell_workers(&plan);
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, report: WorkerReport) {
@@ -466,8 +502,8 @@ impl Coordinator {
             Control::SetSync { table, server, sync } => match self.check_set(&table, server, &sync) {
                 Ok(sentence) => {
                     let message = Control::SetSync { table, server, sync };
-                    self.to_shards(&message);
-                    self.to_workers(&message);
+                    self.tell_shards(&message);
+                    self.tell_workers(&message);
                     self.log(sentence.clone());
                     self.send(asker, &Control::Done(sentence));
                 }
@@ -488,8 +524,9 @@ impl Coordinator {
         let Some(plan) = &self.plan else {
             return Err(format!("the job has not started ({})", self.phase()));
         };
-        let policy = SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
-        if policy.overlap() != self.gate.is_none() {
+        let policy =
+            SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
+        if policy.overlap != self.gate.is_none() {
             return Err("`overlap` is fixed when the job starts".into());
         }
         let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();
@@ -500,15 +537,22 @@ impl Coordinator {
         if let Some(server) = server
             && server.0 >= self.config.servers
         {
-            return Err(format!("there is no {server}; the job has servers 0 to {}", self.config.servers - 1));
+            return Err(format!(
+                "there is no {server}; the job has servers 0 to {}",
+                self.config.servers - 1
+            ));
         }
         let place = server.map_or("all servers".into(), |server| server.to_string());
         Ok(format!("{matched} tables now use {policy} on {place}"))
     }
 
     fn query_status(&mut self, now: Time, asker: NodeId) {
-        let missing: BTreeSet<ShardId> =
-            self.shards.iter().filter(|(_, shard)| shard.connected && shard.ready).map(|(id, _)| *id).collect();
+        let missing: BTreeSet<ShardId> = self
+            .shards
+            .iter()
+            .filter(|(_, shard)| shard.connected && shard.ready)
+            .map(|(id, _)| *id)
+            .collect();
         for shard in &missing {
             self.send(NodeId::Shard(*shard), &Control::ReportRequest);
         }
@@ -539,7 +583,7 @@ impl Coordinator {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
         }
         let members = self.members();
-        self.to_shards(&members);
+        self.tell_shards(&members);
         if let Some(gate) = &mut self.gate {
             gate.remove(now, worker);
         }
@@ -554,7 +598,7 @@ impl Coordinator {
     fn end(&mut self, error: Option<String>) {
         if !self.over {
             self.over = true;
-            self.to_shards(&Control::Stop { error: error.clone() });
+            self.tell_shards(&Control::Stop { error: error.clone() });
             self.outputs.push_back(Output::Stop { error });
         }
     }
@@ -569,7 +613,7 @@ impl Coordinator {
             .collect();
         for name in reached {
             self.barriers.remove(&name);
-            self.to_workers(&Control::BarrierReached { name });
+            self.tell_workers(&Control::BarrierReached { name });
         }
     }
 
@@ -590,12 +634,12 @@ impl Coordinator {
         (self.started && alive).then(|| member.last_heard + grace)
     }
 
-    fn to_shards(&mut self, message: &Control) {
+    fn tell_shards(&mut self, message: &Control) {
         let shards: Vec<NodeId> = self.shards.keys().map(|id| NodeId::Shard(*id)).collect();
         shards.into_iter().for_each(|to| self.send(to, message));
     }
 
-    fn to_workers(&mut self, message: &Control) {
+    fn tell_workers(&mut self, message: &Control) {
         let workers: Vec<NodeId> = self.live().map(NodeId::Worker).collect();
         workers.into_iter().for_each(|to| self.send(to, message));
     }

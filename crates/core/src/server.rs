@@ -56,6 +56,7 @@ pub struct Shard {
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
     next_report: Time,
+    stopped: bool,
     outputs: VecDeque<Output>,
     bytes_pushed: u64,
     bytes_pulled: u64,
@@ -87,6 +88,7 @@ impl Shard {
             next_token: 0,
             timers: BTreeSet::new(),
             next_report: now,
+            stopped: false,
             outputs: VecDeque::new(),
             bytes_pushed: 0,
             bytes_pulled: 0,
@@ -103,7 +105,12 @@ impl Shard {
     pub fn report(&self, now: Time) -> Option<ShardReport> {
         Some(ShardReport {
             shard: self.id?,
-            tables: self.tables.iter().filter(|table| table.elements() > 0).map(|table| table.report(now)).collect(),
+            tables: self
+                .tables
+                .iter()
+                .filter(|table| table.elements() > 0)
+                .map(|table| table.report(now))
+                .collect(),
             bytes_pushed: self.bytes_pushed,
             bytes_pulled: self.bytes_pulled,
             nonfinite: self.tables.iter().map(|table| table.nonfinite).sum(),
@@ -154,7 +161,8 @@ impl Shard {
             return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
         }
         if header.epoch != plan.epoch {
-            let message = format!("the frame is of placement epoch {}, the job is in {}", header.epoch, plan.epoch);
+            let message =
+                format!("the frame is of placement epoch {}, the job is in {}", header.epoch, plan.epoch);
             return fault(Cause::StaleEpoch, message);
         }
         let table = header.table.0 as usize;
@@ -341,7 +349,7 @@ impl Shard {
             Control::Members { workers, .. } => self.take_members(now, &workers),
             Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
             Control::ReportRequest => self.send_report(now),
-            Control::Stop { error } => self.outputs.push_back(Output::Stop { error }),
+            Control::Stop { error } => self.stop(error),
             other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
         }
     }
@@ -350,17 +358,19 @@ impl Shard {
         let Some(id) = self.id else { return };
         if self.plan.is_some() {
             // Sent again after a broken connection; the first one stands.
-            return self.to_coordinator(&Control::Ready);
+            return self.tell_coordinator(&Control::Ready);
         }
         if !plan.is_consistent() {
-            let error = Some("the coordinator's plan does not fit itself; use the same release everywhere".into());
-            return self.outputs.push_back(Output::Stop { error });
+            let error =
+                Some("the coordinator's plan does not fit itself; use the same release everywhere".into());
+            return self.stop(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.members = plan.workers.iter().copied().collect();
         self.tables.clear();
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
-            let own = (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
+            let own =
+                (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
             let policy = plan.policy_of(TableId(number as u32), id.server);
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
@@ -369,12 +379,12 @@ impl Shard {
                 Ok(part) => self.tables.push(part),
                 Err(error) => {
                     let error = Some(format!("table `{}`: {error}", spec.name));
-                    return self.outputs.push_back(Output::Stop { error });
+                    return self.stop(error);
                 }
             }
         }
         self.plan = Some(plan);
-        self.to_coordinator(&Control::Ready);
+        self.tell_coordinator(&Control::Ready);
     }
 
     fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
@@ -411,14 +421,19 @@ impl Shard {
         self.send_report(now);
     }
 
+    fn stop(&mut self, error: Option<String>) {
+        self.stopped = true;
+        self.outputs.push_back(Output::Stop { error });
+    }
+
     fn send_report(&mut self, now: Time) {
         self.next_report = now + limits::HEARTBEAT_EVERY;
         if let Some(report) = self.report(now) {
-            self.to_coordinator(&Control::ShardReport(Box::new(report)));
+            self.tell_coordinator(&Control::ShardReport(Box::new(report)));
         }
     }
 
-    fn to_coordinator(&mut self, message: &Control) {
+    fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
     }
@@ -428,7 +443,10 @@ impl Role for Shard {
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         if hello.job != self.config.job {
-            return refuse(format!("this server serves job `{}`, not `{}`", self.config.job, hello.job), false);
+            return refuse(
+                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
+                false,
+            );
         }
         let Party::Worker { rank: Some(worker) } = hello.from else {
             return refuse("a server's data address takes workers only; use the job's URL".into(), false);
@@ -459,14 +477,12 @@ impl Role for Shard {
         if let NodeId::Shard(id) = welcome.you {
             self.id = Some(id);
         }
-        self.to_coordinator(&Control::Register { address: self.config.address.clone() });
+        self.tell_coordinator(&Control::Register { address: self.config.address.clone() });
     }
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
         match peer {
-            NodeId::Coordinator if why.is_final() => {
-                self.outputs.push_back(Output::Stop { error: Some(why.to_string()) });
-            }
+            NodeId::Coordinator if why.is_final() => self.stop(Some(why.to_string())),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
             NodeId::Worker(worker) => {
                 self.pulls.retain(|_, pull| pull.worker != worker);
@@ -485,14 +501,19 @@ impl Role for Shard {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
             },
-            (from, kind) => self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}"))),
+            (from, kind) => {
+                self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
+            }
         }
     }
 
     fn handle_timeout(&mut self, now: Time) {
+        if self.stopped {
+            return;
+        }
         self.outputs.extend(self.coordinator.poll(now));
         if let Some(sentence) = self.coordinator.overdue(now) {
-            self.outputs.push_back(Output::Stop { error: Some(sentence) });
+            self.stop(Some(sentence));
         }
         while let Some(&(at, table)) = self.timers.first()
             && at <= now
@@ -506,6 +527,9 @@ impl Role for Shard {
     }
 
     fn next_timeout(&self) -> Option<Time> {
+        if self.stopped {
+            return None;
+        }
         let report = self.coordinator.is_up().then_some(self.next_report);
         let timer = self.timers.first().map(|(at, _)| *at);
         [self.coordinator.next_timeout(), report, timer].into_iter().flatten().min()

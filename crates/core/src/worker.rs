@@ -287,12 +287,18 @@ impl Worker {
     }
 
     /// Asks for a table's parameters, or for some of its rows.
-    pub fn pull(&mut self, now: Time, table: TableId, options: PullOptions<'_>) -> Result<Ticket, WorkerError> {
+    pub fn pull(
+        &mut self,
+        now: Time,
+        table: TableId,
+        options: PullOptions<'_>,
+    ) -> Result<Ticket, WorkerError> {
         self.check_started()?;
         let index = self.table_index(table)?;
         let local = &self.tables[index];
         if local.spec.rows != options.rows.is_some() && !options.now {
-            let sentence = if local.spec.rows { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
+            let sentence =
+                if local.spec.rows { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
             return Err(WorkerError::Order(format!("table `{}` {sentence}", local.spec.name)));
         }
         let clock = if local.pushed == Some(self.clock) { self.clock + 1 } else { self.clock };
@@ -303,9 +309,15 @@ impl Worker {
         };
         let elements: usize = per_shard.iter().map(|(_, rows)| rows.len()).sum::<usize>() * local.row_width();
         let partial = local.partial.is_some() && !options.now && options.rows.is_none();
-        let (what, sparse) = (format!("the pull of table `{}` after clock {clock}", local.spec.name), local.spec.rows);
+        let (what, sparse) =
+            (format!("the pull of table `{}` after clock {clock}", local.spec.name), local.spec.rows);
         let requests: Vec<_> = match sparse {
-            true => per_shard.iter().flat_map(|(shard, rows)| rows.chunks(ROWS_PER_PULL).map(|rows| (*shard, Some(rows.to_vec())))).collect(),
+            true => per_shard
+                .iter()
+                .flat_map(|(shard, rows)| {
+                    rows.chunks(ROWS_PER_PULL).map(|rows| (*shard, Some(rows.to_vec())))
+                })
+                .collect(),
             false => per_shard.iter().map(|(shard, _)| (*shard, None)).collect(),
         };
         let ticket = self.ticket(now, what, 0, requests.len());
@@ -336,7 +348,7 @@ impl Worker {
         self.check_started()?;
         let ticket = self.ticket(now, format!("barrier `{name}`"), 0, 1);
         self.barriers.insert(name.to_owned(), ticket);
-        self.to_coordinator(&Control::Barrier { name: name.to_owned() });
+        self.tell_coordinator(&Control::Barrier { name: name.to_owned() });
         Ok(ticket)
     }
 
@@ -345,7 +357,7 @@ impl Worker {
         self.check_alive()?;
         let ticket = self.ticket(now, "the job's status", 0, 1);
         self.status_tickets.push(ticket);
-        self.to_coordinator(&Control::StatusQuery);
+        self.tell_coordinator(&Control::StatusQuery);
         Ok(ticket)
     }
 
@@ -353,7 +365,7 @@ impl Worker {
     pub fn leave(&mut self, now: Time) -> Ticket {
         let ticket = self.ticket(now, "the coordinator to note that this worker leaves", 0, 1);
         self.leaving = Some(ticket);
-        self.to_coordinator(&Control::Leave);
+        self.tell_coordinator(&Control::Leave);
         ticket
     }
 
@@ -388,7 +400,9 @@ impl Worker {
             .filter(|request| request.ticket == ticket)
             .map(|request| match self.links[&request.shard].is_up() {
                 true => format!("{} has not answered", request.shard),
-                false => format!("{} at {} is not connected", request.shard, self.links[&request.shard].address()),
+                false => {
+                    format!("{} at {} is not connected", request.shard, self.links[&request.shard].address())
+                }
             })
             .take(4)
             .collect();
@@ -505,7 +519,7 @@ impl Worker {
         let taken = match self.tickets.get_mut(&ticket) {
             _ if is_late => Ok(()),
             Some(pending) => request.take_params(local, header, payload, &mut pending.rows),
-            None => request.take_params(local, header, payload, &mut Vec::new()),
+            None => request.take_params(local, header, payload, &mut []),
         };
         if let Err(error) = taken {
             if let Some(pending) = self.tickets.get_mut(&ticket) {
@@ -581,14 +595,15 @@ impl Worker {
             let sentence = "the coordinator's plan does not fit this worker's tables".into();
             return self.fail(WorkerError::Table(sentence));
         }
-        let chunks = crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks =
+            crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
             let server = chunks[0].shard.server;
             let policy = plan.policy_of(TableId(number as u32), server);
             match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
                 Ok(sync) => {
-                    self.overlap &= sync.overlap();
-                    table.plan(chunks, policy.nonfinite, sync.model().partial_pull());
+                    self.overlap &= sync.overlap;
+                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull());
                 }
                 Err(error) => return self.fail(WorkerError::Table(error.to_string())),
             }
@@ -639,23 +654,23 @@ impl Worker {
             && self.unacknowledged.keys().next().is_none_or(|&oldest| oldest > clock)
         {
             self.unreported.pop_front();
-            self.to_coordinator(&Control::Pushed { clock });
+            self.tell_coordinator(&Control::Pushed { clock });
         }
     }
 
     fn set_sync(&mut self, glob: &str, sync: &str) {
         let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, sync) else { return };
         let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
-        matched.for_each(|table| table.partial = policy.model().partial_pull());
+        matched.for_each(|table| table.partial = policy.model.partial_pull());
         self.gate.set_blocks(&self.tables);
     }
 
     fn send_declaration(&mut self) {
         let tables = self.tables.iter().map(|table| table.spec.clone()).collect();
-        self.to_coordinator(&Control::Declare { tables });
+        self.tell_coordinator(&Control::Declare { tables });
     }
 
-    fn to_coordinator(&mut self, message: &Control) {
+    fn tell_coordinator(&mut self, message: &Control) {
         self.outputs
             .push_back(Output::Send { to: NodeId::Coordinator, frame: frame(Kind::Control, message) });
     }
@@ -759,7 +774,9 @@ impl Role for Worker {
                 Ok(fault) => self.fail(WorkerError::Refused { cause: fault.cause, message: fault.message }),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
             },
-            (from, kind) => self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}"))),
+            (from, kind) => {
+                self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
+            }
         }
     }
 
@@ -778,10 +795,10 @@ impl Role for Worker {
         }
         if self.coordinator.is_up() && self.next_report <= now {
             self.next_report = now + limits::HEARTBEAT_EVERY;
-            let oldest = self.tickets.iter().filter(|(_, pending)| pending.acks + pending.answers > 0).next();
+            let oldest = self.tickets.iter().find(|(_, pending)| pending.acks + pending.answers > 0);
             self.report.waiting = oldest.map(|(ticket, _)| self.explain(now, *ticket));
             let report = self.report.clone();
-            self.to_coordinator(&Control::WorkerReport(report));
+            self.tell_coordinator(&Control::WorkerReport(report));
         }
     }
 
@@ -819,20 +836,20 @@ impl Worker {
         }
         let names: Vec<String> = self.barriers.keys().cloned().collect();
         for name in names {
-            self.to_coordinator(&Control::Barrier { name });
+            self.tell_coordinator(&Control::Barrier { name });
         }
         if !self.status_tickets.is_empty() {
-            self.to_coordinator(&Control::StatusQuery);
+            self.tell_coordinator(&Control::StatusQuery);
         }
         if let Some(clock) = self.clock.checked_sub(1)
             && !self.overlap
             && self.gone < Some(clock)
             && self.unreported.is_empty()
         {
-            self.to_coordinator(&Control::Pushed { clock });
+            self.tell_coordinator(&Control::Pushed { clock });
         }
         if self.leaving.is_some() {
-            self.to_coordinator(&Control::Leave);
+            self.tell_coordinator(&Control::Leave);
         }
     }
 }

@@ -1,1 +1,4 @@
 //! Simulator.
+
+pub mod models;
+pub mod reproduce;

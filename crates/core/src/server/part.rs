@@ -183,7 +183,7 @@ impl TablePart {
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy) {
-        let flush = sync.model().apply() == Apply::OnArrival;
+        let flush = sync.model.apply() == Apply::OnArrival;
         self.policy.sync = sync.to_string();
         self.controller.set_policy(now, sync);
         if flush {
@@ -195,7 +195,8 @@ impl TablePart {
         for incoming in self.incoming.values_mut() {
             // A push that is half here goes on under the new model from its next frame.
             if let Admit::Round(_) | Admit::Now = incoming.admit {
-                incoming.admit = if flush { Admit::Now } else { Admit::Round(self.controller.state().v_train()) };
+                incoming.admit =
+                    if flush { Admit::Now } else { Admit::Round(self.controller.state().v_train()) };
             }
         }
     }
@@ -234,7 +235,7 @@ impl TablePart {
 
     /// Reads the row numbers of a pull; all of them must be on this shard.
     pub(super) fn check_rows(&self, payload: &[u8]) -> Result<Vec<u32>, Fault> {
-        if !self.spec.rows || payload.len() % 4 != 0 {
+        if !self.spec.rows || !payload.len().is_multiple_of(4) {
             return Err(self.shape_fault(format!("a pull of single rows in {} bytes", payload.len())));
         }
         let rows: Vec<u32> = payload
@@ -252,7 +253,9 @@ impl TablePart {
         let mut bytes = Vec::with_capacity(rows.len() * self.width * 4);
         for &row in rows {
             let start = self.row_start(row).expect("checked when the pull arrived");
-            bytes.extend_from_slice(bytemuck::cast_slice(&self.parameters.as_slice()[start..start + self.width]));
+            bytes.extend_from_slice(bytemuck::cast_slice(
+                &self.parameters.as_slice()[start..start + self.width],
+            ));
         }
         bytes
     }
@@ -319,8 +322,14 @@ impl TablePart {
             }
             Admit::Now | Admit::Round(_) | Admit::Late => {}
         }
-        let incoming =
-            Incoming { clock, admit, next_part: 0, refused: false, squared_norm: 0.0, staged: Staged::default() };
+        let incoming = Incoming {
+            clock,
+            admit,
+            next_part: 0,
+            refused: false,
+            squared_norm: 0.0,
+            staged: Staged::default(),
+        };
         self.incoming.insert(worker, incoming);
         Ok(admit)
     }
@@ -373,7 +382,9 @@ impl TablePart {
                 kernels::clip_non_finite(&mut clipped);
                 let piece = match piece {
                     Piece::Dense { start, .. } => Piece::Dense { start, values: &clipped },
-                    Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values: &clipped },
+                    Piece::Rows { start, rows, width, .. } => {
+                        Piece::Rows { start, rows, width, values: &clipped }
+                    }
                 };
                 self.put_piece(worker, admit, chunk, piece)
             }
@@ -388,7 +399,7 @@ impl TablePart {
         piece: Piece<'_>,
     ) -> Result<(), Fault> {
         let incoming = self.incoming.get_mut(&worker).expect("a piece belongs to a push under way");
-        if self.controller.policy().model().wants_significance() {
+        if self.controller.policy().model.wants_significance() {
             incoming.squared_norm += kernels::squared_norm(piece.values());
         }
         match admit {
@@ -427,17 +438,18 @@ impl TablePart {
         let significance = self
             .controller
             .policy()
-            .model()
+            .model
             .wants_significance()
             .then(|| incoming.squared_norm.sqrt() / parameter_norm().max(f64::MIN_POSITIVE));
         if incoming.admit == Admit::Now && self.optimizer.needs_norms() {
-            let squared: f64 = incoming.staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum();
-            let parameter_norm = parameter_norm() as f32;
+            let squared: f64 =
+                incoming.staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum();
+            let parameter_norm = parameter_norm();
             for chunk in &mut self.chunks {
                 chunk.steps += 1;
             }
             let steps = self.chunks.first().map_or(1, |chunk| chunk.steps);
-            let input = self.arrival_input(steps, parameter_norm, squared.sqrt() as f32);
+            let input = self.arrival_input(steps, parameter_norm, squared.sqrt());
             for (start, values) in incoming.staged.ranges() {
                 self.step_range(&input, start, values);
             }
@@ -445,7 +457,7 @@ impl TablePart {
         self.controller.push(now, worker, incoming.clock, incoming.admit, significance);
     }
 
-    fn arrival_input(&self, t: u64, parameter_norm: f32, gradient_norm: f32) -> StepInput {
+    fn arrival_input(&self, t: u64, parameter_norm: f64, gradient_norm: f64) -> StepInput {
         let scale = match self.policy.reduce {
             Reduce::Mean => 1.0 / self.controller.state().n().max(1) as f32,
             Reduce::Sum => 1.0,
@@ -468,9 +480,9 @@ impl TablePart {
         }
         let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
         if self.optimizer.needs_norms() {
-            parameter_norm = kernels::squared_norm(self.parameters.as_slice()).sqrt() as f32;
+            parameter_norm = kernels::squared_norm(self.parameters.as_slice()).sqrt();
             let squared = |(unit, _)| kernels::squared_norm(round.sum(units.range(unit)));
-            gradient_norm = round.touched().map(squared).sum::<f64>().sqrt() as f32;
+            gradient_norm = round.touched().map(squared).sum::<f64>().sqrt();
         }
         for (unit, count) in round.touched() {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
@@ -479,10 +491,18 @@ impl TablePart {
                 Reduce::Mean => 1.0 / divisor.max(1) as f32,
                 Reduce::Sum => 1.0,
             };
-            let input = StepInput { version: clock, t: steps, scale, lr_factor, parameter_norm, gradient_norm };
+            let input =
+                StepInput { version: clock, t: steps, scale, lr_factor, parameter_norm, gradient_norm };
             let range = units.range(unit);
             let start = range.start;
-            step_slices(&self.optimizer, &input, &mut self.parameters, &mut self.slots, start, round.sum(range));
+            step_slices(
+                &self.optimizer,
+                &input,
+                &mut self.parameters,
+                &mut self.slots,
+                start,
+                round.sum(range),
+            );
         }
     }
 
@@ -580,5 +600,5 @@ fn step_slices(
     for (view, slot) in views.iter_mut().zip(slots) {
         *view = &mut slot.as_mut_slice()[range.clone()];
     }
-    optimizer.step(input, &mut parameters.as_mut_slice()[range], gradient, &mut views[..count]);
+    optimizer.step(*input, &mut parameters.as_mut_slice()[range], gradient, &mut views[..count]);
 }

@@ -149,7 +149,11 @@ impl Plan {
         shards_dense
             && self.chunk_elements > 0
             && self.tables.len() == self.parts.len()
-            && self.tables.iter().zip(&self.parts).all(|(spec, parts)| spec.check().is_ok() && covers(spec, parts))
+            && self
+                .tables
+                .iter()
+                .zip(&self.parts)
+                .all(|(spec, parts)| spec.check().is_ok() && covers(spec, parts))
     }
 }
 
@@ -215,7 +219,8 @@ mod tests {
 
     #[test]
     fn messages_survive_the_wire() {
-        let message = Control::SetSync { table: "*".into(), server: Some(ServerId(1)), sync: "ssp:s=3".into() };
+        let message =
+            Control::SetSync { table: "*".into(), server: Some(ServerId(1)), sync: "ssp:s=3".into() };
         let frame = frame(Kind::Control, &message);
         let Body::Bytes(bytes) = frame.body else { panic!("a control frame carries bytes") };
         assert_eq!(bytes.len(), frame.header.payload_bytes as usize);

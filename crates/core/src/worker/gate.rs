@@ -55,7 +55,8 @@ impl PullGate {
     pub(super) fn is_open(&self, now: Time, clock: Clock) -> bool {
         clock < self.clock
             || (clock == self.clock
-                && (self.arrived >= self.blocks || self.enough_since.is_some_and(|since| now >= since + self.tau2)))
+                && (self.arrived >= self.blocks
+                    || self.enough_since.is_some_and(|since| now >= since + self.tau2)))
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {

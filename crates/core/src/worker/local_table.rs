@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// Gradient buffers kept for the next push.
 const SPARE_BUFFERS: usize = 2;
 
+/// Rows that one shard holds, each with its place in what the application asked for.
+pub(super) type ShardRows = (ShardId, Vec<(u32, u32)>);
+
 #[derive(Debug)]
 pub(super) struct LocalTable {
     pub(super) spec: TableSpec,
@@ -112,7 +115,7 @@ impl LocalTable {
 
     /// Cuts ascending rows by the shard that holds them; every row with its place in `rows`. Shards with none are
     /// left out.
-    pub(super) fn rows_by_shard(&self, rows: &[u32]) -> Result<Vec<(ShardId, Vec<(u32, u32)>)>, WorkerError> {
+    pub(super) fn rows_by_shard(&self, rows: &[u32]) -> Result<Vec<ShardRows>, WorkerError> {
         self.check_rows(rows)?;
         let mut by_shard: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
         for (place, &row) in (0..).zip(rows) {
@@ -121,7 +124,7 @@ impl LocalTable {
         Ok(by_shard.into_iter().collect())
     }
 
-    pub(super) fn all_rows_by_shard(&self) -> Vec<(ShardId, Vec<(u32, u32)>)> {
+    pub(super) fn all_rows_by_shard(&self) -> Vec<ShardRows> {
         let rows: Vec<u32> = (0..self.spec.shape[0] as u32).collect();
         self.rows_by_shard(&rows).expect("all rows are rows")
     }

@@ -142,7 +142,7 @@ impl Request {
         table: &mut LocalTable,
         header: &Header,
         payload: &[u8],
-        result: &mut Vec<f32>,
+        result: &mut [f32],
     ) -> Result<(), WorkerError> {
         let unexpected = |table: &LocalTable| WorkerError::Shape {
             table: table.spec.name.clone(),
@@ -165,7 +165,9 @@ impl Request {
             return Ok(());
         }
         match table.chunk(header.chunk) {
-            Some(chunk) if chunk.len as usize == values.len() && chunk.shard == self.shard && !table.spec.rows => {
+            Some(chunk)
+                if chunk.len as usize == values.len() && chunk.shard == self.shard && !table.spec.rows =>
+            {
                 let start = chunk.start as usize;
                 table.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
                 Ok(())
@@ -194,7 +196,13 @@ fn dense_frames(mut header: Header, shard: ShardId, buffer: u64, table: &LocalTa
 
 /// One frame for every chunk that has some of the rows; one empty frame when the shard has none of them, since the
 /// push counts for the worker's progress there too.
-fn row_frames(mut header: Header, shard: ShardId, rows: &[u32], values: &[f32], table: &LocalTable) -> Vec<Frame> {
+fn row_frames(
+    mut header: Header,
+    shard: ShardId,
+    rows: &[u32],
+    values: &[f32],
+    table: &LocalTable,
+) -> Vec<Frame> {
     let width = table.row_width();
     header.flags = header.flags.with(Flags::ROWS);
     let mut frames: Vec<Frame> = Vec::new();
