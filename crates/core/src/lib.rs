@@ -9,6 +9,7 @@
 
 pub mod consistency;
 pub mod coordinator;
+pub mod fault;
 pub mod kernels;
 pub mod limits;
 pub mod link;
