@@ -7,6 +7,7 @@ use crate::duration::Span;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
 use paramill_core::consistency::SyncPolicy;
+use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
@@ -167,6 +168,7 @@ impl JobPlan {
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
         self.workload_config(0).check()?;
+        FaultPlan::parse(&self.inject)?;
         check_sync(&policy.table.sync, registry)?;
         check_optimizer(&policy.table.optimizer, registry)?;
         registry.placement.build(&Spec::parse(&policy.placement)?)?;
@@ -311,6 +313,7 @@ mod tests {
             ("[[override]]\ntable = \"w\"\nserver = 2\nsync = \"asp\"", "server = 2: expected 0 to 1"),
             ("[[override]]\ntable = \"w\"\nsync = \"x\"", "unknown consistency model `x`"),
             ("seed = -1", "expected u64"),
+            ("inject = [\"worker=1:sleepy\"]", "fault `worker=1:sleepy`"),
         ] {
             let message = error(file);
             assert!(message.contains(expected), "{file}:\n{message}");

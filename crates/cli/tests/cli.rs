@@ -162,6 +162,7 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--order", "any"], "[possible values: arrival, ranked]"),
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),
+        (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
         (vec!["--config", "no-such-file.toml"], "error: cannot read the config file no-such-file.toml"),
     ] {
         let message = refusal(&[&["config"], arguments.as_slice()].concat());
