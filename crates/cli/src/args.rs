@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, max_term_width = 100, after_help = TOP_EXAMPLES)]
+#[command(version, max_term_width = 100, after_help = TOP_EXAMPLES)]
 pub(crate) struct Args {
     /// Print the result as one JSON object on stdout.
     #[arg(long, global = true, display_order = 1000)]
@@ -26,7 +26,7 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   paramill train                            the MLP on made data: 4 workers, 2 servers, one process
   paramill train lr --sync ssp:s=3 --processes
-  paramill components                       what can be written after --sync, --placement, --optimizer
+  paramill components                       every name that --sync, --placement, --optimizer take
   paramill doctor                           what this machine can do, and what is in the way";
 
 /// One command each; `paramill COMMAND --help` teaches it by example.
@@ -61,7 +61,7 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Draw the loss over time as SVG.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", help_heading = None)]
     pub(crate) plot: Option<PathBuf>,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A job in TOML; other options win over it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = None)]
     pub(crate) config: Option<PathBuf>,
 }
 

@@ -3,6 +3,7 @@
 mod components;
 mod config;
 mod doctor;
+mod reproduce;
 
 use crate::args::Command;
 use crate::failure::Failure;
@@ -15,6 +16,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
+        Command::Reproduce(args) => reproduce::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
         _ => Err(Failure::Run(anyhow::anyhow!("this command is not part of this build yet"))),
     }

@@ -7,6 +7,7 @@ mod failure;
 mod interrupt;
 mod output;
 mod plan;
+mod plot;
 
 use clap::Parser;
 use output::Output;

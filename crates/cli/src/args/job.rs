@@ -42,7 +42,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,
     /// Run every worker and server as a process of its own, over loopback TCP.
-    #[arg(long, help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_possible_values = true)]
     pub(crate) processes: Option<bool>,
     /// Give up on a wait that lasts longer, and name who is waited for [default: 1m].
     #[arg(long, value_name = "TIME", help_heading = "Cluster")]
@@ -54,7 +54,7 @@ pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A job in TOML; options win over it. Policies of single tables are its [[override]] entries.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = None)]
     pub(crate) config: Option<PathBuf>,
 }
 

@@ -29,6 +29,9 @@ pub(super) struct WorkloadLayer {
     pub(super) epochs: Option<u64>,
     pub(super) batch: Option<usize>,
     pub(super) examples: Option<usize>,
+    pub(super) hidden: Option<usize>,
+    pub(super) factors: Option<usize>,
+    pub(super) l2: Option<f32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -79,6 +82,10 @@ impl Layer {
                 epochs: args.epochs,
                 batch: args.batch,
                 examples: args.examples,
+                // Rarely changed: only a file says these.
+                hidden: None,
+                factors: None,
+                l2: None,
             },
             cluster: ClusterLayer {
                 workers: args.workers,
@@ -112,6 +119,9 @@ impl Layer {
                 epochs: workload.epochs.or(below.workload.epochs),
                 batch: workload.batch.or(below.workload.batch),
                 examples: workload.examples.or(below.workload.examples),
+                hidden: workload.hidden.or(below.workload.hidden),
+                factors: workload.factors.or(below.workload.factors),
+                l2: workload.l2.or(below.workload.l2),
             },
             cluster: ClusterLayer {
                 workers: cluster.workers.or(below.cluster.workers),
