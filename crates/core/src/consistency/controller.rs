@@ -183,7 +183,9 @@ impl Controller {
         }
     }
 
-    /// A gradient's bytes are where `admit` said (or dropped). Counts it.
+    /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
+    /// pieces asks `admit` again with the last one: its round may have closed meanwhile. If it is counted for a closed
+    /// round all the same, it counts in the open one.
     pub fn push(
         &mut self,
         now: Time,
@@ -305,6 +307,7 @@ impl Controller {
     /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten.
     pub fn remove_worker(&mut self, _now: Time, worker: WorkerId) {
         self.cancel(worker);
+        self.last_dpr.remove(&worker);
         if let Some(pushed) = self.state.leave(worker).and_then(|left| left.pushed()) {
             self.departed.insert(worker, pushed);
         }
@@ -312,7 +315,7 @@ impl Controller {
 
     /// When [`Controller::advance`] should be called though nothing happened.
     pub fn next_timeout(&self) -> Option<Time> {
-        match (self.closing_since, self.policy.model.closes(&self.state)) {
+        match (self.closing_since, self.closes()) {
             (Some(since), Close::After(tau)) => Some(since + tau),
             _ => None,
         }
@@ -344,18 +347,21 @@ impl Controller {
         Admit::Round(round.min(v_train + limits::MAX_ROUNDS_AHEAD))
     }
 
-    fn round_is_over(&mut self, now: Time) -> bool {
-        if self.state.n() == 0 {
-            return false;
-        }
-        if self.state.count() == self.state.n() {
-            return true;
-        }
+    /// The model's word on the open round, unless it is clear without.
+    fn closes(&self) -> Close {
+        let (n, count) = (self.state.n(), self.state.count());
         // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
-        if self.state.count() == 0 && self.state.contributions() == 0 {
-            return false;
+        if n == 0 || (count == 0 && self.state.contributions() == 0) {
+            Close::No
+        } else if count == n {
+            Close::Now
+        } else {
+            self.policy.model.closes(&self.state)
         }
-        match self.policy.model.closes(&self.state) {
+    }
+
+    fn round_is_over(&mut self, now: Time) -> bool {
+        match self.closes() {
             Close::Now => true,
             Close::No => {
                 self.closing_since = None;
