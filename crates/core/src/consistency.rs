@@ -77,7 +77,8 @@ pub trait Consistency: Send + Debug {
         None
     }
 
-    /// What the learning rate of a round's step is multiplied with. MUST be exactly 1 when all `n` contributed once.
+    /// What the learning rate of a round's step is multiplied with. `n` is the number of live workers and of those that
+    /// pushed this round and left since. MUST be exactly 1 when all `n` contributed once.
     fn lr_factor(&self, _contributions: u32, _n: u32) -> f32 {
         1.0
     }

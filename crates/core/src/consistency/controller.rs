@@ -108,8 +108,8 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` does not hold with progress = {}, v_train = {}; answered at version {}; {} is slowest with progress {}",
-            self.condition, self.progress, self.v_train, self.until, self.slowest, self.slowest_progress
+            "`{}` did not hold for progress {}; waits for version {}, now {}; {} is slowest at progress {}",
+            self.condition, self.progress, self.until, self.v_train, self.slowest, self.slowest_progress
         )
     }
 }
@@ -226,7 +226,9 @@ impl Controller {
         }
         let closed = self.state.v_train();
         let contributions = self.state.contributions();
-        let lr_factor = self.policy.model.lr_factor(contributions, self.state.n());
+        // Who pushed this round and left since is one of those that it is made of.
+        let left = self.departed.values().filter(|&&pushed| pushed >= closed).count() as u32;
+        let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
         self.state.close_round();
         self.closing_since = None;
         self.stats.advances += 1;
@@ -264,7 +266,7 @@ impl Controller {
         let due = self.released.pop_front()?;
         let staleness = self.answered(due.at, due.worker, due.progress);
         self.stats.released += 1;
-        self.stats.waited = self.stats.waited.saturating_add(due.at.since(due.since));
+        self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
         Some(Released { worker: due.worker, token: due.token, staleness })
     }
 
