@@ -11,7 +11,7 @@ fn parse(text: &str) -> Result<SyncPolicy, SpecError> {
 
 /// The example with one parameter set, replaced where it is given.
 fn with(entry: &Entry<dyn Consistency>, name: &str, value: &str) -> String {
-    let mut spec = Spec::parse(entry.example).unwrap();
+    let mut spec = Spec::parse(entry.example).expect("an example can be read");
     spec.take(name);
     spec.params.push((name.into(), value.into()));
     spec.to_string()

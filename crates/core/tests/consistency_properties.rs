@@ -259,7 +259,7 @@ impl World {
 }
 
 fn parse(policy: &str) -> SyncPolicy {
-    SyncPolicy::parse(&axis(), policy).unwrap()
+    SyncPolicy::parse(&axis(), policy).expect("a policy of this file")
 }
 
 proptest! {
@@ -296,7 +296,7 @@ proptest! {
         prop_assert_eq!(outcome(), outcome());
     }
 
-    /// MISSION: with c = N and b = 100% PSP is exactly synchronous SGD.
+    /// With c = N and b = 100% PSP-SGD is exactly synchronous SGD.
     #[test]
     fn psp_of_all_is_bsp(turns in proptest::collection::vec((0..4u32, 0..40u8), 1..200), tau1 in 0..3u32) {
         let (bsp, psp) = (history("bsp", &turns), history(&format!("psp:c=4,b=1,tau1={tau1}"), &turns));

@@ -78,5 +78,5 @@ fn regenerate() -> bool {
 
 #[expect(clippy::disallowed_methods, reason = "rewriting expectations is asked for explicitly")]
 fn write(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
+    fs::write(path, text).expect("the script can be written");
 }

@@ -424,3 +424,86 @@ impl Controller {
 fn skip_limit(v_train: Clock, progress: i64) -> Clock {
     v_train.max(Clock::try_from(progress).unwrap_or(0)).saturating_add(limits::MAX_CLOCK_SKIP)
 }
+
+// Decisions in sequence are told by the scripts in `tests/consistency`; here is what a script cannot say.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::axis;
+
+    fn controller(policy: &str, workers: u32) -> Controller {
+        Controller::new(SyncPolicy::parse(&axis(), policy).unwrap(), (0..workers).map(WorkerId), 1)
+    }
+
+    fn push(controller: &mut Controller, rank: u32, clock: Clock) {
+        let admit = controller.admit(WorkerId(rank), clock);
+        controller.push(Time::ZERO, WorkerId(rank), clock, admit, None);
+    }
+
+    #[test]
+    fn two_copies_admitted_before_either_is_counted_count_once() {
+        let mut controller = controller("bsp", 2);
+        let admits = [controller.admit(WorkerId(0), 0), controller.admit(WorkerId(0), 0)];
+        assert_eq!(admits, [Admit::Round(0); 2]);
+        for admit in admits {
+            controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        }
+        assert_eq!(controller.state().contributions(), 1);
+        assert_eq!((controller.stats().pushes, controller.stats().duplicates), (1, 1));
+    }
+
+    #[test]
+    fn a_gradient_counted_for_a_closed_round_counts_in_the_open_one() {
+        let mut controller = controller("drop:n=1", 2);
+        let admit = controller.admit(WorkerId(0), 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        assert_eq!(controller.admit(WorkerId(0), 0), Admit::Late);
+        controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        assert_eq!((controller.state().v_train(), controller.state().contributions()), (1, 1));
+    }
+
+    #[test]
+    fn staleness_is_that_of_the_version_when_the_answer_leaves() {
+        let mut controller = controller("pssp:s=0,c=1,exec=soft", 2);
+        for clock in 0..3 {
+            push(&mut controller, 0, clock);
+        }
+        assert_eq!(controller.pull(Time::ZERO, WorkerId(0), 3, 7), PullOutcome::Wait);
+        for clock in 0..2 {
+            push(&mut controller, 1, clock);
+            assert!(controller.advance(Time::ZERO).is_some());
+        }
+        let released = Released { worker: WorkerId(0), token: 7, staleness: 1 };
+        assert_eq!((controller.poll_released(), controller.poll_released()), (Some(released), None));
+    }
+
+    #[test]
+    fn several_pulls_of_one_clock_are_one_delayed_pull_and_all_are_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        for token in [3, 1, 1] {
+            assert_eq!(controller.pull(Time(5), WorkerId(0), 1, token), PullOutcome::Wait);
+        }
+        assert_eq!((controller.stats().dprs, controller.waiting().count()), (1, 2));
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time(9)).is_some());
+        let mut tokens = Vec::new();
+        while let Some(released) = controller.poll_released() {
+            tokens.push(released.token);
+        }
+        assert_eq!(tokens, [1, 3]);
+        assert_eq!(controller.stats().waited_ns, 8);
+    }
+
+    #[test]
+    fn who_disconnects_between_release_and_answer_is_not_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        controller.pull(Time::ZERO, WorkerId(0), 1, 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        controller.cancel(WorkerId(0));
+        assert_eq!(controller.poll_released(), None);
+    }
+}
