@@ -1,0 +1,25 @@
+use crate::rule::{FrameView, Rule, Verdict};
+use paramill_core::fault::{Fate, FaultPlan, FrameFaults};
+
+/// The delays and resets that a fault plan asks for.
+#[derive(Debug)]
+pub struct Injected {
+    faults: FrameFaults,
+}
+
+impl Injected {
+    /// The plan's rules on frames, with their dice.
+    pub fn new(plan: &FaultPlan, seed: u64) -> Injected {
+        Injected { faults: FrameFaults::new(plan, seed) }
+    }
+}
+
+impl Rule for Injected {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+        match self.faults.fate(frame.from, frame.to, frame.header) {
+            Fate::Pass => Verdict::Pass,
+            Fate::Delay(late) => Verdict::Deliver(late),
+            Fate::Reset => Verdict::Reset,
+        }
+    }
+}
