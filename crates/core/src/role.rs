@@ -68,6 +68,31 @@ pub enum Output {
     },
 }
 
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lost {
+    /// It broke, or nobody answered; in the driver's words.
+    Broken(String),
+    /// The peer refused our hello.
+    Refused(Refusal),
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Lost::Broken(why) => write!(f, "{why}"),
+            Lost::Refused(refusal) => write!(f, "refused: {refusal}"),
+        }
+    }
+}
+
+impl Lost {
+    /// Whether trying again cannot help.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Lost::Refused(refusal) if !refusal.retry)
+    }
+}
+
 /// A role: coordinator, shard of a server, worker.
 pub trait Role {
     /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told.
@@ -80,7 +105,7 @@ pub trait Role {
     fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome);
 
     /// A connection to `peer` ended or could not be made. What was sent on it may or may not have arrived.
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &str);
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost);
 
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]);

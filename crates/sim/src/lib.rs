@@ -5,8 +5,10 @@
 
 pub mod compute;
 pub mod gradient;
+pub mod models;
 pub mod network;
 mod queue;
+pub mod reproduce;
 pub mod rule;
 pub mod rules;
 pub mod scenario;

@@ -9,7 +9,7 @@ use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet, Verdict};
 use connection::{Connection, End};
-use paramill_core::role::{Output, Role};
+use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Welcome};
 use std::collections::{BTreeMap, VecDeque};
@@ -103,7 +103,7 @@ enum Event {
     /// The answer to a dial is back.
     Dialled { connection: usize, welcome: Welcome },
     /// A connection could not be made.
-    Unreachable { node: usize, peer: NodeId, why: String },
+    Unreachable { node: usize, peer: NodeId, why: Lost },
     /// The first byte of a frame is at its receiver's link.
     Arrive { flight: Flight, tail: Time },
     /// A frame is through.
@@ -332,7 +332,7 @@ impl<R: Role> World<R> {
         match event {
             Event::Dial { from, peer, target, .. } => {
                 let latency = self.network.latency(self.nodes[target].host, self.nodes[from].host);
-                let why = format!("{peer} refused the connection: nobody is there");
+                let why = Lost::Broken("the connection was refused: nobody is there".into());
                 self.queue.push(self.now + latency, Event::Unreachable { node: from, peer, why });
             }
             Event::Arrive { flight, .. } | Event::Deliver(flight) => self.recycle(flight.payload),
@@ -368,8 +368,8 @@ impl<R: Role> World<R> {
             Event::Dialled { connection, welcome } => {
                 let end = self.connections[connection].ends[0];
                 if !self.connections[connection].open {
-                    let why = "the connection broke while it was made";
-                    self.nodes[index].role.handle_disconnected(now, end.peer, why);
+                    let why = Lost::Broken("the connection broke while it was made".into());
+                    self.nodes[index].role.handle_disconnected(now, end.peer, &why);
                 } else {
                     self.attach(connection, 0);
                     self.nodes[index].role.handle_connected(now, end.peer, &welcome);
@@ -465,7 +465,7 @@ impl<R: Role> World<R> {
                 self.queue.push(self.now + back, Event::Dialled { connection, welcome });
             }
             Err(refusal) => {
-                let event = Event::Unreachable { node: from, peer, why: refusal.reason };
+                let event = Event::Unreachable { node: from, peer, why: Lost::Refused(refusal) };
                 self.queue.push(self.now + back, event);
             }
         }
@@ -487,7 +487,7 @@ impl<R: Role> World<R> {
             return false;
         }
         node.peers.remove(&peer);
-        node.role.handle_disconnected(self.now, peer, why);
+        node.role.handle_disconnected(self.now, peer, &Lost::Broken(why.to_owned()));
         true
     }
 
@@ -599,9 +599,9 @@ impl<R: Role> World<R> {
                 let hello = self.nodes[index].role.hello(peer);
                 Event::Dial { from: index, peer, target, hello }
             }
-            (Some(why), _) => Event::Unreachable { node: index, peer, why },
+            (Some(why), _) => Event::Unreachable { node: index, peer, why: Lost::Broken(why) },
             (None, None) => {
-                let why = format!("{peer} cannot be reached: no node has the address `{address}`");
+                let why = Lost::Broken(format!("no node has the address `{address}`"));
                 Event::Unreachable { node: index, peer, why }
             }
         };

@@ -41,13 +41,15 @@ impl Toy {
 impl Role for Toy {
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         match hello.from {
-            Party::Known(you) if hello.job == "toy" => Ok(Welcome { you, incarnation: 1 }),
+            Party::Worker { rank: Some(rank) } if hello.job == "toy" => {
+                Ok(Welcome { you: NodeId::Worker(rank), incarnation: 1 })
+            }
             _ => Err(Refusal { reason: "not a toy".into(), retry: false }),
         }
     }
 
     fn hello(&self, _peer: NodeId) -> Hello {
-        Hello { job: "toy".into(), from: Party::Known(caller(self.me.unwrap_or(0))), incarnation: 1 }
+        Hello { job: "toy".into(), from: Party::Worker { rank: self.me.map(WorkerId) }, incarnation: 1 }
     }
 
     fn handle_connected(&mut self, _now: Time, peer: NodeId, _welcome: &Welcome) {
@@ -57,8 +59,8 @@ impl Role for Toy {
         }
     }
 
-    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &str) {
-        self.losses.push(why.to_owned());
+    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &Lost) {
+        self.losses.push(why.to_string());
         self.connected = false;
         if self.me.is_some() {
             self.retry_at = Some(now + Duration::from_millis(5));

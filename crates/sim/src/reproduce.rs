@@ -1,0 +1,3 @@
+//! Published results, set up again: the paper's figures beside ours.
+
+pub mod mps_placement;

@@ -1,0 +1,314 @@
+//! Feed-forward networks on plain slices: every weight and bias is a table of its own.
+//!
+//! A [`Network`] only describes; what changes in a pass lives in a [`Workspace`] that is reused, so that a step
+//! allocates nothing. Examples lie one after the other; an example is channels, then rows, then columns.
+
+mod activation;
+mod conv;
+mod dense;
+mod gemm;
+mod pool;
+
+pub use activation::{Relu, softmax_cross_entropy};
+pub use conv::Conv3x3;
+pub use dense::Dense;
+pub use pool::MaxPool2;
+
+use paramill_core::prng::Prng;
+use paramill_core::table::TableSpec;
+use std::fmt;
+
+/// A differentiable function of an example. Four methods are required, and `parameters` where there are any.
+///
+/// A layer MUST treat the examples of a batch independently, MUST overwrite (not add to) everything it is to write,
+/// and MUST have all its gradients complete when `backward` returns.
+pub trait Layer: Send + Sync + fmt::Debug {
+    /// Values in an example.
+    fn input_len(&self) -> usize;
+
+    /// Values in the result for an example.
+    fn output_len(&self) -> usize;
+
+    /// What is trained: a table each, in the order of every `parameters` and `gradients`.
+    fn parameters(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
+
+    /// Values of temporary storage that a pass over a batch needs.
+    fn scratch_len(&self) -> usize {
+        0
+    }
+
+    /// Computes `output` for every example of `input`.
+    fn forward(&self, parameters: &[&[f32]], input: &[f32], output: &mut [f32], scratch: &mut [f32]);
+
+    /// Computes the gradients from that of the output.
+    fn backward(&self, pass: Backward<'_>);
+}
+
+/// A trained array of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    /// Its name in the layer.
+    pub name: &'static str,
+    /// Dimensions.
+    pub shape: Vec<u64>,
+    /// Standard deviation of the initial values; 0 for zeros.
+    pub deviation: f64,
+}
+
+impl Parameter {
+    /// A weight whose outputs keep the scale of `fan_in` inputs through a [`Relu`] (He et al., 2015).
+    fn weight(shape: Vec<u64>, fan_in: usize) -> Parameter {
+        Parameter { name: "weight", shape, deviation: (2.0 / fan_in as f64).sqrt() }
+    }
+
+    fn bias(len: usize) -> Parameter {
+        Parameter { name: "bias", shape: vec![len as u64], deviation: 0.0 }
+    }
+}
+
+/// What a layer's backward pass reads and writes. Slices over a batch hold one example after the other.
+#[derive(Debug)]
+pub struct Backward<'a> {
+    /// The layer's parameters.
+    pub parameters: &'a [&'a [f32]],
+    /// What the forward pass read.
+    pub input: &'a [f32],
+    /// What the forward pass wrote.
+    pub output: &'a [f32],
+    /// Slope of the loss along every output value.
+    pub output_gradient: &'a [f32],
+    /// To write: the slope along every parameter, summed over the batch. Already of the parameters' lengths.
+    pub gradients: &'a mut [Vec<f32>],
+    /// To write: the slope along every input value; the first layer has nobody to pass it to.
+    pub input_gradient: Option<&'a mut [f32]>,
+    /// Temporary storage of [`Layer::scratch_len`].
+    pub scratch: &'a mut [f32],
+}
+
+/// Layers one after the other; at least one.
+#[derive(Debug)]
+pub struct Network {
+    layers: Vec<Named>,
+}
+
+#[derive(Debug)]
+struct Named {
+    name: &'static str,
+    layer: Box<dyn Layer>,
+    /// Number of its first table.
+    first_table: usize,
+    tables: usize,
+}
+
+impl Network {
+    /// A network of one layer; its tables are called `name.weight` and so on.
+    pub fn new(name: &'static str, layer: impl Layer + 'static) -> Network {
+        Network { layers: Vec::new() }.then(name, layer)
+    }
+
+    /// The same network with one more layer at its end.
+    ///
+    /// # Panics
+    /// When the layer does not take what the one before it gives.
+    pub fn then(mut self, name: &'static str, layer: impl Layer + 'static) -> Network {
+        let first_table = self.layers.last().map_or(0, |last| {
+            assert_eq!(last.layer.output_len(), layer.input_len(), "{name} fits the layer before it");
+            last.first_table + last.tables
+        });
+        let tables = layer.parameters().len();
+        self.layers.push(Named { name, layer: Box::new(layer), first_table, tables });
+        self
+    }
+
+    /// The tables of all layers, front to back.
+    pub fn tables(&self) -> Vec<TableSpec> {
+        self.parameters()
+            .map(|(layer, parameter)| {
+                TableSpec::dense(format!("{layer}.{}", parameter.name), parameter.shape)
+            })
+            .collect()
+    }
+
+    /// Initial values of a table, drawn from `prng`.
+    pub fn initial(&self, table: usize, prng: &mut Prng) -> Vec<f32> {
+        let (_, parameter) = self.parameters().nth(table).expect("a table of this network");
+        let len = parameter.shape.iter().product::<u64>() as usize;
+        match parameter.deviation {
+            0.0 => vec![0.0; len],
+            deviation => (0..len).map(|_| (deviation * prng.normal()) as f32).collect(),
+        }
+    }
+
+    /// Values in an example.
+    pub fn input_len(&self) -> usize {
+        self.layers[0].layer.input_len()
+    }
+
+    /// Values in the result for an example.
+    pub fn output_len(&self) -> usize {
+        self.layers[self.layers.len() - 1].layer.output_len()
+    }
+
+    /// Storage for batches of up to `batch` examples.
+    pub fn workspace(&self, batch: usize) -> Workspace {
+        let scratch = self.layers.iter().map(|named| named.layer.scratch_len()).max().unwrap_or(0);
+        let per_layer = || {
+            self.layers.iter().map(|named| vec![0.0; batch * named.layer.output_len()]).collect::<Vec<_>>()
+        };
+        Workspace { outputs: per_layer(), gradients: per_layer(), scratch: vec![0.0; scratch], batch: 0 }
+    }
+
+    /// Computes the output of every example in `input`.
+    ///
+    /// # Panics
+    /// When the workspace is too small for the examples.
+    pub fn forward<'w>(
+        &self,
+        parameters: &[&[f32]],
+        input: &[f32],
+        workspace: &'w mut Workspace,
+    ) -> &'w [f32] {
+        let batch = input.len() / self.input_len();
+        workspace.batch = batch;
+        for (index, named) in self.layers.iter().enumerate() {
+            let (before, rest) = workspace.outputs.split_at_mut(index);
+            let input = match before.last() {
+                Some(output) => &output[..batch * named.layer.input_len()],
+                None => input,
+            };
+            let output = &mut rest[0][..batch * named.layer.output_len()];
+            named.layer.forward(named.of(parameters), input, output, &mut workspace.scratch);
+        }
+        &workspace.outputs[self.layers.len() - 1][..batch * self.output_len()]
+    }
+
+    /// The output of the last forward pass, and the slope of the loss along it, to be filled for the backward pass.
+    pub fn loss_slope<'w>(&self, workspace: &'w mut Workspace) -> (&'w [f32], &'w mut [f32]) {
+        let (last, len) = (self.layers.len() - 1, workspace.batch * self.output_len());
+        (&workspace.outputs[last][..len], &mut workspace.gradients[last][..len])
+    }
+
+    /// Computes all gradients, back to front, after [`Network::forward`] and once [`Network::loss_slope`] is
+    /// filled. A layer's gradients are complete when its turn is over.
+    pub fn backward(
+        &self,
+        parameters: &[&[f32]],
+        input: &[f32],
+        workspace: &mut Workspace,
+        gradients: &mut [Vec<f32>],
+    ) {
+        let Workspace { outputs, gradients: slopes, scratch, batch } = workspace;
+        for (index, named) in self.layers.iter().enumerate().rev() {
+            let (slopes_before, slopes_here) = slopes.split_at_mut(index);
+            let (input_len, output_len) =
+                (*batch * named.layer.input_len(), *batch * named.layer.output_len());
+            let parameters = named.of(parameters);
+            let gradients = &mut gradients[named.first_table..named.first_table + named.tables];
+            for (gradient, parameter) in gradients.iter_mut().zip(parameters) {
+                gradient.resize(parameter.len(), 0.0);
+            }
+            named.layer.backward(Backward {
+                parameters,
+                input: if index == 0 { input } else { &outputs[index - 1][..input_len] },
+                output: &outputs[index][..output_len],
+                output_gradient: &slopes_here[0][..output_len],
+                gradients,
+                input_gradient: slopes_before.last_mut().map(|slope| &mut slope[..input_len]),
+                scratch,
+            });
+        }
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = (&'static str, Parameter)> {
+        self.layers
+            .iter()
+            .flat_map(|named| named.layer.parameters().into_iter().map(|parameter| (named.name, parameter)))
+    }
+}
+
+impl Named {
+    fn of<'a, 'b>(&self, parameters: &'a [&'b [f32]]) -> &'a [&'b [f32]] {
+        &parameters[self.first_table..self.first_table + self.tables]
+    }
+}
+
+/// What a pass through a [`Network`] writes on its way.
+#[derive(Debug)]
+pub struct Workspace {
+    /// Of each layer.
+    outputs: Vec<Vec<f32>>,
+    /// Slopes of the loss along each layer's outputs.
+    gradients: Vec<Vec<f32>>,
+    scratch: Vec<f32>,
+    /// Examples in the last forward pass.
+    batch: usize,
+}
+
+#[cfg(test)]
+pub(crate) mod gradient_check {
+    use super::*;
+
+    /// Compares a layer's gradients with differences of the loss `sum(slope * output)` for a random slope.
+    pub(crate) fn check(layer: &dyn Layer, input: &[f32]) {
+        let mut prng = Prng::new(11);
+        let mut random = |len: usize| -> Vec<f32> { (0..len).map(|_| prng.normal() as f32).collect() };
+        let output_len = input.len() / layer.input_len() * layer.output_len();
+        let slope = random(output_len);
+        let mut tables: Vec<Vec<f32>> =
+            layer.parameters().iter().map(|p| random(p.shape.iter().product::<u64>() as usize)).collect();
+        let mut input = input.to_vec();
+        let mut scratch = vec![f32::NAN; layer.scratch_len()];
+        let mut output = vec![f32::NAN; output_len];
+
+        layer.forward(&slices(&tables), &input, &mut output, &mut scratch);
+        // Whatever is there before must be overwritten.
+        let mut gradients: Vec<Vec<f32>> = tables.iter().map(|table| vec![f32::NAN; table.len()]).collect();
+        let mut input_gradient = vec![f32::NAN; input.len()];
+        layer.backward(Backward {
+            parameters: &slices(&tables),
+            input: &input,
+            output: &output,
+            output_gradient: &slope,
+            gradients: &mut gradients,
+            input_gradient: Some(&mut input_gradient),
+            scratch: &mut scratch,
+        });
+
+        let mut loss = |tables: &[Vec<f32>], input: &[f32]| -> f64 {
+            layer.forward(&slices(tables), input, &mut output, &mut scratch);
+            output.iter().zip(&slope).map(|(o, s)| f64::from(*o) * f64::from(*s)).sum()
+        };
+        const STEP: f32 = 1e-2;
+        let agree = |computed: f32, above: f64, below: f64, what: &str| {
+            let difference = (above - below) / (2.0 * f64::from(STEP));
+            let error = (f64::from(computed) - difference).abs();
+            assert!(error < 2e-3 * (1.0 + difference.abs()), "{layer:?} {what}: {computed}, {difference}");
+        };
+        for i in 0..input.len() {
+            let kept = input[i];
+            input[i] = kept + STEP;
+            let above = loss(&tables, &input);
+            input[i] = kept - STEP;
+            let below = loss(&tables, &input);
+            input[i] = kept;
+            agree(input_gradient[i], above, below, &format!("input {i}"));
+        }
+        for table in 0..tables.len() {
+            for i in 0..tables[table].len() {
+                let kept = tables[table][i];
+                tables[table][i] = kept + STEP;
+                let above = loss(&tables, &input);
+                tables[table][i] = kept - STEP;
+                let below = loss(&tables, &input);
+                tables[table][i] = kept;
+                agree(gradients[table][i], above, below, &format!("table {table}, element {i}"));
+            }
+        }
+    }
+
+    pub(crate) fn slices(tables: &[Vec<f32>]) -> Vec<&[f32]> {
+        tables.iter().map(Vec::as_slice).collect()
+    }
+}

@@ -1,0 +1,203 @@
+//! The contract of workloads, and the list of those that exist.
+
+mod cnn;
+mod images;
+mod lr;
+mod mf;
+mod mlp;
+
+use crate::data::DataError;
+use paramill_core::table::TableSpec;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A model with its data: what one worker computes.
+///
+/// Everything follows from the configuration with its seed and rank: two workloads built alike choose the same
+/// batches and compute the same gradients. All ranks of a job declare the same tables with the same initial values
+/// and have the same number of steps in an epoch.
+pub trait Workload: Send {
+    /// The name it is chosen by.
+    fn name(&self) -> &'static str;
+
+    /// The tables, in the order of every `parameters` and `gradients` below.
+    fn tables(&self) -> Vec<TableSpec>;
+
+    /// The initial values of a whole table.
+    fn initial(&self, table: usize) -> Vec<f32>;
+
+    /// Steps in which this worker sees its share of the data about once; at least 1.
+    fn steps_per_epoch(&self) -> u64;
+
+    /// Chooses the batch of `step` (counted from 0 over all epochs) and says, for every table, what it touches.
+    /// Steps may be prepared in any order.
+    fn prepare(&mut self, step: u64) -> Vec<Touched>;
+
+    /// Mean loss of the prepared batch, and its gradient.
+    ///
+    /// `parameters[t]` is the whole table where [`Touched::All`] was said, else the touched rows one after the other.
+    /// `gradients[t]` is resized and overwritten in the same layout.
+    ///
+    /// # Panics
+    /// When no batch is prepared or a slice has another length than was said: both are faults of the caller.
+    fn step(&mut self, parameters: &[&[f32]], gradients: &mut [Vec<f32>]) -> f32;
+
+    /// Judges whole tables on the held-out data.
+    fn evaluate(&self, parameters: &[&[f32]]) -> Evaluation;
+}
+
+/// What a batch needs of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Touched {
+    /// The whole table.
+    All,
+    /// These rows only, ascending and without duplicates.
+    Rows(Vec<u32>),
+}
+
+/// How good parameters are on the held-out data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Mean loss.
+    pub loss: f64,
+    /// What `value` is: `auc`, `rmse` or `accuracy`.
+    pub metric: &'static str,
+    /// The metric.
+    pub value: f64,
+    /// Further figures with their names.
+    pub extra: Vec<(String, f64)>,
+}
+
+/// Which workload, on which data, as which worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadConfig {
+    /// One of [`known`].
+    pub name: String,
+    /// The data: a libsvm file (lr), a ratings file (mf), or a folder of idx files (mlp, cnn). Made up from the seed
+    /// when absent.
+    #[serde(default)]
+    pub data: Option<PathBuf>,
+    /// Held-out data of the same kind. When absent a fifth of `data` is held out by the seed; images are looked for
+    /// in the folder `data` itself.
+    #[serde(default)]
+    pub test: Option<PathBuf>,
+    /// Examples in a worker's batch.
+    pub batch: usize,
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// This worker, from 0.
+    pub rank: u32,
+    /// Workers in the job.
+    pub workers: u32,
+    /// Trains on at most this many examples; without `data`, makes this many and a quarter more to hold out.
+    #[serde(default)]
+    pub examples: Option<usize>,
+    /// Width of the hidden layer (mlp, cnn).
+    pub hidden: usize,
+    /// Length of a user's or an item's vector (mf).
+    pub factors: usize,
+    /// Strength of the L2 penalty (lr, mf); the workload's own when absent.
+    #[serde(default)]
+    pub l2: Option<f32>,
+}
+
+impl WorkloadConfig {
+    /// The defaults of the workload `name`: data made up from seed 1, one worker.
+    pub fn new(name: &str) -> Result<WorkloadConfig, DataError> {
+        let info = find(name)?;
+        Ok(WorkloadConfig {
+            name: info.name.to_owned(),
+            data: None,
+            test: None,
+            batch: info.batch,
+            seed: 1,
+            rank: 0,
+            workers: 1,
+            examples: None,
+            hidden: 128,
+            factors: 16,
+            l2: None,
+        })
+    }
+
+    fn check(&self) -> Result<(), DataError> {
+        let require = |holds: bool, why: String| if holds { Ok(()) } else { Err(DataError::Config { why }) };
+        let (rank, workers) = (self.rank, self.workers);
+        require(self.batch > 0, "batch = 0: expected at least 1 example".into())?;
+        require(
+            rank < workers,
+            format!("rank = {rank} of {workers} workers: expected a rank below that number"),
+        )?;
+        require(self.examples != Some(0), "examples = 0: expected at least 1".into())?;
+        let hidden = self.hidden;
+        require((1..=MAX_WIDTH).contains(&hidden), format!("hidden = {hidden}: expected 1 to {MAX_WIDTH}"))?;
+        let factors = self.factors;
+        require(
+            (1..=MAX_WIDTH).contains(&factors),
+            format!("factors = {factors}: expected 1 to {MAX_WIDTH}"),
+        )?;
+        let l2 = self.l2.unwrap_or(0.0);
+        require(l2 >= 0.0 && l2.is_finite(), format!("l2 = {l2}: expected a number of at least 0"))?;
+        let test_alone = self.test.is_some() && self.data.is_none();
+        require(!test_alone, "test data without training data: name both".into())
+    }
+}
+
+/// Bound on the configured widths: a row must fit a chunk of a table.
+const MAX_WIDTH: usize = 4096;
+
+/// A workload that can be chosen by name, with the defaults that suit it.
+#[derive(Clone, Copy)]
+pub struct WorkloadInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is, in a sentence.
+    pub summary: &'static str,
+    /// What [`WorkloadConfig::data`] must be, in a few words.
+    pub data: &'static str,
+    /// Optimizer, in text form.
+    pub optimizer: &'static str,
+    /// Epochs.
+    pub epochs: u64,
+    /// Examples in a worker's batch.
+    pub batch: usize,
+    /// The metric of its evaluation.
+    pub metric: &'static str,
+    /// Loads the data once, for any number of workers.
+    load: fn(&WorkloadConfig) -> Result<Factory, DataError>,
+}
+
+/// Makes the workload of a rank from data that all ranks in this process share.
+type Factory = Box<dyn Fn(u32) -> Box<dyn Workload>>;
+
+/// Every workload. A new one is a file and a line here.
+pub fn known() -> [&'static WorkloadInfo; 4] {
+    [&lr::INFO, &mf::INFO, &mlp::INFO, &cnn::INFO]
+}
+
+/// The workload of this name; the error lists those that exist.
+pub fn find(name: &str) -> Result<&'static WorkloadInfo, DataError> {
+    known().into_iter().find(|info| info.name == name).ok_or_else(|| DataError::UnknownWorkload {
+        name: name.to_owned(),
+        known: known().iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// The workload of the configured rank.
+pub fn build(config: &WorkloadConfig) -> Result<Box<dyn Workload>, DataError> {
+    let factory = load(config)?;
+    Ok(factory(config.rank))
+}
+
+/// The workloads of all ranks, in order, for workers that share a process: the data is held once.
+pub fn build_all(config: &WorkloadConfig) -> Result<Vec<Box<dyn Workload>>, DataError> {
+    let factory = load(config)?;
+    Ok((0..config.workers).map(factory).collect())
+}
+
+fn load(config: &WorkloadConfig) -> Result<Factory, DataError> {
+    let info = find(&config.name)?;
+    config.check()?;
+    (info.load)(config)
+}
