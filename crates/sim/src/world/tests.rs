@@ -1,7 +1,7 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
-use crate::rule::Rule;
+use crate::rule::{Rule, Verdict};
 use crate::rules::{Injected, Partition};
 use paramill_core::fault::FaultPlan;
 use paramill_core::role::{Body, Frame};
