@@ -784,6 +784,7 @@ impl Role for Worker {
         if self.failed.is_some() {
             return;
         }
+        self.gate.handle_timeout(now);
         self.outputs.extend(self.coordinator.poll(now));
         let mut overdue = self.coordinator.overdue(now);
         for link in self.links.values_mut() {

@@ -15,6 +15,8 @@ pub(super) struct PullGate {
     clock: Clock,
     arrived: usize,
     enough_since: Option<Time>,
+    /// The driver was called at the end of `tau2`; a time that has passed must not be asked for again.
+    called: bool,
 }
 
 impl PullGate {
@@ -39,6 +41,7 @@ impl PullGate {
             self.clock = clock;
             self.arrived = 0;
             self.enough_since = None;
+            self.called = false;
         }
     }
 
@@ -60,6 +63,13 @@ impl PullGate {
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        if self.arrived >= self.blocks { None } else { self.enough_since.map(|since| since + self.tau2) }
+        if self.called || self.arrived >= self.blocks {
+            return None;
+        }
+        self.enough_since.map(|since| since + self.tau2)
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        self.called |= self.next_timeout().is_some_and(|at| at <= now);
     }
 }

@@ -12,6 +12,11 @@ impl Injected {
     pub fn new(plan: &FaultPlan, seed: u64) -> Injected {
         Injected { faults: FrameFaults::new(plan, seed) }
     }
+
+    /// Whether the plan concerns no frame at all.
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty()
+    }
 }
 
 impl Rule for Injected {
