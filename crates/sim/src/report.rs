@@ -6,6 +6,7 @@ use crate::world::{Unobserved, Violation};
 use paramill_core::consistency::SyncStats;
 use paramill_core::types::{ServerId, TableId, Time, WorkerId};
 use serde::Serialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What came out of a run, for people and for programs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -85,6 +86,27 @@ pub fn run_scenario(scenario: &Scenario) -> Result<Report, ScenarioError> {
         Ok(_) => Ok(Report::of(&cluster)),
         Err(Violation { what, .. }) => Err(ScenarioError::Value(what)),
     }
+}
+
+/// Runs several scenarios, as many at a time as there are processors; reports come in the order of the scenarios.
+pub fn run_scenarios(scenarios: &[Scenario]) -> Result<Vec<Report>, ScenarioError> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(scenarios.len().max(1));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, scenario)) =
+            scenarios.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+        {
+            done.push((index, run_scenario(scenario)));
+        }
+        done
+    };
+    let mut reports: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("a simulation does not panic")).collect()
+    });
+    reports.sort_by_key(|(index, _)| *index);
+    reports.into_iter().map(|(_, report)| report).collect()
 }
 
 /// A digest of parameters, bit by bit: two runs agree when it is the same.

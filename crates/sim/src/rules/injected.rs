@@ -23,7 +23,8 @@ impl Rule for Injected {
     fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
         match self.faults.fate(frame.from, frame.to, frame.header) {
             Fate::Pass => Verdict::Pass,
-            Fate::Delay(late) => Verdict::Deliver(late),
+            Fate::Delay(delay) => Verdict::Deliver(delay),
+            Fate::Late(late) => Verdict::Late(late),
             Fate::Reset => Verdict::Reset,
         }
     }

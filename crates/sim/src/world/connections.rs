@@ -1,10 +1,10 @@
 //! How connections are made and lost.
 
 use super::{Event, World};
+use crate::rule::Verdict;
 use paramill_core::role::{Lost, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::Hello;
-use std::time::Duration;
 
 /// One end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +119,7 @@ impl<R: Role> World<R> {
         if let Some(connection) = self.nodes[index].peers.remove(&peer)
             && self.connections[connection].open
         {
-            self.launch(index, connection, None, Vec::new(), Duration::ZERO);
+            self.launch(index, connection, None, Vec::new(), Verdict::Pass);
         }
     }
 }

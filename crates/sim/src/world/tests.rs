@@ -214,6 +214,26 @@ fn an_injected_delay_holds_back_what_follows_on_the_connection() {
     assert_eq!(times, [Time(2_000_400_000); 3]);
 }
 
+/// Makes the echo of request 1 late.
+#[derive(Debug)]
+struct LateEcho;
+
+impl Rule for LateEcho {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+        let is_meant = frame.from == CALLEE && frame.header.request == 1;
+        if is_meant { Verdict::Late(Duration::from_secs(1)) } else { Verdict::Pass }
+    }
+}
+
+#[test]
+fn a_late_answer_is_overtaken() {
+    let mut world = world(1, 3, Duration::ZERO);
+    world.rules().add(LateEcho);
+    run(&mut world, 10.0);
+    let heard = &world.role(caller(0)).unwrap().heard;
+    assert_eq!(*heard, [(0, Time(400_000)), (2, Time(400_000)), (1, Time(1_000_400_000))]);
+}
+
 #[test]
 fn a_seed_gives_the_same_run() {
     let digest = |seed| {

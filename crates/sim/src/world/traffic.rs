@@ -26,12 +26,11 @@ impl<R: Role> World<R> {
         observer.on_sent(&view, &node.role)?;
         self.frames += 1;
         match self.rules.on_frame(&view) {
-            Verdict::Pass => self.launch(index, connection, Some(header), payload, Duration::ZERO),
-            Verdict::Deliver(late) => self.launch(index, connection, Some(header), payload, late),
             Verdict::Reset => {
                 self.recycle(payload);
                 self.reset(connection, "the connection was reset");
             }
+            verdict => self.launch(index, connection, Some(header), payload, verdict),
         }
         Ok(())
     }
@@ -43,16 +42,27 @@ impl<R: Role> World<R> {
         connection: usize,
         header: Option<Header>,
         payload: Vec<u8>,
-        late: Duration,
+        verdict: Verdict,
     ) {
+        let (held, late) = match verdict {
+            Verdict::Pass | Verdict::Reset => (Duration::ZERO, Duration::ZERO),
+            Verdict::Deliver(held) => (held, Duration::ZERO),
+            Verdict::Late(late) => (Duration::ZERO, late),
+        };
         let side = self.connections[connection].other_side(index);
         let to = self.connections[connection].ends[side].node;
-        let passage = self.network.send(self.now, self.nodes[index].host, self.nodes[to].host, payload.len());
+        let (from_host, to_host) = (self.nodes[index].host, self.nodes[to].host);
+        let passage = self.network.send(self.now, from_host, to_host, payload.len());
         let arrived = &mut self.connections[connection].arrived[side];
-        let head = (passage.head + late).max(*arrived);
-        *arrived = head;
+        *arrived = (passage.head + held).max(*arrived);
+        let head = *arrived + late;
         let flight = Flight { connection, side, header, payload };
-        self.queue.push(head, Event::Arrive { flight, tail: passage.tail + late });
+        // Where nothing has to be waited for on arrival, the frame is delivered by one event instead of two.
+        if self.nodes[to].handling.is_zero() && !self.network.queues(from_host, to_host) {
+            self.queue.push(head, Event::Deliver(flight));
+        } else {
+            self.queue.push(head, Event::Arrive { flight, tail: passage.tail + held + late });
+        }
     }
 
     /// A frame reaches the receiver's link and waits for the link, then for the node's attention.
