@@ -140,9 +140,17 @@ pub(crate) struct ServeArgs {
     pub(crate) cores: Option<u32>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A job in TOML; other options win over it.
-    #[arg(long, value_name = "FILE", help_heading = None)]
+    /// A fault to try, as for `train`.
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) inject: Vec<String>,
+    /// Everything random follows from it.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+    /// A job in TOML, or `-` for stdin; other options win over it.
+    #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) end_with_parent: bool,
 }
 
 /// Start servers and N copies of a command as workers.

@@ -46,14 +46,20 @@ impl Supervisor {
     }
 
     /// Starts a process under a name, with `input` on its stdin. Returns its number in events.
-    pub(crate) fn spawn(&mut self, name: impl Into<String>, mut command: Command, input: &str) -> Result<usize> {
+    pub(crate) fn spawn(
+        &mut self,
+        name: impl Into<String>,
+        mut command: Command,
+        input: &str,
+    ) -> Result<usize> {
         let name = name.into();
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        let mut child =
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
         let guard = ChildGuard::new(&child);
         let number = self.members.len();
         self.members.push(Member { name, pid: Pid::from_child(&child), running: true });

@@ -43,7 +43,8 @@ pub(crate) fn faults(inject: &[String]) -> Result<FaultPlan> {
     let mut faults = FaultPlan::parse(inject)?;
     let paths: Vec<String> = faults.trace_paths().map(str::to_owned).collect();
     for path in paths {
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read the step trace {path}"))?;
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read the step trace {path}"))?;
         faults.load_trace(&path, &text).with_context(|| format!("step trace {path}"))?;
     }
     Ok(faults)

@@ -72,7 +72,15 @@ fn start_servers(processes: &mut Supervisor, args: &LaunchArgs) -> Result<String
     let url = training::announce(processes, first)?.url;
     for number in 1..args.servers {
         let mut command = training::this_program()?;
-        command.args(["serve", "--join", &url, "--index", &number.to_string(), "--json", "--end-with-parent"]);
+        command.args([
+            "serve",
+            "--join",
+            &url,
+            "--index",
+            &number.to_string(),
+            "--json",
+            "--end-with-parent",
+        ]);
         command.args(["--cores", &cores]);
         let server = processes.spawn(format!("server {number}"), command, "")?;
         training::announce(processes, server)?;

@@ -76,7 +76,12 @@ fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result
         writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
-        writeln!(stdout, "joining {}; data cores listen on {}", announcement.url, announcement.data.join(", "))?;
+        writeln!(
+            stdout,
+            "joining {}; data cores listen on {}",
+            announcement.url,
+            announcement.data.join(", ")
+        )?;
     }
     Ok(stdout.flush()?)
 }

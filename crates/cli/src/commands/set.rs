@@ -18,7 +18,8 @@ struct Changed {
 
 pub(crate) fn run(args: &SetArgs, output: &Output) -> Result<(), Failure> {
     let url = args.url.parse().or_usage()?;
-    let done = Admin::connect(&url, DEADLINE)?.set_sync(&args.table, args.server.map(ServerId), &args.sync)?;
+    let done =
+        Admin::connect(&url, DEADLINE)?.set_sync(&args.table, args.server.map(ServerId), &args.sync)?;
     if output.json() {
         return Ok(output.object(&Changed { done })?);
     }

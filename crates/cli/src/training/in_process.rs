@@ -11,8 +11,8 @@ use paramill_core::types::{ServerId, WorkerId};
 use paramill_node::Hub;
 use paramill_node::client::JobOptions;
 use paramill_node::server::{self, Server, ServerConfig};
-use std::sync::mpsc;
 use std::sync::Arc;
+use std::sync::mpsc;
 
 pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<TrainReport> {
     let faults = faults(&plan.inject)?;

@@ -76,7 +76,11 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     }
     drop(progress);
     await_servers(&mut processes, first_worker)?;
-    ensure!(results.len() == workers as usize, "only {} of {workers} workers reported a result", results.len());
+    ensure!(
+        results.len() == workers as usize,
+        "only {} of {workers} workers reported a result",
+        results.len()
+    );
     TrainReport::new(plan, results, curve)
 }
 
@@ -114,7 +118,15 @@ fn start_servers(processes: &mut Supervisor, plan: &JobPlan, text: &str) -> Resu
     let url = announce(processes, first)?.url;
     for number in 1..plan.cluster.servers {
         let mut command = this_program()?;
-        command.args(["serve", "--join", &url, "--index", &number.to_string(), "--json", "--end-with-parent"]);
+        command.args([
+            "serve",
+            "--join",
+            &url,
+            "--index",
+            &number.to_string(),
+            "--json",
+            "--end-with-parent",
+        ]);
         command.args(["--cores", &plan.cluster.cores.to_string(), "--seed", &plan.seed.to_string()]);
         for fault in &plan.inject {
             command.args(["--inject", fault]);
@@ -151,7 +163,9 @@ fn await_servers(processes: &mut Supervisor, servers: usize) -> Result<()> {
             }
             Some(Event::Error { child, line }) => eprintln!("{}: {line}", processes.name(child)),
             Some(_) => {}
-            None => bail!("the servers did not end within {} s after the workers left", SERVER_DEADLINE.as_secs()),
+            None => {
+                bail!("the servers did not end within {} s after the workers left", SERVER_DEADLINE.as_secs())
+            }
         }
     }
     Ok(())

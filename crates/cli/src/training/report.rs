@@ -101,7 +101,10 @@ impl TrainReport {
         let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
         let mut row = |name: &str, value: String| table.row([name, &value]);
         let place = if self.processes { "processes" } else { "threads" };
-        row("job", format!("{}, {} workers and {} servers as {place}", self.workload, self.workers, self.servers));
+        row(
+            "job",
+            format!("{}, {} workers and {} servers as {place}", self.workload, self.workers, self.servers),
+        );
         row("policies", format!("{}, {}, {}", self.sync, self.optimizer, self.placement));
         row("loss", format!("{:.4} training, {:.4} held out", self.loss, self.test_loss));
         row(&self.metric.name, format!("{:.4}", self.metric.value));

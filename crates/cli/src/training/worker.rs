@@ -173,7 +173,13 @@ impl Table {
 }
 
 /// One step of the model, made longer where a fault says so.
-fn compute(tables: &mut [Table], workload: &mut dyn Workload, faults: &FaultPlan, rank: WorkerId, step: u64) -> f64 {
+fn compute(
+    tables: &mut [Table],
+    workload: &mut dyn Workload,
+    faults: &FaultPlan,
+    rank: WorkerId,
+    step: u64,
+) -> f64 {
     let began = Instant::now();
     let mut gradients: Vec<Vec<f32>> =
         tables.iter_mut().map(|table| std::mem::take(&mut table.gradient)).collect();
