@@ -8,6 +8,8 @@ mod interrupt;
 mod output;
 mod plan;
 mod plot;
+mod supervisor;
+mod training;
 
 use clap::Parser;
 use output::Output;

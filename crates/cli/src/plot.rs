@@ -16,7 +16,6 @@ pub(crate) struct Chart {
 
 /// How to draw it.
 #[derive(Debug, Clone)]
-#[cfg_attr(not(test), expect(dead_code, reason = "no command draws yet; this fails as soon as one does"))]
 pub(crate) enum Body {
     /// Points joined in their order.
     Lines(Vec<Line>),

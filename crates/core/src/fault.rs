@@ -16,7 +16,7 @@
 //! | `slow=4x` | everything the node does takes that much longer (nodes only) |
 //! | `pause=2s@10s` | the node stands still for 2 s from second 10 on (nodes only) |
 //! | `crash@5s` | the node is gone from second 5 on (nodes only) |
-//! | `delay=4s[,p=0.01]` | a message is late; what follows on its connection waits behind it |
+//! | `delay=4s[,p=0.01]` | after `pull`, that answer alone is late; else all that follows on the connection waits |
 //! | `reset[,p=0.001]` | the connection breaks when a frame is sent on it |
 //! | `trace=PATH[,scale=F]` | the times of steps are replayed from a file (workers only) |
 //!
@@ -198,6 +198,8 @@ pub enum Fate {
     Pass,
     /// It is late by this much; what follows on its connection waits behind it.
     Delay(Duration),
+    /// It is late by this much, with the other frames of its answer; what else is on its connection overtakes it.
+    Late(Duration),
     /// Its connection breaks; the frame is lost with everything under way.
     Reset,
 }
@@ -226,13 +228,14 @@ impl FrameFaults {
         self.rules.is_empty()
     }
 
-    /// What becomes of this frame. A reset outweighs delays, and delays add up.
+    /// What becomes of this frame. A reset outweighs delays, and delays add up; one of the whole connection makes the
+    /// sum a delay of the whole connection.
     pub fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Fate {
         if self.rules.is_empty() {
             return Fate::Pass;
         }
         self.frames += 1;
-        let mut delay = Duration::ZERO;
+        let (mut delay, mut alone) = (Duration::ZERO, true);
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.selector.names_frame(from, to, header) {
                 continue;
@@ -245,13 +248,18 @@ impl FrameFaults {
                     let messages = matches!(rule.selector, Selector::Pull | Selector::Push);
                     if draw(self.seed, if messages { whole_message } else { this_frame }) < p {
                         delay += by;
+                        alone &= rule.selector == Selector::Pull;
                     }
                 }
                 Effect::Reset { p } if draw(self.seed, this_frame) < p => return Fate::Reset,
                 _ => {}
             }
         }
-        if delay.is_zero() { Fate::Pass } else { Fate::Delay(delay) }
+        match (delay.is_zero(), alone) {
+            (true, _) => Fate::Pass,
+            (false, true) => Fate::Late(delay),
+            (false, false) => Fate::Delay(delay),
+        }
     }
 }
 
@@ -347,10 +355,21 @@ mod tests {
                 let next = faults.fate(shard(0, 0), worker(3), &frame(Kind::Params, request, part));
                 assert_eq!(next, first, "request {request} part {part}");
             }
-            late += u32::from(first == Fate::Delay(Duration::from_secs(4)));
+            late += u32::from(first == Fate::Late(Duration::from_secs(4)));
             assert_eq!(faults.fate(worker(3), shard(0, 0), &frame(Kind::Pull, request, 0)), Fate::Pass);
         }
         assert!((150..250).contains(&late), "{late} of 20000 at p = 0.01");
+    }
+
+    #[test]
+    fn an_answer_is_late_alone_unless_its_connection_is_slow() {
+        let answer = frame(Kind::Params, 1, 0);
+        let fate = |texts: &[&str]| FrameFaults::new(&plan(texts), 1).fate(shard(0, 0), worker(3), &answer);
+        let second = Duration::from_secs(1);
+        assert_eq!(fate(&["pull:delay=1s"]), Fate::Late(second));
+        assert_eq!(fate(&["pull:delay=1s", "link:delay=1s"]), Fate::Delay(2 * second));
+        assert_eq!(fate(&["pull:delay=1s", "worker=3:reset"]), Fate::Reset);
+        assert_eq!(fate(&["push:delay=1s", "worker=2:reset"]), Fate::Pass);
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
 use crate::transport::tcp::{self, TcpConnection};
 use connection::{Connection, State, Wire};
-use injected::Injected;
-use paramill_core::role::{Lost, Output, Role};
+use injected::{Injected, Trouble};
+use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, ShardId, Time};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome};
@@ -91,6 +91,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     connections: BTreeMap<u64, Connection>,
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
+    /// Frames that were made late, by the time they leave.
+    late: BTreeMap<(Time, u64), (NodeId, Frame)>,
     ending: Option<Ending>,
 }
 
@@ -127,6 +129,7 @@ impl<C: RoleCell> EventLoop<C> {
             connections: BTreeMap::new(),
             peers: BTreeMap::new(),
             next_key: MAILBOX + 1,
+            late: BTreeMap::new(),
             ending: None,
         })
     }
@@ -179,6 +182,7 @@ impl<C: RoleCell> EventLoop<C> {
                 role.handle_timeout(now);
             }
         });
+        self.send_late(now);
         self.carry_out();
         self.expire(now);
         self.cell.progressed();
@@ -191,7 +195,9 @@ impl<C: RoleCell> EventLoop<C> {
         let role = self.cell.with(|role| role.next_timeout());
         let connections = self.connections.values().filter_map(Connection::next_timeout).min();
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
-        let next = [role, connections, ending, self.injected.next_timeout()].into_iter().flatten().min();
+        let late = self.late.keys().next().map(|(at, _)| *at);
+        let next =
+            [role, connections, ending, late, self.injected.next_timeout()].into_iter().flatten().min();
         next.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
     }
 
@@ -418,25 +424,50 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    fn send(&mut self, to: NodeId, frame: paramill_core::role::Frame) {
-        let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+    /// Sends a frame, unless a fault says otherwise.
+    fn send(&mut self, to: NodeId, frame: Frame) {
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(to, frame) };
         let now = clock::now();
-        let me = self.cell.with(|role| role.node());
-        if let Some(me) = me
-            && let Some(fate) = self.injected.fate(me, to, &frame.header)
-        {
-            match fate {
-                injected::Trouble::Hold(until) => {
-                    if let Some(connection) = self.connections.get_mut(&key) {
-                        connection.hold(now + until);
-                    }
+        match self.injected.fate(me, to, &frame.header) {
+            None => self.dispatch(to, frame),
+            Some(Trouble::Hold(duration)) => {
+                if let Some(connection) = self.connection_of(to) {
+                    connection.hold(now + duration);
                 }
-                injected::Trouble::Reset => {
-                    return self.drop_connection(key, &Lost::Broken("reset as injected".into()));
+                self.dispatch(to, frame);
+            }
+            Some(Trouble::Late(duration)) => {
+                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+                self.next_key += 1;
+                self.late.insert((now + duration, self.next_key), (to, frame));
+            }
+            Some(Trouble::Reset) => {
+                if let Some(&Peer { key, .. }) = self.peers.get(&to) {
+                    self.drop_connection(key, &Lost::Broken("reset as injected".into()));
                 }
             }
         }
-        let Some(connection) = self.connections.get_mut(&key) else { return };
+    }
+
+    fn send_late(&mut self, now: Time) {
+        while let Some(entry) = self.late.first_entry()
+            && entry.key().0 <= now
+        {
+            let (to, frame) = entry.remove();
+            self.dispatch(to, frame);
+        }
+    }
+
+    fn connection_of(&mut self, peer: NodeId) -> Option<&mut Connection> {
+        self.connections.get_mut(&self.peers.get(&peer)?.key)
+    }
+
+    /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
+    fn dispatch(&mut self, to: NodeId, frame: Frame) {
+        let now = clock::now();
+        let EventLoop { cell, connections, peers, .. } = self;
+        let Some(connection) = peers.get(&to).and_then(|peer| connections.get_mut(&peer.key)) else { return };
         let held = connection.is_held(now);
         match &mut connection.wire {
             Wire::Tcp(tcp) => {
@@ -444,7 +475,7 @@ impl<C: RoleCell> EventLoop<C> {
                 connection.dirty = true;
             }
             Wire::Memory { to, channel: Some(channel) } => {
-                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                let payload = cell.with(|role| role.payload(&frame.body).to_vec());
                 let letter = Letter::Frame { channel: *channel, header: frame.header, payload };
                 if held { connection.waiting.push_back(letter) } else { to.put(letter) }
             }

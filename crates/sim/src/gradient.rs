@@ -22,6 +22,59 @@ pub fn gradient(seed: u64, worker: WorkerId, clock: Clock, table: TableId, eleme
     (value - target(seed, table, element)) + 0.1 * noise
 }
 
+/// Which gradients workers push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gradients {
+    /// [`gradient`], starting from [`initial`].
+    Quadratic,
+    /// The negative of [`tag`], starting from 0: under `sgd:lr=1` and a sum over workers, parameters count pushes.
+    Tagged {
+        /// Workers of the job.
+        workers: u32,
+    },
+}
+
+impl Gradients {
+    /// Where an element starts.
+    pub fn initial(self, seed: u64, table: TableId, element: u64) -> f32 {
+        match self {
+            Gradients::Quadratic => initial(seed, table, element),
+            Gradients::Tagged { .. } => 0.0,
+        }
+    }
+
+    /// What a worker pushes for an element whose value it last read as `value`.
+    pub fn at(
+        self,
+        seed: u64,
+        worker: WorkerId,
+        clock: Clock,
+        table: TableId,
+        element: u64,
+        value: f32,
+    ) -> f32 {
+        match self {
+            Gradients::Quadratic => gradient(seed, worker, clock, table, element, value),
+            Gradients::Tagged { workers } => -tag(workers, worker, clock, element),
+        }
+    }
+}
+
+/// What one push adds to an element, so that a sum of tags tells who was counted how often.
+///
+/// Elements are dealt out to the workers in turn, two each: one counts the worker's pushes, the other adds up their
+/// clocks (from 1), which tells a push that was lost from another that was counted twice.
+pub fn tag(workers: u32, worker: WorkerId, clock: Clock, element: u64) -> f32 {
+    let place = element % (2 * u64::from(workers));
+    if place == 2 * u64::from(worker.0) {
+        1.0
+    } else if place == 2 * u64::from(worker.0) + 1 {
+        (clock + 1) as f32
+    } else {
+        0.0
+    }
+}
+
 /// The rows of a sparse table that a worker touches in an iteration, ascending: about a quarter, at least one.
 pub fn touched_rows(seed: u64, worker: WorkerId, clock: Clock, table: TableId, spec: &TableSpec) -> Vec<u32> {
     let rows = spec.shape.first().copied().unwrap_or(0).min(u32::MAX.into()) as u32;

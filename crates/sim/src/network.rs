@@ -125,6 +125,11 @@ impl Network {
         Duration::from_nanos(((self.config.latency_us + jitter) * 1e3) as u64)
     }
 
+    /// Whether frames between these hosts may have to wait for a link.
+    pub(crate) fn queues(&self, from: HostId, to: HostId) -> bool {
+        from != to && self.config.gbit_per_s > 0.0
+    }
+
     /// Sends a frame from `from` at `now`.
     pub(crate) fn send(&mut self, now: Time, from: HostId, to: HostId, payload_bytes: usize) -> Passage {
         let latency = self.latency(from, to);

@@ -26,6 +26,8 @@ pub enum Verdict {
     Pass,
     /// It arrives later by this much, and so does everything behind it on its connection.
     Deliver(Duration),
+    /// It arrives later by this much; what is sent after it on its connection may overtake it.
+    Late(Duration),
     /// The connection breaks: this frame and everything under way on it is lost, both ends are told.
     Reset,
 }
@@ -33,7 +35,7 @@ pub enum Verdict {
 /// A rule of the network. No method is required; each default lets everything pass.
 ///
 /// A rule MUST decide from its arguments and its own seeded state alone. When several rules concern a frame, a
-/// reset outweighs delays and delays add up.
+/// reset outweighs delays and delays add up; one of the whole connection makes the sum a delay of the whole connection.
 pub trait Rule: std::fmt::Debug {
     /// Asked when a frame is sent.
     fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
@@ -66,15 +68,20 @@ impl RuleSet {
     }
 
     pub(crate) fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
-        let mut late = Duration::ZERO;
+        let mut sum = Verdict::Pass;
         for rule in &mut self.rules {
-            match rule.on_frame(frame) {
-                Verdict::Pass => {}
-                Verdict::Deliver(delay) => late += delay,
-                Verdict::Reset => return Verdict::Reset,
-            }
+            sum = match (sum, rule.on_frame(frame)) {
+                (_, Verdict::Reset) => return Verdict::Reset,
+                (sum, Verdict::Pass) => sum,
+                (Verdict::Pass | Verdict::Reset, only) => only,
+                (Verdict::Late(one), Verdict::Late(other)) => Verdict::Late(one + other),
+                (
+                    Verdict::Late(one) | Verdict::Deliver(one),
+                    Verdict::Late(other) | Verdict::Deliver(other),
+                ) => Verdict::Deliver(one + other),
+            };
         }
-        if late.is_zero() { Verdict::Pass } else { Verdict::Deliver(late) }
+        sum
     }
 
     pub(crate) fn on_connect(&mut self, now: Time, from: NodeId, to: NodeId) -> Option<String> {

@@ -96,6 +96,14 @@ pub enum ScenarioError {
     /// A fault cannot be read.
     #[error(transparent)]
     Fault(#[from] FaultError),
+    /// A file of step times cannot be read.
+    #[error("step trace `{path}`: {why}")]
+    Trace {
+        /// Its path.
+        path: String,
+        /// What is wrong.
+        why: String,
+    },
 }
 
 impl Default for Scenario {
@@ -166,6 +174,18 @@ impl Scenario {
         self.compute.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?;
         Ok(())
+    }
+
+    /// The faults, with the traces they name read from their files.
+    pub fn fault_plan(&self) -> Result<FaultPlan, ScenarioError> {
+        let mut plan = FaultPlan::parse(&self.faults)?;
+        let paths: Vec<String> = plan.trace_paths().map(str::to_owned).collect();
+        for path in paths {
+            let wrong = |why: String| ScenarioError::Trace { path: path.clone(), why };
+            let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+            plan.load_trace(&path, &text).map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok(plan)
     }
 
     /// The tables as workers declare them.

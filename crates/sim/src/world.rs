@@ -3,13 +3,14 @@
 //! A connection delivers frames in order until it breaks. When it breaks, everything under way on it is lost and
 //! both ends are told. After every event the outputs of the role concerned are carried out, as any driver does.
 
-mod connection;
+mod connections;
+mod traffic;
 
 use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
-use crate::rule::{FrameView, RuleSet, Verdict};
-use connection::{Connection, End};
-use paramill_core::role::{Output, Role};
+use crate::rule::{FrameView, RuleSet};
+use connections::Connection;
+use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Welcome};
 use std::collections::{BTreeMap, VecDeque};
@@ -103,7 +104,7 @@ enum Event {
     /// The answer to a dial is back.
     Dialled { connection: usize, welcome: Welcome },
     /// A connection could not be made.
-    Unreachable { node: usize, peer: NodeId, why: String },
+    Unreachable { node: usize, peer: NodeId, why: Lost },
     /// The first byte of a frame is at its receiver's link.
     Arrive { flight: Flight, tail: Time },
     /// A frame is through.
@@ -332,7 +333,7 @@ impl<R: Role> World<R> {
         match event {
             Event::Dial { from, peer, target, .. } => {
                 let latency = self.network.latency(self.nodes[target].host, self.nodes[from].host);
-                let why = format!("{peer} refused the connection: nobody is there");
+                let why = Lost::Broken("the connection was refused: nobody is there".into());
                 self.queue.push(self.now + latency, Event::Unreachable { node: from, peer, why });
             }
             Event::Arrive { flight, .. } | Event::Deliver(flight) => self.recycle(flight.payload),
@@ -368,8 +369,8 @@ impl<R: Role> World<R> {
             Event::Dialled { connection, welcome } => {
                 let end = self.connections[connection].ends[0];
                 if !self.connections[connection].open {
-                    let why = "the connection broke while it was made";
-                    self.nodes[index].role.handle_disconnected(now, end.peer, why);
+                    let why = Lost::Broken("the connection broke while it was made".into());
+                    self.nodes[index].role.handle_disconnected(now, end.peer, &why);
                 } else {
                     self.attach(connection, 0);
                     self.nodes[index].role.handle_connected(now, end.peer, &welcome);
@@ -403,105 +404,6 @@ impl<R: Role> World<R> {
             }
         }
         Ok(true)
-    }
-
-    /// A frame reaches the receiver's link and waits for the link, then for the node's attention.
-    fn receive(&mut self, index: usize, flight: Flight, tail: Time) {
-        let connection = &mut self.connections[flight.connection];
-        let from = self.nodes[connection.ends[1 - flight.side].node].host;
-        let node = &mut self.nodes[index];
-        let through = self.network.receive(self.now, from, node.host, tail, flight.payload.len());
-        let start = through.max(node.busy_until);
-        node.busy_until = start + node.handling;
-        let at = node.busy_until.max(connection.delivered[flight.side]);
-        connection.delivered[flight.side] = at;
-        self.queue.push(at, Event::Deliver(flight));
-    }
-
-    fn deliver<O: Observer<R>>(
-        &mut self,
-        index: usize,
-        flight: Flight,
-        observer: &mut O,
-    ) -> Result<bool, String> {
-        let connection = &self.connections[flight.connection];
-        let End { peer, .. } = connection.ends[flight.side];
-        let node = &mut self.nodes[index];
-        let attached = node.peers.get(&peer) == Some(&flight.connection);
-        let called = match flight.header {
-            Some(header) if connection.open && attached => {
-                let view = FrameView {
-                    now: self.now,
-                    from: peer,
-                    to: node.id,
-                    header: &header,
-                    payload: &flight.payload,
-                };
-                observer.on_delivered(&view, &node.role)?;
-                node.role.handle_frame(self.now, peer, &header, &flight.payload);
-                true
-            }
-            Some(_) => false,
-            None => self.lose(flight.connection, flight.side, "the peer closed the connection"),
-        };
-        self.recycle(flight.payload);
-        Ok(called)
-    }
-
-    /// Somebody's hello is heard and answered.
-    fn accept(&mut self, index: usize, from: usize, peer: NodeId, hello: &Hello) {
-        let back = self.network.latency(self.nodes[index].host, self.nodes[from].host);
-        match self.nodes[index].role.accept(self.now, hello) {
-            Ok(welcome) => {
-                // The same peer may dial again before its old connection's end was noticed here.
-                if let Some(&old) = self.nodes[index].peers.get(&welcome.you) {
-                    self.reset(old, "the peer has connected anew");
-                    self.nodes[index].peers.remove(&welcome.you);
-                }
-                let connection = self.connections.len();
-                let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
-                self.connections.push(Connection::new(ends, self.now + back));
-                self.attach(connection, 1);
-                self.queue.push(self.now + back, Event::Dialled { connection, welcome });
-            }
-            Err(refusal) => {
-                let event = Event::Unreachable { node: from, peer, why: refusal.reason };
-                self.queue.push(self.now + back, event);
-            }
-        }
-    }
-
-    fn attach(&mut self, connection: usize, side: usize) {
-        let End { node, peer } = self.connections[connection].ends[side];
-        if let Some(old) = self.nodes[node].peers.insert(peer, connection) {
-            self.reset(old, "the peer has connected anew");
-        }
-    }
-
-    /// One end learns that its connection is gone. Says whether its role was told.
-    fn lose(&mut self, connection: usize, side: usize, why: &str) -> bool {
-        self.connections[connection].open = false;
-        let End { node, peer } = self.connections[connection].ends[side];
-        let node = &mut self.nodes[node];
-        if node.peers.get(&peer) != Some(&connection) {
-            return false;
-        }
-        node.peers.remove(&peer);
-        node.role.handle_disconnected(self.now, peer, why);
-        true
-    }
-
-    /// Breaks a connection; both ends notice it a latency later.
-    fn reset(&mut self, connection: usize, why: &str) {
-        if !std::mem::replace(&mut self.connections[connection].open, false) {
-            return;
-        }
-        let [one, other] = self.connections[connection].ends;
-        for side in 0..2 {
-            let latency = self.network.latency(self.nodes[one.node].host, self.nodes[other.node].host);
-            let event = Event::Lost { connection, side, why: why.to_owned() };
-            self.queue.push(self.now + latency, event);
-        }
     }
 
     /// Carries out everything that a role says.
@@ -544,80 +446,6 @@ impl<R: Role> World<R> {
         }
     }
 
-    fn send<O: Observer<R>>(
-        &mut self,
-        index: usize,
-        to: NodeId,
-        header: Header,
-        payload: Vec<u8>,
-        observer: &mut O,
-    ) -> Result<(), String> {
-        let node = &self.nodes[index];
-        let Some(&connection) = node.peers.get(&to).filter(|&&at| self.connections[at].open) else {
-            self.recycle(payload);
-            return Ok(());
-        };
-        let view = FrameView { now: self.now, from: node.id, to, header: &header, payload: &payload };
-        observer.on_sent(&view, &node.role)?;
-        self.frames += 1;
-        match self.rules.on_frame(&view) {
-            Verdict::Pass => self.launch(index, connection, Some(header), payload, Duration::ZERO),
-            Verdict::Deliver(late) => self.launch(index, connection, Some(header), payload, late),
-            Verdict::Reset => {
-                self.recycle(payload);
-                self.reset(connection, "the connection was reset");
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts a frame, or the end of the connection, on its way.
-    fn launch(
-        &mut self,
-        index: usize,
-        connection: usize,
-        header: Option<Header>,
-        payload: Vec<u8>,
-        late: Duration,
-    ) {
-        let side = self.connections[connection].other_side(index);
-        let to = self.connections[connection].ends[side].node;
-        let passage = self.network.send(self.now, self.nodes[index].host, self.nodes[to].host, payload.len());
-        let arrived = &mut self.connections[connection].arrived[side];
-        let head = (passage.head + late).max(*arrived);
-        *arrived = head;
-        let flight = Flight { connection, side, header, payload };
-        self.queue.push(head, Event::Arrive { flight, tail: passage.tail + late });
-    }
-
-    fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
-        let (id, host) = (self.nodes[index].id, self.nodes[index].host);
-        let problem = self.rules.on_connect(self.now, id, peer);
-        let target = self.by_address.get(address).copied();
-        let event = match (problem, target) {
-            (None, Some(target)) => {
-                let hello = self.nodes[index].role.hello(peer);
-                Event::Dial { from: index, peer, target, hello }
-            }
-            (Some(why), _) => Event::Unreachable { node: index, peer, why },
-            (None, None) => {
-                let why = format!("{peer} cannot be reached: no node has the address `{address}`");
-                Event::Unreachable { node: index, peer, why }
-            }
-        };
-        let latency = self.network.latency(host, target.map_or(host, |target| self.nodes[target].host));
-        self.queue.push(self.now + latency, event);
-    }
-
-    /// Closes a connection from this end; the other end notices after the last frame.
-    fn close(&mut self, index: usize, peer: NodeId) {
-        if let Some(connection) = self.nodes[index].peers.remove(&peer)
-            && self.connections[connection].open
-        {
-            self.launch(index, connection, None, Vec::new(), Duration::ZERO);
-        }
-    }
-
     fn end(&mut self, index: usize, how: Ended) {
         let peers = self.nodes[index].peers.keys().copied().collect::<Vec<_>>();
         for peer in peers {
@@ -638,13 +466,6 @@ impl<R: Role> World<R> {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
-    }
-
-    fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS && buffer.capacity() > 0 {
-            buffer.clear();
-            self.spare.push(buffer);
-        }
     }
 }
 

@@ -56,10 +56,13 @@ pub(super) struct PolicyLayer {
 }
 
 impl Layer {
-    /// What a config file says. Paths in it are relative to the current folder, as those of options are.
+    /// What a config file (or, for `-`, stdin) says. Paths in it are relative to the current folder, as those of options are.
     pub(super) fn read(path: &Path) -> Result<Layer> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the config file {}", path.display()))?;
+        let text = match path.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let text = text.with_context(|| format!("cannot read the config file {}", path.display()))?;
         Layer::parse(&text).with_context(|| format!("config file {}", path.display()))
     }
 

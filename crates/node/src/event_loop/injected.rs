@@ -17,6 +17,8 @@ pub(crate) struct Injection {
 pub(super) enum Trouble {
     /// It and what follows on its connection wait this long.
     Hold(Duration),
+    /// It alone waits this long.
+    Late(Duration),
     /// Its connection breaks.
     Reset,
 }
@@ -80,6 +82,7 @@ impl Injected {
         match self.frames.fate(from, to, header) {
             Fate::Pass => None,
             Fate::Delay(duration) => Some(Trouble::Hold(duration)),
+            Fate::Late(duration) => Some(Trouble::Late(duration)),
             Fate::Reset => Some(Trouble::Reset),
         }
     }

@@ -1,7 +1,7 @@
 //! One TCP connection: a receive buffer that frames are handled in, and frames that wait to be written.
 
 use bytemuck::cast_slice_mut;
-use paramill_core::role::{Frame, Role};
+use paramill_core::role::{Body, Frame, Role};
 use paramill_core::store::Buffer;
 use paramill_core::wire::{HEADER_BYTES, Header, WireError, padded};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -135,7 +135,9 @@ impl TcpConnection {
             .iter_mut()
             .take(count)
             .map(|frame| {
-                role.refresh(&mut frame.header);
+                if let Body::Stored { .. } = frame.body {
+                    role.refresh(&mut frame.header);
+                }
                 frame.header.encode()
             })
             .collect();

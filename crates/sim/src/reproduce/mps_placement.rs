@@ -11,6 +11,7 @@
 //! tensors are on their way at once. If all are, only the total per server counts. If a few are, a tensor that lies
 //! whole on one server makes that server's link busy while others idle, which uniform split avoids.
 
+use super::Finding;
 use crate::models::{Model, model};
 use paramill_core::placement::{Part, TableSize, coefficient_of_variation, loads};
 use paramill_core::registry::Registry;
@@ -85,17 +86,6 @@ pub struct Row {
     pub messages: u64,
     /// Steps per second of all workers over those of one machine (Figure 5.1); at most the number of hosts.
     pub predicted_speedup: f64,
-}
-
-/// Something the paper found.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Finding {
-    /// What the paper says.
-    pub claim: String,
-    /// Whether our figures say so too.
-    pub holds: bool,
-    /// Our figures.
-    pub ours: String,
 }
 
 /// The findings on speed-up under one pair of assumptions.

@@ -1,7 +1,7 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
-use crate::rule::Rule;
+use crate::rule::{Rule, Verdict};
 use crate::rules::{Injected, Partition};
 use paramill_core::fault::FaultPlan;
 use paramill_core::role::{Body, Frame};
@@ -41,13 +41,15 @@ impl Toy {
 impl Role for Toy {
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         match hello.from {
-            Party::Known(you) if hello.job == "toy" => Ok(Welcome { you, incarnation: 1 }),
+            Party::Worker { rank: Some(rank) } if hello.job == "toy" => {
+                Ok(Welcome { you: NodeId::Worker(rank), incarnation: 1 })
+            }
             _ => Err(Refusal { reason: "not a toy".into(), retry: false }),
         }
     }
 
     fn hello(&self, _peer: NodeId) -> Hello {
-        Hello { job: "toy".into(), from: Party::Known(caller(self.me.unwrap_or(0))), incarnation: 1 }
+        Hello { job: "toy".into(), from: Party::Worker { rank: self.me.map(WorkerId) }, incarnation: 1 }
     }
 
     fn handle_connected(&mut self, _now: Time, peer: NodeId, _welcome: &Welcome) {
@@ -57,8 +59,8 @@ impl Role for Toy {
         }
     }
 
-    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &str) {
-        self.losses.push(why.to_owned());
+    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &Lost) {
+        self.losses.push(why.to_string());
         self.connected = false;
         if self.me.is_some() {
             self.retry_at = Some(now + Duration::from_millis(5));
@@ -210,6 +212,26 @@ fn an_injected_delay_holds_back_what_follows_on_the_connection() {
     run(&mut world, 10.0);
     let times: Vec<Time> = world.role(caller(0)).unwrap().heard.iter().map(|&(_, at)| at).collect();
     assert_eq!(times, [Time(2_000_400_000); 3]);
+}
+
+/// Makes the echo of request 1 late.
+#[derive(Debug)]
+struct LateEcho;
+
+impl Rule for LateEcho {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+        let is_meant = frame.from == CALLEE && frame.header.request == 1;
+        if is_meant { Verdict::Late(Duration::from_secs(1)) } else { Verdict::Pass }
+    }
+}
+
+#[test]
+fn a_late_answer_is_overtaken() {
+    let mut world = world(1, 3, Duration::ZERO);
+    world.rules().add(LateEcho);
+    run(&mut world, 10.0);
+    let heard = &world.role(caller(0)).unwrap().heard;
+    assert_eq!(*heard, [(0, Time(400_000)), (2, Time(400_000)), (1, Time(1_000_400_000))]);
 }
 
 #[test]
