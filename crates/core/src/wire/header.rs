@@ -320,7 +320,8 @@ mod tests {
 
     /// As `hexdump -C` prints it, without the characters.
     fn hex_dump(bytes: &[u8]) -> String {
-        let half = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+        let half =
+            |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         let line = |(number, line): (usize, &[u8])| {
             let (left, right) = line.split_at(8);
             format!("{:08x}  {}  {}\n", number * 16, half(left), half(right))
