@@ -350,7 +350,10 @@ impl Shard {
             Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
             Control::ReportRequest => self.send_report(now),
             Control::Stop { error } => self.stop(error),
-            other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
+            other => {
+                let line = format!("ignored a `{}` message from the coordinator", other.name());
+                self.outputs.push_back(Output::Log(line));
+            }
         }
     }
 
@@ -360,10 +363,10 @@ impl Shard {
             // Sent again after a broken connection; the first one stands.
             return self.tell_coordinator(&Control::Ready);
         }
-        if !plan.is_consistent() {
+        if let Err(why) = plan.check() {
             let error =
-                Some("the coordinator's plan does not fit itself; use the same release everywhere".into());
-            return self.stop(error);
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            return self.stop(Some(error));
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.members = plan.workers.iter().copied().collect();

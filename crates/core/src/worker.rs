@@ -577,7 +577,10 @@ impl Worker {
                 let why = error.unwrap_or_else(|| "the job is over".into());
                 self.fail(WorkerError::NotAMember(why));
             }
-            other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
+            other => {
+                let line = format!("ignored a `{}` message from the coordinator", other.name());
+                self.outputs.push_back(Output::Log(line));
+            }
         }
     }
 
@@ -591,8 +594,9 @@ impl Worker {
     fn take_plan(&mut self, now: Time, plan: Plan) {
         let (Some(ticket), None) = (self.start, &self.plan) else { return };
         let same = plan.tables.iter().eq(self.tables.iter().map(|table| &table.spec));
-        if !plan.is_consistent() || !same {
-            let sentence = "the coordinator's plan does not fit this worker's tables".into();
+        let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
+        if let Err(why) = checked {
+            let sentence = format!("the coordinator's plan does not fit this worker: {why}");
             return self.fail(WorkerError::Table(sentence));
         }
         let chunks =

@@ -1,5 +1,6 @@
 //! What a controller counts.
 
+use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
 /// Entries of the staleness histogram; the last one holds everything beyond.
@@ -27,6 +28,7 @@ pub struct SyncStats {
     /// Nanoseconds that answered delayed pulls waited, added up.
     pub waited_ns: u64,
     /// Answers by the rounds they lacked; short when few were stale, and capped: the last of 64 entries holds the rest.
+    #[serde(deserialize_with = "sequence::<_, _, STALENESS_BUCKETS>")]
     pub staleness: Vec<u64>,
     /// Rounds that answers lacked, added up.
     pub staleness_sum: u64,
