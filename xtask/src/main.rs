@@ -1,2 +1,60 @@
-//! Development commands.
-fn main() {}
+//! Development commands, run as `cargo xtask NAME`. They need nothing but cargo.
+
+mod stages;
+mod tidy;
+
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Development commands of Paramill.
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  test          Everything that must pass before a change is merged, stage by stage:
+                format, tidy, dependencies, lint, tests, documentation
+  tidy          Only the rules of the house: file sizes, names, purity of core, links, dependencies
+  lint          Only clippy, with warnings as errors
+  fmt           Format all code; with --check only say what would change
+  help          This text
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = match workspace_root() {
+        Ok(root) => root,
+        Err(error) => return failure(&error),
+    };
+    let outcome = match arguments.as_slice() {
+        ["test"] => stages::run(&root, stages::ALL),
+        ["tidy"] => stages::run(&root, &[stages::TIDY]),
+        ["lint"] => stages::run(&root, &[stages::SETUP, stages::LINT]),
+        ["fmt"] => stages::run(&root, &[stages::SETUP, stages::FORMAT]),
+        ["fmt", "--check"] => stages::run(&root, &[stages::SETUP, stages::FORMAT_CHECK]),
+        ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        unknown => {
+            eprintln!("error: no command `{}`\n\n{HELP}", unknown.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure(&error),
+    }
+}
+
+fn failure(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn workspace_root() -> Result<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().map(Path::to_owned).context("xtask lies directly below the root of the workspace")
+}

@@ -1,2 +1,26 @@
-//! The `paramill` command.
-fn main() {}
+//! The `paramill` command: what was typed ([`args`]), what it means ([`plan`]), what is done ([`commands`]).
+
+mod args;
+mod commands;
+mod duration;
+mod failure;
+mod interrupt;
+mod output;
+mod plan;
+mod plot;
+mod supervisor;
+mod training;
+
+use clap::Parser;
+use output::Output;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = args::Args::parse();
+    let output = Output::new(args.json, args.quiet);
+    let outcome = interrupt::install().and_then(|()| commands::run(args.command, &output));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

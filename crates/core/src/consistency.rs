@@ -1,14 +1,260 @@
 //! The consistency axis: when a pull is answered, when a table's version advances, what happens to late pushes.
 //!
 //! Words, as in FluentPS: a worker's *progress* is the iteration of the push it just made (-1 before the first);
-//! `V_train` ([`SyncState::v_train`]) is the table's version on this shard; a *DPR* is a delayed pull request.
+//! `V_train` ([`SyncState::v_train`]) is the table's version on this shard, and the number of the round that is
+//! open; a *DPR* is a delayed pull request.
+//!
+//! A model ([`Consistency`]) answers questions; it never acts. The [`Controller`] of a (table, shard) keeps the
+//! state, asks the model of its [`SyncPolicy`], and holds two rules that no model can break, so that nobody waits
+//! for something that cannot come:
+//!
+//! - a pull whose worker's every round is closed (`progress < V`) is answered: fresher parameters do not exist;
+//! - a round that every live worker has pushed closes: nothing more can arrive for it.
 
+mod asp;
+mod bsp;
+mod controller;
+mod drop;
+mod dsps;
+pub mod expression;
+mod policy;
+mod psp;
+mod pssp;
+mod ssp;
+mod state;
+mod stats;
+mod when;
+
+pub use controller::{Advance, Controller, PullOutcome, Reason, Released, Waiting};
+pub use policy::{Exec, SyncPolicy};
+pub use state::{SyncState, WorkerState};
+pub use stats::SyncStats;
+
+use crate::prng::Prng;
 use crate::registry::Axis;
+use crate::types::{Clock, WorkerId};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
 
-/// To be filled.
-pub trait Consistency: Send + std::fmt::Debug {}
+/// The largest staleness threshold that can be asked for; whoever wants more wants `asp`.
+pub const MAX_STALENESS: u64 = 1_000_000;
+
+/// A consistency model. One method is required.
+///
+/// Everything MUST follow from the arguments and from what [`Consistency::observe`] was told: the simulator and the
+/// real driver have to come to the same decisions. No method may be slow: all but `observe` are called per push or
+/// per pull.
+pub trait Consistency: Send + Debug {
+    /// Whether this pull is answered now (the pull condition). Asked only when `pull.progress >= state.v_train()`.
+    /// The generator MUST be used for nothing but chance, and only where chance decides.
+    fn pull(&self, state: &SyncState, pull: &PullView, rng: &mut Prng) -> Decision;
+
+    /// Whether the open round closes before every live worker has pushed it (the push condition). Once everybody has,
+    /// it closes whatever this says. Asked only when somebody has pushed it.
+    fn closes(&self, _state: &SyncState) -> Close {
+        Close::No
+    }
+
+    /// Whether a gradient is a step of its own or part of its round's one step.
+    fn apply(&self) -> Apply {
+        Apply::OnArrival
+    }
+
+    /// Where a gradient stamped `clock` goes. MUST be [`Admit::Now`], [`Admit::Late`], or [`Admit::Round`] of a round
+    /// that is not closed; the other cases are the controller's.
+    fn admit(&self, clock: Clock, v_train: Clock) -> Admit {
+        match self.apply() {
+            Apply::OnArrival => Admit::Now,
+            Apply::OnRound if clock < v_train => Admit::Late,
+            Apply::OnRound => Admit::Round(clock),
+        }
+    }
+
+    /// The most rounds that an answer may lack, if there is such a bound in this state. `pull` MUST NOT answer beyond
+    /// it, and the soft barrier keeps it too.
+    fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
+        None
+    }
+
+    /// What the learning rate of a round's step is multiplied with. `n` is the number of live workers and of those that
+    /// pushed this round and left since. MUST be exactly 1 when all `n` contributed once.
+    fn lr_factor(&self, _contributions: u32, _n: u32) -> f32 {
+        1.0
+    }
+
+    /// When a worker may go on with a part of the parameters, if it may.
+    fn partial_pull(&self) -> Option<PartialPull> {
+        None
+    }
+
+    /// Whether pushes should be measured: [`PullView::significance`] is `None` otherwise.
+    fn wants_significance(&self) -> bool {
+        false
+    }
+
+    /// Told after each advance of `V_train`, and once when the model is set.
+    fn observe(&mut self, _state: &SyncState) {}
+}
+
+/// What a model sees of a pull.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PullView {
+    /// Who asks.
+    pub worker: WorkerId,
+    /// The last iteration it completed, as the pull says; -1 when none.
+    pub progress: i64,
+    /// `|g| / |w|` of its last push, when measured.
+    pub significance: Option<f64>,
+}
+
+/// A model's word on a pull.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Send what there is.
+    Answer,
+    /// Delay it, because this condition does not hold. Shared, so that a decision allocates nothing.
+    Wait(Arc<str>),
+}
+
+impl Decision {
+    /// `Answer` when the condition holds, else a wait that names it.
+    pub fn when(holds: bool, condition: &Arc<str>) -> Decision {
+        if holds { Decision::Answer } else { Decision::Wait(Arc::clone(condition)) }
+    }
+}
+
+/// A model's word on the open round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Close {
+    /// Not yet.
+    No,
+    /// At once.
+    Now,
+    /// At the latest this long after this answer was first given for this round.
+    After(Duration),
+}
+
+/// When gradients become steps of the optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Apply {
+    /// Every gradient is a step as soon as it is here.
+    OnArrival,
+    /// The gradients of a round are aggregated and make one step when it closes.
+    OnRound,
+}
+
+/// Where a gradient goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admit {
+    /// It is a step of its own.
+    Now,
+    /// It is added to this round: the open one, or a later one.
+    Round(Clock),
+    /// Its round is closed; it is dropped and counted.
+    Late,
+    /// This worker pushed this clock or a later one before; it is dropped and counted.
+    Duplicate,
+    /// It runs ahead further than there is memory for; the worker is told, nothing changes.
+    TooFarAhead,
+    /// Its sender is not a live worker of this job; it is told, nothing changes.
+    UnknownWorker,
+}
+
+/// PSP's partial pulling: a worker goes on `tau2` after a fraction `b` of the blocks arrived, or when all did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PartialPull {
+    /// `b`, above 0 and at most 1.
+    pub fraction: f64,
+    /// How long the worker waits for the rest.
+    pub tau2: Duration,
+}
 
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Consistency> {
-    Axis::new("consistency model", &[], Vec::new())
+    Axis::new(
+        "consistency model",
+        policy::COMMON,
+        vec![
+            bsp::ENTRY,
+            asp::ENTRY,
+            ssp::ENTRY,
+            dsps::ENTRY,
+            drop::ENTRY,
+            pssp::ENTRY,
+            psp::ENTRY,
+            when::ENTRY,
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(text: &str) -> Box<dyn Consistency> {
+        SyncPolicy::parse(&axis(), text).unwrap().model
+    }
+
+    /// The leads `progress - V`, from -1 to 5, that are answered for certain.
+    fn answered_gaps(text: &str) -> Vec<i64> {
+        let (model, state) = (model(text), SyncState::at(10, &[9, 15]));
+        let always = |gap: &i64| {
+            let pull = PullView { worker: WorkerId(1), progress: 10 + gap, significance: None };
+            let mut rng = Prng::new(1);
+            (0..200).all(|_| model.pull(&state, &pull, &mut rng) == Decision::Answer)
+        };
+        (-1..=5).filter(always).collect()
+    }
+
+    /// The numbers of four workers, from 0 to 4, whose pushes close the round.
+    fn closing_counts(text: &str) -> Vec<usize> {
+        let model = model(text);
+        let closes = |&count: &usize| {
+            let progress: Vec<i64> = (0..4).map(|rank| if rank < count { 10 } else { 9 }).collect();
+            let mut state = SyncState::at(10, &progress);
+            (0..count).for_each(|_| state.contributed(10));
+            count == 4 || model.closes(&state) != Close::No
+        };
+        (0..=4).filter(closes).collect()
+    }
+
+    #[test]
+    fn table_iii_of_fluentps_row_by_row() {
+        for (text, answered, closing) in [
+            ("bsp", vec![-1], vec![4]),
+            ("asp", vec![-1, 0, 1, 2, 3, 4, 5], vec![4]),
+            ("ssp:s=0", vec![-1], vec![4]),
+            ("ssp:s=3", vec![-1, 0, 1, 2], vec![4]),
+            ("dsps:min=2,max=8", vec![-1, 0, 1], vec![4]),
+            ("drop:n=3", vec![-1], vec![3, 4]),
+            ("pssp:s=3,c=0.5", vec![-1, 0, 1, 2], vec![4]),
+            ("pssp:s=3,c=0", vec![-1, 0, 1, 2, 3, 4, 5], vec![4]),
+            ("pssp:s=3,alpha=0.8", vec![-1, 0, 1, 2], vec![4]),
+            ("pssp:s=3,alpha=significance", vec![-1, 0, 1, 2], vec![4]),
+            ("psp:c=2", vec![-1], vec![2, 3, 4]),
+            ("when:pull=gap < 2,push=count >= n / 2", vec![-1, 0, 1], vec![2, 3, 4]),
+        ] {
+            assert_eq!(answered_gaps(text), answered, "pull condition of {text}");
+            assert_eq!(closing_counts(text), closing, "push condition of {text}");
+        }
+    }
+
+    #[test]
+    fn gradients_are_steps_on_arrival_or_of_a_round() {
+        for (text, behind, now, ahead) in [
+            ("bsp", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("asp", Admit::Now, Admit::Now, Admit::Now),
+            ("ssp:s=3", Admit::Now, Admit::Now, Admit::Now),
+            ("dsps", Admit::Now, Admit::Now, Admit::Now),
+            ("drop:n=3", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("drop:n=3,late=apply", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
+            ("pssp:s=3,c=0.5", Admit::Now, Admit::Now, Admit::Now),
+            ("psp:c=2", Admit::Late, Admit::Round(5), Admit::Round(5)),
+            ("when:pull=true", Admit::Now, Admit::Now, Admit::Now),
+        ] {
+            let model = model(text);
+            assert_eq!([3, 5, 7].map(|clock| model.admit(clock, 5)), [behind, now, ahead], "{text}");
+        }
+    }
 }

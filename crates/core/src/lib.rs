@@ -8,14 +8,21 @@
 //! machines behind one contract, [`role::Role`].
 
 pub mod consistency;
+pub mod coordinator;
+pub mod fault;
 pub mod kernels;
 pub mod limits;
+pub mod link;
 pub mod optimizer;
 pub mod placement;
 pub mod prng;
 pub mod registry;
 pub mod role;
+pub mod server;
 pub mod spec;
+pub mod status;
+pub mod store;
 pub mod table;
 pub mod types;
 pub mod wire;
+pub mod worker;

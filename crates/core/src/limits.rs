@@ -22,6 +22,8 @@ pub const MAX_TABLE_ELEMENTS: u64 = 1 << 36;
 pub const MAX_NAME_BYTES: usize = 256;
 /// Rounds that a worker may push ahead of a synchronous table before it is refused.
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
+/// Iterations that a worker may leave out between two pushes where no memory depends on it.
+pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
 /// Characters in a condition's expression.
 pub const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Nesting in a condition's expression.
@@ -33,6 +35,10 @@ pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
 /// A worker that is silent for this long is declared dead.
 pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A worker whose connection broke has this long to come back before it is declared dead.
+pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
+/// How long the coordinator waits for the shards' reports before it answers a status query without them.
+pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].

@@ -1,6 +1,24 @@
 //! The optimizer axis: how an aggregated gradient changes parameters.
+//!
+//! A rule ([`Optimizer`]) is one file below. What every rule shares (learning rate and its [`Schedule`], weight
+//! decay, clipping) is taken from the text form by [`OptimizerPolicy`], which is what a server holds per table.
+
+mod adagrad;
+mod adam;
+mod adamw;
+mod lars;
+mod momentum;
+mod nesterov;
+mod policy;
+mod rmsprop;
+mod schedule;
+mod sgd;
+
+pub use policy::{OptimizerPolicy, StepInput};
+pub use schedule::Schedule;
 
 use crate::registry::Axis;
+use crate::spec::{Spec, SpecError};
 use std::fmt;
 
 /// What one step needs to know beside the arrays.
@@ -40,5 +58,31 @@ pub trait Optimizer: Send + Sync + fmt::Debug {
 
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Optimizer> {
-    Axis::new("optimizer", &[], Vec::new())
+    Axis::new(
+        "optimizer",
+        policy::COMMON,
+        vec![
+            sgd::ENTRY,
+            momentum::ENTRY,
+            nesterov::ENTRY,
+            adagrad::ENTRY,
+            rmsprop::ENTRY,
+            adam::ENTRY,
+            adamw::ENTRY,
+            lars::ENTRY,
+        ],
+    )
+}
+
+/// The state arrays of a rule that keeps `N`.
+fn state<'a, 'b, const N: usize>(slots: &'a mut [&'b mut [f32]]) -> &'a mut [&'b mut [f32]; N] {
+    slots.try_into().expect("a step is given as many slots as the rule keeps")
+}
+
+fn require_fraction(spec: &Spec, name: &str, value: f32) -> Result<(), SpecError> {
+    spec.require((0.0..1.0).contains(&value), || format!("{name} = {value}: expected 0 <= {name} < 1"))
+}
+
+fn require_positive(spec: &Spec, name: &str, value: f32) -> Result<(), SpecError> {
+    spec.require(value > 0.0 && value.is_finite(), || format!("{name} = {value}: expected {name} > 0"))
 }

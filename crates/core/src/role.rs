@@ -2,8 +2,9 @@
 //!
 //! Methods come in three families. `accept` and `handle_*` bring the world in. `poll_output` and `next_timeout`
 //! say what to do; a driver drains `poll_output` after every batch of `handle_*` calls. `payload` lends the bytes
-//! of a frame that is to be sent: the driver moves them (or copies what the socket does not take) before the next
-//! `handle_*` call, so that parameters travel straight from the store.
+//! of a frame that is to be sent, so that gradients and parameters travel straight from where they live. A driver
+//! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
+//! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
@@ -68,8 +69,36 @@ pub enum Output {
     },
 }
 
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lost {
+    /// It broke, or nobody answered; in the driver's words.
+    Broken(String),
+    /// The peer refused our hello.
+    Refused(Refusal),
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Lost::Broken(why) => write!(f, "{why}"),
+            Lost::Refused(refusal) => write!(f, "refused: {refusal}"),
+        }
+    }
+}
+
+impl Lost {
+    /// Whether trying again cannot help.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Lost::Refused(refusal) if !refusal.retry)
+    }
+}
+
 /// A role: coordinator, shard of a server, worker.
 pub trait Role {
+    /// Who this is, once it is known.
+    fn node(&self) -> Option<NodeId>;
+
     /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told.
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
 
@@ -80,7 +109,7 @@ pub trait Role {
     fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome);
 
     /// A connection to `peer` ended or could not be made. What was sent on it may or may not have arrived.
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &str);
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost);
 
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]);
@@ -93,6 +122,9 @@ pub trait Role {
 
     /// The next thing to do.
     fn poll_output(&mut self) -> Option<Output>;
+
+    /// Brings the header of a frame that had to wait up to date with what its payload is now.
+    fn refresh(&self, _header: &mut Header) {}
 
     /// The bytes of a body.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8];

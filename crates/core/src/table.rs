@@ -14,17 +14,19 @@ pub struct TableSpec {
     pub shape: Vec<u64>,
     /// Whether workers push and pull single rows. Rows are then never cut.
     pub rows: bool,
+    /// Policies of this table alone; the glob in it is not looked at.
+    pub policy: Option<PolicyOverride>,
 }
 
 impl TableSpec {
     /// A table that is always pushed and pulled whole.
     pub fn dense(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> TableSpec {
-        TableSpec { name: name.into(), shape: shape.into(), rows: false }
+        TableSpec { name: name.into(), shape: shape.into(), rows: false, policy: None }
     }
 
     /// A table of which single rows are pushed and pulled.
     pub fn sparse(name: impl Into<String>, rows: u64, width: u64) -> TableSpec {
-        TableSpec { name: name.into(), shape: vec![rows, width], rows: true }
+        TableSpec { name: name.into(), shape: vec![rows, width], rows: true, policy: None }
     }
 
     /// Number of parameters; 0 when the product overflows, which [`TableSpec::check`] refuses.

@@ -3,9 +3,11 @@
 //! On the wire a payload is padded with zeros to a multiple of 64 bytes, so that every header and every payload
 //! stays aligned to a cache line in a receive buffer that is.
 
+pub mod control;
 mod handshake;
 mod header;
 
+pub use control::{Cause, Control, Fault, Plan};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
 

@@ -124,7 +124,8 @@ impl WorkloadConfig {
         })
     }
 
-    fn check(&self) -> Result<(), DataError> {
+    /// Whether every number is in range; the error says what was expected. Building checks it too.
+    pub fn check(&self) -> Result<(), DataError> {
         let require = |holds: bool, why: String| if holds { Ok(()) } else { Err(DataError::Config { why }) };
         let (rank, workers) = (self.rank, self.workers);
         require(self.batch > 0, "batch = 0: expected at least 1 example".into())?;

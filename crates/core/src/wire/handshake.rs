@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::NodeId;
+use crate::types::{NodeId, ServerId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Who connects, to which job.
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Hello {
     /// The job's name, the last part of its URL.
     pub job: String,
-    /// Who speaks; a worker without a rank leaves the choice to the coordinator.
+    /// Who speaks.
     pub from: Party,
     /// Which life of that party this is; the coordinator gives workers theirs. 0 before it did.
     pub incarnation: u64,
@@ -17,14 +17,17 @@ pub struct Hello {
 /// Who can say hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Party {
-    /// A node that knows who it is.
-    Known(NodeId),
-    /// A worker that wants a rank.
-    NewWorker,
-    /// A server core, on a server that wants a number; `process` tells servers apart.
-    NewShard {
-        /// Drawn once per server process.
+    /// A worker; without a rank it leaves the choice to the coordinator.
+    Worker {
+        /// Its rank.
+        rank: Option<WorkerId>,
+    },
+    /// A server core.
+    Shard {
+        /// Drawn once per server process; tells servers apart that have no number yet.
         process: u64,
+        /// Its server's number.
+        server: Option<ServerId>,
         /// The core's number on its server.
         core: u32,
         /// How many cores that server has.

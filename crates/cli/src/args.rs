@@ -1,0 +1,298 @@
+//! What was typed. What it means is worked out in [`crate::plan`].
+
+mod job;
+
+pub(crate) use job::{JobArgs, PolicyArgs};
+
+use crate::duration::Span;
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// A parameter server: many workers train one model over ordinary networks.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = TOP_EXAMPLES)]
+pub(crate) struct Args {
+    /// Print the result as one JSON object on stdout.
+    #[arg(long, global = true, display_order = 1000)]
+    pub(crate) json: bool,
+    /// Show no progress.
+    #[arg(long, short, global = true, display_order = 1001)]
+    pub(crate) quiet: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const TOP_EXAMPLES: &str = "\
+Examples:
+  paramill train                            the MLP on made data: 4 workers, 2 servers, one process
+  paramill train lr --sync ssp:s=3 --processes
+  paramill components                       every name that --sync, --placement, --optimizer take
+  paramill doctor                           what this machine can do, and what is in the way";
+
+/// One command each; `paramill COMMAND --help` teaches it by example.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Train(TrainArgs),
+    Config(ConfigArgs),
+    Reproduce(ReproduceArgs),
+    Serve(ServeArgs),
+    Launch(LaunchArgs),
+    Status(StatusArgs),
+    Set(SetArgs),
+    Components(ComponentsArgs),
+    Sim(SimArgs),
+    Doctor(DoctorArgs),
+    /// A worker process of `train --processes`: its plan comes on stdin.
+    #[command(hide = true)]
+    TrainWorker,
+}
+
+/// Train a model and report what came of it.
+///
+/// Workers and servers run in this process, or as processes of their own over loopback TCP with --processes. The
+/// report has the loss, the metric on held-out data, steps per second, bytes, staleness, and delayed pulls (DPRs).
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill train
+  paramill train lr --data a9a.gz --test a9a.t.gz --workers 4 --sync pssp:s=3,c=0.5 --processes
+  paramill train mlp --inject 'worker=2:slow=4x' --sync drop:n=3
+  paramill train --config job.toml --seed 7 --json
+
+The same job as a file: paramill config [the same options] > job.toml")]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    /// Draw the loss over time as SVG.
+    #[arg(long, value_name = "FILE.svg", help_heading = None)]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Print the job that these options mean, as TOML.
+///
+/// Options win over the file given with --config, which wins over the defaults of the workload. What is printed can
+/// be given back with --config and means the same job.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill config                           the defaults
+  paramill config lr --sync asp > job.toml
+  paramill train --config job.toml")]
+pub(crate) struct ConfigArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+}
+
+/// Set up a published result again, with the paper's figures beside ours.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill reproduce --list
+  paramill reproduce fluentps-fig9 --plot fig9.svg")]
+pub(crate) struct ReproduceArgs {
+    /// Which result; --list names them.
+    #[arg(required_unless_present = "list")]
+    pub(crate) name: Option<String>,
+    /// List the results that can be set up.
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) list: bool,
+    /// Draw ours against the paper's as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Everything random follows from it.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+/// Run a server.
+///
+/// The first server of a job also coordinates it: it knows who takes part and where parameters live. Further servers
+/// and workers join by its URL, in any order.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill serve --workers 8 --servers 2 --sync ssp:s=3
+  paramill serve --join paramill://10.0.0.1:7070/job")]
+pub(crate) struct ServeArgs {
+    /// Where the job is to be found.
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7070", conflicts_with = "join")]
+    pub(crate) listen: String,
+    /// The job's name, the last part of its URL.
+    #[arg(long, value_name = "NAME", default_value = "job", conflicts_with = "join")]
+    pub(crate) job: String,
+    /// Join the job of another server instead of starting one.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
+    pub(crate) join: Option<String>,
+    /// The address that data cores listen on and announce [default: the one that routes to the job].
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// This server's number [default: in the order of joining].
+    #[arg(long, value_name = "ID")]
+    pub(crate) index: Option<u32>,
+    /// Workers of the job.
+    #[arg(long, value_name = "N")]
+    pub(crate) workers: Option<u32>,
+    /// Servers of the job, this one included.
+    #[arg(long, value_name = "M")]
+    pub(crate) servers: Option<u32>,
+    /// Data cores of this server.
+    #[arg(long, value_name = "K")]
+    pub(crate) cores: Option<u32>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// A fault to try, as for `train`.
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) inject: Vec<String>,
+    /// Everything random follows from it.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+    /// A job in TOML, or `-` for stdin; other options win over it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) end_with_parent: bool,
+}
+
+/// Start servers and N copies of a command as workers.
+///
+/// Each copy finds its identity in the environment. Output is forwarded with a prefix. The first that fails ends all,
+/// and is named.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill launch -n 4 -s 2 -- ./my-worker --epochs 3")]
+pub(crate) struct LaunchArgs {
+    /// Workers: copies of the command.
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) workers: u32,
+    /// Servers.
+    #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
+    pub(crate) servers: u32,
+    /// Data cores of each server.
+    #[arg(long, value_name = "K")]
+    pub(crate) cores: Option<u32>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+/// Show what a running job is doing, and what it waits for.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill status paramill://127.0.0.1:7070/job
+  paramill status 127.0.0.1:7070 --json")]
+pub(crate) struct StatusArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    pub(crate) url: String,
+}
+
+/// Change a policy of a running job.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill set 127.0.0.1:7070 --sync ssp:s=5
+  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp")]
+pub(crate) struct SetArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    pub(crate) url: String,
+    /// Only tables whose name matches (`*` and `?`).
+    #[arg(long, value_name = "GLOB", default_value = "*")]
+    pub(crate) table: String,
+    /// Only on this server.
+    #[arg(long, value_name = "ID")]
+    pub(crate) server: Option<u32>,
+    /// The consistency model from now on.
+    #[arg(long, value_name = "S")]
+    pub(crate) sync: String,
+}
+
+/// List every component that can be named, with its parameters.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill components
+  paramill components ssp                   one of them, in full
+  paramill components --json")]
+pub(crate) struct ComponentsArgs {
+    /// Only this component, or this axis.
+    pub(crate) name: Option<String>,
+}
+
+/// Run jobs in virtual time, with faults.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SimArgs {
+    #[command(subcommand)]
+    pub(crate) command: SimCommand,
+}
+
+/// What to simulate.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SimCommand {
+    Swarm(SwarmArgs),
+    Run(ScenarioArgs),
+}
+
+/// Draw whole worlds from seeds and look for broken promises.
+///
+/// A world is a cluster, a network, faults and a job. Each is checked for lost or doubled pushes, staleness above the
+/// bound, replicas that differ, memory without bound, and no progress after healing.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill sim swarm --seeds 500
+  paramill sim swarm --seed 4711            one world again, event by event
+  paramill sim swarm --canary               plants a bug, which must be found")]
+pub(crate) struct SwarmArgs {
+    /// How many worlds.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) seeds: u64,
+    /// Only the world of this seed.
+    #[arg(long, value_name = "K", conflicts_with = "seeds")]
+    pub(crate) seed: Option<u64>,
+    /// Plant a bug that the checkers must find.
+    #[arg(long)]
+    pub(crate) canary: bool,
+}
+
+/// Run a scenario file.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill sim run straggler.toml --seed 3")]
+pub(crate) struct ScenarioArgs {
+    /// The scenario, in TOML.
+    pub(crate) scenario: PathBuf,
+    /// Instead of the scenario's own seed.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Say what this machine and an address can do, and what is in the way.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill doctor
+  paramill doctor 10.0.0.7:7070             can it be reached from here?
+  paramill doctor 127.0.0.1:7070            is the port free, and if not, who has it?")]
+pub(crate) struct DoctorArgs {
+    /// A server's address: HOST:PORT or a job's URL.
+    #[arg(default_value = "127.0.0.1:7070")]
+    pub(crate) address: String,
+    /// How long to try to connect.
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    pub(crate) deadline: Span,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Args::command().debug_assert();
+    }
+}

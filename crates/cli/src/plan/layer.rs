@@ -1,0 +1,147 @@
+//! What one source says about a job: a config file, or the options. Nothing here has a default.
+
+use crate::args::JobArgs;
+use crate::duration::Span;
+use anyhow::{Context, Result, anyhow};
+use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// A job as far as one source describes it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Layer {
+    pub(super) seed: Option<u64>,
+    pub(super) inject: Option<Vec<String>>,
+    pub(super) workload: WorkloadLayer,
+    pub(super) cluster: ClusterLayer,
+    pub(super) policy: PolicyLayer,
+    #[serde(rename = "override")]
+    pub(super) overrides: Option<Vec<PolicyOverride>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct WorkloadLayer {
+    pub(super) name: Option<String>,
+    pub(super) data: Option<PathBuf>,
+    pub(super) test: Option<PathBuf>,
+    pub(super) epochs: Option<u64>,
+    pub(super) batch: Option<usize>,
+    pub(super) examples: Option<usize>,
+    pub(super) hidden: Option<usize>,
+    pub(super) factors: Option<usize>,
+    pub(super) l2: Option<f32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct ClusterLayer {
+    pub(super) workers: Option<u32>,
+    pub(super) servers: Option<u32>,
+    pub(super) cores: Option<u32>,
+    pub(super) processes: Option<bool>,
+    pub(super) timeout: Option<Span>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct PolicyLayer {
+    pub(super) sync: Option<String>,
+    pub(super) placement: Option<String>,
+    pub(super) optimizer: Option<String>,
+    pub(super) reduce: Option<Reduce>,
+    pub(super) order: Option<Order>,
+    pub(super) nonfinite: Option<NonFinite>,
+}
+
+impl Layer {
+    /// What a config file (or, for `-`, stdin) says. Paths in it are relative to the current folder, as those of options are.
+    pub(super) fn read(path: &Path) -> Result<Layer> {
+        let text = match path.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let text = text.with_context(|| format!("cannot read the config file {}", path.display()))?;
+        Layer::parse(&text).with_context(|| format!("config file {}", path.display()))
+    }
+
+    /// What the text of a config file says.
+    pub(super) fn parse(text: &str) -> Result<Layer> {
+        // The parser's message spans lines, with the place underlined.
+        toml::from_str(text).map_err(|error| anyhow!("{}", error.to_string().trim_end()))
+    }
+
+    /// What the options say.
+    pub(super) fn of(args: &JobArgs) -> Layer {
+        let policy = &args.policy;
+        Layer {
+            seed: args.seed,
+            inject: (!args.inject.is_empty()).then(|| args.inject.clone()),
+            workload: WorkloadLayer {
+                name: args.workload.clone(),
+                data: args.data.clone(),
+                test: args.test.clone(),
+                epochs: args.epochs,
+                batch: args.batch,
+                examples: args.examples,
+                // Rarely changed: only a file says these.
+                hidden: None,
+                factors: None,
+                l2: None,
+            },
+            cluster: ClusterLayer {
+                workers: args.workers,
+                servers: args.servers,
+                cores: args.cores,
+                processes: args.processes,
+                timeout: args.timeout,
+            },
+            policy: PolicyLayer {
+                sync: policy.sync.clone(),
+                placement: policy.placement.clone(),
+                optimizer: policy.optimizer.clone(),
+                reduce: policy.reduce,
+                order: policy.order,
+                nonfinite: policy.nonfinite,
+            },
+            overrides: None,
+        }
+    }
+
+    /// This layer where it says something, else the one below.
+    pub(super) fn over(self, below: Layer) -> Layer {
+        let (workload, cluster, policy) = (self.workload, self.cluster, self.policy);
+        Layer {
+            seed: self.seed.or(below.seed),
+            inject: self.inject.or(below.inject),
+            workload: WorkloadLayer {
+                name: workload.name.or(below.workload.name),
+                data: workload.data.or(below.workload.data),
+                test: workload.test.or(below.workload.test),
+                epochs: workload.epochs.or(below.workload.epochs),
+                batch: workload.batch.or(below.workload.batch),
+                examples: workload.examples.or(below.workload.examples),
+                hidden: workload.hidden.or(below.workload.hidden),
+                factors: workload.factors.or(below.workload.factors),
+                l2: workload.l2.or(below.workload.l2),
+            },
+            cluster: ClusterLayer {
+                workers: cluster.workers.or(below.cluster.workers),
+                servers: cluster.servers.or(below.cluster.servers),
+                cores: cluster.cores.or(below.cluster.cores),
+                processes: cluster.processes.or(below.cluster.processes),
+                timeout: cluster.timeout.or(below.cluster.timeout),
+            },
+            policy: PolicyLayer {
+                sync: policy.sync.or(below.policy.sync),
+                placement: policy.placement.or(below.policy.placement),
+                optimizer: policy.optimizer.or(below.policy.optimizer),
+                reduce: policy.reduce.or(below.policy.reduce),
+                order: policy.order.or(below.policy.order),
+                nonfinite: policy.nonfinite.or(below.policy.nonfinite),
+            },
+            overrides: self.overrides.or(below.overrides),
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! The controller of one (table, shard): a pure state machine around a model.
+
+use super::state::signed;
+use super::{Admit, Close, Decision, Exec, PullView, SyncPolicy, SyncState, SyncStats};
+use crate::limits;
+use crate::prng::Prng;
+use crate::types::{Clock, Time, WorkerId};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+/// Decides for one table on one shard when gradients count, when rounds close and when pulls are answered.
+///
+/// - *The world*: [`admit`](Controller::admit) before a gradient's bytes are added, [`push`](Controller::push) when
+///   all of them are, [`pull`](Controller::pull), [`cancel`](Controller::cancel).
+/// - *The operator*: [`set_policy`](Controller::set_policy), [`add_worker`](Controller::add_worker),
+///   [`remove_worker`](Controller::remove_worker).
+/// - *What to do*: after any of these but `admit`, and when [`next_timeout`](Controller::next_timeout) has come, call
+///   [`advance`](Controller::advance) until it returns `None` (stepping the optimizer each time), and then
+///   [`poll_released`](Controller::poll_released) until it returns `None`.
+/// - *Getters*: everything else.
+#[derive(Debug)]
+pub struct Controller {
+    policy: SyncPolicy,
+    state: SyncState,
+    rng: Prng,
+    /// Since when the model says [`Close::After`] of the open round.
+    closing_since: Option<Time>,
+    /// Progress of the fastest worker when the model was set: so far ahead a worker may be by the former model's leave.
+    ahead_when_set: Clock,
+    /// Delayed pulls by progress, which is the order in which they are answered.
+    delayed: BTreeMap<(i64, WorkerId, u64), Delayed>,
+    released: VecDeque<Due>,
+    /// Highest progress of each worker's delayed pulls, so that a pull that is sent again is not another DPR.
+    last_dpr: BTreeMap<WorkerId, i64>,
+    /// Last push of workers that left: one that comes back must not have a push applied twice.
+    departed: BTreeMap<WorkerId, Clock>,
+    stats: SyncStats,
+}
+
+/// One advance of `V_train`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Advance {
+    /// `V_train` from now on.
+    pub version: Clock,
+    /// The round that closed; rounds between it and `version` had no gradients and nobody left to push them.
+    pub closed: Clock,
+    /// Gradients aggregated into it (admitted as [`Admit::Round`]). When 0 there is nothing to step.
+    pub contributions: u32,
+    /// What the learning rate of its step is multiplied with.
+    pub lr_factor: f32,
+}
+
+/// What happens to a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullOutcome {
+    /// Answer it now.
+    Answer {
+        /// Rounds that the answer lacks.
+        staleness: u64,
+    },
+    /// It is filed as a DPR and comes out of [`Controller::poll_released`].
+    Wait,
+}
+
+/// A delayed pull whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Released {
+    /// Who asked.
+    pub worker: WorkerId,
+    /// What the pull was filed with.
+    pub token: u64,
+    /// Rounds that the answer lacks.
+    pub staleness: u64,
+}
+
+/// A pull that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Who asked.
+    pub worker: WorkerId,
+    /// What the pull was filed with.
+    pub token: u64,
+    /// Since when.
+    pub since: Time,
+    /// Why, and what would release it.
+    pub reason: Reason,
+}
+
+/// Why a pull waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reason {
+    /// The condition that does not hold.
+    pub condition: Arc<str>,
+    /// The puller's progress.
+    pub progress: i64,
+    /// The version now.
+    pub v_train: Clock,
+    /// The worker that is furthest behind.
+    pub slowest: WorkerId,
+    /// Its progress.
+    pub slowest_progress: i64,
+    /// The version that will release the pull.
+    pub until: Clock,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` did not hold for progress {}; waits for version {}, now {}; {} is slowest at progress {}",
+            self.condition, self.progress, self.until, self.v_train, self.slowest, self.slowest_progress
+        )
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Delayed {
+    since: Time,
+    condition: Arc<str>,
+}
+
+/// A delayed pull on its way out. Its staleness is taken when it is polled, after all steps before it are made.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    worker: WorkerId,
+    token: u64,
+    progress: i64,
+    since: Time,
+    at: Time,
+}
+
+impl Controller {
+    /// A controller at version 0. All its chance follows from `seed`.
+    pub fn new(mut policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Controller {
+        let mut state = SyncState::default();
+        for worker in workers {
+            state.join(worker, None);
+        }
+        policy.model.observe(&state);
+        Controller {
+            policy,
+            state,
+            rng: Prng::new(seed),
+            closing_since: None,
+            ahead_when_set: 0,
+            delayed: BTreeMap::new(),
+            released: VecDeque::new(),
+            last_dpr: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            stats: SyncStats::default(),
+        }
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> &SyncPolicy {
+        &self.policy
+    }
+
+    /// What conditions see.
+    pub fn state(&self) -> &SyncState {
+        &self.state
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> &SyncStats {
+        &self.stats
+    }
+
+    /// Where a gradient would go; asked before its bytes are added. The answer holds until `V_train` advances.
+    pub fn admit(&self, worker: WorkerId, clock: Clock) -> Admit {
+        let Some(known) = self.state.worker(worker) else { return Admit::UnknownWorker };
+        if known.pushed().is_some_and(|pushed| clock <= pushed) {
+            return Admit::Duplicate;
+        }
+        let v_train = self.state.v_train();
+        match self.policy.model.admit(clock, v_train) {
+            Admit::Round(round) if round > v_train => self.admit_ahead(round),
+            Admit::Now | Admit::Round(_) if clock > skip_limit(v_train, known.progress()) => {
+                Admit::TooFarAhead
+            }
+            admit => admit,
+        }
+    }
+
+    /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
+    /// pieces asks `admit` again with the last one: its round may have closed meanwhile. If it is counted for a closed
+    /// round all the same, it counts in the open one.
+    pub fn push(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        clock: Clock,
+        admit: Admit,
+        significance: Option<f64>,
+    ) {
+        let admit = match self.state.worker(worker) {
+            None => Admit::UnknownWorker,
+            Some(known) if known.pushed().is_some_and(|pushed| clock <= pushed) => Admit::Duplicate,
+            Some(_) => admit,
+        };
+        match admit {
+            Admit::TooFarAhead | Admit::UnknownWorker => self.stats.refused += 1,
+            Admit::Duplicate => self.stats.duplicates += 1,
+            Admit::Late => {
+                self.stats.dropped += 1;
+                self.state.pushed(now, worker, clock, significance);
+            }
+            Admit::Now => {
+                self.stats.pushes += 1;
+                self.state.pushed(now, worker, clock, significance);
+            }
+            Admit::Round(round) => {
+                self.stats.pushes += 1;
+                self.state.pushed(now, worker, clock, significance);
+                self.state.contributed(round.max(self.state.v_train()));
+            }
+        }
+    }
+
+    /// Closes the open round if its time has come. Call until `None`; step the optimizer after each, before taking
+    /// what [`Controller::poll_released`] lets go.
+    pub fn advance(&mut self, now: Time) -> Option<Advance> {
+        if !self.round_is_over(now) {
+            return None;
+        }
+        let closed = self.state.v_train();
+        let contributions = self.state.contributions();
+        // Who pushed this round and left since is one of those that it is made of.
+        let left = self.departed.values().filter(|&&pushed| pushed >= closed).count() as u32;
+        let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
+        self.state.close_round();
+        self.closing_since = None;
+        self.stats.advances += 1;
+        self.policy.model.observe(&self.state);
+        self.release(now);
+        Some(Advance { version: self.state.v_train(), closed, contributions, lr_factor })
+    }
+
+    /// A worker that completed `clock` iterations asks for parameters; `token` names the pull when it is released.
+    ///
+    /// Who is no live worker of the job takes no part in its consistency: it is answered, and not counted.
+    pub fn pull(&mut self, now: Time, worker: WorkerId, clock: Clock, token: u64) -> PullOutcome {
+        let progress = signed(clock) - 1;
+        let Some(known) = self.state.worker(worker) else {
+            return PullOutcome::Answer { staleness: self.state.staleness(progress) };
+        };
+        let view = PullView { worker, progress, significance: known.significance() };
+        self.stats.pulls += 1;
+        match self.judge(&view) {
+            Decision::Answer => PullOutcome::Answer { staleness: self.answered(now, worker, progress) },
+            Decision::Wait(condition) => {
+                if self.last_dpr.get(&worker).is_none_or(|&last| progress > last) {
+                    self.last_dpr.insert(worker, progress);
+                    self.stats.dprs += 1;
+                }
+                let delayed = Delayed { since: now, condition };
+                self.delayed.entry((progress, worker, token)).or_insert(delayed);
+                PullOutcome::Wait
+            }
+        }
+    }
+
+    /// The next delayed pull whose time has come.
+    pub fn poll_released(&mut self) -> Option<Released> {
+        let due = self.released.pop_front()?;
+        let staleness = self.answered(due.at, due.worker, due.progress);
+        self.stats.released += 1;
+        self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
+        Some(Released { worker: due.worker, token: due.token, staleness })
+    }
+
+    /// The worker's connection is gone: its pulls are forgotten. What it sends again is not another DPR.
+    pub fn cancel(&mut self, worker: WorkerId) {
+        self.delayed.retain(|&(_, waits, _), _| waits != worker);
+        self.released.retain(|due| due.worker != worker);
+    }
+
+    /// Another model, from now on. Pulls that wait are judged again, `tau1` of the open round begins again, and what
+    /// is aggregated in open rounds stays there and is stepped when they close.
+    pub fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
+        self.policy = policy;
+        self.policy.model.observe(&self.state);
+        self.closing_since = None;
+        self.ahead_when_set = self.state.fastest().map_or(0, |(_, progress)| progress.max(0) as Clock);
+        for ((progress, worker, token), delayed) in std::mem::take(&mut self.delayed) {
+            let significance = self.state.worker(worker).and_then(|known| known.significance());
+            match self.judge(&PullView { worker, progress, significance }) {
+                Decision::Answer => {
+                    self.released.push_back(Due { worker, token, progress, since: delayed.since, at: now });
+                }
+                Decision::Wait(condition) => {
+                    self.delayed
+                        .insert((progress, worker, token), Delayed { since: delayed.since, condition });
+                }
+            }
+        }
+    }
+
+    /// A worker joins, or comes back. Its first push carries the open round's clock or a later one; one that it made
+    /// before it left still counts once.
+    pub fn add_worker(&mut self, _now: Time, worker: WorkerId) {
+        if self.state.worker(worker).is_none() {
+            let pushed = self.departed.remove(&worker);
+            self.state.join(worker, pushed);
+        }
+    }
+
+    /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten.
+    pub fn remove_worker(&mut self, _now: Time, worker: WorkerId) {
+        self.cancel(worker);
+        self.last_dpr.remove(&worker);
+        if let Some(pushed) = self.state.leave(worker).and_then(|left| left.pushed()) {
+            self.departed.insert(worker, pushed);
+        }
+    }
+
+    /// When [`Controller::advance`] should be called though nothing happened.
+    pub fn next_timeout(&self) -> Option<Time> {
+        match (self.closing_since, self.closes()) {
+            (Some(since), Close::After(tau)) => Some(since + tau),
+            _ => None,
+        }
+    }
+
+    /// The pulls that wait, in the order in which they will be answered.
+    pub fn waiting(&self) -> impl Iterator<Item = Waiting> {
+        self.delayed.iter().filter_map(|(&(progress, worker, token), delayed)| {
+            let (slowest, slowest_progress) = self.state.slowest()?;
+            let reason = Reason {
+                condition: Arc::clone(&delayed.condition),
+                progress,
+                v_train: self.state.v_train(),
+                slowest,
+                slowest_progress,
+                until: self.releasing_version(progress),
+            };
+            Some(Waiting { worker, token, since: delayed.since, reason })
+        })
+    }
+
+    /// A round beyond the open one needs an accumulator of its own, so their number is bounded. Workers that a former
+    /// model let run further ahead are not refused for it: their gradients go to the last round there may be.
+    fn admit_ahead(&self, round: Clock) -> Admit {
+        let v_train = self.state.v_train();
+        if round > v_train.max(self.ahead_when_set).saturating_add(limits::MAX_ROUNDS_AHEAD) {
+            return Admit::TooFarAhead;
+        }
+        Admit::Round(round.min(v_train + limits::MAX_ROUNDS_AHEAD))
+    }
+
+    /// The model's word on the open round, unless it is clear without.
+    fn closes(&self) -> Close {
+        let (n, count) = (self.state.n(), self.state.count());
+        // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
+        if n == 0 || (count == 0 && self.state.contributions() == 0) {
+            Close::No
+        } else if count == n {
+            Close::Now
+        } else {
+            self.policy.model.closes(&self.state)
+        }
+    }
+
+    fn round_is_over(&mut self, now: Time) -> bool {
+        match self.closes() {
+            Close::Now => true,
+            Close::No => {
+                self.closing_since = None;
+                false
+            }
+            Close::After(tau) => now >= *self.closing_since.get_or_insert(now) + tau,
+        }
+    }
+
+    /// The model's word, unless fresher parameters cannot exist.
+    fn judge(&mut self, view: &PullView) -> Decision {
+        if view.progress < signed(self.state.v_train()) {
+            return Decision::Answer;
+        }
+        self.policy.model.pull(&self.state, view, &mut self.rng)
+    }
+
+    /// Lets go the delayed pulls that this version answers. They are sorted by progress, so these come first.
+    fn release(&mut self, now: Time) {
+        while let Some(entry) = self.delayed.first_entry() {
+            let (progress, worker, token) = *entry.key();
+            let answered = match self.policy.exec {
+                Exec::Lazy => progress < signed(self.state.v_train()),
+                Exec::Soft => {
+                    let bound = self.policy.model.staleness_bound(&self.state);
+                    bound.is_none_or(|bound| self.state.staleness(progress) <= bound)
+                }
+            };
+            if !answered {
+                break;
+            }
+            let since = entry.remove().since;
+            self.released.push_back(Due { worker, token, progress, since, at: now });
+        }
+    }
+
+    fn releasing_version(&self, progress: i64) -> Clock {
+        let complete = Clock::try_from(progress.saturating_add(1)).unwrap_or(0);
+        match self.policy.exec {
+            Exec::Lazy => complete,
+            Exec::Soft => {
+                let bound = self.policy.model.staleness_bound(&self.state).unwrap_or(u64::MAX);
+                complete.saturating_sub(bound).max(self.state.v_train() + 1)
+            }
+        }
+    }
+
+    fn answered(&mut self, now: Time, worker: WorkerId, progress: i64) -> u64 {
+        let staleness = self.state.staleness(progress);
+        self.stats.answer(staleness);
+        self.state.answered(now, worker);
+        staleness
+    }
+}
+
+/// The highest clock that a push may carry when it needs no memory of its own: workers may leave iterations out, but a
+/// clock out of the blue must not send the version through billions of empty rounds.
+fn skip_limit(v_train: Clock, progress: i64) -> Clock {
+    v_train.max(Clock::try_from(progress).unwrap_or(0)).saturating_add(limits::MAX_CLOCK_SKIP)
+}
+
+// Decisions in sequence are told by the scripts in `tests/consistency`; here is what a script cannot say.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::axis;
+
+    fn controller(policy: &str, workers: u32) -> Controller {
+        Controller::new(SyncPolicy::parse(&axis(), policy).unwrap(), (0..workers).map(WorkerId), 1)
+    }
+
+    fn push(controller: &mut Controller, rank: u32, clock: Clock) {
+        let admit = controller.admit(WorkerId(rank), clock);
+        controller.push(Time::ZERO, WorkerId(rank), clock, admit, None);
+    }
+
+    #[test]
+    fn two_copies_admitted_before_either_is_counted_count_once() {
+        let mut controller = controller("bsp", 2);
+        let admits = [controller.admit(WorkerId(0), 0), controller.admit(WorkerId(0), 0)];
+        assert_eq!(admits, [Admit::Round(0); 2]);
+        for admit in admits {
+            controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        }
+        assert_eq!(controller.state().contributions(), 1);
+        assert_eq!((controller.stats().pushes, controller.stats().duplicates), (1, 1));
+    }
+
+    #[test]
+    fn a_gradient_counted_for_a_closed_round_counts_in_the_open_one() {
+        let mut controller = controller("drop:n=1", 2);
+        let admit = controller.admit(WorkerId(0), 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        assert_eq!(controller.admit(WorkerId(0), 0), Admit::Late);
+        controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        assert_eq!((controller.state().v_train(), controller.state().contributions()), (1, 1));
+    }
+
+    #[test]
+    fn staleness_is_that_of_the_version_when_the_answer_leaves() {
+        let mut controller = controller("pssp:s=0,c=1,exec=soft", 2);
+        for clock in 0..3 {
+            push(&mut controller, 0, clock);
+        }
+        assert_eq!(controller.pull(Time::ZERO, WorkerId(0), 3, 7), PullOutcome::Wait);
+        for clock in 0..2 {
+            push(&mut controller, 1, clock);
+            assert!(controller.advance(Time::ZERO).is_some());
+        }
+        let released = Released { worker: WorkerId(0), token: 7, staleness: 1 };
+        assert_eq!((controller.poll_released(), controller.poll_released()), (Some(released), None));
+    }
+
+    #[test]
+    fn several_pulls_of_one_clock_are_one_delayed_pull_and_all_are_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        for token in [3, 1, 1] {
+            assert_eq!(controller.pull(Time(5), WorkerId(0), 1, token), PullOutcome::Wait);
+        }
+        assert_eq!((controller.stats().dprs, controller.waiting().count()), (1, 2));
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time(9)).is_some());
+        let mut tokens = Vec::new();
+        while let Some(released) = controller.poll_released() {
+            tokens.push(released.token);
+        }
+        assert_eq!(tokens, [1, 3]);
+        assert_eq!(controller.stats().waited_ns, 8);
+    }
+
+    #[test]
+    fn who_disconnects_between_release_and_answer_is_not_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        controller.pull(Time::ZERO, WorkerId(0), 1, 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        controller.cancel(WorkerId(0));
+        assert_eq!(controller.poll_released(), None);
+    }
+}

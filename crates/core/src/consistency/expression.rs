@@ -1,0 +1,385 @@
+//! Conditions as expressions over the exposed state: `progress < v_train + 3 || rand() > 0.5`.
+//!
+//! There are numbers (f64) and conditions (true or false). From loosest to tightest: `||`, `&&`, `==` `!=`,
+//! `<` `<=` `>` `>=`, `+` `-`, `*` `/` `%`, then `!` and unary `-`; parentheses; the functions of [`FUNCTIONS`] and the
+//! variables of [`VARIABLES`]. `&&`, `||` and `if` look at no more than they need, so that `rand()` draws only where
+//! chance decides. Division by zero gives an infinity, and a comparison with what is not a number is false.
+//!
+//! An expression is checked when it is set: syntax, names, types, length and depth. Evaluating it cannot fail.
+
+mod parser;
+
+pub use parser::ExpressionError;
+
+use super::{PullView, SyncState};
+use crate::prng::Prng;
+
+/// What a condition may speak of: name and meaning. Those of [`PULL_VARIABLES`] are known only while a pull is judged.
+pub const VARIABLES: &[(&str, &str)] = &[
+    ("v_train", "the table's version here: every round below it is closed"),
+    ("n", "live workers"),
+    ("count", "live workers that have pushed the open round, which is round v_train"),
+    ("fastest", "progress of the worker that is furthest ahead, -1 when none has pushed"),
+    ("slowest", "progress of the worker that is furthest behind, -1 before its first push"),
+];
+
+/// Variables of a pull condition only.
+pub const PULL_VARIABLES: &[(&str, &str)] = &[
+    ("progress", "the last iteration that the puller completed"),
+    ("gap", "progress - v_train"),
+    ("staleness", "rounds that an answer would lack: gap + 1, at least 0"),
+    ("significance", "|g|/|w| of the puller's last push; not a number when not measured yet"),
+];
+
+/// Functions: how they are written, and what they give.
+pub const FUNCTIONS: &[(&str, &str)] = &[
+    ("rand()", "uniform in [0, 1); in pull conditions only"),
+    ("min(a, b, ...)", "the least"),
+    ("max(a, b, ...)", "the greatest"),
+    ("abs(a)", "the magnitude"),
+    ("exp(a)", "e to the power of a"),
+    ("sqrt(a)", "the square root"),
+    ("floor(a)", "the next whole number below"),
+    ("if(condition, a, b)", "a if the condition holds, else b; both numbers or both conditions"),
+];
+
+/// What a condition is for, which decides what it may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Whether a pull is answered.
+    Pull,
+    /// Whether a round closes. There is no puller, and no chance: it is asked whenever something happens.
+    Push,
+}
+
+/// A checked condition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Condition {
+    truth: Truth,
+    uses_significance: bool,
+}
+
+impl Condition {
+    /// Reads and checks a condition.
+    pub fn parse(text: &str, scope: Scope) -> Result<Condition, ExpressionError> {
+        parser::parse(text, scope)
+    }
+
+    /// Whether it holds for this pull.
+    pub fn holds_for_pull(&self, state: &SyncState, pull: &PullView, rng: &mut Prng) -> bool {
+        self.truth.value(&mut Scene { state, pull: Some(pull), rng: Some(rng) })
+    }
+
+    /// Whether it holds for the open round.
+    pub fn holds_for_push(&self, state: &SyncState) -> bool {
+        self.truth.value(&mut Scene { state, pull: None, rng: None })
+    }
+
+    /// Whether it speaks of `significance`, which then has to be measured.
+    pub fn uses_significance(&self) -> bool {
+        self.uses_significance
+    }
+}
+
+/// What an evaluation can look at. The parser saw to it that a push condition asks for no pull and no chance.
+struct Scene<'a> {
+    state: &'a SyncState,
+    pull: Option<&'a PullView>,
+    rng: Option<&'a mut Prng>,
+}
+
+/// An expression that is a number.
+#[derive(Debug, Clone, PartialEq)]
+enum Number {
+    Literal(f64),
+    Variable(Variable),
+    Rand,
+    Negate(Box<Number>),
+    Arithmetic(Arithmetic, Box<[Number; 2]>),
+    Call(Function, Vec<Number>),
+    If(Box<(Truth, Number, Number)>),
+}
+
+/// An expression that is true or false.
+#[derive(Debug, Clone, PartialEq)]
+enum Truth {
+    Literal(bool),
+    Not(Box<Truth>),
+    And(Box<[Truth; 2]>),
+    Or(Box<[Truth; 2]>),
+    Equal(Box<[Truth; 2]>),
+    Compare(Comparison, Box<[Number; 2]>),
+    If(Box<(Truth, Truth, Truth)>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Variable {
+    VTrain,
+    N,
+    Count,
+    Fastest,
+    Slowest,
+    Progress,
+    Gap,
+    Staleness,
+    Significance,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arithmetic {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    Remainder,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Function {
+    Min,
+    Max,
+    Abs,
+    Exp,
+    Sqrt,
+    Floor,
+}
+
+impl Number {
+    /// The recursion is as deep as the expression, which the parser limits.
+    fn value(&self, scene: &mut Scene<'_>) -> f64 {
+        match self {
+            Number::Literal(value) => *value,
+            Number::Variable(variable) => variable.value(scene),
+            Number::Rand => scene.rng.as_mut().map_or(f64::NAN, |rng| rng.uniform()),
+            Number::Negate(of) => -of.value(scene),
+            Number::Arithmetic(operation, sides) => {
+                let (left, right) = (sides[0].value(scene), sides[1].value(scene));
+                match operation {
+                    Arithmetic::Add => left + right,
+                    Arithmetic::Subtract => left - right,
+                    Arithmetic::Multiply => left * right,
+                    Arithmetic::Divide => left / right,
+                    Arithmetic::Remainder => left % right,
+                }
+            }
+            Number::Call(function, arguments) => {
+                let mut values = arguments.iter().map(|argument| argument.value(scene));
+                let first = values.next().unwrap_or(f64::NAN);
+                match function {
+                    Function::Min => values.fold(first, f64::min),
+                    Function::Max => values.fold(first, f64::max),
+                    Function::Abs => first.abs(),
+                    Function::Exp => first.exp(),
+                    Function::Sqrt => first.sqrt(),
+                    Function::Floor => first.floor(),
+                }
+            }
+            Number::If(parts) => {
+                let (condition, then, otherwise) = &**parts;
+                if condition.value(scene) { then.value(scene) } else { otherwise.value(scene) }
+            }
+        }
+    }
+}
+
+impl Truth {
+    /// The recursion is as deep as the expression, which the parser limits.
+    fn value(&self, scene: &mut Scene<'_>) -> bool {
+        match self {
+            Truth::Literal(value) => *value,
+            Truth::Not(of) => !of.value(scene),
+            Truth::And(sides) => sides[0].value(scene) && sides[1].value(scene),
+            Truth::Or(sides) => sides[0].value(scene) || sides[1].value(scene),
+            Truth::Equal(sides) => sides[0].value(scene) == sides[1].value(scene),
+            Truth::Compare(comparison, sides) => {
+                let (left, right) = (sides[0].value(scene), sides[1].value(scene));
+                match comparison {
+                    Comparison::Equal => left == right,
+                    // Unlike IEEE 754, so that every comparison with what is not a number is false.
+                    Comparison::NotEqual => left.partial_cmp(&right).is_some_and(|order| order.is_ne()),
+                    Comparison::Less => left < right,
+                    Comparison::LessOrEqual => left <= right,
+                    Comparison::Greater => left > right,
+                    Comparison::GreaterOrEqual => left >= right,
+                }
+            }
+            Truth::If(parts) => {
+                let (condition, then, otherwise) = &**parts;
+                if condition.value(scene) { then.value(scene) } else { otherwise.value(scene) }
+            }
+        }
+    }
+}
+
+impl Variable {
+    fn value(self, scene: &Scene<'_>) -> f64 {
+        let state = scene.state;
+        let of_pull =
+            |value: fn(&SyncState, &PullView) -> f64| scene.pull.map_or(f64::NAN, |pull| value(state, pull));
+        match self {
+            Variable::VTrain => state.v_train() as f64,
+            Variable::N => f64::from(state.n()),
+            Variable::Count => f64::from(state.count()),
+            Variable::Fastest => state.fastest().map_or(-1.0, |(_, progress)| progress as f64),
+            Variable::Slowest => state.slowest().map_or(-1.0, |(_, progress)| progress as f64),
+            Variable::Progress => of_pull(|_, pull| pull.progress as f64),
+            Variable::Gap => of_pull(|state, pull| state.gap(pull.progress) as f64),
+            Variable::Staleness => of_pull(|state, pull| state.staleness(pull.progress) as f64),
+            Variable::Significance => of_pull(|_, pull| pull.significance.unwrap_or(f64::NAN)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::WorkerId;
+    use proptest::prelude::*;
+
+    /// Worker 1 pulls with progress 7 at version 5 of three workers at 4, 7 and 5.
+    fn holds(text: &str) -> bool {
+        let condition = Condition::parse(text, Scope::Pull).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let pull = PullView { worker: WorkerId(1), progress: 7, significance: Some(0.25) };
+        condition.holds_for_pull(&SyncState::at(5, &[4, 7, 5]), &pull, &mut Prng::new(1))
+    }
+
+    #[test]
+    fn every_variable_and_function() {
+        for text in [
+            "progress == 7 && v_train == 5 && n == 3 && count == 2 && fastest == 7 && slowest == 4",
+            "gap == 2 && staleness == 3 && significance == 0.25",
+            "rand() >= 0 && rand() < 1",
+            "min(3, 1, 2) == 1 && max(3, 1, 2) == 3",
+            "abs(-2) == 2 && sqrt(16) == 4 && floor(-0.5) == -1 && exp(0) == 1",
+            "if(gap > 1, 10, 20) == 10 && if(gap > 2, false, true)",
+        ] {
+            assert!(holds(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn precedence_and_associativity() {
+        for text in [
+            "1 + 2 * 3 == 7",
+            "(1 + 2) * 3 == 9",
+            "10 - 4 - 3 == 3",
+            "24 / 4 / 2 == 3",
+            "7 % 4 * 2 == 6",
+            "-2 * -2 == 4 && - - 2 == 2",
+            "true || false && false",
+            "!false && !(1 > 2)",
+            "1 < 2 == 3 < 4",
+            "(1 < 2) != (4 < 3)",
+            "2e3 == 2000 && 1.5e-1 == 0.15 && .5 == 0.5",
+        ] {
+            assert!(holds(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn zero_divides_and_nothing_compares_with_what_is_no_number() {
+        assert!(holds("1 / 0 > 1e300"));
+        for comparison in ["==", "!=", "<", "<=", ">", ">="] {
+            assert!(!holds(&format!("0 / 0 {comparison} 0")), "{comparison}");
+        }
+    }
+
+    #[test]
+    fn draws_only_what_it_needs() {
+        let condition = Condition::parse("progress < v_train + 3 || rand() > 0.5", Scope::Pull).unwrap();
+        let state = SyncState::at(5, &[4, 7]);
+        let (mut used, mut fresh) = (Prng::new(9), Prng::new(9));
+        let pull = PullView { worker: WorkerId(1), progress: 7, significance: None };
+        assert!(condition.holds_for_pull(&state, &pull, &mut used));
+        assert_eq!(used.next_u64(), fresh.next_u64());
+    }
+
+    #[test]
+    fn errors_say_where_and_what_was_expected() {
+        for (text, scope, at, why) in [
+            ("", Scope::Pull, 1, "expected a number, a name, `(`, `!` or `-`, found the end"),
+            ("progress <", Scope::Pull, 11, "expected a number"),
+            ("progress < < 3", Scope::Pull, 12, "found `<`"),
+            ("progress < 3 4", Scope::Pull, 14, "expected an operator or the end, found `4`"),
+            ("(progress < 3", Scope::Pull, 14, "expected an operator or `)`, found the end"),
+            ("progress = 3", Scope::Pull, 10, "`=` has no meaning here; compare with `==`"),
+            ("n > 1 | n > 2", Scope::Pull, 7, "or is `||`"),
+            ("größe < 3", Scope::Pull, 3, "`ö` has no meaning here"),
+            ("1.2.3 < 4", Scope::Pull, 1, "`1.2.3` is not a number"),
+            ("foo < 3", Scope::Pull, 1, "unknown name `foo`; known: v_train, n, count, fastest, slowest;"),
+            ("n < foo(3)", Scope::Pull, 5, "unknown function `foo`; known: rand(), min(a, b, ...)"),
+            ("n < rand", Scope::Pull, 5, "`rand` is a function: write `rand()`"),
+            ("n < min(3)", Scope::Pull, 5, "`min` takes at least 2 arguments, not 1"),
+            ("n < abs(3, 4)", Scope::Pull, 5, "`abs` takes 1 argument, not 2"),
+            (
+                "n",
+                Scope::Pull,
+                1,
+                "a condition is expected, such as `progress < v_train + 3`; this is a number",
+            ),
+            ("n && true", Scope::Pull, 1, "`&&` takes conditions; this is a number"),
+            ("true || n", Scope::Pull, 9, "`||` takes conditions; this is a number"),
+            ("1 < 2 < 3", Scope::Pull, 1, "`<` compares numbers; this is a condition"),
+            ("n == true", Scope::Pull, 3, "`==` compares two numbers or two conditions"),
+            ("!n", Scope::Pull, 2, "`!` takes a condition; this is a number"),
+            ("-true < 1", Scope::Pull, 2, "`-` takes a number; this is a condition"),
+            ("if(n, 1, 2) > 0", Scope::Pull, 4, "the first argument of `if` is a condition"),
+            ("if(true, 1, false) > 0", Scope::Pull, 13, "both numbers or both conditions"),
+            ("count >= progress", Scope::Push, 10, "`progress` is of a pull; a push condition has no puller"),
+            ("rand() > 0.5", Scope::Push, 1, "`rand()` is for pull conditions"),
+        ] {
+            let error = Condition::parse(text, scope).unwrap_err();
+            assert_eq!(error.at, at, "{text}: {error}");
+            assert!(error.why.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn length_and_depth_are_limited() {
+        let parse = |text: String| Condition::parse(&text, Scope::Pull);
+        let nested = |levels| format!("{}n > 0{}", "(".repeat(levels), ")".repeat(levels));
+        assert!(parse(nested(32)).is_ok());
+        for text in [
+            nested(33),
+            format!("{}true", "!".repeat(40)),
+            format!("n > {}1", "-".repeat(40)),
+            format!("n > 1{}", " + 1".repeat(40)),
+            format!("{}n > 0{}", "if(true, ".repeat(40), ", false)".repeat(40)),
+        ] {
+            assert!(parse(text.clone()).unwrap_err().why.contains("more than 32 levels"), "{text}");
+        }
+        assert!(parse(" ".repeat(1025)).unwrap_err().why.contains("at most 1024"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[a-z_0-9.()!<>=&|+*/%, ö-]{0,60}") {
+            if let Ok(condition) = Condition::parse(&text, Scope::Pull) {
+                let pull = PullView { worker: WorkerId(0), progress: i64::MAX, significance: None };
+                condition.holds_for_pull(&SyncState::default(), &pull, &mut Prng::new(1));
+            }
+        }
+
+        #[test]
+        fn any_tokens_are_read_or_refused(tokens in proptest::collection::vec(proptest::sample::select(&[
+            "progress", "n", "gap", "significance", "1", "0.5", "true", "rand()", "min(", "if(", "(", ")", ",",
+            "<", "==", "&&", "||", "!", "+", "-", "/", "%",
+        ][..]), 0..30)) {
+            let text = tokens.join(" ");
+            if let Ok(condition) = Condition::parse(&text, Scope::Pull) {
+                let pull = PullView { worker: WorkerId(0), progress: -1, significance: None };
+                condition.holds_for_pull(&SyncState::at(3, &[2, 5]), &pull, &mut Prng::new(1));
+            }
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! What the conditions of a (table, shard) see.
+
+use crate::types::{Clock, Time, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How much the newest interval weighs in a worker's average: about the last seven pushes matter.
+const INTERVAL_WEIGHT: f64 = 0.25;
+
+/// Progress of all live workers, the open round, and the version.
+///
+/// Conditions read it through getters; only the controller changes it. A push costs `O(log workers)`.
+#[derive(Debug, Clone, Default)]
+pub struct SyncState {
+    v_train: Clock,
+    workers: BTreeMap<WorkerId, WorkerState>,
+    /// The same workers by progress, so that nobody has to be searched for.
+    by_progress: BTreeSet<(i64, WorkerId)>,
+    /// Live workers whose progress is at least `v_train`.
+    count: u32,
+    /// Gradients aggregated into the open and later rounds; a round without any has no entry.
+    contributions: BTreeMap<Clock, u32>,
+}
+
+/// What is known about one live worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WorkerState {
+    progress: i64,
+    pushed: Option<Clock>,
+    last_push: Option<Time>,
+    last_answer: Option<Time>,
+    interval_s: Option<f64>,
+    significance: Option<f64>,
+}
+
+impl WorkerState {
+    /// The last iteration this worker is done with; -1 when none. Rounds closed before it joined count as done.
+    pub fn progress(&self) -> i64 {
+        self.progress
+    }
+
+    /// The clock of its last push.
+    pub fn pushed(&self) -> Option<Clock> {
+        self.pushed
+    }
+
+    /// When its last push was complete.
+    pub fn last_push(&self) -> Option<Time> {
+        self.last_push
+    }
+
+    /// Moving average of the seconds it needs for an iteration: from its last answered pull (or push, when it did not
+    /// pull) to the next push. Waiting for others is left out, else a fast worker that waits would look slow.
+    pub fn interval_s(&self) -> Option<f64> {
+        self.interval_s
+    }
+
+    /// `|g| / |w|` of its last push, when measured.
+    pub fn significance(&self) -> Option<f64> {
+        self.significance
+    }
+}
+
+impl SyncState {
+    /// The table's version here: every round below it is closed. Also the number of the open round.
+    pub fn v_train(&self) -> Clock {
+        self.v_train
+    }
+
+    /// Live workers.
+    pub fn n(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    /// Live workers that are done with the open round.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Live workers that are done with iteration `clock`.
+    pub fn count_of(&self, clock: Clock) -> u32 {
+        if clock == self.v_train {
+            return self.count;
+        }
+        self.by_progress.range((signed(clock), FIRST)..).count() as u32
+    }
+
+    /// Gradients that were aggregated into the open round; those of workers that left since stay in.
+    pub fn contributions(&self) -> u32 {
+        self.contributions.get(&self.v_train).copied().unwrap_or(0)
+    }
+
+    /// The live workers that are done with the open round.
+    pub fn contributors(&self) -> impl Iterator<Item = WorkerId> {
+        self.by_progress.range((signed(self.v_train), FIRST)..).map(|&(_, worker)| worker)
+    }
+
+    /// The live workers that the open round still lacks, slowest first.
+    pub fn missing(&self) -> impl Iterator<Item = WorkerId> {
+        self.by_progress.range(..(signed(self.v_train), FIRST)).map(|&(_, worker)| worker)
+    }
+
+    /// The live worker that is furthest behind, and its progress.
+    pub fn slowest(&self) -> Option<(WorkerId, i64)> {
+        self.by_progress.first().map(|&(progress, worker)| (worker, progress))
+    }
+
+    /// The live worker that is furthest ahead, and its progress.
+    pub fn fastest(&self) -> Option<(WorkerId, i64)> {
+        self.by_progress.last().map(|&(progress, worker)| (worker, progress))
+    }
+
+    /// What is known about a live worker.
+    pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
+        self.workers.get(&worker)
+    }
+
+    /// All live workers, by rank.
+    pub fn workers(&self) -> impl Iterator<Item = (WorkerId, &WorkerState)> {
+        self.workers.iter().map(|(&id, worker)| (id, worker))
+    }
+
+    /// How far this progress is ahead of the version: FluentPS's k. Negative when nothing is missing.
+    pub fn gap(&self, progress: i64) -> i64 {
+        progress.saturating_sub(signed(self.v_train))
+    }
+
+    /// Rounds that an answer to a worker of this progress lacks.
+    pub fn staleness(&self, progress: i64) -> u64 {
+        u64::try_from(self.gap(progress).saturating_add(1)).unwrap_or(0)
+    }
+
+    /// Adds a live worker. Rounds that are closed are nothing it could still push, so they count as done.
+    pub(super) fn join(&mut self, worker: WorkerId, pushed: Option<Clock>) {
+        let progress = pushed.map_or(-1, signed).max(signed(self.v_train) - 1);
+        let state = WorkerState {
+            progress,
+            pushed,
+            last_push: None,
+            last_answer: None,
+            interval_s: None,
+            significance: None,
+        };
+        self.workers.insert(worker, state);
+        self.insert_progress(worker, progress);
+    }
+
+    /// Removes a worker; what it contributed stays.
+    pub(super) fn leave(&mut self, worker: WorkerId) -> Option<WorkerState> {
+        let state = self.workers.remove(&worker)?;
+        self.remove_progress(worker, state.progress);
+        Some(state)
+    }
+
+    /// A live worker pushed `clock`.
+    pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock, significance: Option<f64>) {
+        let Some(state) = self.workers.get_mut(&worker) else { return };
+        if let Some(began) = state.last_push.max(state.last_answer) {
+            let interval_s = now.since(began).as_secs_f64();
+            state.interval_s = Some(match state.interval_s {
+                Some(average) => average + INTERVAL_WEIGHT * (interval_s - average),
+                None => interval_s,
+            });
+        }
+        state.last_push = Some(now);
+        state.pushed = Some(clock);
+        state.significance = significance.filter(|value| value.is_finite());
+        let (before, after) = (state.progress, state.progress.max(signed(clock)));
+        state.progress = after;
+        if after != before {
+            self.remove_progress(worker, before);
+            self.insert_progress(worker, after);
+        }
+    }
+
+    /// A gradient was aggregated into the open round or a later one.
+    pub(super) fn contributed(&mut self, round: Clock) {
+        *self.contributions.entry(round).or_insert(0) += 1;
+    }
+
+    /// A pull was answered.
+    pub(super) fn answered(&mut self, now: Time, worker: WorkerId) {
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.last_answer = Some(now);
+        }
+    }
+
+    /// Closes the open round. Rounds after it that every live worker has passed and nobody contributed to are passed
+    /// over in the same move: they could only be closed one by one, with nothing to step.
+    pub(super) fn close_round(&mut self) {
+        self.contributions.remove(&self.v_train);
+        let closed = signed(self.v_train);
+        let passed = self.slowest().map_or(0, |(_, progress)| unsigned(progress + 1));
+        let filled = self.contributions.first_key_value().map_or(Clock::MAX, |(&round, _)| round);
+        self.v_train = passed.min(filled).max(self.v_train + 1);
+        // Those at exactly the closed rounds have the next one still before them. Each push is counted here once.
+        let behind = self.by_progress.range((closed, FIRST)..(signed(self.v_train), FIRST));
+        self.count -= behind.count() as u32;
+    }
+
+    fn insert_progress(&mut self, worker: WorkerId, progress: i64) {
+        self.by_progress.insert((progress, worker));
+        self.count += u32::from(progress >= signed(self.v_train));
+    }
+
+    fn remove_progress(&mut self, worker: WorkerId, progress: i64) {
+        self.by_progress.remove(&(progress, worker));
+        self.count -= u32::from(progress >= signed(self.v_train));
+    }
+}
+
+/// Below every other rank in the order by progress.
+const FIRST: WorkerId = WorkerId(0);
+
+/// A clock as a progress. The controller refuses clocks that do not fit.
+pub(super) fn signed(clock: Clock) -> i64 {
+    i64::try_from(clock).unwrap_or(i64::MAX)
+}
+
+fn unsigned(progress: i64) -> Clock {
+    Clock::try_from(progress).unwrap_or(0)
+}
+
+#[cfg(test)]
+impl SyncState {
+    /// Version `v_train` with a worker at each progress, by rank; for tests of conditions.
+    pub(super) fn at(v_train: Clock, progress: &[i64]) -> SyncState {
+        let mut state = SyncState { v_train, ..SyncState::default() };
+        for (rank, &progress) in progress.iter().enumerate() {
+            let worker = WorkerId(rank as u32);
+            state.join(worker, None);
+            let joined = state.workers.get_mut(&worker).expect("just joined");
+            let before = std::mem::replace(&mut joined.progress, progress);
+            state.remove_progress(worker, before);
+            state.insert_progress(worker, progress);
+        }
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(rank: u32) -> WorkerId {
+        WorkerId(rank)
+    }
+
+    #[test]
+    fn counts_follow_progress() {
+        let state = SyncState::at(2, &[1, 4, 2]);
+        assert_eq!((state.n(), state.count()), (3, 2));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|clock| state.count_of(clock)), [3, 3, 2, 1, 1, 0]);
+        assert_eq!(state.slowest(), Some((worker(0), 1)));
+        assert_eq!(state.fastest(), Some((worker(1), 4)));
+        assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(2), worker(1)]);
+        assert_eq!(state.missing().collect::<Vec<_>>(), [worker(0)]);
+    }
+
+    #[test]
+    fn closing_passes_over_rounds_that_are_empty_and_done() {
+        let mut state = SyncState::at(2, &[5, 7]);
+        state.close_round();
+        assert_eq!((state.v_train(), state.count()), (6, 1));
+
+        let mut state = SyncState::at(2, &[5, 7]);
+        state.contributed(4);
+        state.close_round();
+        assert_eq!((state.v_train(), state.count(), state.contributions()), (4, 2, 1));
+    }
+
+    #[test]
+    fn who_joins_owes_nothing_of_closed_rounds_and_who_returns_keeps_its_pushes() {
+        let mut state = SyncState::at(3, &[3]);
+        state.join(worker(1), None);
+        state.join(worker(2), Some(7));
+        assert_eq!(state.worker(worker(1)).unwrap().progress(), 2);
+        assert_eq!(state.worker(worker(2)).unwrap().progress(), 7);
+        assert_eq!(state.count(), 2);
+    }
+
+    #[test]
+    fn an_interval_runs_from_the_answer_to_the_push() {
+        let mut state = SyncState::at(0, &[-1]);
+        let at = Time::from_secs_f64;
+        state.pushed(at(1.0), worker(0), 0, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), None);
+        // Nine seconds of waiting, two of work.
+        state.answered(at(10.0), worker(0));
+        state.pushed(at(12.0), worker(0), 1, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(2.0));
+        // Without a pull, from push to push; the average moves by a quarter.
+        state.pushed(at(18.0), worker(0), 2, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(3.0));
+    }
+}

@@ -1,0 +1,57 @@
+//! RMSProp: AdaGrad that forgets.
+
+use super::{Optimizer, Step, require_fraction, require_positive, state};
+use crate::registry::{Entry, Param};
+use multiversion::multiversion;
+use serde::Deserialize;
+
+pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
+    name: "rmsprop",
+    about: "RMSProp: a = decay * a + (1 - decay) * g^2; w -= lr * g / (sqrt(a) + epsilon).",
+    params: &[
+        Param { name: "decay", default: Some("0.9"), about: "How much of the mean square is kept, below 1." },
+        Param { name: "epsilon", default: Some("1e-8"), about: "Keeps the divisor from 0." },
+    ],
+    example: "rmsprop:lr=0.01,decay=0.9,epsilon=1e-8",
+    build: |spec| {
+        let rule: RmsProp = spec.config()?;
+        require_fraction(spec, "decay", rule.decay)?;
+        require_positive(spec, "epsilon", rule.epsilon)?;
+        Ok(Box::new(rule))
+    },
+};
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RmsProp {
+    decay: f32,
+    epsilon: f32,
+}
+
+impl Default for RmsProp {
+    fn default() -> RmsProp {
+        RmsProp { decay: 0.9, epsilon: 1e-8 }
+    }
+}
+
+impl Optimizer for RmsProp {
+    fn slots(&self) -> usize {
+        1
+    }
+
+    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+        let [mean_square] = state(slots);
+        update(step, self, parameters, gradient, mean_square);
+    }
+}
+
+#[multiversion(targets("x86_64+avx2"))]
+fn update(step: &Step, rule: &RmsProp, parameters: &mut [f32], gradient: &[f32], mean_square: &mut [f32]) {
+    let Step { lr, gradient_scale, weight_decay, .. } = *step;
+    let RmsProp { decay, epsilon } = *rule;
+    for ((w, &g), a) in parameters.iter_mut().zip(gradient).zip(mean_square) {
+        let g = gradient_scale * g + weight_decay * *w;
+        *a = decay * *a + (1.0 - decay) * (g * g);
+        *w -= lr * g / (a.sqrt() + epsilon);
+    }
+}

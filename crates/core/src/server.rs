@@ -1,0 +1,562 @@
+//! One data core of a server as a state machine: it takes pushes, steps the optimizer, answers pulls.
+//!
+//! A shard shares nothing with its siblings. It talks to the coordinator (plan, members, reports) and to the workers.
+//! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
+//! what was taken is remembered until the push is complete and counted.
+
+mod part;
+mod rounds;
+
+use crate::consistency::{PullOutcome, Released, SyncPolicy};
+use crate::limits;
+use crate::link::Link;
+use crate::prng::Prng;
+use crate::registry::Registry;
+use crate::role::{Body, Frame, Lost, Output, Role};
+use crate::status::ShardReport;
+use crate::table::{self, glob_matches};
+use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::wire::control::{self, frame};
+use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use part::{TablePart, Taken};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// What a shard needs to know to begin.
+#[derive(Debug, Clone)]
+pub struct ShardConfig {
+    /// The job's name.
+    pub job: String,
+    /// Tells servers apart until the coordinator numbers them.
+    pub process: u64,
+    /// The server's number, when it was given one.
+    pub server: Option<ServerId>,
+    /// This core's number on its server.
+    pub core: u32,
+    /// How many data cores the server has.
+    pub cores: u32,
+    /// Where workers reach this core.
+    pub address: String,
+    /// Where the coordinator is.
+    pub coordinator: String,
+}
+
+/// One data core of a server.
+#[derive(Debug)]
+pub struct Shard {
+    config: ShardConfig,
+    registry: Arc<Registry>,
+    id: Option<ShardId>,
+    coordinator: Link,
+    plan: Option<Plan>,
+    tables: Vec<TablePart>,
+    members: BTreeMap<WorkerId, u64>,
+    pulls: BTreeMap<u64, PendingPull>,
+    next_token: u64,
+    /// Tables whose controller has a timeout, by time.
+    timers: BTreeSet<(Time, usize)>,
+    next_report: Time,
+    stopped: bool,
+    outputs: VecDeque<Output>,
+    bytes_pushed: u64,
+    bytes_pulled: u64,
+    refused: u64,
+}
+
+/// A pull that was asked for and not yet answered.
+#[derive(Debug)]
+struct PendingPull {
+    worker: WorkerId,
+    table: usize,
+    request: u64,
+    clock: Clock,
+    rows: Option<Vec<u32>>,
+}
+
+impl Shard {
+    /// A shard that is about to join.
+    pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
+        Shard {
+            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            id: config.server.map(|server| ShardId { server, core: config.core }),
+            config,
+            registry,
+            plan: None,
+            tables: Vec::new(),
+            members: BTreeMap::new(),
+            pulls: BTreeMap::new(),
+            next_token: 0,
+            timers: BTreeSet::new(),
+            next_report: now,
+            stopped: false,
+            outputs: VecDeque::new(),
+            bytes_pushed: 0,
+            bytes_pulled: 0,
+            refused: 0,
+        }
+    }
+
+    /// Who this is, once the coordinator said so.
+    pub fn id(&self) -> Option<ShardId> {
+        self.id
+    }
+
+    /// How this shard stands.
+    pub fn report(&self, now: Time) -> Option<ShardReport> {
+        Some(ShardReport {
+            shard: self.id?,
+            tables: self
+                .tables
+                .iter()
+                .filter(|table| table.elements() > 0)
+                .map(|table| table.report(now))
+                .collect(),
+            bytes_pushed: self.bytes_pushed,
+            bytes_pulled: self.bytes_pulled,
+            nonfinite: self.tables.iter().map(|table| table.nonfinite).sum(),
+            refused: self.refused,
+            memory_bytes: self.memory_bytes() as u64,
+        })
+    }
+
+    /// Bytes held for parameters, accumulators and optimizer state.
+    pub fn memory_bytes(&self) -> usize {
+        self.tables.iter().map(TablePart::memory_bytes).sum()
+    }
+
+    /// Calls `visit` with the first element and the values of every chunk of a table that this shard holds.
+    pub fn for_each_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
+        if let Some(part) = self.tables.get(table.0 as usize) {
+            part.for_each_chunk(visit);
+        }
+    }
+
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, header: &Header, payload: &[u8]) {
+        let result = self.check_data_frame(worker, header).and_then(|table| match header.kind {
+            Kind::Init => self.handle_init(now, table, worker, header, payload),
+            Kind::Push => self.handle_push(now, table, worker, header, payload),
+            Kind::Pull => self.handle_pull(now, table, worker, header, payload),
+            other => {
+                let message = format!("a server does not take {other:?} frames from a worker");
+                Err(Fault { cause: Cause::Protocol, message })
+            }
+        });
+        if let Err(fault) = result {
+            self.refused += 1;
+            let mut frame = frame(Kind::Error, &fault);
+            frame.header.request = header.request;
+            frame.header.table = header.table;
+            frame.header.clock = header.clock;
+            self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        }
+    }
+
+    /// What every data frame must fulfil: known sender, current plan, known table, our element type.
+    fn check_data_frame(&self, worker: WorkerId, header: &Header) -> Result<usize, Fault> {
+        let fault = |cause, message| Err(Fault { cause, message });
+        let Some(plan) = &self.plan else {
+            return fault(Cause::StaleEpoch, "this server has no plan yet".into());
+        };
+        if !self.members.contains_key(&worker) {
+            return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
+        }
+        if header.epoch != plan.epoch {
+            let message =
+                format!("the frame is of placement epoch {}, the job is in {}", header.epoch, plan.epoch);
+            return fault(Cause::StaleEpoch, message);
+        }
+        let table = header.table.0 as usize;
+        if table >= self.tables.len() {
+            let message = format!("table {table} does not exist; the job has {}", self.tables.len());
+            return fault(Cause::Shape, message);
+        }
+        if header.dtype != DType::F32 {
+            let name = &self.tables[table].spec.name;
+            let message = format!("table `{name}` holds f32; {worker} sent {:?}", header.dtype);
+            return fault(Cause::Shape, message);
+        }
+        Ok(table)
+    }
+
+    fn handle_init(
+        &mut self,
+        now: Time,
+        table: usize,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Fault> {
+        let values = crate::store::floats(payload).ok_or_else(|| Fault {
+            cause: Cause::Shape,
+            message: format!("initial values in {} bytes are not whole f32", payload.len()),
+        })?;
+        let was_initialised = self.tables[table].is_initialised();
+        if self.tables[table].initialise(header, values)? && header.flags.has(Flags::LAST) {
+            self.acknowledge(worker, header);
+            if !was_initialised {
+                self.answer_first_pulls(now, table);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_push(
+        &mut self,
+        now: Time,
+        table: usize,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Fault> {
+        self.bytes_pushed += payload.len() as u64;
+        if self.tables[table].push(now, worker, header, payload)? == Taken::Partly {
+            return Ok(());
+        }
+        self.acknowledge(worker, header);
+        self.settle(now, table);
+        if header.flags.has(Flags::WANT_PARAMS) {
+            let clock = header.clock + 1;
+            self.ask(now, PendingPull { worker, table, request: header.request, clock, rows: None });
+        }
+        Ok(())
+    }
+
+    fn handle_pull(
+        &mut self,
+        now: Time,
+        table: usize,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Fault> {
+        let rows = match header.flags.has(Flags::ROWS) {
+            true => Some(self.tables[table].check_rows(payload)?),
+            false => None,
+        };
+        let pull = PendingPull { worker, table, request: header.request, clock: header.clock, rows };
+        if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
+            self.answer(&pull);
+        } else {
+            self.ask(now, pull);
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, worker: WorkerId, header: &Header) {
+        let mut ack = Header::new(Kind::PushAck);
+        ack.table = header.table;
+        ack.clock = header.clock;
+        ack.request = header.request;
+        ack.epoch = header.epoch;
+        let frame = Frame { header: ack, body: Body::Empty };
+        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+    }
+
+    /// Puts a pull to the table's controller, which answers it now or later.
+    fn ask(&mut self, now: Time, pull: PendingPull) {
+        let token = self.next_token;
+        self.next_token += 1;
+        let table = pull.table;
+        let ready = self.tables[table].is_initialised();
+        let outcome = match ready {
+            true => self.tables[table].controller.pull(now, pull.worker, pull.clock, token),
+            // Pulls that come before the initial values wait for them; they are not delayed by a condition.
+            false => PullOutcome::Wait,
+        };
+        match outcome {
+            PullOutcome::Answer { .. } => self.answer(&pull),
+            PullOutcome::Wait => {
+                self.pulls.insert(token, pull);
+            }
+        }
+    }
+
+    /// The initial values are here: pulls that came before them are asked again.
+    fn answer_first_pulls(&mut self, now: Time, table: usize) {
+        let tokens: Vec<u64> =
+            self.pulls.iter().filter(|(_, pull)| pull.table == table).map(|(&token, _)| token).collect();
+        for token in tokens {
+            let pull = self.pulls.remove(&token).expect("listed above");
+            self.ask(now, pull);
+        }
+    }
+
+    /// Advances the table as far as its pushes allow, and answers what that releases.
+    fn settle(&mut self, now: Time, table: usize) {
+        loop {
+            while let Some(Released { token, .. }) = self.tables[table].controller.poll_released() {
+                if let Some(pull) = self.pulls.remove(&token) {
+                    self.answer(&pull);
+                }
+            }
+            if self.tables[table].advance(now).is_none() {
+                break;
+            }
+        }
+        self.timers.retain(|(_, of)| *of != table);
+        if let Some(at) = self.tables[table].controller.next_timeout() {
+            self.timers.insert((at, table));
+        }
+    }
+
+    /// Sends a table's parameters, or the rows that were asked for.
+    fn answer(&mut self, pull: &PendingPull) {
+        let part = &self.tables[pull.table];
+        let mut header = Header::new(Kind::Params);
+        header.table = TableId(pull.table as u32);
+        header.clock = pull.clock;
+        header.version = part.controller.state().v_train();
+        header.request = pull.request;
+        header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        let to = NodeId::Worker(pull.worker);
+        let mut send = |mut header: Header, last: bool, body: Body, bytes: usize| {
+            header.payload_bytes = bytes as u32;
+            header.flags = if last { header.flags.with(Flags::LAST) } else { header.flags };
+            self.bytes_pulled += bytes as u64;
+            self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
+        };
+        match &pull.rows {
+            None => {
+                let chunks = part.chunk_bytes();
+                let count = chunks.len();
+                for (index, (number, start, len)) in chunks.enumerate() {
+                    header.chunk = number;
+                    header.part = index as u32;
+                    let body = Body::Stored { buffer: pull.table as u64, start, len };
+                    send(header, index + 1 == count, body, len);
+                }
+            }
+            Some(rows) => {
+                header.flags = Flags::ROWS;
+                let rows_per_part = (limits::CHUNK_ELEMENTS / part.row_width()).max(1);
+                let count = rows.len().div_ceil(rows_per_part).max(1);
+                for index in 0..count {
+                    let begin = index * rows_per_part;
+                    let some = &rows[begin..rows.len().min(begin + rows_per_part)];
+                    header.part = index as u32;
+                    header.rows = some.len() as u32;
+                    let bytes = part.gather_rows(some);
+                    let len = bytes.len();
+                    send(header, index + 1 == count, Body::Bytes(bytes), len);
+                }
+            }
+        }
+    }
+
+    fn handle_control(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Plan(plan) => self.take_plan(*plan),
+            Control::Members { workers, .. } => self.take_members(now, &workers),
+            Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
+            Control::ReportRequest => self.send_report(now),
+            Control::Stop { error } => self.stop(error),
+            other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
+        }
+    }
+
+    fn take_plan(&mut self, plan: Plan) {
+        let Some(id) = self.id else { return };
+        if self.plan.is_some() {
+            // Sent again after a broken connection; the first one stands.
+            return self.tell_coordinator(&Control::Ready);
+        }
+        if !plan.is_consistent() {
+            let error =
+                Some("the coordinator's plan does not fit itself; use the same release everywhere".into());
+            return self.stop(error);
+        }
+        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        self.members = plan.workers.iter().copied().collect();
+        self.tables.clear();
+        for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
+            let own =
+                (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
+            let policy = plan.policy_of(TableId(number as u32), id.server);
+            let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
+            let seed = Prng::fork(plan.seed, label).next_u64();
+            let workers = self.members.keys().copied();
+            match TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed) {
+                Ok(part) => self.tables.push(part),
+                Err(error) => {
+                    let error = Some(format!("table `{}`: {error}", spec.name));
+                    return self.stop(error);
+                }
+            }
+        }
+        self.plan = Some(plan);
+        self.tell_coordinator(&Control::Ready);
+    }
+
+    fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
+        let gone: Vec<WorkerId> =
+            self.members.keys().copied().filter(|worker| !alive.contains(worker)).collect();
+        for worker in &gone {
+            self.members.remove(worker);
+            self.pulls.retain(|_, pull| pull.worker != *worker);
+            for table in &mut self.tables {
+                table.remove_worker(now, *worker);
+            }
+        }
+        if !gone.is_empty() {
+            (0..self.tables.len()).for_each(|table| self.settle(now, table));
+        }
+    }
+
+    fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
+        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+            return;
+        }
+        for table in 0..self.tables.len() {
+            if !glob_matches(glob, &self.tables[table].spec.name) {
+                continue;
+            }
+            match SyncPolicy::parse(&self.registry.consistency, sync) {
+                Ok(policy) => {
+                    self.tables[table].set_sync(now, policy);
+                    self.settle(now, table);
+                }
+                Err(error) => return self.outputs.push_back(Output::Log(format!("set {sync}: {error}"))),
+            }
+        }
+        self.send_report(now);
+    }
+
+    fn stop(&mut self, error: Option<String>) {
+        self.stopped = true;
+        self.outputs.push_back(Output::Stop { error });
+    }
+
+    fn send_report(&mut self, now: Time) {
+        self.next_report = now + limits::HEARTBEAT_EVERY;
+        if let Some(report) = self.report(now) {
+            self.tell_coordinator(&Control::ShardReport(Box::new(report)));
+        }
+    }
+
+    fn tell_coordinator(&mut self, message: &Control) {
+        let frame = frame(Kind::Control, message);
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+    }
+}
+
+impl Role for Shard {
+    fn node(&self) -> Option<NodeId> {
+        self.id.map(NodeId::Shard)
+    }
+
+    fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        if hello.job != self.config.job {
+            return refuse(
+                format!("this server serves job `{}`, not `{}`", self.config.job, hello.job),
+                false,
+            );
+        }
+        let Party::Worker { rank: Some(worker) } = hello.from else {
+            return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+        };
+        if self.plan.is_none() {
+            return refuse("this server has no plan yet".into(), true);
+        }
+        match self.members.get(&worker) {
+            Some(&incarnation) if incarnation == hello.incarnation => {
+                Ok(Welcome { you: NodeId::Worker(worker), incarnation })
+            }
+            _ => refuse(format!("{worker} was declared dead or has left; start it anew"), false),
+        }
+    }
+
+    fn hello(&self, _peer: NodeId) -> Hello {
+        let ShardConfig { job, process, core, cores, .. } = &self.config;
+        let server = self.id.map(|id| id.server);
+        let from = Party::Shard { process: *process, server, core: *core, cores: *cores };
+        Hello { job: job.clone(), from, incarnation: *process }
+    }
+
+    fn handle_connected(&mut self, _now: Time, peer: NodeId, welcome: &Welcome) {
+        if peer != NodeId::Coordinator {
+            return;
+        }
+        self.coordinator.connected();
+        if let NodeId::Shard(id) = welcome.you {
+            self.id = Some(id);
+        }
+        self.tell_coordinator(&Control::Register { address: self.config.address.clone() });
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        match peer {
+            NodeId::Coordinator if why.is_final() => self.stop(Some(why.to_string())),
+            NodeId::Coordinator => self.coordinator.disconnected(now, why),
+            NodeId::Worker(worker) => {
+                self.pulls.retain(|_, pull| pull.worker != worker);
+                for table in &mut self.tables {
+                    table.controller.cancel(worker);
+                }
+            }
+            NodeId::Shard(_) | NodeId::Admin(_) => {}
+        }
+    }
+
+    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        match (from, header.kind) {
+            (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
+            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
+                Ok(message) => self.handle_control(now, message),
+                Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
+            },
+            (from, kind) => {
+                self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        if self.stopped {
+            return;
+        }
+        self.outputs.extend(self.coordinator.poll(now));
+        if let Some(sentence) = self.coordinator.overdue(now) {
+            self.stop(Some(sentence));
+        }
+        while let Some(&(at, table)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.pop_first();
+            self.settle(now, table);
+        }
+        if self.coordinator.is_up() && self.next_report <= now {
+            self.send_report(now);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        if self.stopped {
+            return None;
+        }
+        let report = self.coordinator.is_up().then_some(self.next_report);
+        let timer = self.timers.first().map(|(at, _)| *at);
+        [self.coordinator.next_timeout(), report, timer].into_iter().flatten().min()
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    fn refresh(&self, header: &mut Header) {
+        // Rows were gathered when the answer was made; chunks are read from the store when they leave.
+        if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
+            header.version = self.tables[header.table.0 as usize].controller.state().v_train();
+        }
+    }
+
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        match body {
+            Body::Empty => &[],
+            Body::Bytes(bytes) => bytes,
+            Body::Stored { buffer, start, len } => {
+                &self.tables[*buffer as usize].parameter_bytes()[*start..*start + *len]
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
+
+use crate::types::{Clock, ShardId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+/// How a worker stands, in its own words.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    /// Iterations completed.
+    pub clock: Clock,
+    /// Payload bytes of gradients sent.
+    pub bytes_pushed: u64,
+    /// Payload bytes of parameters received.
+    pub bytes_pulled: u64,
+    /// What the worker waits for, if it does.
+    pub waiting: Option<String>,
+}
+
+/// How a shard stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardReport {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Its tables.
+    pub tables: Vec<TableReport>,
+    /// Payload bytes of gradients received.
+    pub bytes_pushed: u64,
+    /// Payload bytes of parameters sent.
+    pub bytes_pulled: u64,
+    /// Gradients with NaN or Inf.
+    pub nonfinite: u64,
+    /// Frames that were refused.
+    pub refused: u64,
+    /// Bytes held for parameters, accumulators and optimizer state.
+    pub memory_bytes: u64,
+}
+
+/// How one table stands on one shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TableReport {
+    /// Its name.
+    pub name: String,
+    /// Elements of it on this shard.
+    pub elements: u64,
+    /// The consistency model in force.
+    pub sync: String,
+    /// Its version, V_train.
+    pub version: Clock,
+    /// Live workers.
+    pub workers: u32,
+    /// Counters of the consistency controller.
+    pub stats: crate::consistency::SyncStats,
+    /// Pulls that wait, the longest first.
+    pub waiting: Vec<WaitReport>,
+}
+
+/// A pull that waits: who, since when, what would release it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WaitReport {
+    /// Whose pull.
+    pub worker: WorkerId,
+    /// For how long.
+    pub seconds: f64,
+    /// The condition, the slowest worker and the version that would release it, as a sentence.
+    pub reason: String,
+}
+
+/// What the coordinator says about a worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// Which worker.
+    pub worker: WorkerId,
+    /// `joining`, `running`, `left` or `dead`.
+    pub state: MemberState,
+    /// Seconds since it was last heard.
+    pub silent_seconds: f64,
+    /// Seconds since its clock last moved.
+    pub idle_seconds: f64,
+    /// Its own words.
+    pub report: WorkerReport,
+}
+
+/// A member's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberState {
+    /// Connected, the job has not started.
+    Joining,
+    /// Takes part.
+    Running,
+    /// Left of its own will.
+    Left,
+    /// Was silent too long.
+    Dead,
+}
+
+/// The whole job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The job's name.
+    pub job: String,
+    /// What the job is doing or waiting for, as a sentence.
+    pub phase: String,
+    /// Membership epoch.
+    pub epoch: u32,
+    /// Every worker.
+    pub workers: Vec<WorkerStatus>,
+    /// Every shard's report.
+    pub shards: Vec<ShardReport>,
+}

@@ -1,0 +1,51 @@
+//! What can go wrong for a worker's application.
+
+use crate::types::Clock;
+use crate::wire::Cause;
+
+/// Why a worker's call or wait failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// A table cannot be declared like this. Nothing was changed.
+    #[error("{0}")]
+    Table(String),
+    /// A gradient or a buffer does not fit its table. Nothing was changed.
+    #[error("table `{table}`: expected {expected}, got {found}")]
+    Shape {
+        /// The table's name.
+        table: String,
+        /// What would fit.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// NaN or Inf in a gradient under `reject`. Nothing was sent.
+    #[error(
+        "the gradient of table `{table}` at clock {clock} has NaN or Inf; it was not sent (nonfinite=reject; use \
+         nonfinite=clip to clip instead, or lower the learning rate)"
+    )]
+    NonFinite {
+        /// The table's name.
+        table: String,
+        /// The iteration.
+        clock: Clock,
+    },
+    /// Calls came in an order that makes no sense. Nothing was changed.
+    #[error("{0}")]
+    Order(String),
+    /// A server refused a request. Whether it changed anything depends on the cause.
+    #[error("{message}")]
+    Refused {
+        /// Which kind of refusal.
+        cause: Cause,
+        /// The server's sentence.
+        message: String,
+    },
+    /// A node could not be reached within the deadline. Requests under way may or may not have been applied.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The job does not know this worker (any more), or is over.
+    #[error("{0}")]
+    NotAMember(String),
+}

@@ -1,0 +1,244 @@
+//! One request to one shard, from the moment it is made until it is answered.
+
+use super::local_table::LocalTable;
+use super::{Ticket, WorkerError};
+use crate::role::{Body, Frame};
+use crate::store::Buffer;
+use crate::types::{Clock, ShardId, TableId};
+use crate::wire::{Flags, Header, Kind};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) shard: ShardId,
+    pub(super) table: usize,
+    pub(super) clock: Clock,
+    pub(super) ticket: Ticket,
+    /// Its pull waits for the scheduler (without overlap).
+    pub(super) held: bool,
+    what: What,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// Initial values.
+    Init { buffer: u64 },
+    /// A gradient.
+    Push { buffer: u64, rows: Option<Arc<Vec<u32>>>, want_params: bool, acknowledged: bool },
+    /// Parameters. `rows` has row numbers with their place in the result.
+    Pull { rows: Option<Vec<(u32, u32)>>, now: bool, rows_received: usize },
+}
+
+/// What an acknowledgement settled.
+#[derive(Debug)]
+pub(super) struct Acknowledged {
+    pub(super) is_push: bool,
+    pub(super) buffer: u64,
+    /// Nothing else is to come for the request.
+    pub(super) done: bool,
+}
+
+/// What frames are made from.
+#[derive(Debug)]
+pub(super) struct Context<'a> {
+    pub(super) id: u64,
+    pub(super) epoch: u32,
+    pub(super) overlap: bool,
+    /// Without overlap: the last clock that the scheduler let go.
+    pub(super) gone: Option<Clock>,
+    pub(super) table: &'a LocalTable,
+    pub(super) buffers: &'a BTreeMap<u64, (Buffer, usize)>,
+}
+
+impl Request {
+    pub(super) fn new(shard: ShardId, table: usize, clock: Clock, ticket: Ticket, what: What) -> Request {
+        Request { shard, table, clock, ticket, held: false, what }
+    }
+
+    /// Whether the server must get it even when nobody waits for it any more.
+    pub(super) fn must_be_sent(&self) -> bool {
+        match self.what {
+            What::Init { .. } => true,
+            What::Push { acknowledged, .. } => !acknowledged,
+            What::Pull { .. } => false,
+        }
+    }
+
+    /// Whether a consistency condition stood before the answer.
+    pub(super) fn is_conditional(&self) -> bool {
+        !matches!(self.what, What::Pull { now: true, .. })
+    }
+
+    /// Everything that the server does not have yet.
+    pub(super) fn frames(&mut self, context: &Context<'_>) -> Vec<Frame> {
+        let mut header = Header::new(Kind::Push);
+        header.table = TableId(self.table as u32);
+        header.clock = self.clock;
+        header.request = context.id;
+        header.epoch = context.epoch;
+        let may_pull = |clock: Clock| context.overlap || clock == 0 || context.gone >= Some(clock - 1);
+        match &mut self.what {
+            What::Init { buffer } => {
+                header.kind = Kind::Init;
+                dense_frames(header, self.shard, *buffer, context.table)
+            }
+            What::Push { buffer, rows, want_params, acknowledged: false } => {
+                if *want_params && context.overlap {
+                    header.flags = Flags::WANT_PARAMS;
+                }
+                self.held = *want_params && !context.overlap;
+                match rows {
+                    Some(rows) => {
+                        let values = context.buffers[buffer].0.as_slice();
+                        row_frames(header, self.shard, rows, values, context.table)
+                    }
+                    None => dense_frames(header, self.shard, *buffer, context.table),
+                }
+            }
+            What::Push { acknowledged: true, .. } => {
+                self.held = !may_pull(self.clock + 1);
+                header.clock = self.clock + 1;
+                if self.held { Vec::new() } else { vec![pull_frame(header, None)] }
+            }
+            What::Pull { rows, now, rows_received } => {
+                *rows_received = 0;
+                self.held = !*now && !may_pull(self.clock);
+                if *now {
+                    header.flags = Flags::NOW;
+                }
+                if self.held { Vec::new() } else { vec![pull_frame(header, rows.as_deref())] }
+            }
+        }
+    }
+
+    /// The server has it. `None` when it said so before.
+    pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
+        match &mut self.what {
+            What::Init { buffer } => Some(Acknowledged { is_push: false, buffer: *buffer, done: true }),
+            What::Push { acknowledged: true, .. } | What::Pull { .. } => None,
+            What::Push { buffer, want_params, acknowledged, .. } => {
+                *acknowledged = true;
+                Some(Acknowledged { is_push: true, buffer: *buffer, done: !*want_params })
+            }
+        }
+    }
+
+    /// The last frame of the answer is here; whether the request is settled by it.
+    pub(super) fn answered(&mut self) -> bool {
+        match &mut self.what {
+            What::Push { want_params, acknowledged, .. } => {
+                *want_params = false;
+                *acknowledged
+            }
+            What::Init { .. } => false,
+            What::Pull { .. } => true,
+        }
+    }
+
+    /// Puts one frame of an answer where it belongs: the table's values, or the ticket's rows.
+    pub(super) fn take_params(
+        &mut self,
+        table: &mut LocalTable,
+        header: &Header,
+        payload: &[u8],
+        result: &mut [f32],
+    ) -> Result<(), WorkerError> {
+        let unexpected = |table: &LocalTable| WorkerError::Shape {
+            table: table.spec.name.clone(),
+            expected: format!("parameters that fit shape {:?}", table.spec.shape),
+            found: format!("{} bytes for chunk {} from {}", payload.len(), header.chunk, self.shard),
+        };
+        let values = crate::store::floats(payload).ok_or_else(|| unexpected(table))?;
+        if let What::Pull { rows: Some(rows), rows_received, .. } = &mut self.what {
+            let width = table.row_width();
+            let here = values.len() / width;
+            let places = rows.get(*rows_received..*rows_received + here).ok_or_else(|| unexpected(table))?;
+            for ((_, place), row) in places.iter().zip(values.chunks_exact(width)) {
+                let start = *place as usize * width;
+                // A ticket that was given up has no memory for its rows any more.
+                if let Some(target) = result.get_mut(start..start + width) {
+                    target.copy_from_slice(row);
+                }
+            }
+            *rows_received += here;
+            return Ok(());
+        }
+        match table.chunk(header.chunk) {
+            Some(chunk)
+                if chunk.len as usize == values.len() && chunk.shard == self.shard && !table.spec.rows =>
+            {
+                let start = chunk.start as usize;
+                table.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+                Ok(())
+            }
+            _ => Err(unexpected(table)),
+        }
+    }
+}
+
+fn dense_frames(mut header: Header, shard: ShardId, buffer: u64, table: &LocalTable) -> Vec<Frame> {
+    let chunks = table.chunks_of(shard);
+    let count = chunks.len();
+    let flags = header.flags;
+    (0..)
+        .zip(chunks)
+        .map(|(part, (number, chunk))| {
+            let (start, len) = (chunk.start as usize * 4, chunk.len as usize * 4);
+            header.chunk = number;
+            header.part = part;
+            header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
+            header.payload_bytes = len as u32;
+            Frame { header, body: Body::Stored { buffer, start, len } }
+        })
+        .collect()
+}
+
+/// One frame for every chunk that has some of the rows; one empty frame when the shard has none of them, since the
+/// push counts for the worker's progress there too.
+fn row_frames(
+    mut header: Header,
+    shard: ShardId,
+    rows: &[u32],
+    values: &[f32],
+    table: &LocalTable,
+) -> Vec<Frame> {
+    let width = table.row_width();
+    header.flags = header.flags.with(Flags::ROWS);
+    let mut frames: Vec<Frame> = Vec::new();
+    for (number, chunk) in table.chunks_of(shard) {
+        let first_row = (chunk.start / width as u64) as u32;
+        let end_row = first_row + chunk.len / width as u32;
+        let begin = rows.partition_point(|&row| row < first_row);
+        let end = rows.partition_point(|&row| row < end_row);
+        if begin == end {
+            continue;
+        }
+        let mut bytes = Vec::with_capacity((end - begin) * (width + 1) * 4);
+        for &row in &rows[begin..end] {
+            bytes.extend_from_slice(&(row - first_row).to_le_bytes());
+        }
+        bytes.extend_from_slice(bytemuck::cast_slice(&values[begin * width..end * width]));
+        header.chunk = number;
+        header.part = frames.len() as u32;
+        header.rows = (end - begin) as u32;
+        header.payload_bytes = bytes.len() as u32;
+        frames.push(Frame { header, body: Body::Bytes(bytes) });
+    }
+    if frames.is_empty() {
+        frames.push(Frame { header, body: Body::Empty });
+    }
+    let last = frames.last_mut().expect("one at least");
+    last.header.flags = last.header.flags.with(Flags::LAST);
+    frames
+}
+
+fn pull_frame(mut header: Header, rows: Option<&[(u32, u32)]>) -> Frame {
+    header.kind = Kind::Pull;
+    let Some(rows) = rows else { return Frame { header, body: Body::Empty } };
+    header.flags = header.flags.with(Flags::ROWS);
+    header.rows = rows.len() as u32;
+    header.payload_bytes = rows.len() as u32 * 4;
+    let bytes = rows.iter().flat_map(|(row, _)| row.to_le_bytes()).collect();
+    Frame { header, body: Body::Bytes(bytes) }
+}

@@ -1,0 +1,224 @@
+//! Roles in one place with a network that delivers at once: enough to test decisions without any driver.
+
+use paramill_core::coordinator::{Coordinator, JobConfig};
+use paramill_core::registry::Registry;
+use paramill_core::role::{Lost, Output, Role};
+use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::types::{NodeId, TableId, Time};
+use paramill_core::wire::{Header, Party};
+use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) struct Pump {
+    pub(crate) now: Time,
+    pub(crate) coordinator: Coordinator,
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) log: Vec<String>,
+    pub(crate) stopped: Vec<Option<String>>,
+    /// Pairs that cannot reach each other, by index in `nodes`.
+    pub(crate) cut: BTreeSet<(usize, usize)>,
+    names: BTreeMap<(usize, NodeId), usize>,
+    wires: VecDeque<(usize, usize, Header, Vec<u8>)>,
+}
+
+/// Node 0 is the coordinator, then the shards, then the workers.
+impl Pump {
+    pub(crate) fn new(config: JobConfig, cores: u32) -> Pump {
+        let registry = Arc::new(Registry::builtin());
+        config.check(&registry).expect("a valid job");
+        let (job, workers, servers) = (config.job.clone(), config.workers, config.servers);
+        let shards = (0..servers)
+            .flat_map(|server| (0..cores).map(move |core| (server, core)))
+            .map(|(server, core)| {
+                let config = ShardConfig {
+                    job: job.clone(),
+                    process: u64::from(server) + 100,
+                    server: None,
+                    core,
+                    cores,
+                    address: format!("shard:{}", server * cores + core),
+                    coordinator: "coordinator".into(),
+                };
+                Shard::new(Time::ZERO, config, registry.clone())
+            })
+            .collect();
+        let workers = (0..workers)
+            .map(|_| {
+                let config = WorkerConfig { job: job.clone(), rank: None, coordinator: "coordinator".into() };
+                Worker::new(Time::ZERO, config, registry.clone())
+            })
+            .collect();
+        Pump {
+            now: Time::ZERO,
+            coordinator: Coordinator::new(config, registry),
+            shards,
+            workers,
+            log: Vec::new(),
+            stopped: Vec::new(),
+            cut: BTreeSet::new(),
+            names: BTreeMap::new(),
+            wires: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn worker_node(&self, worker: usize) -> usize {
+        1 + self.shards.len() + worker
+    }
+
+    /// Declares the same tables on all workers and starts the job.
+    pub(crate) fn start(&mut self, tables: &[(paramill_core::table::TableSpec, Vec<f32>)]) {
+        let mut tickets = Vec::new();
+        for worker in 0..self.workers.len() {
+            for (spec, initial) in tables {
+                self.workers[worker].declare(spec.clone(), initial.clone()).expect("a valid table");
+            }
+            tickets.push(self.workers[worker].start(self.now).expect("starts once"));
+        }
+        self.run();
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(self.outcome(worker, ticket), Some(Ok(())), "{}", self.explain(worker, ticket));
+        }
+    }
+
+    pub(crate) fn outcome(&mut self, worker: usize, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+        self.workers[worker].outcome(ticket)
+    }
+
+    pub(crate) fn explain(&self, worker: usize, ticket: Ticket) -> String {
+        self.workers[worker].explain(self.now, ticket)
+    }
+
+    /// A table's parameters, put together from all shards.
+    pub(crate) fn parameters(&self, table: TableId, elements: usize) -> Vec<f32> {
+        let mut values = vec![f32::NAN; elements];
+        for shard in &self.shards {
+            shard.for_each_chunk(table, |start, chunk| {
+                values[start as usize..start as usize + chunk.len()].copy_from_slice(chunk);
+            });
+        }
+        values
+    }
+
+    /// Lets `seconds` pass, timers included.
+    pub(crate) fn pass(&mut self, seconds: f64) {
+        let end = self.now + Duration::from_secs_f64(seconds);
+        loop {
+            let next = (0..self.node_count()).filter_map(|node| self.role(node).next_timeout()).min();
+            match next {
+                Some(at) if at <= end => self.now = self.now.max(at),
+                _ => break,
+            }
+            self.run();
+        }
+        self.now = end;
+        self.run();
+    }
+
+    /// Carries out everything that can happen now.
+    pub(crate) fn run(&mut self) {
+        loop {
+            let now = self.now;
+            for node in 0..self.node_count() {
+                if self.role(node).next_timeout().is_some_and(|at| at <= now) {
+                    self.role(node).handle_timeout(now);
+                }
+            }
+            let mut moved = false;
+            for node in 0..self.node_count() {
+                while let Some(output) = self.role(node).poll_output() {
+                    moved = true;
+                    self.carry_out(node, output);
+                }
+            }
+            while let Some((from, to, header, payload)) = self.wires.pop_front() {
+                moved = true;
+                if let Some((&(_, name), _)) =
+                    self.names.iter().find(|((at, _), peer)| *at == to && **peer == from)
+                {
+                    self.role(to).handle_frame(now, name, &header, &payload);
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+    }
+
+    /// Breaks the connection between two nodes; what is on the wire between them is lost.
+    pub(crate) fn reset(&mut self, a: usize, b: usize) {
+        self.wires.retain(|(from, to, ..)| (*from, *to) != (a, b) && (*from, *to) != (b, a));
+        let ends: Vec<(usize, NodeId)> = self
+            .names
+            .iter()
+            .filter(|((at, _), peer)| (*at == a && **peer == b) || (*at == b && **peer == a))
+            .map(|(key, _)| *key)
+            .collect();
+        let now = self.now;
+        for (at, name) in ends {
+            self.names.remove(&(at, name));
+            self.role(at).handle_disconnected(now, name, &Lost::Broken("reset".into()));
+        }
+    }
+
+    /// Nobody reaches the node any more.
+    pub(crate) fn isolate(&mut self, node: usize) {
+        for other in 0..self.node_count() {
+            self.reset(node, other);
+            self.cut.insert((node, other));
+            self.cut.insert((other, node));
+        }
+    }
+
+    fn carry_out(&mut self, node: usize, output: Output) {
+        match output {
+            Output::Log(line) => self.log.push(line),
+            Output::Stop { error } => self.stopped.push(error),
+            Output::Disconnect { .. } => {}
+            Output::Connect { peer, address } => self.connect(node, peer, &address),
+            Output::Send { to, frame } => {
+                let payload = self.role(node).payload(&frame.body).to_vec();
+                assert_eq!(payload.len(), frame.header.payload_bytes as usize, "{:?}", frame.header);
+                if let Some(&peer) = self.names.get(&(node, to)) {
+                    self.wires.push_back((node, peer, frame.header, payload));
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, node: usize, peer: NodeId, address: &str) {
+        let to = match address.strip_prefix("shard:") {
+            Some(index) => 1 + index.parse::<usize>().expect("an index"),
+            None => 0,
+        };
+        let now = self.now;
+        if self.cut.contains(&(node, to)) {
+            return self.role(node).handle_disconnected(now, peer, &Lost::Broken("no route".into()));
+        }
+        let hello = self.role(node).hello(peer);
+        assert_ne!(hello.from, Party::Command);
+        match self.role(to).accept(now, &hello) {
+            Ok(welcome) => {
+                self.names.insert((node, peer), to);
+                self.names.insert((to, welcome.you), node);
+                self.role(node).handle_connected(now, peer, &welcome);
+            }
+            Err(refusal) => self.role(node).handle_disconnected(now, peer, &Lost::Refused(refusal)),
+        }
+    }
+
+    fn node_count(&self) -> usize {
+        1 + self.shards.len() + self.workers.len()
+    }
+
+    fn role(&mut self, node: usize) -> &mut dyn Role {
+        let shards = self.shards.len();
+        match node {
+            0 => &mut self.coordinator,
+            node if node <= shards => &mut self.shards[node - 1],
+            node => &mut self.workers[node - 1 - shards],
+        }
+    }
+}

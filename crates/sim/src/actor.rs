@@ -1,0 +1,100 @@
+//! The roles of a job, as one type for the world.
+
+use crate::operator::Operator;
+use crate::player::Player;
+use paramill_core::coordinator::Coordinator;
+use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::server::Shard;
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::{Header, Hello, Refusal, Welcome};
+
+/// Anything that takes part in a simulated job.
+#[derive(Debug)]
+pub enum Actor {
+    /// The coordinator.
+    Coordinator(Box<Coordinator>),
+    /// A data core.
+    Shard(Box<Shard>),
+    /// A worker and its application.
+    Worker(Box<Player>),
+    /// Somebody who changes policies while the job runs.
+    Operator(Box<Operator>),
+}
+
+impl Actor {
+    /// The shard, if it is one.
+    pub fn as_shard(&self) -> Option<&Shard> {
+        match self {
+            Actor::Shard(shard) => Some(shard),
+            _ => None,
+        }
+    }
+
+    /// The worker with its application, if it is one.
+    pub fn as_player(&self) -> Option<&Player> {
+        match self {
+            Actor::Worker(player) => Some(player),
+            _ => None,
+        }
+    }
+
+    fn role(&self) -> &dyn Role {
+        match self {
+            Actor::Coordinator(role) => &**role,
+            Actor::Shard(role) => &**role,
+            Actor::Worker(role) => &**role,
+            Actor::Operator(role) => &**role,
+        }
+    }
+
+    fn role_mut(&mut self) -> &mut dyn Role {
+        match self {
+            Actor::Coordinator(role) => &mut **role,
+            Actor::Shard(role) => &mut **role,
+            Actor::Worker(role) => &mut **role,
+            Actor::Operator(role) => &mut **role,
+        }
+    }
+}
+
+impl Role for Actor {
+    fn node(&self) -> Option<NodeId> {
+        self.role().node()
+    }
+
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        self.role_mut().accept(now, hello)
+    }
+
+    fn hello(&self, peer: NodeId) -> Hello {
+        self.role().hello(peer)
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
+        self.role_mut().handle_connected(now, peer, welcome);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        self.role_mut().handle_disconnected(now, peer, why);
+    }
+
+    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        self.role_mut().handle_frame(now, from, header, payload);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.role_mut().handle_timeout(now);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.role().next_timeout()
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.role_mut().poll_output()
+    }
+
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        self.role().payload(body)
+    }
+}

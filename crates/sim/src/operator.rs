@@ -1,0 +1,101 @@
+//! Somebody who changes consistency models while a job runs, as `paramill set` does.
+
+use crate::scenario::Switch;
+use paramill_core::link::Link;
+use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
+use std::collections::VecDeque;
+
+/// A command that stays connected and sends every switch at its time.
+#[derive(Debug)]
+pub struct Operator {
+    job: String,
+    link: Link,
+    switches: VecDeque<Switch>,
+    /// A switch was sent and not yet answered; it is sent again on a new connection.
+    asked: bool,
+    outputs: VecDeque<Output>,
+}
+
+impl Operator {
+    /// An operator of the job whose coordinator is at `coordinator`.
+    pub fn new(job: &str, coordinator: &str, mut switches: Vec<Switch>) -> Operator {
+        switches.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+        Operator {
+            job: job.to_owned(),
+            link: Link::new(Time::ZERO, NodeId::Coordinator, coordinator),
+            switches: switches.into(),
+            asked: false,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    fn ask(&mut self, now: Time) {
+        let Some(switch) = self.switches.front() else { return };
+        if self.asked || !self.link.is_up() || Time::from_secs_f64(switch.at_s) > now {
+            return;
+        }
+        self.asked = true;
+        let Switch { table, server, sync, .. } = switch.clone();
+        let frame = frame(Kind::Control, &Control::SetSync { table, server, sync });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+    }
+}
+
+impl Role for Operator {
+    fn node(&self) -> Option<NodeId> {
+        None
+    }
+
+    fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
+        Err(Refusal { reason: "a command takes no connections".into(), retry: false })
+    }
+
+    fn hello(&self, _peer: NodeId) -> Hello {
+        Hello { job: self.job.clone(), from: Party::Command, incarnation: 0 }
+    }
+
+    fn handle_connected(&mut self, now: Time, _peer: NodeId, _welcome: &Welcome) {
+        self.link.connected();
+        self.ask(now);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &Lost) {
+        self.link.disconnected(now, why);
+        self.asked = false;
+    }
+
+    fn handle_frame(&mut self, now: Time, _from: NodeId, header: &Header, _payload: &[u8]) {
+        if matches!(header.kind, Kind::Control | Kind::Error) && std::mem::take(&mut self.asked) {
+            self.switches.pop_front();
+            self.ask(now);
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.outputs.extend(self.link.poll(now));
+        self.ask(now);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        if self.switches.is_empty() {
+            return None;
+        }
+        let switch = self.switches.front().filter(|_| self.link.is_up() && !self.asked);
+        let switch = switch.map(|switch| Time::from_secs_f64(switch.at_s));
+        [self.link.next_timeout(), switch].into_iter().flatten().min()
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        match body {
+            Body::Bytes(bytes) => bytes,
+            Body::Empty | Body::Stored { .. } => &[],
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A worker and the application that drives it: the same role as in a real process, trained in virtual time.
+//!
+//! An iteration pulls the rows it needs of sparse tables, computes, pushes every table, and waits for the parameters
+//! that follow.
+
+use crate::compute::ComputeClock;
+use crate::gradient::{Gradients, touched_rows};
+use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::table::TableSpec;
+use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
+use paramill_core::wire::{Header, Hello, Refusal, Welcome};
+use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerError};
+use std::time::Duration;
+
+/// What the application does.
+#[derive(Debug)]
+pub struct Program {
+    /// Who plays.
+    pub worker: WorkerId,
+    /// What is trained.
+    pub tables: Vec<TableSpec>,
+    /// What is pushed.
+    pub gradients: Gradients,
+    /// Iterations to do.
+    pub iterations: Clock,
+    /// Seed of the gradients.
+    pub seed: u64,
+    /// Computation times.
+    pub compute: ComputeClock,
+}
+
+/// A worker with its application.
+#[derive(Debug)]
+pub struct Player {
+    worker: Worker,
+    program: Program,
+    state: State,
+    /// The rows that this iteration works on, for each sparse table, and their values.
+    rows: Vec<(Vec<u32>, Vec<f32>)>,
+    gradient: Vec<f32>,
+    times: Times,
+    stop: Option<Output>,
+}
+
+/// How a worker spent its time.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Times {
+    /// When the job started for it.
+    pub started: Option<Time>,
+    /// When its last iteration was over.
+    pub finished: Option<Time>,
+    /// Computing.
+    pub computed: Duration,
+    /// Waiting for parameters.
+    pub waited: Duration,
+}
+
+#[derive(Debug)]
+enum State {
+    Starting(Ticket),
+    /// Waits for the rows of this iteration.
+    Pulling {
+        since: Time,
+        tickets: Vec<(usize, Ticket)>,
+    },
+    Computing {
+        until: Time,
+    },
+    /// Waits for what follows this iteration's pushes.
+    Waiting {
+        since: Time,
+        tickets: Vec<Ticket>,
+    },
+    Leaving(Ticket),
+    Over,
+    Failed(WorkerError),
+}
+
+impl Player {
+    /// A worker that declares its tables and joins at once.
+    pub fn new(mut worker: Worker, program: Program) -> Player {
+        let state = declare_and_start(&mut worker, &program).map_or_else(State::Failed, State::Starting);
+        let rows = vec![Default::default(); program.tables.len()];
+        let (times, gradient) = (Times::default(), Vec::new());
+        Player { worker, program, state, rows, gradient, times, stop: None }
+    }
+
+    /// The role.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// Iterations completed.
+    pub fn clock(&self) -> Clock {
+        self.worker.current_clock()
+    }
+
+    /// Why the application gave up, if it did.
+    pub fn error(&self) -> Option<&WorkerError> {
+        match &self.state {
+            State::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// Whether all iterations are done.
+    pub fn is_finished(&self) -> bool {
+        self.times.finished.is_some()
+    }
+
+    /// How the time was spent.
+    pub fn times(&self) -> Times {
+        self.times
+    }
+
+    /// What the application is doing, as a sentence.
+    pub fn doing(&self, now: Time) -> String {
+        let clock = self.clock();
+        match &self.state {
+            State::Starting(ticket) | State::Leaving(ticket) => self.worker.explain(now, *ticket),
+            State::Pulling { tickets, .. } => match tickets.first() {
+                Some((_, ticket)) => self.worker.explain(now, *ticket),
+                None => format!("is about to compute iteration {clock}"),
+            },
+            State::Waiting { tickets, .. } => match tickets.first() {
+                Some(ticket) => self.worker.explain(now, *ticket),
+                None => format!("is about to begin iteration {clock}"),
+            },
+            State::Computing { .. } => format!("computes iteration {clock}"),
+            State::Over => "is done".into(),
+            State::Failed(error) => format!("failed at clock {clock}: {error}"),
+        }
+    }
+
+    /// Goes on as far as what has arrived allows.
+    fn play(&mut self, now: Time) {
+        while let Some(next) = self.next_state(now) {
+            self.state = next.unwrap_or_else(|error| {
+                self.stop = Some(Output::Stop { error: Some(error.to_string()) });
+                State::Failed(error)
+            });
+        }
+    }
+
+    /// The state after this one, once it is over.
+    fn next_state(&mut self, now: Time) -> Option<Result<State, WorkerError>> {
+        match &mut self.state {
+            State::Starting(ticket) => {
+                let outcome = self.worker.outcome(*ticket)?;
+                self.worker.redeem(*ticket);
+                self.times.started = Some(now);
+                Some(outcome.and_then(|()| self.begin(now)))
+            }
+            State::Pulling { since, tickets } => {
+                while let Some(&(table, ticket)) = tickets.last() {
+                    if let Err(error) = self.worker.outcome(ticket)? {
+                        return Some(Err(error));
+                    }
+                    self.rows[table].1 = self.worker.redeem(ticket);
+                    tickets.pop();
+                }
+                self.times.waited += now.since(*since);
+                let time = self.program.compute.step(self.worker.current_clock());
+                self.times.computed += time;
+                Some(Ok(State::Computing { until: now + time }))
+            }
+            State::Computing { until } if *until <= now => Some(self.push(now)),
+            State::Computing { .. } => None,
+            State::Waiting { since, tickets } => {
+                while let Some(&ticket) = tickets.last() {
+                    if let Err(error) = self.worker.outcome(ticket)? {
+                        return Some(Err(error));
+                    }
+                    self.worker.redeem(ticket);
+                    tickets.pop();
+                }
+                self.times.waited += now.since(*since);
+                Some(self.begin(now))
+            }
+            State::Leaving(ticket) => {
+                let outcome = self.worker.outcome(*ticket)?;
+                self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
+                Some(outcome.map(|()| State::Over))
+            }
+            State::Over | State::Failed(_) => None,
+        }
+    }
+
+    /// Begins an iteration, or leaves after the last one.
+    fn begin(&mut self, now: Time) -> Result<State, WorkerError> {
+        let clock = self.worker.current_clock();
+        let Program { worker, tables, iterations, seed, .. } = &self.program;
+        if clock == *iterations {
+            self.times.finished = Some(now);
+            return Ok(State::Leaving(self.worker.leave(now)));
+        }
+        let mut tickets = Vec::new();
+        for (index, spec) in tables.iter().enumerate().filter(|(_, spec)| spec.rows) {
+            let table = TableId(index as u32);
+            let rows = touched_rows(*seed, *worker, clock, table, spec);
+            tickets
+                .push((index, self.worker.pull(now, table, PullOptions { rows: Some(&rows), now: false })?));
+            self.rows[index].0 = rows;
+        }
+        Ok(State::Pulling { since: now, tickets })
+    }
+
+    fn push(&mut self, now: Time) -> Result<State, WorkerError> {
+        let clock = self.worker.current_clock();
+        let Program { worker, tables, gradients, seed, .. } = &self.program;
+        let mut tickets = Vec::with_capacity(tables.len());
+        for (index, spec) in tables.iter().enumerate() {
+            let table = TableId(index as u32);
+            let at = |element, value| gradients.at(*seed, *worker, clock, table, element, value);
+            self.gradient.clear();
+            let gradient = if spec.rows {
+                let (rows, values) = &self.rows[index];
+                let width = spec.row_elements();
+                let elements =
+                    rows.iter().flat_map(|&row| u64::from(row) * width..(u64::from(row) + 1) * width);
+                self.gradient.extend(elements.zip(values).map(|(element, &value)| at(element, value)));
+                Gradient::Rows { rows, values: &self.gradient }
+            } else {
+                let values = self.worker.values(table);
+                self.gradient.extend((0..).zip(values).map(|(element, &value)| at(element, value)));
+                Gradient::Dense(&self.gradient)
+            };
+            tickets.push(self.worker.push(now, table, gradient, !spec.rows)?);
+        }
+        self.worker.clock();
+        Ok(State::Waiting { since: now, tickets })
+    }
+}
+
+fn declare_and_start(worker: &mut Worker, program: &Program) -> Result<Ticket, WorkerError> {
+    for (index, spec) in program.tables.iter().enumerate() {
+        let at = |element| program.gradients.initial(program.seed, TableId(index as u32), element);
+        worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
+    }
+    worker.start(Time::ZERO)
+}
+
+impl Role for Player {
+    fn node(&self) -> Option<NodeId> {
+        self.worker.node()
+    }
+
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        self.worker.accept(now, hello)
+    }
+
+    fn hello(&self, peer: NodeId) -> Hello {
+        self.worker.hello(peer)
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
+        self.worker.handle_connected(now, peer, welcome);
+        self.play(now);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        self.worker.handle_disconnected(now, peer, why);
+        self.play(now);
+    }
+
+    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        self.worker.handle_frame(now, from, header, payload);
+        self.play(now);
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.worker.handle_timeout(now);
+        self.play(now);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        let computed = match self.state {
+            State::Computing { until } => Some(until),
+            _ => None,
+        };
+        [self.worker.next_timeout(), computed].into_iter().flatten().min()
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.worker.poll_output().or_else(|| self.stop.take())
+    }
+
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        self.worker.payload(body)
+    }
+}

@@ -1,0 +1,220 @@
+//! What came out of a run.
+
+use crate::cluster::Cluster;
+use crate::scenario::{Scenario, ScenarioError};
+use crate::world::{Unobserved, Violation};
+use paramill_core::consistency::SyncStats;
+use paramill_core::types::{ServerId, TableId, Time, WorkerId};
+use serde::Serialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What came out of a run, for people and for programs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The seed that gives the same run again.
+    pub seed: u64,
+    /// Whether every worker did all its iterations.
+    pub finished: bool,
+    /// Virtual time from the job's start to the last worker's last iteration, in seconds.
+    pub seconds: f64,
+    /// Iterations that all workers did together.
+    pub iterations: u64,
+    /// What was trained.
+    pub tables: Vec<TableOutcome>,
+    /// How every worker fared.
+    pub workers: Vec<WorkerOutcome>,
+    /// Counters of all consistency controllers together.
+    pub sync: SyncStats,
+    /// Rounds that an answer lacked on average.
+    pub mean_staleness: f64,
+    /// How busy the servers' links were while the job ran.
+    pub links: Vec<LinkOutcome>,
+    /// Payload bytes of gradients that servers received.
+    pub bytes_pushed: u64,
+    /// Payload bytes of parameters that servers sent.
+    pub bytes_pulled: u64,
+    /// Frames sent.
+    pub frames: u64,
+    /// Events of the simulation.
+    pub events: u64,
+    /// The last lines that nodes logged, when the run did not finish.
+    pub log: Vec<String>,
+}
+
+/// A table after the run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TableOutcome {
+    /// Its name.
+    pub name: String,
+    /// [`parameter_hash`] of its values.
+    pub hash: String,
+}
+
+/// A worker after the run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WorkerOutcome {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// Iterations done.
+    pub iterations: u64,
+    /// When its last iteration was over, in seconds of virtual time.
+    pub finished_s: Option<f64>,
+    /// Time spent computing.
+    pub computed_s: f64,
+    /// Time spent waiting for parameters.
+    pub waited_s: f64,
+    /// What it was doing when the run ended, or why it failed.
+    pub doing: String,
+}
+
+/// A server's link after the run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LinkOutcome {
+    /// Whose link.
+    pub server: ServerId,
+    /// Fraction of the time that it was receiving.
+    pub load_in: f64,
+    /// Fraction of the time that it was sending.
+    pub load_out: f64,
+}
+
+/// Runs a scenario to its end, or to its limit of virtual time.
+pub fn run_scenario(scenario: &Scenario) -> Result<Report, ScenarioError> {
+    let mut cluster = Cluster::new(scenario)?;
+    let until = Time::from_secs_f64(scenario.limit_s);
+    match cluster.run(until, &mut Unobserved) {
+        Ok(_) => Ok(Report::of(&cluster)),
+        Err(Violation { what, .. }) => Err(ScenarioError::Value(what)),
+    }
+}
+
+/// Runs several scenarios, as many at a time as there are processors; reports come in the order of the scenarios.
+pub fn run_scenarios(scenarios: &[Scenario]) -> Result<Vec<Report>, ScenarioError> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(scenarios.len().max(1));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, scenario)) =
+            scenarios.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+        {
+            done.push((index, run_scenario(scenario)));
+        }
+        done
+    };
+    let mut reports: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("a simulation does not panic")).collect()
+    });
+    reports.sort_by_key(|(index, _)| *index);
+    reports.into_iter().map(|(_, report)| report).collect()
+}
+
+/// A digest of parameters, bit by bit: two runs agree when it is the same.
+pub fn parameter_hash(values: &[f32]) -> String {
+    let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+    values.iter().for_each(|value| hasher.update(&value.to_le_bytes()));
+    format!("{:016x}", hasher.digest())
+}
+
+impl Report {
+    /// How a cluster stands.
+    pub fn of(cluster: &Cluster) -> Report {
+        let (now, scenario) = (cluster.world.now(), cluster.scenario());
+        let players: Vec<_> = cluster.worker_ids().map(|id| (id, cluster.player(id))).collect();
+        let times = || players.iter().map(|(_, player)| player.times());
+        let started = times().filter_map(|times| times.started).min().unwrap_or(now);
+        let ended = times().map(|times| times.finished.unwrap_or(now)).max().unwrap_or(now);
+        let seconds = ended.since(started).as_secs_f64();
+        let shards: Vec<_> = cluster.shard_ids().filter_map(|id| cluster.shard(id).report(now)).collect();
+        let mut sync = SyncStats::default();
+        shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
+        let link = |server: ServerId| {
+            let used = cluster.world.network().usage(cluster.server_host(server));
+            let load = |busy: std::time::Duration| busy.as_secs_f64() / seconds.max(f64::MIN_POSITIVE);
+            LinkOutcome { server, load_in: load(used.busy_in), load_out: load(used.busy_out) }
+        };
+        let finished = players.iter().all(|(_, player)| player.is_finished());
+        let tables = (0..).zip(&scenario.tables).map(|(number, table)| TableOutcome {
+            name: table.name.clone(),
+            hash: parameter_hash(&cluster.parameters(TableId(number))),
+        });
+        Report {
+            seed: scenario.seed,
+            finished,
+            seconds,
+            iterations: players.iter().map(|(_, player)| player.clock()).sum(),
+            tables: tables.collect(),
+            workers: players
+                .iter()
+                .map(|(worker, player)| WorkerOutcome {
+                    worker: *worker,
+                    iterations: player.clock(),
+                    finished_s: player.times().finished.map(Time::as_secs_f64),
+                    computed_s: player.times().computed.as_secs_f64(),
+                    waited_s: player.times().waited.as_secs_f64(),
+                    doing: player.doing(now),
+                })
+                .collect(),
+            mean_staleness: sync.mean_staleness(),
+            sync,
+            links: (0..scenario.servers).map(ServerId).map(link).collect(),
+            bytes_pushed: shards.iter().map(|shard| shard.bytes_pushed).sum(),
+            bytes_pulled: shards.iter().map(|shard| shard.bytes_pulled).sum(),
+            frames: cluster.world.frames(),
+            events: cluster.world.events(),
+            log: if finished { Vec::new() } else { cluster.world.log().map(str::to_owned).collect() },
+        }
+    }
+
+    /// The busiest direction of any server's link, as a fraction of the time.
+    pub fn link_load(&self) -> f64 {
+        self.links.iter().map(|link| link.load_in.max(link.load_out)).fold(0.0, f64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::ComputeModel;
+
+    fn hash(scenario: &Scenario) -> String {
+        let report = run_scenario(scenario).unwrap();
+        assert!(report.finished, "{report:?}");
+        report.tables[0].hash.clone()
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_report_and_another_seed_another() {
+        let compute = ComputeModel { jitter: 1.0, ..Default::default() };
+        let scenario = Scenario { sync: "ssp:s=1".into(), compute, ..Scenario::new(3, 2, 200) };
+        let report = run_scenario(&scenario).unwrap();
+        assert_eq!(report, run_scenario(&scenario).unwrap());
+        assert_eq!(report.iterations, 150);
+        assert!(report.seconds > 0.5 && report.sync.dprs > 0, "{report:?}");
+        assert_ne!(report, run_scenario(&Scenario { seed: 1, ..scenario }).unwrap());
+    }
+
+    #[test]
+    fn a_synchronous_job_ends_with_the_same_bits_whatever_the_network_does() {
+        let calm = Scenario::new(4, 2, 300);
+        let faults =
+            ["worker=1:slow=3x", "push:delay=30ms,p=0.1", "link:reset,p=0.002", "server=1:pause=1s@0.1s"];
+        let rough = Scenario { faults: faults.map(String::from).to_vec(), ..calm.clone() };
+        assert_eq!(hash(&calm), hash(&rough));
+    }
+
+    #[test]
+    fn partially_synchronous_with_everybody_is_synchronous() {
+        let bsp = Scenario::new(4, 2, 300);
+        let psp = Scenario { sync: "psp:c=4,b=1".into(), ..bsp.clone() };
+        assert_eq!(hash(&bsp), hash(&psp));
+    }
+
+    #[test]
+    fn a_run_that_does_not_finish_says_what_everybody_was_doing() {
+        let scenario = Scenario { limit_s: 0.2, ..Scenario::new(2, 1, 10) };
+        let report = run_scenario(&scenario).unwrap();
+        assert!(!report.finished && report.iterations < 100, "{report:?}");
+        assert!(report.workers[0].doing.contains("iteration"), "{}", report.workers[0].doing);
+    }
+}

@@ -1,0 +1,125 @@
+//! How connections are made and lost.
+
+use super::{Event, World};
+use crate::rule::Verdict;
+use paramill_core::role::{Lost, Role};
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::Hello;
+
+/// One end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct End {
+    /// Whose end.
+    pub(super) node: usize,
+    /// What that node calls the other end.
+    pub(super) peer: NodeId,
+}
+
+/// A connection between two nodes. Side 0 opened it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) ends: [End; 2],
+    pub(super) open: bool,
+    /// When the last frame towards each side reaches that side's link; the next one comes after it.
+    pub(super) arrived: [Time; 2],
+    /// When the last frame towards each side is delivered; the next one comes after it.
+    pub(super) delivered: [Time; 2],
+}
+
+impl Connection {
+    /// A connection whose opener learns of it at `opened` and hears nothing before.
+    pub(super) fn new(ends: [End; 2], opened: Time) -> Connection {
+        Connection { ends, open: true, arrived: [opened; 2], delivered: [opened; 2] }
+    }
+
+    /// The side that hears what `node` sends.
+    pub(super) fn other_side(&self, node: usize) -> usize {
+        usize::from(self.ends[0].node == node)
+    }
+}
+
+impl<R: Role> World<R> {
+    pub(super) fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
+        let (id, host) = (self.nodes[index].id, self.nodes[index].host);
+        let problem = self.rules.on_connect(self.now, id, peer);
+        let target = self.by_address.get(address).copied();
+        let event = match (problem, target) {
+            (None, Some(target)) => {
+                let hello = self.nodes[index].role.hello(peer);
+                Event::Dial { from: index, peer, target, hello }
+            }
+            (Some(why), _) => Event::Unreachable { node: index, peer, why: Lost::Broken(why) },
+            (None, None) => {
+                let why = Lost::Broken(format!("no node has the address `{address}`"));
+                Event::Unreachable { node: index, peer, why }
+            }
+        };
+        let latency = self.network.latency(host, target.map_or(host, |target| self.nodes[target].host));
+        self.queue.push(self.now + latency, event);
+    }
+
+    /// Somebody's hello is heard and answered.
+    pub(super) fn accept(&mut self, index: usize, from: usize, peer: NodeId, hello: &Hello) {
+        let back = self.network.latency(self.nodes[index].host, self.nodes[from].host);
+        match self.nodes[index].role.accept(self.now, hello) {
+            Ok(welcome) => {
+                // The same peer may dial again before its old connection's end was noticed here.
+                if let Some(&old) = self.nodes[index].peers.get(&welcome.you) {
+                    self.reset(old, "the peer has connected anew");
+                    self.nodes[index].peers.remove(&welcome.you);
+                }
+                let connection = self.connections.len();
+                let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
+                self.connections.push(Connection::new(ends, self.now + back));
+                self.attach(connection, 1);
+                self.queue.push(self.now + back, Event::Dialled { connection, welcome });
+            }
+            Err(refusal) => {
+                let event = Event::Unreachable { node: from, peer, why: Lost::Refused(refusal) };
+                self.queue.push(self.now + back, event);
+            }
+        }
+    }
+
+    pub(super) fn attach(&mut self, connection: usize, side: usize) {
+        let End { node, peer } = self.connections[connection].ends[side];
+        if let Some(old) = self.nodes[node].peers.insert(peer, connection) {
+            self.reset(old, "the peer has connected anew");
+        }
+    }
+
+    /// One end learns that its connection is gone. Says whether its role was told.
+    pub(super) fn lose(&mut self, connection: usize, side: usize, why: &str) -> bool {
+        self.connections[connection].open = false;
+        let End { node, peer } = self.connections[connection].ends[side];
+        let node = &mut self.nodes[node];
+        if node.peers.get(&peer) != Some(&connection) {
+            return false;
+        }
+        node.peers.remove(&peer);
+        node.role.handle_disconnected(self.now, peer, &Lost::Broken(why.to_owned()));
+        true
+    }
+
+    /// Breaks a connection; both ends notice it a latency later.
+    pub(super) fn reset(&mut self, connection: usize, why: &str) {
+        if !std::mem::replace(&mut self.connections[connection].open, false) {
+            return;
+        }
+        let [one, other] = self.connections[connection].ends;
+        for side in 0..2 {
+            let latency = self.network.latency(self.nodes[one.node].host, self.nodes[other.node].host);
+            let event = Event::Lost { connection, side, why: why.to_owned() };
+            self.queue.push(self.now + latency, event);
+        }
+    }
+
+    /// Closes a connection from this end; the other end notices after the last frame.
+    pub(super) fn close(&mut self, index: usize, peer: NodeId) {
+        if let Some(connection) = self.nodes[index].peers.remove(&peer)
+            && self.connections[connection].open
+        {
+            self.launch(index, connection, None, Vec::new(), Verdict::Pass);
+        }
+    }
+}
