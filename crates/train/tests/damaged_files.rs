@@ -29,9 +29,9 @@ fn damaged_files_are_read_or_refused_by_name() {
 
 /// Reads a file with some bytes changed or its end cut off, many times; it is often enough not readable.
 fn try_damage(prng: &mut Prng, file: &Path, read: impl Fn() -> Result<(), DataError>) {
-    let whole = std::fs::read(file).unwrap();
-    read().unwrap();
-    let folder = file.parent().unwrap().display().to_string();
+    let whole = std::fs::read(file).expect("the file was just written");
+    read().expect("the whole file is readable");
+    let folder = file.parent().expect("the file lies in a folder").display().to_string();
     let mut refused = 0;
     for _ in 0..200 {
         let mut bytes = whole.clone();
@@ -45,12 +45,12 @@ fn try_damage(prng: &mut Prng, file: &Path, read: impl Fn() -> Result<(), DataEr
                 *byte = prng.next_u64() as u8;
             }
         }
-        std::fs::write(file, bytes).unwrap();
+        std::fs::write(file, bytes).expect("the folder is writable");
         if let Err(error) = read() {
             refused += 1;
             assert!(error.to_string().contains(&folder), "{error}");
         }
     }
     assert!(refused > 20, "{}: only {refused} of 200 refused", file.display());
-    std::fs::write(file, whole).unwrap();
+    std::fs::write(file, whole).expect("the folder is writable");
 }
