@@ -187,3 +187,28 @@ fn sweep_point(tables: u32, iterations: u64, reports: &[Report]) -> SweepPoint {
         within_tolerance: rows.iter().all(|row| (row.relative - row.paper_relative).abs() <= TOLERANCE),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_has_the_papers_order_and_size() {
+        let report = run_with(1, 32).unwrap();
+        let relative: Vec<f64> = report.rows.iter().map(|row| row.relative).collect();
+        assert_eq!(relative[0], 1.0);
+        assert!(relative[1] < 0.95 && relative[2] < relative[1] - 0.05, "{relative:?}");
+        for row in &report.rows[1..] {
+            assert!((row.relative - row.paper_relative).abs() < 0.12, "{row:?}");
+        }
+        assert_eq!(report.rows[1].dropped, 0.125, "28 of 32 gradients make a round");
+    }
+
+    #[test]
+    fn more_answers_make_a_synchronous_iteration_longer() {
+        let report = run_with(2, 64).unwrap();
+        let times: Vec<f64> = report.sweep.iter().map(|point| point.synchronous_iteration_s).collect();
+        assert!(times[0] >= ITERATION_S && times[0] <= times[3] + 0.5, "{times:?}");
+        assert_eq!(report.sweep.iter().map(|point| point.responses).collect::<Vec<_>>(), [32, 64, 96, 128]);
+    }
+}
