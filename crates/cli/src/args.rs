@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, max_term_width = 100, after_help = TOP_EXAMPLES)]
+#[command(version, max_term_width = 100, after_help = TOP_EXAMPLES)]
 pub(crate) struct Args {
     /// Print the result as one JSON object on stdout.
     #[arg(long, global = true, display_order = 1000)]
@@ -26,7 +26,7 @@ const TOP_EXAMPLES: &str = "\
 Examples:
   paramill train                            the MLP on made data: 4 workers, 2 servers, one process
   paramill train lr --sync ssp:s=3 --processes
-  paramill components                       what can be written after --sync, --placement, --optimizer
+  paramill components                       every name that --sync, --placement, --optimizer take
   paramill doctor                           what this machine can do, and what is in the way";
 
 /// One command each; `paramill COMMAND --help` teaches it by example.
@@ -42,6 +42,9 @@ pub(crate) enum Command {
     Components(ComponentsArgs),
     Sim(SimArgs),
     Doctor(DoctorArgs),
+    /// A worker process of `train --processes`: its plan comes on stdin.
+    #[command(hide = true)]
+    TrainWorker,
 }
 
 /// Train a model and report what came of it.
@@ -61,7 +64,7 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Draw the loss over time as SVG.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", help_heading = None)]
     pub(crate) plot: Option<PathBuf>,
 }
 
@@ -109,14 +112,23 @@ pub(crate) struct ReproduceArgs {
 #[command(after_help = "\
 Examples:
   paramill serve --workers 8 --servers 2 --sync ssp:s=3
-  paramill serve --join paramill://10.0.0.1:7070/job --listen 0.0.0.0:7070")]
+  paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
-    /// Where to listen.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7070")]
+    /// Where the job is to be found.
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7070", conflicts_with = "join")]
     pub(crate) listen: String,
+    /// The job's name, the last part of its URL.
+    #[arg(long, value_name = "NAME", default_value = "job", conflicts_with = "join")]
+    pub(crate) job: String,
     /// Join the job of another server instead of starting one.
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
     pub(crate) join: Option<String>,
+    /// The address that data cores listen on and announce [default: the one that routes to the job].
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// This server's number [default: in the order of joining].
+    #[arg(long, value_name = "ID")]
+    pub(crate) index: Option<u32>,
     /// Workers of the job.
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u32>,
@@ -128,9 +140,17 @@ pub(crate) struct ServeArgs {
     pub(crate) cores: Option<u32>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A job in TOML; other options win over it.
+    /// A fault to try, as for `train`.
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) inject: Vec<String>,
+    /// Everything random follows from it.
+    #[arg(long, value_name = "K")]
+    pub(crate) seed: Option<u64>,
+    /// A job in TOML, or `-` for stdin; other options win over it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) end_with_parent: bool,
 }
 
 /// Start servers and N copies of a command as workers.

@@ -3,19 +3,33 @@
 mod components;
 mod config;
 mod doctor;
+mod launch;
+mod reproduce;
+mod serve;
+mod set;
+mod status;
+mod train;
 
 use crate::args::Command;
 use crate::failure::Failure;
 use crate::output::Output;
 use paramill_core::registry::Registry;
+use std::sync::Arc;
 
 /// Does what was typed.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
-    let registry = Registry::builtin();
+    let registry = Arc::new(Registry::builtin());
     match command {
+        Command::Train(args) => train::run(&args, &registry, output),
+        Command::TrainWorker => train::run_worker(&registry),
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
+        Command::Reproduce(args) => reproduce::run(&args, output),
+        Command::Serve(args) => serve::run(&args, &registry, output),
+        Command::Launch(args) => launch::run(&args, &registry, output),
+        Command::Status(args) => status::run(&args, output),
+        Command::Set(args) => set::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
-        _ => Err(Failure::Run(anyhow::anyhow!("this command is not part of this build yet"))),
+        Command::Sim(_) => Err(Failure::Run(anyhow::anyhow!("this command is not part of this build yet"))),
     }
 }

@@ -28,8 +28,9 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.0.as_millis();
-        let fits =
-            |milliseconds: u64| total >= u128::from(milliseconds) && total.is_multiple_of(u128::from(milliseconds));
+        let fits = |milliseconds: u64| {
+            total >= u128::from(milliseconds) && total.is_multiple_of(u128::from(milliseconds))
+        };
         match UNITS.iter().find(|(_, milliseconds)| fits(*milliseconds)) {
             Some((unit, milliseconds)) => write!(f, "{}{unit}", total / u128::from(*milliseconds)),
             None => write!(f, "0s"),

@@ -47,7 +47,7 @@ impl Output {
     pub(crate) fn table(&self, table: &Table) -> io::Result<()> {
         let stdout = io::stdout();
         let rendered = match stdout.is_terminal() {
-            true => table.boxed(terminal_width(&stdout)),
+            true => table.wrapped(terminal_width(&stdout)),
             false => table.plain(),
         };
         self.text(rendered)

@@ -1,16 +1,19 @@
 //! What was typed means this job: defaults, then a config file, then options, each winning over the one before.
 
 mod layer;
-mod workloads;
 
 use crate::args::JobArgs;
 use crate::duration::Span;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
+use paramill_core::consistency::SyncPolicy;
+use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
+use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
+use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -42,6 +45,12 @@ pub(crate) struct WorkloadPlan {
     pub(crate) batch: usize,
     /// All there are, when absent.
     pub(crate) examples: Option<usize>,
+    /// Width of the hidden layer (mlp, cnn).
+    pub(crate) hidden: usize,
+    /// Length of a user's or an item's vector (mf).
+    pub(crate) factors: usize,
+    /// Strength of the L2 penalty (lr, mf); the workload's own when absent.
+    pub(crate) l2: Option<f32>,
 }
 
 /// Who takes part.
@@ -89,10 +98,29 @@ impl JobPlan {
         toml::to_string(self).expect("a plan has only text keys, and numbers that TOML has")
     }
 
+    /// The workload as the worker of this rank builds it.
+    pub(crate) fn workload_config(&self, rank: u32) -> WorkloadConfig {
+        let workload = &self.workload;
+        WorkloadConfig {
+            name: workload.name.clone(),
+            data: workload.data.clone(),
+            test: workload.test.clone(),
+            batch: workload.batch,
+            seed: self.seed,
+            rank,
+            workers: self.cluster.workers,
+            examples: workload.examples,
+            hidden: workload.hidden,
+            factors: workload.factors,
+            l2: workload.l2,
+        }
+    }
+
     /// Puts defaults where nothing was said. Those of the workload depend on which it is.
     fn fill(said: Layer) -> Result<JobPlan> {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
-        let defaults = workloads::find(&name)?;
+        let info = paramill_train::find(&name)?;
+        let defaults = WorkloadConfig::new(&name)?;
         let policy = TablePolicy::default();
         Ok(JobPlan {
             seed: said.seed.unwrap_or(1),
@@ -101,9 +129,12 @@ impl JobPlan {
                 name,
                 data: said.workload.data,
                 test: said.workload.test,
-                epochs: said.workload.epochs.unwrap_or(defaults.epochs),
+                epochs: said.workload.epochs.unwrap_or(info.epochs),
                 batch: said.workload.batch.unwrap_or(defaults.batch),
-                examples: said.workload.examples,
+                examples: said.workload.examples.or(defaults.examples),
+                hidden: said.workload.hidden.unwrap_or(defaults.hidden),
+                factors: said.workload.factors.unwrap_or(defaults.factors),
+                l2: said.workload.l2.or(defaults.l2),
             },
             cluster: ClusterPlan {
                 workers: said.cluster.workers.unwrap_or(4),
@@ -116,7 +147,7 @@ impl JobPlan {
                 placement: said.policy.placement.unwrap_or_else(|| "heuristic".to_owned()),
                 table: TablePolicy {
                     sync: said.policy.sync.unwrap_or(policy.sync),
-                    optimizer: said.policy.optimizer.unwrap_or_else(|| defaults.optimizer.to_owned()),
+                    optimizer: said.policy.optimizer.unwrap_or_else(|| info.optimizer.to_owned()),
                     reduce: said.policy.reduce.unwrap_or(policy.reduce),
                     order: said.policy.order.unwrap_or(policy.order),
                     nonfinite: said.policy.nonfinite.unwrap_or(policy.nonfinite),
@@ -132,14 +163,12 @@ impl JobPlan {
         within("epochs", workload.epochs, 1..=MAX_EPOCHS)?;
         within("batch", workload.batch, 1..=MAX_BATCH)?;
         within("examples", workload.examples.unwrap_or(1), 1..=MAX_EXAMPLES)?;
-        ensure!(
-            workload.data.is_some() || workload.test.is_none(),
-            "test data without training data; give both, or neither to have data made"
-        );
         within("workers", cluster.workers, 1..=limits::MAX_WORKERS)?;
         within("servers", cluster.servers, 1..=limits::MAX_SERVERS)?;
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
+        self.workload_config(0).check()?;
+        FaultPlan::parse(&self.inject)?;
         check_sync(&policy.table.sync, registry)?;
         check_optimizer(&policy.table.optimizer, registry)?;
         registry.placement.build(&Spec::parse(&policy.placement)?)?;
@@ -163,12 +192,12 @@ impl JobPlan {
 }
 
 fn check_sync(text: &str, registry: &Registry) -> Result<()> {
-    registry.consistency.build(&Spec::parse(text)?)?;
+    SyncPolicy::parse(&registry.consistency, text)?;
     Ok(())
 }
 
 fn check_optimizer(text: &str, registry: &Registry) -> Result<()> {
-    registry.optimizer.build(&Spec::parse(text)?)?;
+    OptimizerPolicy::parse(&registry.optimizer, text)?;
     Ok(())
 }
 
@@ -176,4 +205,118 @@ fn check_optimizer(text: &str, registry: &Registry) -> Result<()> {
 fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
     ensure!(range.contains(&value), "{name} = {value}: expected {} to {}", range.start(), range.end());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paramill_core::table::{Order, Reduce};
+    use paramill_core::types::ServerId;
+
+    /// A file that says everything.
+    const FULL: &str = r#"
+        seed = 7
+        inject = ["worker=2:slow=4x"]
+
+        [workload]
+        name = "lr"
+        data = "train.gz"
+        test = "test.gz"
+        epochs = 9
+        batch = 10
+        examples = 1000
+        hidden = 64
+        factors = 8
+        l2 = 0.01
+
+        [cluster]
+        workers = 8
+        servers = 3
+        cores = 2
+        processes = true
+        timeout = "90s"
+
+        [policy]
+        placement = "uniform"
+        sync = "ssp:s=3,exec=soft"
+        optimizer = "adam:lr=1e-3"
+        reduce = "sum"
+        order = "ranked"
+        nonfinite = "clip"
+
+        [[override]]
+        table = "*.bias"
+        server = 2
+        sync = "asp"
+    "#;
+
+    fn plan(file: &str, args: &JobArgs) -> Result<JobPlan> {
+        let plan = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?))?;
+        plan.check(&Registry::builtin())?;
+        Ok(plan)
+    }
+
+    fn error(file: &str) -> String {
+        format!("{:#}", plan(file, &JobArgs::default()).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_printed_means_the_same_job() {
+        for file in ["", FULL, "[workload]\nname = \"mf\"\nl2 = 0.3\n"] {
+            let resolved = plan(file, &JobArgs::default()).unwrap();
+            let printed = resolved.to_toml();
+            assert_eq!(plan(&printed, &JobArgs::default()).unwrap(), resolved, "{printed}");
+        }
+    }
+
+    #[test]
+    fn a_file_wins_over_defaults_and_options_win_over_the_file() {
+        let from_file = plan(FULL, &JobArgs::default()).unwrap();
+        assert_eq!((from_file.cluster.workers, from_file.policy.table.reduce), (8, Reduce::Sum));
+        assert_eq!(from_file.overrides[0].server, Some(ServerId(2)));
+
+        let mut args = JobArgs { workers: Some(5), processes: Some(false), ..JobArgs::default() };
+        args.policy.sync = Some("bsp".into());
+        let both = plan(FULL, &args).unwrap();
+        assert_eq!((both.cluster.workers, both.cluster.processes), (5, false));
+        assert_eq!((both.policy.table.sync.as_str(), both.policy.table.order), ("bsp", Order::Ranked));
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_workload() {
+        let args = JobArgs { workload: Some("lr".into()), ..JobArgs::default() };
+        let plan = plan("", &args).unwrap();
+        let info = paramill_train::find("lr").unwrap();
+        assert_eq!((plan.workload.epochs, plan.workload.batch), (info.epochs, info.batch));
+        assert_eq!(plan.policy.table.optimizer, info.optimizer);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_what_was_expected() {
+        for (file, expected) in [
+            ("workers = 4", "unknown field `workers`, expected one of `seed`"),
+            ("[cluster]\nworkerz = 4", "line 2, column 1"),
+            ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 4096"),
+            ("[cluster]\nworkers = \"four\"", "expected u32"),
+            ("[cluster]\ntimeout = \"soon\"", "such as `500ms`"),
+            ("[cluster]\ntimeout = \"0s\"", "timeout = 0s: expected 1ms to 720h"),
+            ("[workload]\nname = \"gpt\"", "lr, mf, mlp, cnn"),
+            ("[workload]\nbatch = 0", "batch = 0: expected 1 to"),
+            ("[workload]\ntest = \"t\"", "test data without training data"),
+            ("[workload]\nhidden = 0", "hidden = 0: expected 1 to"),
+            ("[policy]\nsync = \"spp:s=3\"", "unknown consistency model `spp`; known: bsp, asp, ssp"),
+            ("[policy]\nsync = \"ssp:s=-1\"", "expected a whole number"),
+            ("[policy]\nplacement = \"random\"", "unknown placement `random`; known: uniform"),
+            ("[policy]\noptimizer = \"adam:lr=0\"", "lr"),
+            ("[policy]\norder = \"any\"", "expected `arrival` or `ranked`"),
+            ("[[override]]\ntable = \"w\"", "override 1 (table = \"w\"): it changes nothing"),
+            ("[[override]]\ntable = \"w\"\nserver = 2\nsync = \"asp\"", "server = 2: expected 0 to 1"),
+            ("[[override]]\ntable = \"w\"\nsync = \"x\"", "unknown consistency model `x`"),
+            ("seed = -1", "expected u64"),
+            ("inject = [\"worker=1:sleepy\"]", "fault `worker=1:sleepy`"),
+        ] {
+            let message = error(file);
+            assert!(message.contains(expected), "{file}:\n{message}");
+        }
+    }
 }

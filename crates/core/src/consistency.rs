@@ -77,7 +77,8 @@ pub trait Consistency: Send + Debug {
         None
     }
 
-    /// What the learning rate of a round's step is multiplied with. MUST be exactly 1 when all `n` contributed once.
+    /// What the learning rate of a round's step is multiplied with. `n` is the number of live workers and of those that
+    /// pushed this round and left since. MUST be exactly 1 when all `n` contributed once.
     fn lr_factor(&self, _contributions: u32, _n: u32) -> f32 {
         1.0
     }
@@ -185,4 +186,75 @@ pub fn axis() -> Axis<dyn Consistency> {
             when::ENTRY,
         ],
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(text: &str) -> Box<dyn Consistency> {
+        SyncPolicy::parse(&axis(), text).unwrap().model
+    }
+
+    /// The leads `progress - V`, from -1 to 5, that are answered for certain.
+    fn answered_gaps(text: &str) -> Vec<i64> {
+        let (model, state) = (model(text), SyncState::at(10, &[9, 15]));
+        let always = |gap: &i64| {
+            let pull = PullView { worker: WorkerId(1), progress: 10 + gap, significance: None };
+            let mut rng = Prng::new(1);
+            (0..200).all(|_| model.pull(&state, &pull, &mut rng) == Decision::Answer)
+        };
+        (-1..=5).filter(always).collect()
+    }
+
+    /// The numbers of four workers, from 0 to 4, whose pushes close the round.
+    fn closing_counts(text: &str) -> Vec<usize> {
+        let model = model(text);
+        let closes = |&count: &usize| {
+            let progress: Vec<i64> = (0..4).map(|rank| if rank < count { 10 } else { 9 }).collect();
+            let mut state = SyncState::at(10, &progress);
+            (0..count).for_each(|_| state.contributed(10));
+            count == 4 || model.closes(&state) != Close::No
+        };
+        (0..=4).filter(closes).collect()
+    }
+
+    #[test]
+    fn table_iii_of_fluentps_row_by_row() {
+        for (text, answered, closing) in [
+            ("bsp", vec![-1], vec![4]),
+            ("asp", vec![-1, 0, 1, 2, 3, 4, 5], vec![4]),
+            ("ssp:s=0", vec![-1], vec![4]),
+            ("ssp:s=3", vec![-1, 0, 1, 2], vec![4]),
+            ("dsps:min=2,max=8", vec![-1, 0, 1], vec![4]),
+            ("drop:n=3", vec![-1], vec![3, 4]),
+            ("pssp:s=3,c=0.5", vec![-1, 0, 1, 2], vec![4]),
+            ("pssp:s=3,c=0", vec![-1, 0, 1, 2, 3, 4, 5], vec![4]),
+            ("pssp:s=3,alpha=0.8", vec![-1, 0, 1, 2], vec![4]),
+            ("pssp:s=3,alpha=significance", vec![-1, 0, 1, 2], vec![4]),
+            ("psp:c=2", vec![-1], vec![2, 3, 4]),
+            ("when:pull=gap < 2,push=count >= n / 2", vec![-1, 0, 1], vec![2, 3, 4]),
+        ] {
+            assert_eq!(answered_gaps(text), answered, "pull condition of {text}");
+            assert_eq!(closing_counts(text), closing, "push condition of {text}");
+        }
+    }
+
+    #[test]
+    fn gradients_are_steps_on_arrival_or_of_a_round() {
+        for (text, behind, now, ahead) in [
+            ("bsp", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("asp", Admit::Now, Admit::Now, Admit::Now),
+            ("ssp:s=3", Admit::Now, Admit::Now, Admit::Now),
+            ("dsps", Admit::Now, Admit::Now, Admit::Now),
+            ("drop:n=3", Admit::Late, Admit::Round(5), Admit::Round(7)),
+            ("drop:n=3,late=apply", Admit::Round(5), Admit::Round(5), Admit::Round(7)),
+            ("pssp:s=3,c=0.5", Admit::Now, Admit::Now, Admit::Now),
+            ("psp:c=2", Admit::Late, Admit::Round(5), Admit::Round(5)),
+            ("when:pull=true", Admit::Now, Admit::Now, Admit::Now),
+        ] {
+            let model = model(text);
+            assert_eq!([3, 5, 7].map(|clock| model.admit(clock, 5)), [behind, now, ahead], "{text}");
+        }
+    }
 }

@@ -73,7 +73,7 @@ impl JobConfig {
         };
         range("workers", self.workers.into(), limits::MAX_WORKERS.into())?;
         range("servers", self.servers.into(), limits::MAX_SERVERS.into())?;
-        range("chunk elements", self.chunk_elements.into(), (limits::MAX_DATA_BYTES / 8) as u64)?;
+        range("chunk elements", self.chunk_elements.into(), limits::MAX_CHUNK_ELEMENTS as u64)?;
         registry.placement.build(&Spec::parse(&self.placement)?)?;
         let syncs = self.overrides.iter().filter_map(|rule| rule.sync.as_ref()).chain([&self.policy.sync]);
         for sync in syncs {
@@ -326,7 +326,7 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
-            other => self.log(format!("ignored {other:?} from {worker}")),
+            other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
     }
 
@@ -460,7 +460,7 @@ impl Coordinator {
                 }
                 self.answer_queries(now);
             }
-            other => self.log(format!("ignored {other:?} from {id}")),
+            other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
     }
 
@@ -516,7 +516,7 @@ impl Coordinator {
                 self.send(asker, &Control::Done("the job ends".into()));
                 self.end(Some("ended by command".into()));
             }
-            other => self.log(format!("ignored {other:?} from {asker}")),
+            other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
 
@@ -654,6 +654,10 @@ impl Coordinator {
 }
 
 impl Role for Coordinator {
+    fn node(&self) -> Option<NodeId> {
+        Some(NodeId::Coordinator)
+    }
+
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         if hello.job != self.config.job {
             let reason = format!("this address serves job `{}`, not `{}`", self.config.job, hello.job);

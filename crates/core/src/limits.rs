@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-/// Parameters in one chunk, unless a table says otherwise: 32 KB of f32.
+/// Parameters in one chunk, unless a job says otherwise: 32 KB of f32.
 pub const CHUNK_ELEMENTS: usize = 8192;
 /// The largest payload of a data frame.
 pub const MAX_DATA_BYTES: usize = 4 << 20;
+/// The most parameters in one chunk: with a row number before every one of them they still fit a data frame.
+pub const MAX_CHUNK_ELEMENTS: usize = MAX_DATA_BYTES / 8;
+/// Chunks in one job. Everybody keeps a list of them.
+pub const MAX_CHUNKS: u64 = 1 << 24;
 /// The largest payload of a control frame.
 pub const MAX_CONTROL_BYTES: usize = 16 << 20;
 /// Workers in one job.
@@ -18,8 +22,14 @@ pub const MAX_CORES: u32 = 256;
 pub const MAX_TABLES: usize = 1 << 16;
 /// Elements in one table.
 pub const MAX_TABLE_ELEMENTS: u64 = 1 << 36;
-/// Bytes in a table's or a job's name.
+/// Dimensions of one table.
+pub const MAX_DIMENSIONS: usize = 16;
+/// Bytes in a table's, a job's or a barrier's name, and in a glob on such names.
 pub const MAX_NAME_BYTES: usize = 256;
+/// Bytes in the text form of a component.
+pub const MAX_POLICY_BYTES: usize = 4096;
+/// Exceptions from a job's policies.
+pub const MAX_OVERRIDES: usize = 4096;
 /// Rounds that a worker may push ahead of a synchronous table before it is refused.
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
 /// Iterations that a worker may leave out between two pushes where no memory depends on it.

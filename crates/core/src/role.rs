@@ -2,8 +2,9 @@
 //!
 //! Methods come in three families. `accept` and `handle_*` bring the world in. `poll_output` and `next_timeout`
 //! say what to do; a driver drains `poll_output` after every batch of `handle_*` calls. `payload` lends the bytes
-//! of a frame that is to be sent: the driver moves them (or copies what the socket does not take) before the next
-//! `handle_*` call, so that parameters travel straight from the store.
+//! of a frame that is to be sent, so that gradients and parameters travel straight from where they live. A driver
+//! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
+//! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
@@ -95,6 +96,9 @@ impl Lost {
 
 /// A role: coordinator, shard of a server, worker.
 pub trait Role {
+    /// Who this is, once it is known.
+    fn node(&self) -> Option<NodeId>;
+
     /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told.
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
 
@@ -118,6 +122,9 @@ pub trait Role {
 
     /// The next thing to do.
     fn poll_output(&mut self) -> Option<Output>;
+
+    /// Brings the header of a frame that had to wait up to date with what its payload is now.
+    fn refresh(&self, _header: &mut Header) {}
 
     /// The bytes of a body.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8];

@@ -350,7 +350,10 @@ impl Shard {
             Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
             Control::ReportRequest => self.send_report(now),
             Control::Stop { error } => self.stop(error),
-            other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
+            other => {
+                let line = format!("ignored a `{}` message from the coordinator", other.name());
+                self.outputs.push_back(Output::Log(line));
+            }
         }
     }
 
@@ -360,10 +363,10 @@ impl Shard {
             // Sent again after a broken connection; the first one stands.
             return self.tell_coordinator(&Control::Ready);
         }
-        if !plan.is_consistent() {
+        if let Err(why) = plan.check() {
             let error =
-                Some("the coordinator's plan does not fit itself; use the same release everywhere".into());
-            return self.stop(error);
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            return self.stop(Some(error));
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.members = plan.workers.iter().copied().collect();
@@ -440,6 +443,10 @@ impl Shard {
 }
 
 impl Role for Shard {
+    fn node(&self) -> Option<NodeId> {
+        self.id.map(NodeId::Shard)
+    }
+
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         if hello.job != self.config.job {
@@ -537,6 +544,13 @@ impl Role for Shard {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    fn refresh(&self, header: &mut Header) {
+        // Rows were gathered when the answer was made; chunks are read from the store when they leave.
+        if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
+            header.version = self.tables[header.table.0 as usize].controller.state().v_train();
+        }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

@@ -1,6 +1,8 @@
 //! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
 
+use crate::limits;
 use crate::types::{Clock, ShardId, WorkerId};
+use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
 /// How a worker stands, in its own words.
@@ -22,6 +24,7 @@ pub struct ShardReport {
     /// Which shard.
     pub shard: ShardId,
     /// Its tables.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub tables: Vec<TableReport>,
     /// Payload bytes of gradients received.
     pub bytes_pushed: u64,
@@ -104,6 +107,7 @@ pub struct Status {
     /// Membership epoch.
     pub epoch: u32,
     /// Every worker.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub workers: Vec<WorkerStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,

@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::placement::{Part, TableSize};
 use crate::types::{ServerId, ShardId};
+use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
 /// A table as a worker declares it. All workers of a job declare the same tables in the same order.
@@ -11,6 +12,7 @@ pub struct TableSpec {
     /// Unique in the job; policies are matched by globs on it.
     pub name: String,
     /// Dimensions. The first is the number of rows of a sparse table.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_DIMENSIONS }>")]
     pub shape: Vec<u64>,
     /// Whether workers push and pull single rows. Rows are then never cut.
     pub rows: bool,
@@ -46,16 +48,33 @@ impl TableSpec {
 
     /// Whether the declaration can be used; the error says why not.
     pub fn check(&self) -> Result<(), String> {
-        let name = &self.name;
+        let (name, shape) = (&self.name, &self.shape);
         if name.is_empty() || name.len() > limits::MAX_NAME_BYTES {
-            return Err(format!("table name `{name}`: expected 1 to {} bytes", limits::MAX_NAME_BYTES));
+            // A name that is too long is not repeated.
+            return Err(format!(
+                "a table name of {} bytes: expected 1 to {}",
+                name.len(),
+                limits::MAX_NAME_BYTES
+            ));
+        }
+        if shape.len() > limits::MAX_DIMENSIONS {
+            return Err(format!(
+                "table `{name}` has {} dimensions: expected at most {}",
+                shape.len(),
+                limits::MAX_DIMENSIONS
+            ));
         }
         let elements = self.elements();
         if elements == 0 || elements > limits::MAX_TABLE_ELEMENTS {
             return Err(format!(
-                "table `{name}` of shape {:?}: expected 1 to {} elements",
-                self.shape,
+                "table `{name}` of shape {shape:?}: expected 1 to {} elements",
                 limits::MAX_TABLE_ELEMENTS
+            ));
+        }
+        if self.rows && shape.first().is_none_or(|&rows| rows > u64::from(u32::MAX)) {
+            return Err(format!(
+                "table `{name}` of shape {shape:?}: a sparse table has 1 to {} rows",
+                u32::MAX
             ));
         }
         if self.row_elements() as usize > limits::CHUNK_ELEMENTS {
@@ -65,7 +84,9 @@ impl TableSpec {
                 limits::CHUNK_ELEMENTS
             ));
         }
-        Ok(())
+        self.policy
+            .as_ref()
+            .map_or(Ok(()), |policy| policy.check().map_err(|why| format!("table `{name}`: {why}")))
     }
 }
 
@@ -202,6 +223,19 @@ pub struct PolicyOverride {
 }
 
 impl PolicyOverride {
+    /// Whether its texts have a reasonable length; whether they mean something is seen when they are built.
+    pub fn check(&self) -> Result<(), String> {
+        let texts = [
+            ("glob", Some(&self.table), limits::MAX_NAME_BYTES),
+            ("consistency model", self.sync.as_ref(), limits::MAX_POLICY_BYTES),
+            ("optimizer", self.optimizer.as_ref(), limits::MAX_POLICY_BYTES),
+        ];
+        match texts.into_iter().find(|(_, text, limit)| text.is_some_and(|text| text.len() > *limit)) {
+            Some((what, _, limit)) => Err(format!("the text of its {what} has more than {limit} bytes")),
+            None => Ok(()),
+        }
+    }
+
     /// The policy of `table` on `server` after all overrides; later ones win.
     pub fn resolve(
         base: &TablePolicy,
@@ -269,6 +303,35 @@ mod tests {
             ("", "x", false),
         ] {
             assert_eq!(glob_matches(glob, text), expected, "{glob} on {text}");
+        }
+    }
+
+    #[test]
+    fn declarations_that_cannot_be_used_say_why() {
+        let long = "n".repeat(limits::MAX_NAME_BYTES + 1);
+        let own = |policy| TableSpec { policy: Some(policy), ..TableSpec::dense("w", [1]) };
+        let sync = Some("s".repeat(limits::MAX_POLICY_BYTES + 1));
+        for (spec, expected) in [
+            (TableSpec::dense("", [1]), "a table name of 0 bytes"),
+            (TableSpec::dense(long.clone(), [1]), "a table name of 257 bytes"),
+            (TableSpec::dense("w", [0]), "expected 1 to"),
+            (TableSpec::dense("w", [u64::MAX, 2]), "expected 1 to"),
+            (TableSpec::dense("w", [u64::MAX, 0, u64::MAX]), "expected 1 to"),
+            (TableSpec::dense("w", [1; 17]), "17 dimensions: expected at most 16"),
+            (TableSpec { shape: vec![], ..TableSpec::sparse("w", 1, 1) }, "a sparse table has 1 to"),
+            (TableSpec::sparse("w", 1 << 33, 1), "a sparse table has 1 to"),
+            (TableSpec::sparse("w", 2, 8193), "does not fit a chunk"),
+            (own(PolicyOverride { table: long, ..Default::default() }), "its glob has more than 256 bytes"),
+            (
+                own(PolicyOverride { sync, ..Default::default() }),
+                "consistency model has more than 4096 bytes",
+            ),
+        ] {
+            let why = spec.check().unwrap_err();
+            assert!(why.contains(expected) && why.len() < 500, "{why}");
+        }
+        for spec in [TableSpec::dense("w", []), TableSpec::sparse("w", u64::from(u32::MAX), 1)] {
+            assert_eq!(spec.check(), Ok(()));
         }
     }
 

@@ -3,13 +3,16 @@
 //! On the wire a payload is padded with zeros to a multiple of 64 bytes, so that every header and every payload
 //! stays aligned to a cache line in a receive buffer that is.
 
+pub(crate) mod bounded;
 pub mod control;
 mod handshake;
 mod header;
+mod plan;
 
-pub use control::{Cause, Control, Fault, Plan};
+pub use control::{Cause, Control, Fault};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
+pub use plan::Plan;
 
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;

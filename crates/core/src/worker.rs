@@ -370,14 +370,14 @@ impl Worker {
     }
 
     /// Whether a ticket is due, and how it ended. `None`: wait on.
-    pub fn outcome(&self, now: Time, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+    pub fn outcome(&self, ticket: Ticket) -> Option<Result<(), WorkerError>> {
         let Some(pending) = self.tickets.get(&ticket) else {
             return Some(Err(WorkerError::Order("this handle was waited for already".into())));
         };
         if let Some(error) = pending.error.as_ref().or(self.failed.as_ref()) {
             return Some(Err(error.clone()));
         }
-        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(now, pending.clock));
+        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(pending.clock));
         (pending.acks == 0 && answered).then_some(Ok(()))
     }
 
@@ -577,7 +577,10 @@ impl Worker {
                 let why = error.unwrap_or_else(|| "the job is over".into());
                 self.fail(WorkerError::NotAMember(why));
             }
-            other => self.outputs.push_back(Output::Log(format!("ignored {other:?} from the coordinator"))),
+            other => {
+                let line = format!("ignored a `{}` message from the coordinator", other.name());
+                self.outputs.push_back(Output::Log(line));
+            }
         }
     }
 
@@ -591,8 +594,9 @@ impl Worker {
     fn take_plan(&mut self, now: Time, plan: Plan) {
         let (Some(ticket), None) = (self.start, &self.plan) else { return };
         let same = plan.tables.iter().eq(self.tables.iter().map(|table| &table.spec));
-        if !plan.is_consistent() || !same {
-            let sentence = "the coordinator's plan does not fit this worker's tables".into();
+        let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
+        if let Err(why) = checked {
+            let sentence = format!("the coordinator's plan does not fit this worker: {why}");
             return self.fail(WorkerError::Table(sentence));
         }
         let chunks =
@@ -705,6 +709,10 @@ fn local_name(tables: &[LocalTable], index: usize) -> &str {
 }
 
 impl Role for Worker {
+    fn node(&self) -> Option<NodeId> {
+        self.id.map(NodeId::Worker)
+    }
+
     fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }

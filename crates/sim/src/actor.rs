@@ -58,6 +58,10 @@ impl Actor {
 }
 
 impl Role for Actor {
+    fn node(&self) -> Option<NodeId> {
+        self.role().node()
+    }
+
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         self.role_mut().accept(now, hello)
     }

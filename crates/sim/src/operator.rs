@@ -45,6 +45,10 @@ impl Operator {
 }
 
 impl Role for Operator {
+    fn node(&self) -> Option<NodeId> {
+        None
+    }
+
     fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
         Err(Refusal { reason: "a command takes no connections".into(), retry: false })
     }

@@ -146,14 +146,14 @@ impl Player {
     fn next_state(&mut self, now: Time) -> Option<Result<State, WorkerError>> {
         match &mut self.state {
             State::Starting(ticket) => {
-                let outcome = self.worker.outcome(now, *ticket)?;
+                let outcome = self.worker.outcome(*ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = Some(now);
                 Some(outcome.and_then(|()| self.begin(now)))
             }
             State::Pulling { since, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(now, ticket)? {
+                    if let Err(error) = self.worker.outcome(ticket)? {
                         return Some(Err(error));
                     }
                     self.rows[table].1 = self.worker.redeem(ticket);
@@ -168,7 +168,7 @@ impl Player {
             State::Computing { .. } => None,
             State::Waiting { since, tickets } => {
                 while let Some(&ticket) = tickets.last() {
-                    if let Err(error) = self.worker.outcome(now, ticket)? {
+                    if let Err(error) = self.worker.outcome(ticket)? {
                         return Some(Err(error));
                     }
                     self.worker.redeem(ticket);
@@ -178,7 +178,7 @@ impl Player {
                 Some(self.begin(now))
             }
             State::Leaving(ticket) => {
-                let outcome = self.worker.outcome(now, *ticket)?;
+                let outcome = self.worker.outcome(*ticket)?;
                 self.stop = outcome.is_ok().then_some(Output::Stop { error: None });
                 Some(outcome.map(|()| State::Over))
             }
@@ -241,6 +241,10 @@ fn declare_and_start(worker: &mut Worker, program: &Program) -> Result<Ticket, W
 }
 
 impl Role for Player {
+    fn node(&self) -> Option<NodeId> {
+        self.worker.node()
+    }
+
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         self.worker.accept(now, hello)
     }

@@ -42,7 +42,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,
     /// Run every worker and server as a process of its own, over loopback TCP.
-    #[arg(long, help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_possible_values = true)]
     pub(crate) processes: Option<bool>,
     /// Give up on a wait that lasts longer, and name who is waited for [default: 1m].
     #[arg(long, value_name = "TIME", help_heading = "Cluster")]
@@ -53,13 +53,13 @@ pub(crate) struct JobArgs {
     pub(crate) inject: Vec<String>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A job in TOML; options win over it. Policies of single tables are its [[override]] entries.
-    #[arg(long, value_name = "FILE")]
+    /// A job in TOML, or `-` for stdin; options win over it. Policies of single tables are its [[override]] entries.
+    #[arg(long, value_name = "FILE", help_heading = None)]
     pub(crate) config: Option<PathBuf>,
 }
 
 /// Policies as far as they were typed.
-#[derive(Debug, Default, ClapArgs)]
+#[derive(Debug, Clone, Default, ClapArgs)]
 #[command(next_help_heading = "Policies (see `paramill components`)")]
 pub(crate) struct PolicyArgs {
     /// Consistency model, such as bsp, asp, ssp:s=3 or pssp:s=3,c=0.5 [default: bsp].
@@ -81,6 +81,24 @@ pub(crate) struct PolicyArgs {
     /// What happens to a gradient with NaN or Inf in it [default: reject].
     #[arg(long, value_parser = named::<NonFinite>(&["reject", "clip"]))]
     pub(crate) nonfinite: Option<NonFinite>,
+}
+
+impl PolicyArgs {
+    /// The same options, to be given to another process.
+    pub(crate) fn as_arguments(&self) -> Vec<String> {
+        let lower = |choice: &dyn std::fmt::Debug| format!("{choice:?}").to_lowercase();
+        [
+            ("--sync", self.sync.clone()),
+            ("--placement", self.placement.clone()),
+            ("--optimizer", self.optimizer.clone()),
+            ("--reduce", self.reduce.map(|choice| lower(&choice))),
+            ("--order", self.order.map(|choice| lower(&choice))),
+            ("--nonfinite", self.nonfinite.map(|choice| lower(&choice))),
+        ]
+        .into_iter()
+        .filter_map(|(option, value)| Some(format!("{option}={}", value?)))
+        .collect()
+    }
 }
 
 /// Reads a choice by the name that config files use for it.

@@ -1,6 +1,6 @@
-//! Tables: boxes on a terminal, aligned columns that `awk` can read elsewhere.
+//! Tables: wrapped to a terminal, aligned columns that `awk` can read elsewhere.
 
-use comfy_table::{CellAlignment, ContentArrangement, presets};
+use comfy_table::{CellAlignment, ContentArrangement, TableComponent, presets};
 
 /// Where the text of a column stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +33,12 @@ impl Table {
     }
 
     /// For a terminal of this width.
-    pub(crate) fn boxed(&self, width: u16) -> String {
+    pub(crate) fn wrapped(&self, width: u16) -> String {
         let mut table = comfy_table::Table::new();
         table
-            .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+            .load_preset(presets::NOTHING)
+            .set_style(TableComponent::HeaderLines, '─')
+            .set_style(TableComponent::MiddleHeaderIntersections, '─')
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(width)
             .set_header(self.columns.iter().map(|(title, _)| title))
@@ -91,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn a_box_fits_its_terminal() {
-        let text = example().boxed(24);
+    fn a_wrapped_table_fits_its_terminal() {
+        let text = example().wrapped(24);
         assert!(text.lines().all(|line| line.chars().count() <= 24), "{text}");
         assert!(text.contains("every"), "{text}");
     }

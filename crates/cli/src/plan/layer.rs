@@ -29,6 +29,9 @@ pub(super) struct WorkloadLayer {
     pub(super) epochs: Option<u64>,
     pub(super) batch: Option<usize>,
     pub(super) examples: Option<usize>,
+    pub(super) hidden: Option<usize>,
+    pub(super) factors: Option<usize>,
+    pub(super) l2: Option<f32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,10 +56,13 @@ pub(super) struct PolicyLayer {
 }
 
 impl Layer {
-    /// What a config file says. Paths in it are relative to the current folder, as those of options are.
+    /// What a config file (or, for `-`, stdin) says. Paths in it are relative to the current folder, as those of options are.
     pub(super) fn read(path: &Path) -> Result<Layer> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the config file {}", path.display()))?;
+        let text = match path.as_os_str() == "-" {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let text = text.with_context(|| format!("cannot read the config file {}", path.display()))?;
         Layer::parse(&text).with_context(|| format!("config file {}", path.display()))
     }
 
@@ -79,6 +85,10 @@ impl Layer {
                 epochs: args.epochs,
                 batch: args.batch,
                 examples: args.examples,
+                // Rarely changed: only a file says these.
+                hidden: None,
+                factors: None,
+                l2: None,
             },
             cluster: ClusterLayer {
                 workers: args.workers,
@@ -112,6 +122,9 @@ impl Layer {
                 epochs: workload.epochs.or(below.workload.epochs),
                 batch: workload.batch.or(below.workload.batch),
                 examples: workload.examples.or(below.workload.examples),
+                hidden: workload.hidden.or(below.workload.hidden),
+                factors: workload.factors.or(below.workload.factors),
+                l2: workload.l2.or(below.workload.l2),
             },
             cluster: ClusterLayer {
                 workers: cluster.workers.or(below.cluster.workers),

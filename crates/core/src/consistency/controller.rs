@@ -108,8 +108,8 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` does not hold with progress = {}, v_train = {}; answered at version {}; {} is slowest with progress {}",
-            self.condition, self.progress, self.v_train, self.until, self.slowest, self.slowest_progress
+            "`{}` did not hold for progress {}; waits for version {}, now {}; {} is slowest at progress {}",
+            self.condition, self.progress, self.until, self.v_train, self.slowest, self.slowest_progress
         )
     }
 }
@@ -183,7 +183,9 @@ impl Controller {
         }
     }
 
-    /// A gradient's bytes are where `admit` said (or dropped). Counts it.
+    /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
+    /// pieces asks `admit` again with the last one: its round may have closed meanwhile. If it is counted for a closed
+    /// round all the same, it counts in the open one.
     pub fn push(
         &mut self,
         now: Time,
@@ -224,7 +226,9 @@ impl Controller {
         }
         let closed = self.state.v_train();
         let contributions = self.state.contributions();
-        let lr_factor = self.policy.model.lr_factor(contributions, self.state.n());
+        // Who pushed this round and left since is one of those that it is made of.
+        let left = self.departed.values().filter(|&&pushed| pushed >= closed).count() as u32;
+        let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
         self.state.close_round();
         self.closing_since = None;
         self.stats.advances += 1;
@@ -262,7 +266,7 @@ impl Controller {
         let due = self.released.pop_front()?;
         let staleness = self.answered(due.at, due.worker, due.progress);
         self.stats.released += 1;
-        self.stats.waited = self.stats.waited.saturating_add(due.at.since(due.since));
+        self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
         Some(Released { worker: due.worker, token: due.token, staleness })
     }
 
@@ -305,6 +309,7 @@ impl Controller {
     /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten.
     pub fn remove_worker(&mut self, _now: Time, worker: WorkerId) {
         self.cancel(worker);
+        self.last_dpr.remove(&worker);
         if let Some(pushed) = self.state.leave(worker).and_then(|left| left.pushed()) {
             self.departed.insert(worker, pushed);
         }
@@ -312,7 +317,7 @@ impl Controller {
 
     /// When [`Controller::advance`] should be called though nothing happened.
     pub fn next_timeout(&self) -> Option<Time> {
-        match (self.closing_since, self.policy.model.closes(&self.state)) {
+        match (self.closing_since, self.closes()) {
             (Some(since), Close::After(tau)) => Some(since + tau),
             _ => None,
         }
@@ -344,18 +349,21 @@ impl Controller {
         Admit::Round(round.min(v_train + limits::MAX_ROUNDS_AHEAD))
     }
 
-    fn round_is_over(&mut self, now: Time) -> bool {
-        if self.state.n() == 0 {
-            return false;
-        }
-        if self.state.count() == self.state.n() {
-            return true;
-        }
+    /// The model's word on the open round, unless it is clear without.
+    fn closes(&self) -> Close {
+        let (n, count) = (self.state.n(), self.state.count());
         // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
-        if self.state.count() == 0 && self.state.contributions() == 0 {
-            return false;
+        if n == 0 || (count == 0 && self.state.contributions() == 0) {
+            Close::No
+        } else if count == n {
+            Close::Now
+        } else {
+            self.policy.model.closes(&self.state)
         }
-        match self.policy.model.closes(&self.state) {
+    }
+
+    fn round_is_over(&mut self, now: Time) -> bool {
+        match self.closes() {
             Close::Now => true,
             Close::No => {
                 self.closing_since = None;
@@ -415,4 +423,87 @@ impl Controller {
 /// clock out of the blue must not send the version through billions of empty rounds.
 fn skip_limit(v_train: Clock, progress: i64) -> Clock {
     v_train.max(Clock::try_from(progress).unwrap_or(0)).saturating_add(limits::MAX_CLOCK_SKIP)
+}
+
+// Decisions in sequence are told by the scripts in `tests/consistency`; here is what a script cannot say.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::axis;
+
+    fn controller(policy: &str, workers: u32) -> Controller {
+        Controller::new(SyncPolicy::parse(&axis(), policy).unwrap(), (0..workers).map(WorkerId), 1)
+    }
+
+    fn push(controller: &mut Controller, rank: u32, clock: Clock) {
+        let admit = controller.admit(WorkerId(rank), clock);
+        controller.push(Time::ZERO, WorkerId(rank), clock, admit, None);
+    }
+
+    #[test]
+    fn two_copies_admitted_before_either_is_counted_count_once() {
+        let mut controller = controller("bsp", 2);
+        let admits = [controller.admit(WorkerId(0), 0), controller.admit(WorkerId(0), 0)];
+        assert_eq!(admits, [Admit::Round(0); 2]);
+        for admit in admits {
+            controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        }
+        assert_eq!(controller.state().contributions(), 1);
+        assert_eq!((controller.stats().pushes, controller.stats().duplicates), (1, 1));
+    }
+
+    #[test]
+    fn a_gradient_counted_for_a_closed_round_counts_in_the_open_one() {
+        let mut controller = controller("drop:n=1", 2);
+        let admit = controller.admit(WorkerId(0), 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        assert_eq!(controller.admit(WorkerId(0), 0), Admit::Late);
+        controller.push(Time::ZERO, WorkerId(0), 0, admit, None);
+        assert_eq!((controller.state().v_train(), controller.state().contributions()), (1, 1));
+    }
+
+    #[test]
+    fn staleness_is_that_of_the_version_when_the_answer_leaves() {
+        let mut controller = controller("pssp:s=0,c=1,exec=soft", 2);
+        for clock in 0..3 {
+            push(&mut controller, 0, clock);
+        }
+        assert_eq!(controller.pull(Time::ZERO, WorkerId(0), 3, 7), PullOutcome::Wait);
+        for clock in 0..2 {
+            push(&mut controller, 1, clock);
+            assert!(controller.advance(Time::ZERO).is_some());
+        }
+        let released = Released { worker: WorkerId(0), token: 7, staleness: 1 };
+        assert_eq!((controller.poll_released(), controller.poll_released()), (Some(released), None));
+    }
+
+    #[test]
+    fn several_pulls_of_one_clock_are_one_delayed_pull_and_all_are_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        for token in [3, 1, 1] {
+            assert_eq!(controller.pull(Time(5), WorkerId(0), 1, token), PullOutcome::Wait);
+        }
+        assert_eq!((controller.stats().dprs, controller.waiting().count()), (1, 2));
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time(9)).is_some());
+        let mut tokens = Vec::new();
+        while let Some(released) = controller.poll_released() {
+            tokens.push(released.token);
+        }
+        assert_eq!(tokens, [1, 3]);
+        assert_eq!(controller.stats().waited_ns, 8);
+    }
+
+    #[test]
+    fn who_disconnects_between_release_and_answer_is_not_answered() {
+        let mut controller = controller("bsp", 2);
+        push(&mut controller, 0, 0);
+        controller.pull(Time::ZERO, WorkerId(0), 1, 0);
+        push(&mut controller, 1, 0);
+        assert!(controller.advance(Time::ZERO).is_some());
+        controller.cancel(WorkerId(0));
+        assert_eq!(controller.poll_released(), None);
+    }
 }

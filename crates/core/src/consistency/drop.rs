@@ -80,3 +80,20 @@ impl Consistency for DropStragglers {
         Some(0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::consistency::{SyncPolicy, axis};
+
+    #[test]
+    fn parameters_are_checked() {
+        for (text, expected) in [
+            ("drop", "missing field `n`"),
+            ("drop:n=0", "n = 0: expected at least 1"),
+            ("drop:n=3,late=keep", "unknown variant `keep`, expected `drop` or `apply`"),
+        ] {
+            let error = SyncPolicy::parse(&axis(), text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

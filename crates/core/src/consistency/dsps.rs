@@ -84,3 +84,47 @@ impl Consistency for Dsps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::{SyncPolicy, axis};
+    use crate::types::{Time, WorkerId};
+
+    /// The threshold after workers were seen to need these seconds for an iteration.
+    fn threshold(text: &str, intervals_s: &[f64]) -> u64 {
+        let mut model = SyncPolicy::parse(&axis(), text).unwrap().model;
+        let mut state = SyncState::at(0, &vec![-1; intervals_s.len()]);
+        for (rank, &interval_s) in intervals_s.iter().enumerate() {
+            state.answered(Time::ZERO, WorkerId(rank as u32));
+            state.pushed(Time::from_secs_f64(interval_s), WorkerId(rank as u32), 0, None);
+        }
+        model.observe(&state);
+        model.staleness_bound(&state).unwrap()
+    }
+
+    #[test]
+    fn the_threshold_follows_the_spread_of_speeds() {
+        for (intervals_s, s) in [
+            (&[1.0, 1.0, 1.0][..], 1),
+            (&[1.0, 2.0], 5), // 1 + 7 * 1/2 = 4.5
+            (&[1.0, 4.0], 6), // 1 + 7 * 3/4 = 6.25
+            (&[1.0, 1.0, 100.0], 8),
+            (&[], 1),
+        ] {
+            assert_eq!(threshold("dsps:min=1,max=8", intervals_s), s, "{intervals_s:?}");
+        }
+        assert_eq!(threshold("dsps:min=3,max=3", &[1.0, 9.0]), 3);
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        for (text, expected) in [
+            ("dsps:min=9", "min = 9: expected at most max = 8"),
+            ("dsps:max=2000000", "max = 2000000: expected 0 to 1000000"),
+        ] {
+            let error = SyncPolicy::parse(&axis(), text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

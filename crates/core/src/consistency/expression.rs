@@ -239,3 +239,147 @@ impl Variable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::WorkerId;
+    use proptest::prelude::*;
+
+    /// Worker 1 pulls with progress 7 at version 5 of three workers at 4, 7 and 5.
+    fn holds(text: &str) -> bool {
+        let condition = Condition::parse(text, Scope::Pull).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let pull = PullView { worker: WorkerId(1), progress: 7, significance: Some(0.25) };
+        condition.holds_for_pull(&SyncState::at(5, &[4, 7, 5]), &pull, &mut Prng::new(1))
+    }
+
+    #[test]
+    fn every_variable_and_function() {
+        for text in [
+            "progress == 7 && v_train == 5 && n == 3 && count == 2 && fastest == 7 && slowest == 4",
+            "gap == 2 && staleness == 3 && significance == 0.25",
+            "rand() >= 0 && rand() < 1",
+            "min(3, 1, 2) == 1 && max(3, 1, 2) == 3",
+            "abs(-2) == 2 && sqrt(16) == 4 && floor(-0.5) == -1 && exp(0) == 1",
+            "if(gap > 1, 10, 20) == 10 && if(gap > 2, false, true)",
+        ] {
+            assert!(holds(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn precedence_and_associativity() {
+        for text in [
+            "1 + 2 * 3 == 7",
+            "(1 + 2) * 3 == 9",
+            "10 - 4 - 3 == 3",
+            "24 / 4 / 2 == 3",
+            "7 % 4 * 2 == 6",
+            "-2 * -2 == 4 && - - 2 == 2",
+            "true || false && false",
+            "!false && !(1 > 2)",
+            "1 < 2 == 3 < 4",
+            "(1 < 2) != (4 < 3)",
+            "2e3 == 2000 && 1.5e-1 == 0.15 && .5 == 0.5",
+        ] {
+            assert!(holds(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn zero_divides_and_nothing_compares_with_what_is_no_number() {
+        assert!(holds("1 / 0 > 1e300"));
+        for comparison in ["==", "!=", "<", "<=", ">", ">="] {
+            assert!(!holds(&format!("0 / 0 {comparison} 0")), "{comparison}");
+        }
+    }
+
+    #[test]
+    fn draws_only_what_it_needs() {
+        let condition = Condition::parse("progress < v_train + 3 || rand() > 0.5", Scope::Pull).unwrap();
+        let state = SyncState::at(5, &[4, 7]);
+        let (mut used, mut fresh) = (Prng::new(9), Prng::new(9));
+        let pull = PullView { worker: WorkerId(1), progress: 7, significance: None };
+        assert!(condition.holds_for_pull(&state, &pull, &mut used));
+        assert_eq!(used.next_u64(), fresh.next_u64());
+    }
+
+    #[test]
+    fn errors_say_where_and_what_was_expected() {
+        for (text, scope, at, why) in [
+            ("", Scope::Pull, 1, "expected a number, a name, `(`, `!` or `-`, found the end"),
+            ("progress <", Scope::Pull, 11, "expected a number"),
+            ("progress < < 3", Scope::Pull, 12, "found `<`"),
+            ("progress < 3 4", Scope::Pull, 14, "expected an operator or the end, found `4`"),
+            ("(progress < 3", Scope::Pull, 14, "expected an operator or `)`, found the end"),
+            ("progress = 3", Scope::Pull, 10, "`=` has no meaning here; compare with `==`"),
+            ("n > 1 | n > 2", Scope::Pull, 7, "or is `||`"),
+            ("größe < 3", Scope::Pull, 3, "`ö` has no meaning here"),
+            ("1.2.3 < 4", Scope::Pull, 1, "`1.2.3` is not a number"),
+            ("foo < 3", Scope::Pull, 1, "unknown name `foo`; known: v_train, n, count, fastest, slowest;"),
+            ("n < foo(3)", Scope::Pull, 5, "unknown function `foo`; known: rand(), min(a, b, ...)"),
+            ("n < rand", Scope::Pull, 5, "`rand` is a function: write `rand()`"),
+            ("n < min(3)", Scope::Pull, 5, "`min` takes at least 2 arguments, not 1"),
+            ("n < abs(3, 4)", Scope::Pull, 5, "`abs` takes 1 argument, not 2"),
+            (
+                "n",
+                Scope::Pull,
+                1,
+                "a condition is expected, such as `progress < v_train + 3`; this is a number",
+            ),
+            ("n && true", Scope::Pull, 1, "`&&` takes conditions; this is a number"),
+            ("true || n", Scope::Pull, 9, "`||` takes conditions; this is a number"),
+            ("1 < 2 < 3", Scope::Pull, 1, "`<` compares numbers; this is a condition"),
+            ("n == true", Scope::Pull, 3, "`==` compares two numbers or two conditions"),
+            ("!n", Scope::Pull, 2, "`!` takes a condition; this is a number"),
+            ("-true < 1", Scope::Pull, 2, "`-` takes a number; this is a condition"),
+            ("if(n, 1, 2) > 0", Scope::Pull, 4, "the first argument of `if` is a condition"),
+            ("if(true, 1, false) > 0", Scope::Pull, 13, "both numbers or both conditions"),
+            ("count >= progress", Scope::Push, 10, "`progress` is of a pull; a push condition has no puller"),
+            ("rand() > 0.5", Scope::Push, 1, "`rand()` is for pull conditions"),
+        ] {
+            let error = Condition::parse(text, scope).unwrap_err();
+            assert_eq!(error.at, at, "{text}: {error}");
+            assert!(error.why.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn length_and_depth_are_limited() {
+        let parse = |text: String| Condition::parse(&text, Scope::Pull);
+        let nested = |levels| format!("{}n > 0{}", "(".repeat(levels), ")".repeat(levels));
+        assert!(parse(nested(32)).is_ok());
+        for text in [
+            nested(33),
+            format!("{}true", "!".repeat(40)),
+            format!("n > {}1", "-".repeat(40)),
+            format!("n > 1{}", " + 1".repeat(40)),
+            format!("{}n > 0{}", "if(true, ".repeat(40), ", false)".repeat(40)),
+        ] {
+            assert!(parse(text.clone()).unwrap_err().why.contains("more than 32 levels"), "{text}");
+        }
+        assert!(parse(" ".repeat(1025)).unwrap_err().why.contains("at most 1024"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[a-z_0-9.()!<>=&|+*/%, ö-]{0,60}") {
+            if let Ok(condition) = Condition::parse(&text, Scope::Pull) {
+                let pull = PullView { worker: WorkerId(0), progress: i64::MAX, significance: None };
+                condition.holds_for_pull(&SyncState::default(), &pull, &mut Prng::new(1));
+            }
+        }
+
+        #[test]
+        fn any_tokens_are_read_or_refused(tokens in proptest::collection::vec(proptest::sample::select(&[
+            "progress", "n", "gap", "significance", "1", "0.5", "true", "rand()", "min(", "if(", "(", ")", ",",
+            "<", "==", "&&", "||", "!", "+", "-", "/", "%",
+        ][..]), 0..30)) {
+            let text = tokens.join(" ");
+            if let Ok(condition) = Condition::parse(&text, Scope::Pull) {
+                let pull = PullView { worker: WorkerId(0), progress: -1, significance: None };
+                condition.holds_for_pull(&SyncState::at(3, &[2, 5]), &pull, &mut Prng::new(1));
+            }
+        }
+    }
+}

@@ -81,3 +81,47 @@ fn is_condition(text: &str) -> bool {
     let text = text.trim();
     !text.contains(':') && !text.chars().all(part_of_a_name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::axis;
+
+    #[test]
+    fn the_text_form_is_canonical() {
+        for (text, canonical, exec, overlap) in [
+            ("bsp", "bsp", Exec::Lazy, true),
+            (" ssp : s = 3 ", "ssp:s=3", Exec::Lazy, true),
+            ("ssp:exec=soft,s=3", "ssp:s=3,exec=soft", Exec::Soft, true),
+            ("bsp:exec=lazy,overlap=true", "bsp", Exec::Lazy, true),
+            ("bsp:overlap=false", "bsp:overlap=false", Exec::Lazy, false),
+            ("gap < 3 || rand() > 0.5", "when:pull=gap < 3 || rand() > 0.5", Exec::Lazy, true),
+            ("gap < min(3, n), exec=soft", "when:pull=gap < min(3, n),exec=soft", Exec::Soft, true),
+        ] {
+            let policy = SyncPolicy::parse(&axis(), text).unwrap();
+            assert_eq!(
+                (policy.to_string().as_str(), policy.exec, policy.overlap),
+                (canonical, exec, overlap)
+            );
+            let again = SyncPolicy::parse(&axis(), canonical).unwrap();
+            assert_eq!((again.to_string().as_str(), again.exec, again.overlap), (canonical, exec, overlap));
+        }
+    }
+
+    #[test]
+    fn wrong_text_says_what_was_expected() {
+        for (text, expected) in [
+            ("", "a component name is expected"),
+            ("tap:s=3", "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when"),
+            ("bsp:exec=eager", "bsp: `exec=eager`: expected lazy or soft"),
+            ("bsp:overlap=no", "bsp: `overlap=no`: expected true or false"),
+            ("bsp:s=3", "unknown field `s`"),
+            ("progress <", "when: in the pull condition `progress <`, at character 11: expected a number"),
+            ("progress < v", "unknown name `v`; known: v_train, n, count"),
+            ("rand()", "a condition is expected"),
+        ] {
+            let error = SyncPolicy::parse(&axis(), text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -135,3 +135,50 @@ impl Consistency for Psp {
         Some(self.partial_pull)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::{SyncPolicy, axis};
+
+    #[test]
+    fn fractions_and_times_in_every_notation() {
+        for (text, fraction, tau2_ms) in [
+            ("psp:c=28", 1.0, 0),
+            ("psp:c=28,b=0.9", 0.9, 0),
+            ("psp:c=28,b=90%,tau2=20ms", 0.9, 20),
+            ("psp:c=28,b=100%,tau2=2s", 1.0, 2000),
+            ("psp:c=28,tau2=0.5", 1.0, 500),
+        ] {
+            let partial = SyncPolicy::parse(&axis(), text).unwrap().model.partial_pull();
+            let expected = PartialPull { fraction, tau2: Duration::from_millis(tau2_ms) };
+            assert_eq!(partial, Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_checked() {
+        for (text, expected) in [
+            ("psp", "missing field `c`"),
+            ("psp:c=0", "c = 0: expected at least 1"),
+            ("psp:c=2,b=0", "b = 0: expected a fraction above 0 and at most 1"),
+            ("psp:c=2,b=101%", "b = 101%: expected"),
+            ("psp:c=2,b=half", "b = half: expected"),
+            ("psp:c=2,tau1=-1", "tau1 = -1: expected 0 to 3600 seconds"),
+            ("psp:c=2,tau2=1h", "tau2 = 1h: expected"),
+            ("psp:c=2,tau2=NaN", "tau2 = NaN: expected"),
+        ] {
+            let error = SyncPolicy::parse(&axis(), text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_learning_rate_scales_with_the_gradients() {
+        let model = SyncPolicy::parse(&axis(), "psp:c=2").unwrap().model;
+        assert_eq!([1, 2, 3, 4].map(|d| model.lr_factor(d, 4)), [0.25, 0.5, 0.75, 1.0]);
+        assert_eq!((model.lr_factor(0, 4), model.lr_factor(6, 4), model.lr_factor(1, 0)), (0.0, 1.5, 1.0));
+        // Exactly 1 for every number of workers.
+        assert!((1..5000).all(|n| model.lr_factor(n, n) == 1.0));
+    }
+}

@@ -103,3 +103,74 @@ impl Consistency for Pssp {
         self.chance == Chance::Significance
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::{SyncPolicy, axis};
+    use crate::types::WorkerId;
+
+    /// How often of 100,000 a puller with this lead waits.
+    fn waits(text: &str, gap: i64, significance: Option<f64>) -> f64 {
+        let model = SyncPolicy::parse(&axis(), text).unwrap().model;
+        let state = SyncState::at(10, &[9]);
+        let pull = PullView { worker: WorkerId(0), progress: 10 + gap, significance };
+        let mut rng = Prng::new(3);
+        let waits = (0..100_000).filter(|_| model.pull(&state, &pull, &mut rng) != Decision::Answer).count();
+        waits as f64 / 100_000.0
+    }
+
+    #[test]
+    fn waits_as_often_as_the_formula_says() {
+        let sigmoid = |lead: f64| 1.0 / (1.0 + (-lead).exp());
+        for (text, gap, significance, expected) in [
+            ("pssp:s=3,c=0.3", 2, None, 0.0),
+            ("pssp:s=3,c=0.3", 3, None, 0.3),
+            ("pssp:s=3,c=0.3", 50, None, 0.3),
+            ("pssp:s=3,c=1", 3, None, 1.0),
+            ("pssp:s=3,alpha=0.8", 2, None, 0.0),
+            ("pssp:s=3,alpha=0.8", 3, None, 0.4),
+            ("pssp:s=3,alpha=0.8", 5, None, 0.8 * sigmoid(2.0)),
+            ("pssp:s=3,alpha=2", 1000, None, 1.0),
+            ("pssp:s=3,alpha=significance", 3, Some(0.5), 0.25),
+            ("pssp:s=3,alpha=significance", 3, Some(7.0), 1.0),
+            ("pssp:s=3,alpha=significance", 3, Some(0.0), 0.0),
+            ("pssp:s=3,alpha=significance", 3, None, 0.5),
+        ] {
+            let measured = waits(text, gap, significance);
+            let exact = expected == 0.0 || expected == 1.0;
+            let tolerance = if exact { 0.0 } else { 0.01 };
+            assert!(
+                (measured - expected).abs() <= tolerance,
+                "{text}, lead {gap}: {measured}, not {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn chance_is_drawn_only_where_it_decides() {
+        let model = SyncPolicy::parse(&axis(), "pssp:s=3,c=0.5").unwrap().model;
+        let state = SyncState::at(10, &[9]);
+        let (mut used, mut fresh) = (Prng::new(8), Prng::new(8));
+        for progress in [-1, 9, 12] {
+            model.pull(&state, &PullView { worker: WorkerId(0), progress, significance: None }, &mut used);
+        }
+        assert_eq!(used.next_u64(), fresh.next_u64());
+    }
+
+    #[test]
+    fn exactly_one_of_c_and_alpha_in_range() {
+        for (text, expected) in [
+            ("pssp:s=3", "exactly one of c and alpha"),
+            ("pssp:s=3,c=0.5,alpha=0.5", "exactly one of c and alpha"),
+            ("pssp:s=3,c=1.5", "c = 1.5: expected 0 to 1"),
+            ("pssp:s=3,c=NaN", "c = NaN: expected 0 to 1"),
+            ("pssp:s=3,alpha=3", "alpha = 3: expected 0 to 2, or `significance`"),
+            ("pssp:s=3,alpha=x", "alpha = x: expected 0 to 2, or `significance`"),
+            ("pssp:c=0.5", "missing field `s`"),
+        ] {
+            let error = SyncPolicy::parse(&axis(), text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -56,3 +56,24 @@ impl Consistency for Ssp {
         Some(self.s)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::consistency::{SyncPolicy, SyncState, axis};
+
+    #[test]
+    fn the_threshold_is_checked_and_is_the_bound() {
+        let parse = |text| SyncPolicy::parse(&axis(), text);
+        let bound = |text| parse(text).unwrap().model.staleness_bound(&SyncState::at(0, &[-1]));
+        assert_eq!((bound("ssp:s=0"), bound("ssp:s=1000000")), (Some(0), Some(1_000_000)));
+        for (text, expected) in [
+            ("ssp", "missing field `s`"),
+            ("ssp:s=1000001", "ssp: s = 1000001: expected 0 to 1000000"),
+            ("ssp:s=-1", "expected a whole number"),
+            ("ssp:s=2.5", "expected a whole number"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

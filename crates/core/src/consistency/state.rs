@@ -14,7 +14,7 @@ pub struct SyncState {
     v_train: Clock,
     workers: BTreeMap<WorkerId, WorkerState>,
     /// The same workers by progress, so that nobody has to be searched for.
-    by_progress: BTreeMap<i64, BTreeSet<WorkerId>>,
+    by_progress: BTreeSet<(i64, WorkerId)>,
     /// Live workers whose progress is at least `v_train`.
     count: u32,
     /// Gradients aggregated into the open and later rounds; a round without any has no entry.
@@ -81,8 +81,7 @@ impl SyncState {
         if clock == self.v_train {
             return self.count;
         }
-        let done = self.by_progress.range(signed(clock)..);
-        done.map(|(_, workers)| workers.len() as u32).sum()
+        self.by_progress.range((signed(clock), FIRST)..).count() as u32
     }
 
     /// Gradients that were aggregated into the open round; those of workers that left since stay in.
@@ -92,22 +91,22 @@ impl SyncState {
 
     /// The live workers that are done with the open round.
     pub fn contributors(&self) -> impl Iterator<Item = WorkerId> {
-        self.by_progress.range(signed(self.v_train)..).flat_map(|(_, workers)| workers.iter().copied())
+        self.by_progress.range((signed(self.v_train), FIRST)..).map(|&(_, worker)| worker)
     }
 
     /// The live workers that the open round still lacks, slowest first.
     pub fn missing(&self) -> impl Iterator<Item = WorkerId> {
-        self.by_progress.range(..signed(self.v_train)).flat_map(|(_, workers)| workers.iter().copied())
+        self.by_progress.range(..(signed(self.v_train), FIRST)).map(|&(_, worker)| worker)
     }
 
     /// The live worker that is furthest behind, and its progress.
     pub fn slowest(&self) -> Option<(WorkerId, i64)> {
-        self.by_progress.first_key_value().and_then(first_of)
+        self.by_progress.first().map(|&(progress, worker)| (worker, progress))
     }
 
     /// The live worker that is furthest ahead, and its progress.
     pub fn fastest(&self) -> Option<(WorkerId, i64)> {
-        self.by_progress.last_key_value().and_then(first_of)
+        self.by_progress.last().map(|&(progress, worker)| (worker, progress))
     }
 
     /// What is known about a live worker.
@@ -193,24 +192,24 @@ impl SyncState {
         let passed = self.slowest().map_or(0, |(_, progress)| unsigned(progress + 1));
         let filled = self.contributions.first_key_value().map_or(Clock::MAX, |(&round, _)| round);
         self.v_train = passed.min(filled).max(self.v_train + 1);
-        let fell_behind = self.by_progress.range(closed..signed(self.v_train));
-        self.count -= fell_behind.map(|(_, workers)| workers.len() as u32).sum::<u32>();
+        // Those at exactly the closed rounds have the next one still before them. Each push is counted here once.
+        let behind = self.by_progress.range((closed, FIRST)..(signed(self.v_train), FIRST));
+        self.count -= behind.count() as u32;
     }
 
     fn insert_progress(&mut self, worker: WorkerId, progress: i64) {
-        self.by_progress.entry(progress).or_default().insert(worker);
+        self.by_progress.insert((progress, worker));
         self.count += u32::from(progress >= signed(self.v_train));
     }
 
     fn remove_progress(&mut self, worker: WorkerId, progress: i64) {
-        let at = self.by_progress.get_mut(&progress).expect("a live worker is filed under its progress");
-        at.remove(&worker);
-        if at.is_empty() {
-            self.by_progress.remove(&progress);
-        }
+        self.by_progress.remove(&(progress, worker));
         self.count -= u32::from(progress >= signed(self.v_train));
     }
 }
+
+/// Below every other rank in the order by progress.
+const FIRST: WorkerId = WorkerId(0);
 
 /// A clock as a progress. The controller refuses clocks that do not fit.
 pub(super) fn signed(clock: Clock) -> i64 {
@@ -221,6 +220,76 @@ fn unsigned(progress: i64) -> Clock {
     Clock::try_from(progress).unwrap_or(0)
 }
 
-fn first_of((&progress, workers): (&i64, &BTreeSet<WorkerId>)) -> Option<(WorkerId, i64)> {
-    workers.first().map(|&worker| (worker, progress))
+#[cfg(test)]
+impl SyncState {
+    /// Version `v_train` with a worker at each progress, by rank; for tests of conditions.
+    pub(super) fn at(v_train: Clock, progress: &[i64]) -> SyncState {
+        let mut state = SyncState { v_train, ..SyncState::default() };
+        for (rank, &progress) in progress.iter().enumerate() {
+            let worker = WorkerId(rank as u32);
+            state.join(worker, None);
+            let joined = state.workers.get_mut(&worker).expect("just joined");
+            let before = std::mem::replace(&mut joined.progress, progress);
+            state.remove_progress(worker, before);
+            state.insert_progress(worker, progress);
+        }
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(rank: u32) -> WorkerId {
+        WorkerId(rank)
+    }
+
+    #[test]
+    fn counts_follow_progress() {
+        let state = SyncState::at(2, &[1, 4, 2]);
+        assert_eq!((state.n(), state.count()), (3, 2));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|clock| state.count_of(clock)), [3, 3, 2, 1, 1, 0]);
+        assert_eq!(state.slowest(), Some((worker(0), 1)));
+        assert_eq!(state.fastest(), Some((worker(1), 4)));
+        assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(2), worker(1)]);
+        assert_eq!(state.missing().collect::<Vec<_>>(), [worker(0)]);
+    }
+
+    #[test]
+    fn closing_passes_over_rounds_that_are_empty_and_done() {
+        let mut state = SyncState::at(2, &[5, 7]);
+        state.close_round();
+        assert_eq!((state.v_train(), state.count()), (6, 1));
+
+        let mut state = SyncState::at(2, &[5, 7]);
+        state.contributed(4);
+        state.close_round();
+        assert_eq!((state.v_train(), state.count(), state.contributions()), (4, 2, 1));
+    }
+
+    #[test]
+    fn who_joins_owes_nothing_of_closed_rounds_and_who_returns_keeps_its_pushes() {
+        let mut state = SyncState::at(3, &[3]);
+        state.join(worker(1), None);
+        state.join(worker(2), Some(7));
+        assert_eq!(state.worker(worker(1)).unwrap().progress(), 2);
+        assert_eq!(state.worker(worker(2)).unwrap().progress(), 7);
+        assert_eq!(state.count(), 2);
+    }
+
+    #[test]
+    fn an_interval_runs_from_the_answer_to_the_push() {
+        let mut state = SyncState::at(0, &[-1]);
+        let at = Time::from_secs_f64;
+        state.pushed(at(1.0), worker(0), 0, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), None);
+        // Nine seconds of waiting, two of work.
+        state.answered(at(10.0), worker(0));
+        state.pushed(at(12.0), worker(0), 1, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(2.0));
+        // Without a pull, from push to push; the average moves by a quarter.
+        state.pushed(at(18.0), worker(0), 2, None);
+        assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(3.0));
+    }
 }

@@ -1,7 +1,7 @@
 //! What a controller counts.
 
+use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// Entries of the staleness histogram; the last one holds everything beyond.
 const STALENESS_BUCKETS: usize = 64;
@@ -25,9 +25,10 @@ pub struct SyncStats {
     pub dprs: u64,
     /// Delayed pulls that were answered.
     pub released: u64,
-    /// Time that answered delayed pulls waited, added up.
-    pub waited: Duration,
+    /// Nanoseconds that answered delayed pulls waited, added up.
+    pub waited_ns: u64,
     /// Answers by the rounds they lacked; short when few were stale, and capped: the last of 64 entries holds the rest.
+    #[serde(deserialize_with = "sequence::<_, _, STALENESS_BUCKETS>")]
     pub staleness: Vec<u64>,
     /// Rounds that answers lacked, added up.
     pub staleness_sum: u64,
@@ -56,7 +57,7 @@ impl SyncStats {
         self.pulls += other.pulls;
         self.dprs += other.dprs;
         self.released += other.released;
-        self.waited = self.waited.saturating_add(other.waited);
+        self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
         if self.staleness.len() < other.staleness.len() {
             self.staleness.resize(other.staleness.len(), 0);
         }

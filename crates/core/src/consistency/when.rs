@@ -68,3 +68,27 @@ impl Consistency for When {
         self.pull.uses_significance()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::expression::{FUNCTIONS, PULL_VARIABLES, VARIABLES};
+
+    #[test]
+    fn the_manual_names_everything_that_can_be_used() {
+        let [pull, push] = ENTRY.params else { panic!("pull and push") };
+        for (name, _) in VARIABLES {
+            assert!(pull.about.contains(name) && push.about.contains(name), "{name}");
+        }
+        for (name, _) in PULL_VARIABLES.iter().chain(FUNCTIONS) {
+            assert!(pull.about.contains(name.split('(').next().unwrap()), "{name}");
+        }
+    }
+
+    #[test]
+    fn significance_is_measured_when_spoken_of() {
+        let wants = |text: &str| build(&Spec::parse(text).unwrap()).unwrap().wants_significance();
+        assert!(wants("when:pull=significance < 0.01"));
+        assert!(!wants("when:pull=gap < 3"));
+    }
+}

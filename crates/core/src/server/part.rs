@@ -35,14 +35,14 @@ struct LocalChunk {
 #[derive(Debug)]
 struct Incoming {
     clock: Clock,
-    /// Where its gradients go; decided once, at its first frame.
+    /// Where its gradients go; decided anew when the round they went to closes in the middle of the push.
     admit: Admit,
     /// Frames before this one were taken; a resent push starts again at 0 and is skipped up to here.
     next_part: u32,
     /// A frame of this attempt was refused; the rest of the attempt is ignored.
     refused: bool,
     squared_norm: f64,
-    /// Kept whole until the norm is known, when the optimizer needs it.
+    /// Kept whole until the push is complete: for ranked addition, or when the optimizer needs its norm.
     staged: Staged,
 }
 
@@ -141,7 +141,7 @@ impl TablePart {
         payload: &[u8],
     ) -> Result<Taken, Fault> {
         let admit = match self.incoming.get(&worker) {
-            Some(incoming) if incoming.clock == header.clock => incoming.admit,
+            Some(incoming) if incoming.clock == header.clock => self.readmit(worker),
             _ => self.begin_push(worker, header.clock)?,
         };
         let last = header.flags.has(Flags::LAST);
@@ -178,6 +178,8 @@ impl TablePart {
             round.clear();
             self.spare.get_or_insert(round);
         }
+        // What is left below the new version are pieces of pushes that were never completed.
+        self.rounds = self.rounds.split_off(&advance.version);
         Some(advance)
     }
 
@@ -204,12 +206,7 @@ impl TablePart {
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the units that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
-        if let Some(incoming) = self.incoming.remove(&worker)
-            && let Admit::Round(clock) = incoming.admit
-            && let Some(round) = self.rounds.get_mut(&clock)
-        {
-            round.unstage(worker);
-        }
+        self.incoming.remove(&worker);
         self.controller.remove_worker(now, worker);
     }
 
@@ -334,6 +331,17 @@ impl TablePart {
         Ok(admit)
     }
 
+    /// Where the next piece of a push under way goes. A round that closed meanwhile took its earlier pieces with it.
+    fn readmit(&mut self, worker: WorkerId) -> Admit {
+        let incoming = self.incoming.get_mut(&worker).expect("the push is under way");
+        if let Admit::Round(clock) = incoming.admit
+            && clock < self.controller.state().v_train()
+        {
+            incoming.admit = self.controller.admit(worker, incoming.clock);
+        }
+        incoming.admit
+    }
+
     fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) -> Fault {
         if let Some(incoming) = self.incoming.get_mut(&worker) {
             incoming.refused = true;
@@ -403,19 +411,11 @@ impl TablePart {
             incoming.squared_norm += kernels::squared_norm(piece.values());
         }
         match admit {
+            Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
             Admit::Round(clock) => {
-                let (elements, units) = (self.parameters.len(), self.units());
-                let spare = &mut self.spare;
-                let round = self
-                    .rounds
-                    .entry(clock)
-                    .or_insert_with(|| spare.take().unwrap_or_else(|| Round::new(elements, units)));
-                if self.policy.order == Order::Ranked {
-                    round.stage(worker, piece);
-                } else {
-                    let units = Units::new(&self.spec, &self.chunks);
-                    piece.for_each_range(|start, values| round.add(units.at(start), start, values));
-                }
+                let units = Units::new(&self.spec, &self.chunks);
+                let round = open_round(&mut self.rounds, &mut self.spare, clock, units);
+                piece.for_each_range(|start, values| round.add(units.at(start), start, values));
             }
             Admit::Now if self.optimizer.needs_norms() => incoming.staged.keep(piece),
             Admit::Now => self.step_piece(chunk.number, piece),
@@ -433,6 +433,7 @@ impl TablePart {
     }
 
     fn complete_push(&mut self, now: Time, worker: WorkerId) {
+        self.readmit(worker);
         let incoming = self.incoming.remove(&worker).expect("a push completes once");
         let parameter_norm = || kernels::squared_norm(self.parameters.as_slice()).sqrt();
         let significance = self
@@ -441,7 +442,7 @@ impl TablePart {
             .model
             .wants_significance()
             .then(|| incoming.squared_norm.sqrt() / parameter_norm().max(f64::MIN_POSITIVE));
-        if incoming.admit == Admit::Now && self.optimizer.needs_norms() {
+        if incoming.admit == Admit::Now && !incoming.staged.is_empty() {
             let squared: f64 =
                 incoming.staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum();
             let parameter_norm = parameter_norm();
@@ -455,6 +456,12 @@ impl TablePart {
             }
         }
         self.controller.push(now, worker, incoming.clock, incoming.admit, significance);
+        if let Admit::Round(clock) = incoming.admit
+            && !incoming.staged.is_empty()
+        {
+            let units = Units::new(&self.spec, &self.chunks);
+            open_round(&mut self.rounds, &mut self.spare, clock, units).stage(worker, incoming.staged);
+        }
     }
 
     fn arrival_input(&self, t: u64, parameter_norm: f64, gradient_norm: f64) -> StepInput {
@@ -508,10 +515,6 @@ impl TablePart {
 
     fn step_range(&mut self, input: &StepInput, start: usize, gradient: &[f32]) {
         step_slices(&self.optimizer, input, &mut self.parameters, &mut self.slots, start, gradient);
-    }
-
-    fn units(&self) -> usize {
-        if self.spec.rows { self.parameters.len() / self.width } else { self.chunks.len() }
     }
 
     fn chunk_index(&self, number: u32) -> Option<usize> {
@@ -568,6 +571,14 @@ impl<'a> Units<'a> {
         Units { row_width: spec.rows.then(|| spec.row_elements() as usize), chunks }
     }
 
+    fn elements(self) -> usize {
+        self.chunks.last().map_or(0, |chunk| chunk.start + chunk.len)
+    }
+
+    fn count(self) -> usize {
+        self.row_width.map_or(self.chunks.len(), |width| self.elements() / width)
+    }
+
     /// The unit that an element belongs to.
     fn at(self, element: usize) -> usize {
         match self.row_width {
@@ -583,6 +594,17 @@ impl<'a> Units<'a> {
             None => self.chunks[unit].start..self.chunks[unit].start + self.chunks[unit].len,
         }
     }
+}
+
+/// The round of a clock, with memory of an earlier one where there is some.
+fn open_round<'a>(
+    rounds: &'a mut BTreeMap<Clock, Round>,
+    spare: &mut Option<Round>,
+    clock: Clock,
+    units: Units<'_>,
+) -> &'a mut Round {
+    let make = || spare.take().unwrap_or_else(|| Round::new(units.elements(), units.count()));
+    rounds.entry(clock).or_insert_with(make)
 }
 
 fn step_slices(

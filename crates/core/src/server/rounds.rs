@@ -59,6 +59,10 @@ impl Staged {
         piece.for_each_range(|start, values| self.ranges.push((start, values.to_vec())));
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     pub(super) fn ranges(&self) -> impl Iterator<Item = (usize, &[f32])> {
         self.ranges.iter().map(|(start, values)| (*start, values.as_slice()))
     }
@@ -104,14 +108,10 @@ impl Round {
         self.contributions[unit] += 1;
     }
 
-    /// Keeps a piece under its worker's rank instead of adding it.
-    pub(super) fn stage(&mut self, worker: WorkerId, piece: Piece<'_>) {
-        self.staged.entry(worker).or_default().keep(piece);
-    }
-
-    /// Forgets what was staged of a push that will not be completed.
-    pub(super) fn unstage(&mut self, worker: WorkerId) {
-        self.staged.remove(&worker);
+    /// Keeps a worker's whole gradient under its rank instead of adding it.
+    pub(super) fn stage(&mut self, worker: WorkerId, gradient: Staged) {
+        // PSP lets one worker contribute to a round with several clocks.
+        self.staged.entry(worker).or_default().ranges.extend(gradient.ranges);
     }
 
     /// Takes the staged gradients, by rank.

@@ -1,12 +1,13 @@
 //! Control messages: membership, plans, policies, status. They travel as `postcard` in frames of kind
 //! [`Kind::Control`] and [`Kind::Error`], never in the data path.
 
-use super::{Header, Kind, WireError};
-use crate::placement::Part;
+use super::bounded::sequence;
+use super::{Header, Kind, Plan, WireError};
+use crate::limits;
 use crate::role::{Body, Frame};
 use crate::status::{ShardReport, Status, WorkerReport};
-use crate::table::{PolicyOverride, TablePolicy, TableSpec};
-use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
+use crate::table::TableSpec;
+use crate::types::{Clock, ServerId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// What is said between nodes beside gradients and parameters.
@@ -20,17 +21,19 @@ pub enum Control {
     /// Worker to coordinator: these are my tables, I am ready to start.
     Declare {
         /// In creation order.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
         tables: Vec<TableSpec>,
     },
     /// Coordinator to shards, then to workers: who holds what, under which policies.
     Plan(Box<Plan>),
     /// Shard to coordinator: the plan is in place.
     Ready,
-    /// Coordinator to everybody: these workers are alive.
+    /// Coordinator to shards: these workers are alive.
     Members {
         /// Counts membership changes.
         epoch: u32,
         /// The live ones.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
         workers: Vec<WorkerId>,
     },
     /// Worker to coordinator: I am alive, and this far.
@@ -54,7 +57,7 @@ pub enum Control {
         /// Its name.
         name: String,
     },
-    /// Coordinator to workers: all live workers reached it.
+    /// Coordinator to live workers: all of them reached it.
     BarrierReached {
         /// Its name.
         name: String,
@@ -67,7 +70,7 @@ pub enum Control {
     StatusQuery,
     /// Coordinator's answer.
     Status(Box<Status>),
-    /// Command to coordinator, coordinator to shards: use this consistency model from now on.
+    /// Command to coordinator, coordinator to shards and workers: use this consistency model from now on.
     SetSync {
         /// Glob on table names.
         table: String,
@@ -87,73 +90,31 @@ pub enum Control {
     Shutdown,
 }
 
-/// Who holds what. Chunks follow from it: [`crate::table::chunks`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
-    /// Frames of another placement epoch are refused.
-    pub epoch: u32,
-    /// The tables in creation order.
-    pub tables: Vec<TableSpec>,
-    /// The parts of each table.
-    pub parts: Vec<Vec<Part>>,
-    /// Every shard and where it is reached, ordered.
-    pub shards: Vec<(ShardId, String)>,
-    /// Elements per chunk.
-    pub chunk_elements: u32,
-    /// Every worker with its incarnation.
-    pub workers: Vec<(WorkerId, u64)>,
-    /// The job's policy.
-    pub policy: TablePolicy,
-    /// Exceptions from it.
-    pub overrides: Vec<PolicyOverride>,
-    /// The job's seed.
-    pub seed: u64,
-}
-
-impl Plan {
-    /// Data cores of each server, by number.
-    pub fn cores(&self) -> Vec<u32> {
-        let servers = self.shards.iter().map(|(shard, _)| shard.server.0 + 1).max().unwrap_or(0);
-        let mut cores = vec![0; servers as usize];
-        for (shard, _) in &self.shards {
-            cores[shard.server.0 as usize] += 1;
+impl Control {
+    /// What kind of message this is, for a log: its contents are a peer's, and may be of any length.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Control::Register { .. } => "register",
+            Control::Declare { .. } => "declare",
+            Control::Plan(_) => "plan",
+            Control::Ready => "ready",
+            Control::Members { .. } => "members",
+            Control::WorkerReport(_) => "worker report",
+            Control::ReportRequest => "report request",
+            Control::ShardReport(_) => "shard report",
+            Control::Pushed { .. } => "pushed",
+            Control::Go { .. } => "go",
+            Control::Barrier { .. } => "barrier",
+            Control::BarrierReached { .. } => "barrier reached",
+            Control::Leave => "leave",
+            Control::Left => "left",
+            Control::StatusQuery => "status query",
+            Control::Status(_) => "status",
+            Control::SetSync { .. } => "set sync",
+            Control::Done(_) => "done",
+            Control::Stop { .. } => "stop",
+            Control::Shutdown => "shutdown",
         }
-        cores
-    }
-
-    /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions.
-    pub fn policy_of(&self, table: TableId, server: ServerId) -> TablePolicy {
-        let spec = &self.tables[table.0 as usize];
-        let own = spec.policy.iter().map(|own| PolicyOverride { table: "*".into(), ..own.clone() });
-        let rules: Vec<PolicyOverride> = own.chain(self.overrides.iter().cloned()).collect();
-        PolicyOverride::resolve(&self.policy, &rules, &spec.name, server)
-    }
-
-    /// Whether the plan's numbers fit each other, so that nobody indexes out of range on a peer's word.
-    pub fn is_consistent(&self) -> bool {
-        let cores = self.cores();
-        let shards_dense = cores.iter().enumerate().all(|(server, &count)| {
-            (0..count).all(|core| {
-                let shard = ShardId { server: ServerId(server as u32), core };
-                self.shards.binary_search_by_key(&shard, |(shard, _)| *shard).is_ok()
-            })
-        });
-        let covers = |spec: &TableSpec, parts: &Vec<Part>| {
-            let mut next = 0;
-            parts.iter().all(|part| {
-                let fits = part.start == next && part.len > 0 && cores.get(part.server.0 as usize) > Some(&0);
-                next = next.saturating_add(part.len);
-                fits
-            }) && next == spec.elements()
-        };
-        shards_dense
-            && self.chunk_elements > 0
-            && self.tables.len() == self.parts.len()
-            && self
-                .tables
-                .iter()
-                .zip(&self.parts)
-                .all(|(spec, parts)| spec.check().is_ok() && covers(spec, parts))
     }
 }
 
@@ -199,7 +160,16 @@ pub fn frame<T: Serialize>(kind: Kind, message: &T) -> Frame {
     Frame { header, body: Body::Bytes(bytes) }
 }
 
-/// Decodes a message. Postcard takes no more memory than the payload's own length allows.
+/// Whether a frame's payload is short enough to be taken by its receiver.
+pub fn fits(frame: &Frame) -> bool {
+    match &frame.body {
+        Body::Bytes(bytes) => bytes.len() <= frame.header.kind.max_payload_bytes(),
+        Body::Empty | Body::Stored { .. } => true,
+    }
+}
+
+/// Decodes a message. It takes memory in proportion to the payload: where an item may be much longer in memory than on
+/// the wire, the number of items has a limit.
 pub fn decode<T: DeserializeOwned>(what: &'static str, payload: &[u8]) -> Result<T, WireError> {
     postcard::from_bytes(payload).map_err(|error| WireError::Payload { what, why: error.to_string() })
 }
@@ -214,6 +184,18 @@ mod tests {
         fn any_bytes_decode_or_fail_cleanly(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             let _: Result<Control, _> = decode("control", &bytes);
             let _: Result<Fault, _> = decode("fault", &bytes);
+        }
+    }
+
+    /// Variants are numbered in order, and `docs/wire.md` lists them: a new one goes to the end.
+    #[test]
+    fn variants_keep_their_numbers() {
+        let go = Control::Go { clock: 0 };
+        for (message, number) in
+            [(Control::Ready, 3), (go, 9), (Control::StatusQuery, 14), (Control::Shutdown, 19)]
+        {
+            let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
+            assert_eq!(bytes[0], number, "{message:?}");
         }
     }
 

@@ -15,8 +15,7 @@ pub(super) struct PullGate {
     clock: Clock,
     arrived: usize,
     enough_since: Option<Time>,
-    /// The driver was called at the end of `tau2`; a time that has passed must not be asked for again.
-    called: bool,
+    open: bool,
 }
 
 impl PullGate {
@@ -41,7 +40,7 @@ impl PullGate {
             self.clock = clock;
             self.arrived = 0;
             self.enough_since = None;
-            self.called = false;
+            self.open = false;
         }
     }
 
@@ -52,24 +51,21 @@ impl PullGate {
         if self.arrived >= self.needed {
             self.enough_since.get_or_insert(now);
         }
+        self.handle_timeout(now);
+    }
+
+    /// Opens once all blocks arrived, or `tau2` after enough of them did.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        let waited = self.enough_since.is_some_and(|since| now >= since + self.tau2);
+        self.open |= self.arrived >= self.blocks || waited;
     }
 
     /// Whether a pull after `clock` need not wait for its missing blocks.
-    pub(super) fn is_open(&self, now: Time, clock: Clock) -> bool {
-        clock < self.clock
-            || (clock == self.clock
-                && (self.arrived >= self.blocks
-                    || self.enough_since.is_some_and(|since| now >= since + self.tau2)))
+    pub(super) fn is_open(&self, clock: Clock) -> bool {
+        clock < self.clock || (clock == self.clock && self.open)
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        if self.called || self.arrived >= self.blocks {
-            return None;
-        }
-        self.enough_since.map(|since| since + self.tau2)
-    }
-
-    pub(super) fn handle_timeout(&mut self, now: Time) {
-        self.called |= self.next_timeout().is_some_and(|at| at <= now);
+        if self.open { None } else { self.enough_since.map(|since| since + self.tau2) }
     }
 }

@@ -84,7 +84,7 @@ impl Pump {
     }
 
     pub(crate) fn outcome(&mut self, worker: usize, ticket: Ticket) -> Option<Result<(), WorkerError>> {
-        self.workers[worker].outcome(self.now, ticket)
+        self.workers[worker].outcome(ticket)
     }
 
     pub(crate) fn explain(&self, worker: usize, ticket: Ticket) -> String {

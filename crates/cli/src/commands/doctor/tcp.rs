@@ -9,8 +9,11 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long each way of controlling congestion is measured.
-const MEASURE_FOR: Duration = Duration::from_secs(1);
+/// Each way of controlling congestion is measured this often, in turns, and its best run counts: what else runs on
+/// the machine only ever makes a run slower.
+const RUNS: usize = 3;
+const RUN_FOR: Duration = Duration::from_millis(333);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Large enough that system calls do not limit it.
 const BUFFER: usize = 4 << 20;
 const SETTINGS: &str = "/proc/sys/net/ipv4/";
@@ -46,20 +49,21 @@ fn loopback() -> Check {
     let default = setting("tcp_congestion_control");
     let default = default.trim();
     let available = setting("tcp_available_congestion_control");
-    let speed = match throughput(None) {
-        Ok(speed) => speed,
-        Err(error) => {
-            let remedy = "the loopback interface must be up: ip link set lo up";
-            return Check::fail("loopback TCP", format!("failed: {error}"), remedy);
-        }
-    };
-    let mut measured = vec![(default, speed)];
-    for name in available.split_whitespace().filter(|name| *name != default) {
-        // An algorithm that this user may not choose is not offered.
-        if let Ok(speed) = throughput(Some(name)) {
-            measured.push((name, speed));
+    if let Err(error) = connected(None) {
+        let remedy = "the loopback interface must be up: ip link set lo up";
+        return Check::fail("loopback TCP", format!("failed: {error}"), remedy);
+    }
+    let others = available.split_whitespace().filter(|name| *name != default);
+    let mut measured: Vec<(&str, f64)> =
+        std::iter::once(default).chain(others).map(|name| (name, 0.0)).collect();
+    for _ in 0..RUNS {
+        for (index, (name, best)) in measured.iter_mut().enumerate() {
+            // An algorithm that this user may not choose stays at 0 and is left out.
+            let chosen = (index > 0).then_some(*name);
+            *best = throughput(chosen).unwrap_or(0.0).max(*best);
         }
     }
+    measured.retain(|(name, best)| *name == default || *best > 0.0);
     verdict(&measured)
 }
 
@@ -71,7 +75,7 @@ fn verdict(measured: &[(&str, f64)]) -> Check {
     let (best, best_speed) =
         measured.iter().copied().fold(measured[0], |best, next| if next.1 > best.1 { next } else { best });
     let found = list.join(", ");
-    let check = match best_speed > 1.25 * speed {
+    let check = match best_speed > 1.5 * speed {
         true => Check::warn(
             "loopback TCP",
             found,
@@ -89,7 +93,7 @@ fn verdict(measured: &[(&str, f64)]) -> Check {
 /// Bytes per second through one loopback connection.
 fn throughput(congestion: Option<&str>) -> io::Result<f64> {
     let (sender, mut receiver) = connected(congestion)?;
-    let deadline = Instant::now() + MEASURE_FOR;
+    let deadline = Instant::now() + RUN_FOR;
     let sending = thread::spawn(move || send_until(sender, deadline));
     let mut buffer = vec![0u8; BUFFER];
     let (start, mut total) = (Instant::now(), 0u64);
@@ -118,9 +122,9 @@ fn connected(congestion: Option<&str>) -> io::Result<(TcpStream, TcpStream)> {
     if let Some(name) = congestion {
         set_congestion(&socket, name)?;
     }
-    socket.connect_timeout(&listener.local_addr()?.into(), MEASURE_FOR)?;
+    socket.connect_timeout(&listener.local_addr()?.into(), PATIENCE)?;
     let (receiver, _) = listener.accept()?;
-    receiver.set_read_timeout(Some(4 * MEASURE_FOR))?;
+    receiver.set_read_timeout(Some(PATIENCE))?;
     Ok((socket.into(), receiver))
 }
 

@@ -309,8 +309,12 @@ impl<'a> Parser<'a> {
         if (least..=most).contains(&arguments.len()) {
             return Ok(());
         }
-        let expected = if least == most { least.to_string() } else { format!("at least {least}") };
-        let why = format!("`{name}` takes {expected} arguments, not {}", arguments.len());
+        let expected = match (least, most) {
+            (1, 1) => "1 argument".to_owned(),
+            _ if least == most => format!("{least} arguments"),
+            _ => format!("at least {least} arguments"),
+        };
+        let why = format!("`{name}` takes {expected}, not {}", arguments.len());
         Err(self.error(at, why))
     }
 

@@ -1,0 +1,89 @@
+//! `paramill launch`: servers and copies of a command on this machine; one failure ends all.
+
+use crate::args::LaunchArgs;
+use crate::failure::{Failure, OrUsage};
+use crate::output::Output;
+use crate::supervisor::{Event, Supervisor};
+use crate::training;
+use anyhow::{Result, anyhow};
+use paramill_core::limits;
+use paramill_core::registry::Registry;
+use paramill_node::env_vars;
+use std::process::Command;
+use std::time::Duration;
+
+pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
+    check(args, registry).or_usage()?;
+    let mut processes = Supervisor::new();
+    let url = start_servers(&mut processes, args)?;
+    if !output.json() {
+        eprintln!("the job is at {url}");
+    }
+    let servers = args.servers as usize;
+    for rank in 0..args.workers {
+        let mut command = Command::new(&args.command[0]);
+        command.args(&args.command[1..]);
+        command.env(env_vars::URL, &url);
+        command.env(env_vars::RANK, rank.to_string());
+        command.env(env_vars::WORKERS, args.workers.to_string());
+        processes.spawn(format!("worker {rank}"), command, "")?;
+    }
+    let workers = servers..servers + args.workers as usize;
+    while processes.any_running(workers.clone()) {
+        let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
+        match event {
+            Event::Out { child, line } => println!("[{}] {line}", processes.name(child)),
+            Event::Error { child, line } => eprintln!("[{}] {line}", processes.name(child)),
+            Event::Exited { child, status } if !status.success() => {
+                let name = processes.name(child).to_owned();
+                processes.end_all();
+                return Err(anyhow!("{name} failed ({status}); all others were ended").into());
+            }
+            Event::Exited { .. } => {}
+        }
+    }
+    // Servers of a job that started have ended with it; those of commands that never joined end here.
+    processes.end_all();
+    Ok(())
+}
+
+/// Policies and numbers are checked before anything is started.
+fn check(args: &LaunchArgs, registry: &Registry) -> Result<()> {
+    let job = crate::args::JobArgs {
+        workers: Some(args.workers),
+        servers: Some(args.servers),
+        cores: args.cores,
+        policy: args.policy.clone(),
+        ..Default::default()
+    };
+    crate::plan::JobPlan::resolve(&job, registry)?;
+    anyhow::ensure!(args.workers <= limits::MAX_WORKERS, "too many workers");
+    Ok(())
+}
+
+fn start_servers(processes: &mut Supervisor, args: &LaunchArgs) -> Result<String> {
+    let mut first = training::this_program()?;
+    first.args(["serve", "--listen", "127.0.0.1:0", "--index", "0", "--json", "--end-with-parent"]);
+    first.args(["--workers", &args.workers.to_string(), "--servers", &args.servers.to_string()]);
+    first.args(args.policy.as_arguments());
+    let cores = args.cores.unwrap_or(1).to_string();
+    first.args(["--cores", &cores]);
+    let first = processes.spawn("server 0", first, "")?;
+    let url = training::announce(processes, first)?.url;
+    for number in 1..args.servers {
+        let mut command = training::this_program()?;
+        command.args([
+            "serve",
+            "--join",
+            &url,
+            "--index",
+            &number.to_string(),
+            "--json",
+            "--end-with-parent",
+        ]);
+        command.args(["--cores", &cores]);
+        let server = processes.spawn(format!("server {number}"), command, "")?;
+        training::announce(processes, server)?;
+    }
+    Ok(url)
+}

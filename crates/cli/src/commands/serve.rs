@@ -1,0 +1,87 @@
+//! `paramill serve`: runs a server, and the coordinator of the job when it is the first.
+
+use crate::args::{JobArgs, ServeArgs};
+use crate::failure::{Failure, OrUsage};
+use crate::output::Output;
+use crate::plan::JobPlan;
+use crate::training::{self, Announcement};
+use anyhow::anyhow;
+use paramill_core::registry::Registry;
+use paramill_core::types::ServerId;
+use paramill_node::server::{self, ServerConfig};
+use paramill_node::url::JobUrl;
+use std::io::Write;
+use std::sync::Arc;
+
+pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
+    if args.end_with_parent {
+        training::end_with_parent()?;
+    }
+    let config = match &args.join {
+        Some(url) => joining(args, &url.parse().or_usage()?)?,
+        None => coordinating(args, registry)?,
+    };
+    let job = config.job.clone();
+    let server = server::start(config, registry)?;
+    let url = JobUrl { address: server.coordinator().to_owned(), job };
+    let announcement = Announcement { url: url.to_string(), data: server.data_addresses().to_vec() };
+    announce(&announcement, args.join.is_none(), output)?;
+    Ok(server.join().map_err(|error| anyhow!(error))?)
+}
+
+/// The first server of a job.
+fn coordinating(args: &ServeArgs, registry: &Registry) -> Result<ServerConfig, Failure> {
+    let job = JobArgs {
+        workers: args.workers,
+        servers: args.servers,
+        cores: args.cores,
+        seed: args.seed,
+        inject: args.inject.clone(),
+        policy: args.policy.clone(),
+        config: args.config.clone(),
+        ..JobArgs::default()
+    };
+    let plan = JobPlan::resolve(&job, registry).or_usage()?;
+    Ok(ServerConfig {
+        coordinate: Some(training::job_config(&plan, &args.job)),
+        host: args.host.clone(),
+        cores: plan.cluster.cores,
+        server: Some(ServerId(args.index.unwrap_or(0))),
+        faults: training::faults(&plan.inject).or_usage()?,
+        seed: plan.seed,
+        ..ServerConfig::new(&args.job, &args.listen)
+    })
+}
+
+/// A further server, which learns about the job from its coordinator.
+fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
+    Ok(ServerConfig {
+        host: args.host.clone(),
+        cores: args.cores.unwrap_or(1),
+        server: args.index.map(ServerId),
+        faults: training::faults(&args.inject).or_usage()?,
+        seed: args.seed.unwrap_or(1),
+        ..ServerConfig::new(&url.job, &url.address)
+    })
+}
+
+/// Says where to join, before anybody can be waiting for it.
+fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    if output.json() {
+        writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
+    } else if first {
+        writeln!(stdout, "the job is at {}", announcement.url)?;
+        writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
+        writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
+        writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
+    } else {
+        writeln!(
+            stdout,
+            "joining {}; data cores listen on {}",
+            announcement.url,
+            announcement.data.join(", ")
+        )?;
+    }
+    Ok(stdout.flush()?)
+}

@@ -1,0 +1,95 @@
+//! `paramill status`: what a running job is doing, and what it waits for.
+
+use crate::args::StatusArgs;
+use crate::failure::{Failure, OrUsage};
+use crate::output::{Align, Output, Table, bytes};
+use paramill_core::status::{ShardReport, Status, WorkerStatus};
+use paramill_node::admin::Admin;
+use std::time::Duration;
+
+/// How long the coordinator may take for an answer.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
+    let url = args.url.parse().or_usage()?;
+    let status = Admin::connect(&url, DEADLINE)?.status()?;
+    if output.json() {
+        return Ok(output.object(&status)?);
+    }
+    output.text(format!("job `{}`: {}", status.job, status.phase))?;
+    output.table(&workers(&status.workers))?;
+    output.table(&tables(&status.shards))?;
+    for line in waits(&status) {
+        output.text(line)?;
+    }
+    Ok(())
+}
+
+fn workers(workers: &[WorkerStatus]) -> Table {
+    let mut table = Table::new([
+        ("worker", Align::Right),
+        ("state", Align::Left),
+        ("clock", Align::Right),
+        ("pushed", Align::Right),
+        ("pulled", Align::Right),
+        ("waits for", Align::Left),
+    ]);
+    for worker in workers {
+        let report = &worker.report;
+        table.row([
+            worker.worker.0.to_string(),
+            format!("{:?}", worker.state).to_lowercase(),
+            report.clock.to_string(),
+            bytes(report.bytes_pushed),
+            bytes(report.bytes_pulled),
+            report.waiting.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn tables(shards: &[ShardReport]) -> Table {
+    let mut table = Table::new([
+        ("server", Align::Right),
+        ("core", Align::Right),
+        ("table", Align::Left),
+        ("elements", Align::Right),
+        ("sync", Align::Left),
+        ("version", Align::Right),
+        ("DPRs", Align::Right),
+        ("mean staleness", Align::Right),
+        ("waiting", Align::Right),
+    ]);
+    for shard in shards {
+        for entry in &shard.tables {
+            table.row([
+                shard.shard.server.0.to_string(),
+                shard.shard.core.to_string(),
+                entry.name.clone(),
+                entry.elements.to_string(),
+                entry.sync.clone(),
+                entry.version.to_string(),
+                entry.stats.dprs.to_string(),
+                format!("{:.2}", entry.stats.mean_staleness()),
+                entry.waiting.len().to_string(),
+            ]);
+        }
+    }
+    table
+}
+
+/// Who waits where, since when, and what would release it.
+fn waits(status: &Status) -> Vec<String> {
+    let mut lines = Vec::new();
+    for shard in &status.shards {
+        for table in &shard.tables {
+            for wait in &table.waiting {
+                lines.push(format!(
+                    "{} waits for table `{}` on {} for {:.1} s: {}",
+                    wait.worker, table.name, shard.shard, wait.seconds, wait.reason
+                ));
+            }
+        }
+    }
+    lines
+}

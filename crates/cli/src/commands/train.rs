@@ -1,0 +1,26 @@
+//! `paramill train`: runs a job and reports what came of it.
+
+use crate::args::{JobArgs, TrainArgs};
+use crate::failure::{Failure, OrUsage};
+use crate::output::Output;
+use crate::plan::JobPlan;
+use crate::training;
+use paramill_core::registry::Registry;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
+    let plan = JobPlan::resolve(&args.job, registry).or_usage()?;
+    let report = training::run(&plan, registry, output)?;
+    if let Some(path) = &args.plot {
+        report.chart().write(path)?;
+    }
+    Ok(report.print(output)?)
+}
+
+/// A worker process of `train --processes`.
+pub(crate) fn run_worker(registry: &Arc<Registry>) -> Result<(), Failure> {
+    let from_stdin = JobArgs { config: Some(PathBuf::from("-")), ..JobArgs::default() };
+    let plan = JobPlan::resolve(&from_stdin, registry).or_usage()?;
+    Ok(training::run_worker_process(&plan)?)
+}

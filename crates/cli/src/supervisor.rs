@@ -1,0 +1,153 @@
+//! Processes that belong together: their output in one stream of events, and one end for all.
+
+use crate::interrupt::ChildGuard;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+/// How long a process may take to end in good order.
+const GRACE: Duration = Duration::from_secs(3);
+/// Longest line of output that is kept whole; a process without line ends must not fill the memory.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// What a process did.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// It wrote a line to stdout.
+    Out { child: usize, line: String },
+    /// It wrote a line to stderr.
+    Error { child: usize, line: String },
+    /// It ended.
+    Exited { child: usize, status: ExitStatus },
+}
+
+/// A group of processes. Dropping it ends them all.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    members: Vec<Member>,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+}
+
+#[derive(Debug)]
+struct Member {
+    name: String,
+    pid: Pid,
+    running: bool,
+}
+
+impl Supervisor {
+    pub(crate) fn new() -> Supervisor {
+        let (sender, events) = mpsc::channel();
+        Supervisor { members: Vec::new(), sender, events }
+    }
+
+    /// Starts a process under a name, with `input` on its stdin. Returns its number in events.
+    pub(crate) fn spawn(
+        &mut self,
+        name: impl Into<String>,
+        mut command: Command,
+        input: &str,
+    ) -> Result<usize> {
+        let name = name.into();
+        let mut child =
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        let guard = ChildGuard::new(&child);
+        let number = self.members.len();
+        self.members.push(Member { name, pid: Pid::from_child(&child), running: true });
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        // A process that ends without reading its input is judged by its exit status.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let out = self.forward(stdout, move |line| Event::Out { child: number, line });
+        let error = self.forward(stderr, move |line| Event::Error { child: number, line });
+        let sender = self.sender.clone();
+        std::thread::spawn(move || {
+            // Everything that was written is seen before the end is.
+            for reader in [out, error] {
+                drop(reader.join());
+            }
+            let status = child.wait();
+            drop(guard);
+            if let Ok(status) = status {
+                drop(sender.send(Event::Exited { child: number, status }));
+            }
+        });
+        Ok(number)
+    }
+
+    /// The next event; `None` when the time is over.
+    pub(crate) fn next(&mut self, timeout: Duration) -> Option<Event> {
+        match self.events.recv_timeout(timeout) {
+            Ok(event) => {
+                if let Event::Exited { child, .. } = event {
+                    self.members[child].running = false;
+                }
+                Some(event)
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    pub(crate) fn name(&self, child: usize) -> &str {
+        &self.members[child].name
+    }
+
+    /// Whether any of these processes runs.
+    pub(crate) fn any_running(&self, mut children: impl Iterator<Item = usize>) -> bool {
+        children.any(|child| self.members[child].running)
+    }
+
+    /// Asks the processes that still run to end, and makes them after a while.
+    pub(crate) fn end_all(&mut self) {
+        self.signal(Signal::TERM);
+        let deadline = Instant::now() + GRACE;
+        while self.any_running(0..self.members.len()) && Instant::now() < deadline {
+            self.next(Duration::from_millis(50));
+        }
+        self.signal(Signal::KILL);
+        while self.any_running(0..self.members.len()) && self.next(GRACE).is_some() {}
+    }
+
+    fn signal(&self, signal: Signal) {
+        for member in self.members.iter().filter(|member| member.running) {
+            // An error means that it is gone already.
+            let _ = kill_process(member.pid, signal);
+        }
+    }
+
+    fn forward(
+        &self,
+        stream: impl Read + Send + 'static,
+        event: impl Fn(String) -> Event + Send + 'static,
+    ) -> std::thread::JoinHandle<()> {
+        let sender = self.sender.clone();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            while matches!((&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(1..)) {
+                let text = String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']).to_owned();
+                if sender.send(event(text)).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        })
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.end_all();
+    }
+}

@@ -1,0 +1,51 @@
+//! Training jobs: what a worker does, in one process or in many, and what is reported of it.
+
+mod in_process;
+mod processes;
+mod report;
+mod worker;
+
+pub(crate) use processes::{Announcement, announce, end_with_parent, run_worker_process, this_program};
+pub(crate) use report::TrainReport;
+
+use crate::output::Output;
+use crate::plan::JobPlan;
+use anyhow::{Context, Result};
+use paramill_core::coordinator::JobConfig;
+use paramill_core::fault::FaultPlan;
+use paramill_core::registry::Registry;
+use std::sync::Arc;
+
+/// The name of a job that a command starts for itself.
+pub(crate) const JOB: &str = "train";
+
+/// Runs a job to its end.
+pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<TrainReport> {
+    match plan.cluster.processes {
+        false => in_process::run(plan, registry, output),
+        true => processes::run(plan, output),
+    }
+}
+
+/// The job as its coordinator sees it.
+pub(crate) fn job_config(plan: &JobPlan, name: &str) -> JobConfig {
+    JobConfig {
+        placement: plan.policy.placement.clone(),
+        policy: plan.policy.table.clone(),
+        overrides: plan.overrides.clone(),
+        seed: plan.seed,
+        ..JobConfig::new(name, plan.cluster.workers, plan.cluster.servers)
+    }
+}
+
+/// The faults of a plan, with the traces that they name read in.
+pub(crate) fn faults(inject: &[String]) -> Result<FaultPlan> {
+    let mut faults = FaultPlan::parse(inject)?;
+    let paths: Vec<String> = faults.trace_paths().map(str::to_owned).collect();
+    for path in paths {
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read the step trace {path}"))?;
+        faults.load_trace(&path, &text).with_context(|| format!("step trace {path}"))?;
+    }
+    Ok(faults)
+}

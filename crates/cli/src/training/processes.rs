@@ -1,0 +1,177 @@
+//! A training job as separate processes over loopback TCP: this binary, started again in other roles.
+
+use super::report::{Curve, TrainReport};
+use super::worker::{self, Step, WorkerResult};
+use super::{JOB, faults};
+use crate::output::Output;
+use crate::plan::JobPlan;
+use crate::supervisor::{Event, Supervisor};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use paramill_node::client::JobOptions;
+use paramill_node::env_vars;
+use serde::{Deserialize, Serialize};
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a server process may take until it listens.
+const SERVER_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What a worker process writes to stdout, one JSON object a line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Message {
+    Step(Step),
+    Done(WorkerResult),
+}
+
+/// What a server process writes to stdout once it listens, when it is asked for JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Announcement {
+    /// The job's URL.
+    pub(crate) url: String,
+    /// Where its data cores listen.
+    pub(crate) data: Vec<String>,
+}
+
+pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
+    let mut processes = Supervisor::new();
+    let text = plan.to_toml();
+    let url = start_servers(&mut processes, plan, &text)?;
+    let first_worker = plan.cluster.servers as usize;
+    let workers = plan.cluster.workers;
+    for rank in 0..workers {
+        let mut command = this_program()?;
+        command.arg("train-worker").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
+        processes.spawn(format!("worker {rank}"), command, &text)?;
+    }
+    let all_workers = first_worker..first_worker + workers as usize;
+    let mut progress = None;
+    let mut curve = Curve::new(workers);
+    let mut results: Vec<WorkerResult> = Vec::new();
+    while processes.any_running(all_workers.clone()) {
+        // A worker that makes no progress ends by its own deadline; this only keeps the loop turning.
+        let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
+        match event {
+            Event::Out { child, line } if all_workers.contains(&child) => match serde_json::from_str(&line) {
+                Ok(Message::Step(step)) => {
+                    let done = curve.add(&step);
+                    progress
+                        .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
+                        .set(done, &format!("steps, loss {:.4}", step.loss));
+                }
+                Ok(Message::Done(result)) => results.push(result),
+                Err(_) => eprintln!("{}: {line}", processes.name(child)),
+            },
+            // Servers say on stdout where they listen, which the workers learn from the coordinator.
+            Event::Out { .. } => {}
+            Event::Error { child, line } => eprintln!("{}: {line}", processes.name(child)),
+            Event::Exited { child, status } if !status.success() => {
+                let name = processes.name(child).to_owned();
+                drop(progress);
+                processes.end_all();
+                bail!("{name} failed ({status}); all others were ended");
+            }
+            Event::Exited { .. } => {}
+        }
+    }
+    drop(progress);
+    await_servers(&mut processes, first_worker)?;
+    ensure!(
+        results.len() == workers as usize,
+        "only {} of {workers} workers reported a result",
+        results.len()
+    );
+    TrainReport::new(plan, results, curve)
+}
+
+/// Has the kernel end this process when the one that started it ends, however that happens.
+pub(crate) fn end_with_parent() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .context("cannot ask to be ended with the parent process")
+}
+
+/// The worker process: its plan comes on stdin, who it is in the environment, its messages go to stdout.
+pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
+    end_with_parent()?;
+    let mut options = JobOptions::from_environment()?;
+    let rank = options.rank.context("a training worker needs a rank")?;
+    ensure!(rank.0 < plan.cluster.workers, "rank {} of {} workers", rank.0, plan.cluster.workers);
+    let faults = faults(&plan.inject)?;
+    options.timeout = plan.cluster.timeout.0;
+    options.faults = faults.clone();
+    options.seed = plan.seed;
+    let workload = paramill_train::build(&plan.workload_config(rank.0))?;
+    let tell = |message: &Message| {
+        println!("{}", serde_json::to_string(message).expect("messages are plain data"));
+    };
+    let result = worker::run(plan, &faults, options, workload, |step| tell(&Message::Step(step)))?;
+    tell(&Message::Done(result));
+    Ok(())
+}
+
+/// Starts all servers and waits until the first one says where the job is.
+fn start_servers(processes: &mut Supervisor, plan: &JobPlan, text: &str) -> Result<String> {
+    let mut first = this_program()?;
+    first.args(["serve", "--listen", "127.0.0.1:0", "--job", JOB, "--index", "0", "--config", "-"]);
+    first.args(["--json", "--end-with-parent"]);
+    let first = processes.spawn("server 0", first, text)?;
+    let url = announce(processes, first)?.url;
+    for number in 1..plan.cluster.servers {
+        let mut command = this_program()?;
+        command.args([
+            "serve",
+            "--join",
+            &url,
+            "--index",
+            &number.to_string(),
+            "--json",
+            "--end-with-parent",
+        ]);
+        command.args(["--cores", &plan.cluster.cores.to_string(), "--seed", &plan.seed.to_string()]);
+        for fault in &plan.inject {
+            command.args(["--inject", fault]);
+        }
+        processes.spawn(format!("server {number}"), command, "")?;
+    }
+    Ok(url)
+}
+
+/// Waits for a server process to say where it listens.
+pub(crate) fn announce(processes: &mut Supervisor, server: usize) -> Result<Announcement> {
+    loop {
+        let name = processes.name(server).to_owned();
+        match processes.next(SERVER_DEADLINE) {
+            Some(Event::Out { child, line }) if child == server => {
+                return serde_json::from_str(&line).with_context(|| format!("{name} said `{line}`"));
+            }
+            Some(Event::Exited { child, status }) if child == server => bail!("{name} failed ({status})"),
+            Some(Event::Out { child, line } | Event::Error { child, line }) => {
+                eprintln!("{}: {line}", processes.name(child));
+            }
+            Some(Event::Exited { .. }) => {}
+            None => bail!("{name} did not listen within {} s", SERVER_DEADLINE.as_secs()),
+        }
+    }
+}
+
+/// The workers have left: the servers end by themselves.
+fn await_servers(processes: &mut Supervisor, servers: usize) -> Result<()> {
+    while processes.any_running(0..servers) {
+        match processes.next(SERVER_DEADLINE) {
+            Some(Event::Exited { child, status }) if child < servers && !status.success() => {
+                return Err(anyhow!("{} failed ({status})", processes.name(child)));
+            }
+            Some(Event::Error { child, line }) => eprintln!("{}: {line}", processes.name(child)),
+            Some(_) => {}
+            None => {
+                bail!("the servers did not end within {} s after the workers left", SERVER_DEADLINE.as_secs())
+            }
+        }
+    }
+    Ok(())
+}
+
+/// This binary, to be started again.
+pub(crate) fn this_program() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe().context("cannot find this program's own file")?))
+}

@@ -1,0 +1,260 @@
+//! What one worker of a training job does.
+
+use crate::plan::JobPlan;
+use anyhow::{Context, Result};
+use paramill_core::consistency::SyncStats;
+use paramill_core::fault::FaultPlan;
+use paramill_core::status::{MemberState, Status};
+use paramill_core::types::{TableId, WorkerId};
+use paramill_core::worker::Gradient;
+use paramill_node::client::{Handle, Job, JobOptions};
+use paramill_train::{Touched, Workload};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// How often a worker says how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// The end of a job waits for the slowest worker, however long its last steps take.
+const END_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// How far a worker is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) rank: u32,
+    pub(crate) steps: u64,
+    /// Steps it will make in all.
+    pub(crate) total: u64,
+    /// Mean loss of its latest steps.
+    pub(crate) loss: f64,
+    pub(crate) seconds: f64,
+}
+
+/// What a worker did.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WorkerResult {
+    pub(crate) rank: u32,
+    pub(crate) steps: u64,
+    pub(crate) seconds: f64,
+    /// Mean loss of its last epoch.
+    pub(crate) loss: f64,
+    pub(crate) bytes_pushed: u64,
+    pub(crate) bytes_pulled: u64,
+    /// What rank 0 finds out at the end.
+    pub(crate) end: Option<JobEnd>,
+}
+
+/// The job as rank 0 sees it when all are done.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct JobEnd {
+    pub(crate) test_loss: f64,
+    pub(crate) metric: String,
+    pub(crate) value: f64,
+    pub(crate) extra: Vec<(String, f64)>,
+    pub(crate) sync: SyncStats,
+    pub(crate) nonfinite: u64,
+    pub(crate) dead_workers: Vec<u32>,
+    /// Bytes held by each server for parameters, accumulators and optimizer state.
+    pub(crate) server_memory_bytes: Vec<u64>,
+}
+
+/// Trains; `tell` hears how far it is now and then.
+pub(crate) fn run(
+    plan: &JobPlan,
+    faults: &FaultPlan,
+    options: JobOptions,
+    mut workload: Box<dyn Workload>,
+    tell: impl Fn(Step),
+) -> Result<WorkerResult> {
+    let rank = options.rank.expect("a training worker is given its rank");
+    let job = Job::init(options)?;
+    let mut tables = create_tables(&job, workload.as_ref())?;
+    job.start().context("the job did not start")?;
+    let total = workload.steps_per_epoch() * plan.workload.epochs;
+    let last_epoch = total - workload.steps_per_epoch();
+    let began = Instant::now();
+    let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
+    for step in 0..total {
+        let touched = workload.prepare(step);
+        for (table, touched) in tables.iter_mut().zip(&touched) {
+            table.fetch(&job, touched, plan.cluster.timeout.0)?;
+        }
+        let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
+        recent.add(loss);
+        if step >= last_epoch {
+            final_losses.add(loss);
+        }
+        for (table, touched) in tables.iter_mut().zip(&touched) {
+            table.send(&job, touched, plan.cluster.timeout.0)?;
+        }
+        job.clock();
+        if told.elapsed() >= PROGRESS_EVERY || step + 1 == total {
+            let seconds = began.elapsed().as_secs_f64();
+            tell(Step { rank: rank.0, steps: step + 1, total, loss: recent.take(), seconds });
+            told = Instant::now();
+        }
+    }
+    for table in &mut tables {
+        table.settle(&job, plan.cluster.timeout.0)?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    job.barrier("trained", END_TIMEOUT)?;
+    let end = match rank {
+        WorkerId(0) => Some(judge(&job, &tables, workload.as_ref(), plan.cluster.timeout.0)?),
+        _ => None,
+    };
+    let report = job.report();
+    job.finish()?;
+    Ok(WorkerResult {
+        rank: rank.0,
+        steps: total,
+        seconds,
+        loss: final_losses.take(),
+        bytes_pushed: report.bytes_pushed,
+        bytes_pulled: report.bytes_pulled,
+        end,
+    })
+}
+
+/// A table as the training loop uses it.
+struct Table {
+    id: TableId,
+    sparse: bool,
+    values: Vec<f32>,
+    gradient: Vec<f32>,
+    /// The latest push of a sparse table, not yet known to have arrived.
+    pushed: Option<Handle>,
+}
+
+fn create_tables(job: &Job, workload: &dyn Workload) -> Result<Vec<Table>> {
+    let create = |(index, spec): (usize, paramill_core::table::TableSpec)| {
+        let sparse = spec.rows;
+        let id = job.create_table(spec, workload.initial(index))?;
+        Ok(Table { id, sparse, values: Vec::new(), gradient: Vec::new(), pushed: None })
+    };
+    workload.tables().into_iter().enumerate().map(create).collect()
+}
+
+impl Table {
+    /// Gets the parameters that the next step needs.
+    fn fetch(&mut self, job: &Job, touched: &Touched, timeout: Duration) -> Result<()> {
+        match touched {
+            Touched::Rows(rows) => self.values = job.pull_rows(self.id, rows)?.wait_rows(timeout)?,
+            Touched::All => {
+                job.sync(self.id)?;
+                job.read(self.id, |values| {
+                    self.values.clear();
+                    self.values.extend_from_slice(values);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the gradient of the step that was computed.
+    fn send(&mut self, job: &Job, touched: &Touched, timeout: Duration) -> Result<()> {
+        match touched {
+            Touched::Rows(rows) => {
+                self.settle(job, timeout)?;
+                let gradient = Gradient::Rows { rows, values: &self.gradient };
+                self.pushed = Some(job.push(self.id, gradient)?);
+            }
+            Touched::All => job.update(self.id, &self.gradient)?,
+        }
+        Ok(())
+    }
+
+    /// Waits for what is under way, so that a push that failed is not taken for one that succeeded.
+    fn settle(&mut self, job: &Job, timeout: Duration) -> Result<()> {
+        if let Some(handle) = self.pushed.take() {
+            handle.wait(timeout)?;
+        }
+        Ok(job.sync(self.id)?)
+    }
+}
+
+/// One step of the model, made longer where a fault says so.
+fn compute(
+    tables: &mut [Table],
+    workload: &mut dyn Workload,
+    faults: &FaultPlan,
+    rank: WorkerId,
+    step: u64,
+) -> f64 {
+    let began = Instant::now();
+    let mut gradients: Vec<Vec<f32>> =
+        tables.iter_mut().map(|table| std::mem::take(&mut table.gradient)).collect();
+    let values: Vec<&[f32]> = tables.iter().map(|table| table.values.as_slice()).collect();
+    let loss = workload.step(&values, &mut gradients);
+    for (table, gradient) in tables.iter_mut().zip(gradients) {
+        table.gradient = gradient;
+    }
+    let took = began.elapsed();
+    let longer = match faults.step_time(rank, step) {
+        Some(time) => time.saturating_sub(took),
+        None => took.mul_f64((faults.compute_factor(rank) - 1.0).max(0.0)),
+    };
+    if !longer.is_zero() {
+        std::thread::sleep(longer);
+    }
+    f64::from(loss)
+}
+
+/// Evaluates the final parameters and gathers what the servers counted.
+fn judge(job: &Job, tables: &[Table], workload: &dyn Workload, timeout: Duration) -> Result<JobEnd> {
+    let mut finals = Vec::new();
+    for table in tables {
+        let rows = job.pull_now(table.id)?.wait_rows(timeout)?;
+        finals.push(if table.sparse { rows } else { job.read(table.id, <[f32]>::to_vec) });
+    }
+    let finals: Vec<&[f32]> = finals.iter().map(Vec::as_slice).collect();
+    let status = job.status()?;
+    let evaluation = workload.evaluate(&finals);
+    let dead = status.workers.iter().filter(|worker| worker.state == MemberState::Dead);
+    Ok(JobEnd {
+        test_loss: evaluation.loss,
+        metric: evaluation.metric.to_owned(),
+        value: evaluation.value,
+        extra: evaluation.extra,
+        sync: sync_stats(&status),
+        nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
+        dead_workers: dead.map(|worker| worker.worker.0).collect(),
+        server_memory_bytes: server_memory(&status),
+    })
+}
+
+fn sync_stats(status: &Status) -> SyncStats {
+    let mut total = SyncStats::default();
+    for table in status.shards.iter().flat_map(|shard| &shard.tables) {
+        total.merge(&table.stats);
+    }
+    total
+}
+
+fn server_memory(status: &Status) -> Vec<u64> {
+    let mut memory: Vec<u64> = Vec::new();
+    for shard in &status.shards {
+        let server = shard.shard.server.0 as usize;
+        memory.resize(memory.len().max(server + 1), 0);
+        memory[server] += shard.memory_bytes;
+    }
+    memory
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    count: u64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.count += 1;
+    }
+
+    fn take(&mut self) -> f64 {
+        let mean = self.sum / self.count.max(1) as f64;
+        *self = Mean::default();
+        mean
+    }
+}

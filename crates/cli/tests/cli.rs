@@ -1,0 +1,267 @@
+//! The binary as people and scripts meet it: what it prints where, and its exit codes.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+fn paramill(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_paramill"))
+        .args(arguments)
+        .output()
+        .expect("the binary was built for this test")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("output is UTF-8")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("output is UTF-8")
+}
+
+/// Runs it, expects success and nothing on stderr, returns stdout.
+fn answer(arguments: &[&str]) -> String {
+    let output = paramill(arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+    assert_eq!(stderr(&output), "", "{arguments:?}");
+    stdout(&output)
+}
+
+/// Runs it, expects bad usage and nothing on stdout, returns stderr.
+fn refusal(arguments: &[&str]) -> String {
+    let output = paramill(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+    assert_eq!(stdout(&output), "", "{arguments:?}");
+    stderr(&output)
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&answer(arguments)).expect("one JSON object is all there is on stdout")
+}
+
+#[test]
+fn help_teaches_every_command_by_example() {
+    let top = answer(&["--help"]);
+    let commands =
+        ["train", "config", "reproduce", "serve", "launch", "status", "set", "components", "doctor", "sim"];
+    for command in commands {
+        assert!(top.contains(&format!("\n  {command} ")), "{command} is missing in:\n{top}");
+    }
+    for command in commands.iter().filter(|command| **command != "sim") {
+        let help = answer(&[command, "--help"]);
+        assert!(help.contains(&format!("Examples:\n  paramill {command}")), "{help}");
+    }
+    for command in ["swarm", "run"] {
+        let help = answer(&["sim", command, "--help"]);
+        assert!(help.contains(&format!("Examples:\n  paramill sim {command}")), "{help}");
+    }
+}
+
+#[test]
+fn help_lists_the_options_of_a_job() {
+    let help = answer(&["train", "--help"]);
+    for option in [
+        "--data",
+        "--test",
+        "--workers",
+        "--servers",
+        "--cores",
+        "--sync",
+        "--placement",
+        "--optimizer",
+        "--epochs",
+        "--batch",
+        "--seed",
+        "--processes",
+        "--config",
+        "--inject",
+        "--reduce",
+        "--order",
+        "--nonfinite",
+        "--timeout",
+        "--json",
+        "--plot",
+    ] {
+        assert!(help.contains(option), "{option} is missing in:\n{help}");
+    }
+}
+
+#[test]
+fn no_command_and_an_unknown_one_are_bad_usage() {
+    assert!(refusal(&[]).contains("Usage: paramill"));
+    assert!(refusal(&["trian"]).contains("similar subcommand exists: 'train'"));
+    assert!(refusal(&["config", "--workerz", "3"]).contains("a similar argument exists: '--workers'"));
+    assert!(
+        refusal(&["reproduce"]).contains("<NAME|--list>") || refusal(&["reproduce"]).contains("required")
+    );
+}
+
+#[test]
+fn the_default_job_is_a_file() {
+    let expected = "\
+seed = 1
+inject = []
+
+[workload]
+name = \"mlp\"
+epochs = 5
+batch = 32
+hidden = 128
+factors = 16
+
+[cluster]
+workers = 4
+servers = 2
+cores = 1
+processes = false
+timeout = \"1m\"
+
+[policy]
+placement = \"heuristic\"
+sync = \"bsp\"
+optimizer = \"momentum:lr=0.05\"
+reduce = \"mean\"
+order = \"arrival\"
+nonfinite = \"reject\"
+";
+    assert_eq!(answer(&["config"]), expected);
+}
+
+#[test]
+fn a_printed_job_can_be_given_back_and_options_win_over_it() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("job.toml");
+    let printed =
+        answer(&["config", "lr", "--sync", "pssp:s=3,c=0.5", "--processes", "--inject", "worker=2:slow=4x"]);
+    std::fs::write(&path, &printed).expect("the file can be written");
+    let path = path.to_str().expect("the path is UTF-8");
+    assert_eq!(answer(&["config", "--config", path]), printed);
+
+    let job = json(&["config", "--config", path, "--workers", "9", "--processes=false", "--json"]);
+    assert_eq!(job["cluster"]["workers"], 9);
+    assert_eq!(job["cluster"]["processes"], false);
+    assert_eq!(job["policy"]["sync"], "pssp:s=3,c=0.5");
+    assert_eq!(job["inject"][0], "worker=2:slow=4x");
+}
+
+#[test]
+fn a_job_that_cannot_work_is_bad_usage() {
+    for (arguments, expected) in [
+        (
+            vec!["--sync", "sssp:s=3"],
+            "error: unknown consistency model `sssp`; known: bsp, asp, ssp, dsps, drop, pssp, psp",
+        ),
+        (
+            vec!["--placement", "nearest"],
+            "error: unknown placement `nearest`; known: uniform, round_robin, greedy, heuristic",
+        ),
+        (vec!["--optimizer", "adm:lr=1"], "error: unknown optimizer `adm`; known: sgd, momentum"),
+        (vec!["--sync", "ssp:t=3"], "unknown field `t`"),
+        (vec!["--workers", "0"], "error: workers = 0: expected 1 to 4096"),
+        (vec!["--workers", "many"], "invalid value 'many' for '--workers <N>'"),
+        (vec!["--order", "any"], "[possible values: arrival, ranked]"),
+        (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
+        (vec!["gpt"], "unknown workload `gpt`"),
+        (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
+        (vec!["--config", "no-such-file.toml"], "error: cannot read the config file no-such-file.toml"),
+    ] {
+        let message = refusal(&[&["config"], arguments.as_slice()].concat());
+        assert!(message.contains(expected), "{arguments:?}:\n{message}");
+    }
+}
+
+#[test]
+fn a_wrong_key_in_a_file_is_shown_in_its_place() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("job.toml");
+    std::fs::write(&path, "[cluster]\nworkers = 4\nserverz = 2\n").expect("the file can be written");
+    let message = refusal(&["config", "--config", path.to_str().expect("the path is UTF-8")]);
+    for expected in ["job.toml", "line 3", "serverz = 2", "unknown field `serverz`", "`servers`"] {
+        assert!(message.contains(expected), "{expected} is missing in:\n{message}");
+    }
+}
+
+#[test]
+fn components_are_listed_with_parameters_and_examples() {
+    let text = answer(&["components"]);
+    for expected in
+        ["Consistency model (--sync)", "Placement (--placement)", "Optimizer (--optimizer)", "ssp:s=3"]
+    {
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+    }
+    let all = json(&["components", "--json"]);
+    let mut count = 0;
+    for axis in all["axes"].as_array().expect("axes are a list") {
+        let option = format!("--{}", axis["option"].as_str().expect("an option is text"));
+        for component in axis["components"].as_array().expect("components are a list") {
+            assert!(component["about"].as_str().is_some_and(|about| about.ends_with('.')), "{component}");
+            // Every example can be typed as it stands.
+            answer(&["config", &option, component["example"].as_str().expect("an example is text")]);
+            count += 1;
+        }
+    }
+    assert!(count >= 20, "{count} components");
+}
+
+#[test]
+fn one_component_is_shown_in_full() {
+    let text = answer(&["components", "ssp"]);
+    for expected in
+        ["ssp (consistency model)", "example: --sync 'ssp:s=3'", "(must be given)", "exec", "lazy"]
+    {
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+    }
+    let one = json(&["components", "adam", "--json"]);
+    assert_eq!(one["axes"][0]["components"].as_array().map(Vec::len), Some(1));
+    assert!(refusal(&["components", "nonsense"]).contains("unknown component `nonsense`; known: bsp, asp"));
+}
+
+#[test]
+fn the_doctor_examines_the_machine_and_names_what_is_in_the_way() {
+    let report = paramill(&["doctor", "no-such-host.invalid:7070", "--deadline", "2s", "--json", "--quiet"]);
+    assert_eq!(report.status.code(), Some(1));
+    assert_eq!(stderr(&report), "error: in the way: address\n");
+    let report: Value = serde_json::from_str(&stdout(&report)).expect("one JSON object");
+    assert_eq!(report["ok"], false);
+    let checks = report["checks"].as_array().expect("checks are a list");
+    let verdict =
+        |name: &str| checks.iter().find(|check| check["name"] == name).map(|check| check["verdict"].clone());
+    assert_eq!(verdict("address"), Some("fail".into()));
+    for name in
+        ["cores", "memory", "kernel", "open files", "shared memory", "huge pages", "clock", "loopback TCP"]
+    {
+        assert!(verdict(name).is_some(), "{name} was not checked");
+    }
+    assert!(refusal(&["doctor", "host:port"]).contains("expected HOST:PORT"));
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_paramill"))
+        .arg("components")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary was built for this test");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("the process ends");
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}
+
+#[test]
+fn ctrl_c_ends_it_with_130() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_paramill"))
+        .arg("doctor")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary was built for this test");
+    // The first line of progress says that it is at work, which takes seconds.
+    let mut line = String::new();
+    let progress = child.stderr.take().expect("stderr is piped");
+    BufReader::new(progress).read_line(&mut line).expect("stderr is text");
+    assert!(line.contains("looking at the machine"), "{line}");
+    let process = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).expect("the process is ours");
+    assert_eq!(child.wait().expect("the process ends").code(), Some(130));
+}

@@ -1,0 +1,126 @@
+//! Asking and setting things from outside a job: `paramill status`, `paramill set`.
+
+use crate::url::JobUrl;
+use paramill_core::role::{Body, Frame};
+use paramill_core::status::Status;
+use paramill_core::types::ServerId;
+use paramill_core::wire::control::{decode, frame};
+use paramill_core::wire::{
+    Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
+};
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// Why a command could not be carried out. Nothing was changed, but for a connection that broke after a `set`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdminError {
+    /// Nobody answers there.
+    #[error("no coordinator at {address}: {source}; is the job running, and is this its URL?")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The coordinator did not take the connection.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// The coordinator could not do it.
+    #[error("{0}")]
+    Failed(Fault),
+    /// The peer sent something that is no answer.
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    /// The answer was of another kind.
+    #[error("unexpected answer: {0}")]
+    Unexpected(String),
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A connection of a command to a job's coordinator.
+#[derive(Debug)]
+pub struct Admin {
+    stream: TcpStream,
+}
+
+impl Admin {
+    /// Connects within `timeout`, which also bounds every answer.
+    pub fn connect(url: &JobUrl, timeout: Duration) -> Result<Admin, AdminError> {
+        let unreachable = |source| AdminError::Unreachable { address: url.address.clone(), source };
+        let target = url.address.to_socket_addrs().map_err(unreachable)?.next();
+        let target = target.ok_or_else(|| unreachable(io::Error::other("the name has no address")))?;
+        let stream = TcpStream::connect_timeout(&target, timeout).map_err(unreachable)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        stream.set_nodelay(true)?;
+        let mut admin = Admin { stream };
+        let hello = Hello { job: url.job.clone(), from: Party::Command, incarnation: 0 };
+        admin.send(frame(Kind::Hello, &hello))?;
+        match admin.receive()? {
+            (Kind::Welcome, _) => Ok(admin),
+            (Kind::Error, payload) => Err(AdminError::Refused(decode("refusal", &payload)?)),
+            (kind, _) => Err(AdminError::Unexpected(format!("{kind:?}"))),
+        }
+    }
+
+    /// How the job stands.
+    pub fn status(&mut self) -> Result<Status, AdminError> {
+        match self.ask(&Control::StatusQuery)? {
+            Control::Status(status) => Ok(*status),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    /// Switches the consistency model of the tables that match, on one server or on all. The answer is a sentence.
+    pub fn set_sync(
+        &mut self,
+        table: &str,
+        server: Option<ServerId>,
+        sync: &str,
+    ) -> Result<String, AdminError> {
+        self.ask_done(&Control::SetSync { table: table.into(), server, sync: sync.into() })
+    }
+
+    /// Ends the job.
+    pub fn shut_down(&mut self) -> Result<String, AdminError> {
+        self.ask_done(&Control::Shutdown)
+    }
+
+    fn ask_done(&mut self, message: &Control) -> Result<String, AdminError> {
+        match self.ask(message)? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {
+        self.send(frame(Kind::Control, message))?;
+        match self.receive()? {
+            (Kind::Control, payload) => Ok(decode("control message", &payload)?),
+            (Kind::Error, payload) => Err(AdminError::Failed(decode("error", &payload)?)),
+            (kind, _) => Err(AdminError::Unexpected(format!("{kind:?}"))),
+        }
+    }
+
+    fn send(&mut self, frame: Frame) -> Result<(), AdminError> {
+        let Body::Bytes(mut payload) = frame.body else { unreachable!("control frames carry bytes") };
+        payload.resize(padded(payload.len()), 0);
+        self.stream.write_all(&frame.header.encode())?;
+        Ok(self.stream.write_all(&payload)?)
+    }
+
+    fn receive(&mut self) -> Result<(Kind, Vec<u8>), AdminError> {
+        let mut head = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut head)?;
+        // Decoding checks the length against the kind's limit before memory is taken for it.
+        let header = Header::decode(&head)?;
+        let mut payload = vec![0; padded(header.payload_bytes as usize)];
+        self.stream.read_exact(&mut payload)?;
+        payload.truncate(header.payload_bytes as usize);
+        Ok((header.kind, payload))
+    }
+}

@@ -1,0 +1,423 @@
+//! The worker's library: join a job, create tables, push, pull, keep the clock.
+//!
+//! ```no_run
+//! use paramill_core::table::TableSpec;
+//! use paramill_node::client::{Job, JobOptions};
+//!
+//! let job = Job::init(JobOptions::at("paramill://localhost:7070/run42".parse()?))?;
+//! let weights = job.create_table(TableSpec::dense("weights", [1000]), vec![0.0; 1000])?;
+//! job.start()?;
+//! for _ in 0..100 {
+//!     let gradient = job.read(weights, |values| values.iter().map(|w| w - 1.0).collect::<Vec<f32>>());
+//!     job.update(weights, &gradient)?; // leaves at once; parameters follow when the condition allows
+//!     job.clock();
+//!     job.sync(weights)?; // waits for them
+//! }
+//! job.finish()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use crate::clock;
+use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::url::JobUrl;
+use crate::{env_vars, server};
+use paramill_core::fault::FaultPlan;
+use paramill_core::registry::Registry;
+use paramill_core::status::{Status, WorkerReport};
+use paramill_core::table::TableSpec;
+use paramill_core::types::{Clock, TableId, WorkerId};
+use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig, WorkerError};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long calls wait unless told otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a timed-out wait asks the servers for their reason.
+const REASON_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long leaving may take.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a call of the client failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The worker's own or a server's refusal.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// Nothing came within the time. What was asked for may still happen.
+    #[error("timed out after {seconds:.1} s waiting for {what}")]
+    Timeout {
+        /// How long was waited.
+        seconds: f64,
+        /// For what: who has not answered, and what would release it.
+        what: String,
+    },
+    /// The worker's thread is gone.
+    #[error("this worker has ended: {0}")]
+    Ended(String),
+    /// The environment does not say where to join.
+    #[error("{0}")]
+    Environment(String),
+    /// The operating system refused something.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// How to join a job.
+#[derive(Debug, Clone)]
+pub struct JobOptions {
+    /// Where the job is.
+    pub url: JobUrl,
+    /// In memory instead of over TCP.
+    pub memory: Option<Hub>,
+    /// The worker's rank; the coordinator chooses one otherwise.
+    pub rank: Option<WorkerId>,
+    /// How long calls wait.
+    pub timeout: Duration,
+    /// The components that can be named.
+    pub registry: Arc<Registry>,
+    /// Faults to try.
+    pub faults: FaultPlan,
+    /// Decides faults with a probability.
+    pub seed: u64,
+    /// Where log lines go.
+    pub log: fn(&str),
+}
+
+impl JobOptions {
+    /// Joins the job at `url` with the defaults of everything else.
+    pub fn at(url: JobUrl) -> JobOptions {
+        JobOptions {
+            url,
+            memory: None,
+            rank: None,
+            timeout: DEFAULT_TIMEOUT,
+            registry: Arc::new(Registry::builtin()),
+            faults: FaultPlan::default(),
+            seed: 0,
+            log: |line| eprintln!("paramill: {line}"),
+        }
+    }
+
+    /// Joins servers of this process.
+    pub fn in_memory(hub: &Hub, job: &str) -> JobOptions {
+        let url = JobUrl { address: format!("{SCHEME}coordinator"), job: job.to_owned() };
+        JobOptions { memory: Some(hub.clone()), ..JobOptions::at(url) }
+    }
+
+    /// Joins the job that `paramill launch` named in the environment.
+    pub fn from_environment() -> Result<JobOptions, ClientError> {
+        let problem = |name: &str, why: &str| ClientError::Environment(format!("{name} {why}"));
+        let url = std::env::var(env_vars::URL)
+            .map_err(|_| problem(env_vars::URL, "is not set; start this program with `paramill launch`"))?;
+        let url = url.parse().map_err(|error| problem(env_vars::URL, &format!("{error}")))?;
+        let rank = match std::env::var(env_vars::RANK) {
+            Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
+            Err(_) => None,
+        };
+        Ok(JobOptions { rank, ..JobOptions::at(url) })
+    }
+}
+
+/// A worker's membership in a job.
+#[derive(Debug)]
+pub struct Job {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<(), String>>>,
+    stop: Arc<AtomicBool>,
+    timeout: Duration,
+}
+
+/// What the application's threads and the event loop share.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    mailbox: Arc<Mailbox>,
+}
+
+#[derive(Debug)]
+struct State {
+    worker: Worker,
+    /// The ticket of every table's latest update.
+    updates: BTreeMap<TableId, Ticket>,
+    ended: Option<String>,
+}
+
+/// A push or pull under way.
+#[derive(Debug)]
+#[must_use = "a handle tells whether the push or pull succeeded"]
+pub struct Handle {
+    shared: Arc<Shared>,
+    ticket: Ticket,
+}
+
+impl Job {
+    /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
+    pub fn init(options: JobOptions) -> Result<Job, ClientError> {
+        let mailbox = Mailbox::new()?;
+        let config = WorkerConfig {
+            job: options.url.job.clone(),
+            rank: options.rank,
+            coordinator: options.url.address.clone(),
+        };
+        let worker = Worker::new(clock::now(), config, options.registry.clone());
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { worker, updates: BTreeMap::new(), ended: None }),
+            changed: Condvar::new(),
+            mailbox: mailbox.clone(),
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let rank = options.rank.map_or_else(server::random_number, |rank| u64::from(rank.0));
+        let setup = Setup {
+            listener: None,
+            hub: options.memory.clone().map(|hub| (hub, None)),
+            mailbox,
+            stop: stop.clone(),
+            injection: Injection { plan: options.faults, seed: options.seed ^ rank },
+            log: options.log,
+        };
+        let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
+        let thread =
+            std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
+        Ok(Job { shared, thread: Some(thread), stop, timeout: options.timeout })
+    }
+
+    /// Creates a table with its initial values; those of worker 0 count.
+    pub fn create_table(&self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, ClientError> {
+        Ok(self.shared.lock().worker.declare(spec, initial)?)
+    }
+
+    /// Waits until all workers and servers are here and the initial values are exchanged.
+    pub fn start(&self) -> Result<(), ClientError> {
+        let handle = self.act(|worker| worker.start(clock::now()))?;
+        handle.wait(self.timeout)
+    }
+
+    /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
+    pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
+        let handle = self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))?;
+        self.shared.lock().updates.insert(table, handle.ticket);
+        Ok(())
+    }
+
+    /// Ends the iteration.
+    pub fn clock(&self) {
+        self.shared.lock().worker.clock();
+        self.shared.mailbox.wake();
+    }
+
+    /// Waits until the table's parameters may be used for the next iteration.
+    pub fn sync(&self, table: TableId) -> Result<(), ClientError> {
+        let Some(ticket) = self.shared.lock().updates.remove(&table) else { return Ok(()) };
+        Handle { shared: self.shared.clone(), ticket }.wait(self.timeout)
+    }
+
+    /// Sends a gradient; the handle is due when all servers have it.
+    pub fn push(&self, table: TableId, gradient: Gradient<'_>) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.push(clock::now(), table, gradient, false))
+    }
+
+    /// Asks for a table's parameters; read them with [`Job::read`] when the handle is due.
+    pub fn pull(&self, table: TableId) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.pull(clock::now(), table, PullOptions::default()))
+    }
+
+    /// Asks for single rows of a sparse table, strictly ascending; the handle brings them.
+    pub fn pull_rows(&self, table: TableId, rows: &[u32]) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.pull(clock::now(), table, PullOptions { rows: Some(rows), now: false }))
+    }
+
+    /// Asks for everything that is there now, whatever the consistency model; for evaluation.
+    pub fn pull_now(&self, table: TableId) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.pull(clock::now(), table, PullOptions { rows: None, now: true }))
+    }
+
+    /// Sends a gradient and asks for the parameters that follow it, in one round.
+    pub fn push_pull(&self, table: TableId, gradient: &[f32]) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))
+    }
+
+    /// Calls `look` with a dense table's parameters as last pulled.
+    pub fn read<T>(&self, table: TableId, look: impl FnOnce(&[f32]) -> T) -> T {
+        look(self.shared.lock().worker.values(table))
+    }
+
+    /// Waits for all live workers to come to the same name.
+    pub fn barrier(&self, name: &str, timeout: Duration) -> Result<(), ClientError> {
+        self.act(|worker| worker.barrier(clock::now(), name))?.wait(timeout)
+    }
+
+    /// How the job stands.
+    pub fn status(&self) -> Result<Status, ClientError> {
+        self.shared.status(self.timeout)
+    }
+
+    /// This worker's rank, once it is known.
+    pub fn rank(&self) -> Option<WorkerId> {
+        self.shared.lock().worker.id()
+    }
+
+    /// Iterations completed.
+    pub fn current_clock(&self) -> Clock {
+        self.shared.lock().worker.current_clock()
+    }
+
+    /// Bytes moved so far.
+    pub fn report(&self) -> WorkerReport {
+        self.shared.lock().worker.report().clone()
+    }
+
+    /// Leaves the job in good order.
+    pub fn finish(mut self) -> Result<(), ClientError> {
+        let handle = self.act(|worker| Ok(worker.leave(clock::now())))?;
+        let left = handle.wait(LEAVE_TIMEOUT);
+        self.end();
+        left
+    }
+
+    fn act(
+        &self,
+        ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
+    ) -> Result<Handle, ClientError> {
+        self.shared.act(ask).map(|ticket| Handle { shared: self.shared.clone(), ticket })
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.shared.mailbox.wake();
+        if let Some(thread) = self.thread.take() {
+            // Its error, if any, was given to whoever waited.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Handle {
+    /// Waits until it is due. The error names who has not answered and what would release it.
+    pub fn wait(self, timeout: Duration) -> Result<(), ClientError> {
+        self.wait_rows(timeout).map(|_| ())
+    }
+
+    /// Like [`Handle::wait`], for a pull of rows: the rows one after the other.
+    pub fn wait_rows(self, timeout: Duration) -> Result<Vec<f32>, ClientError> {
+        self.shared.wait(self.ticket, timeout)
+    }
+
+    /// Whether [`Handle::wait`] would return at once.
+    pub fn is_due(&self) -> bool {
+        let state = self.shared.lock();
+        state.ended.is_some() || state.worker.outcome(self.ticket).is_some()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    fn act(
+        &self,
+        ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
+    ) -> Result<Ticket, ClientError> {
+        let mut state = self.lock();
+        if let Some(why) = &state.ended {
+            return Err(ClientError::Ended(why.clone()));
+        }
+        let ticket = ask(&mut state.worker)?;
+        drop(state);
+        self.mailbox.wake();
+        Ok(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<Vec<f32>, ClientError> {
+        let began = Instant::now();
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.worker.outcome(ticket) {
+                let rows = state.worker.redeem(ticket);
+                return Ok(outcome.map(|()| rows)?);
+            }
+            if let Some(why) = &state.ended {
+                return Err(ClientError::Ended(why.clone()));
+            }
+            let Some(left) = timeout.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) else {
+                let what = state.worker.explain(clock::now(), ticket);
+                drop(state);
+                let what = format!("{what}{}", self.servers_reason());
+                return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
+            };
+            state = self.changed.wait_timeout(state, left).expect("no holder of this lock panics").0;
+        }
+    }
+
+    fn status(&self, timeout: Duration) -> Result<Status, ClientError> {
+        let ticket = self.act(|worker| worker.query_status(clock::now()))?;
+        self.wait(ticket, timeout)?;
+        self.lock()
+            .worker
+            .take_status()
+            .ok_or_else(|| ClientError::Ended("the status was taken twice".into()))
+    }
+
+    /// What the servers say this worker waits for; empty when they say nothing.
+    fn servers_reason(&self) -> String {
+        let state = self.lock();
+        let is_asking = state.worker.id().is_some() && state.ended.is_none();
+        let me = state.worker.id();
+        drop(state);
+        if !is_asking {
+            return String::new();
+        }
+        let asked = self.act(|worker| worker.query_status(clock::now()));
+        let Ok(ticket) = asked else { return String::new() };
+        let began = Instant::now();
+        let mut state = self.lock();
+        while state.worker.outcome(ticket).is_none() && began.elapsed() < REASON_TIMEOUT {
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_millis(50))
+                .expect("no holder of this lock panics")
+                .0;
+        }
+        let Some(status) = state.worker.take_status() else { return String::new() };
+        let reason = status.shards.iter().find_map(|shard| {
+            shard.tables.iter().find_map(|table| {
+                let waiting = table.waiting.iter().find(|waiting| Some(waiting.worker) == me)?;
+                Some(format!("; {} says of table `{}`: {}", shard.shard, table.name, waiting.reason))
+            })
+        });
+        reason.unwrap_or_else(|| format!("; the job is {}", status.phase))
+    }
+}
+
+/// The worker as its event loop sees it.
+struct Cell(Arc<Shared>);
+
+impl RoleCell for Cell {
+    type Role = Worker;
+
+    fn with<T>(&mut self, visit: impl FnOnce(&mut Worker) -> T) -> T {
+        visit(&mut self.0.lock().worker)
+    }
+
+    fn progressed(&self) {
+        self.0.changed.notify_all();
+    }
+
+    fn ended(&self, error: Option<&str>) {
+        self.0.lock().ended = Some(error.unwrap_or("it was closed").to_owned());
+        self.0.changed.notify_all();
+    }
+}

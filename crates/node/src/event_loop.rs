@@ -1,0 +1,659 @@
+//! The one loop that drives every role: it brings frames, timeouts and connections to the role, and carries out what
+//! the role says.
+//!
+//! A loop belongs to one thread. Its role is its own (a coordinator, a data core) or shared with the application's
+//! threads behind a lock (a worker); [`RoleCell`] hides which.
+
+mod connection;
+mod injected;
+
+pub(crate) use injected::Injection;
+
+use crate::clock;
+use crate::transport::memory::{self, Hub, Letter, Mailbox};
+use crate::transport::tcp::{self, TcpConnection};
+use connection::{Connection, State, Wire};
+use injected::{Injected, Trouble};
+use paramill_core::role::{Body, Frame, Lost, Output, Role};
+use paramill_core::types::{NodeId, ShardId, Time};
+use paramill_core::wire::control::{decode, frame};
+use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome};
+use rustix::event::epoll;
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a peer may take to say who it is, and a connection attempt to be decided.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a loop that ends waits for its last frames to leave and its peers to hang up.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// Reads from one connection before others get their turn.
+const READS_PER_TURN: usize = 4;
+/// The loop looks at its stop flag at least this often.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+const LISTENER: u64 = 0;
+const MAILBOX: u64 = 1;
+
+/// Access to a role.
+pub(crate) trait RoleCell {
+    /// Which role.
+    type Role: Role;
+
+    /// Calls `visit` with the role.
+    fn with<T>(&mut self, visit: impl FnOnce(&mut Self::Role) -> T) -> T;
+
+    /// Something happened that somebody may wait for.
+    fn progressed(&self) {}
+
+    /// The loop has ended; nothing will happen any more.
+    fn ended(&self, _error: Option<&str>) {}
+}
+
+/// A role that only its loop touches.
+#[derive(Debug)]
+pub(crate) struct Owned<R>(pub(crate) R);
+
+impl<R: Role> RoleCell for Owned<R> {
+    type Role = R;
+
+    fn with<T>(&mut self, visit: impl FnOnce(&mut R) -> T) -> T {
+        visit(&mut self.0)
+    }
+}
+
+/// What a loop is given beside its role.
+pub(crate) struct Setup {
+    /// Where TCP peers come in.
+    pub(crate) listener: Option<TcpListener>,
+    /// The address book of in-memory nodes, and the name to be found under.
+    pub(crate) hub: Option<(Hub, Option<String>)>,
+    /// Letters from in-memory peers; also how others wake the loop.
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// Ends the loop when it becomes true.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// Faults to try.
+    pub(crate) injection: Injection,
+    /// Where log lines go.
+    pub(crate) log: fn(&str),
+}
+
+/// A role with its connections.
+pub(crate) struct EventLoop<C: RoleCell> {
+    cell: C,
+    setup: Setup,
+    injected: Injected,
+    epoll: OwnedFd,
+    connections: BTreeMap<u64, Connection>,
+    peers: BTreeMap<NodeId, Peer>,
+    next_key: u64,
+    /// Frames that were made late, by the time they leave.
+    late: BTreeMap<(Time, u64), (NodeId, Frame)>,
+    ending: Option<Ending>,
+}
+
+/// The connection of a peer, and which life of the peer it is.
+#[derive(Debug, Clone, Copy)]
+struct Peer {
+    key: u64,
+    incarnation: u64,
+}
+
+/// The role said stop: frames still leave, then the loop ends.
+struct Ending {
+    error: Option<String>,
+    deadline: Time,
+    hung_up: bool,
+}
+
+impl<C: RoleCell> EventLoop<C> {
+    pub(crate) fn new(cell: C, setup: Setup) -> io::Result<EventLoop<C>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let readable = epoll::EventFlags::IN;
+        epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
+        if let Some(listener) = &setup.listener {
+            epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
+        }
+        if let Some((hub, Some(address))) = &setup.hub {
+            hub.register(address, setup.mailbox.clone());
+        }
+        Ok(EventLoop {
+            cell,
+            injected: Injected::new(&setup.injection),
+            setup,
+            epoll,
+            connections: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            next_key: MAILBOX + 1,
+            late: BTreeMap::new(),
+            ending: None,
+        })
+    }
+
+    /// Turns until the role stops or the flag is set. The error is the role's.
+    pub(crate) fn run(mut self) -> Result<(), String> {
+        let result = loop {
+            if let Some(result) = self.turn() {
+                break result;
+            }
+        };
+        for connection in self.connections.values() {
+            connection.hang_up();
+        }
+        self.cell.ended(result.as_ref().err().map(String::as_str));
+        result
+    }
+
+    fn turn(&mut self) -> Option<Result<(), String>> {
+        let mut events = Vec::with_capacity(64);
+        let timeout = self.sleep_until();
+        let spec = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&spec)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Some(Err(format!("cannot wait for events: {error}"))),
+        }
+        if self.setup.stop.load(Ordering::Relaxed) && self.ending.is_none() {
+            self.end(None);
+        }
+        let began = clock::now();
+        if let Some(node) = self.cell.with(|role| role.node())
+            && let Err(crash) = self.injected.interfere(node, began)
+        {
+            return Some(Err(crash));
+        }
+        for event in events {
+            let flags = event.flags;
+            match event.data.u64() {
+                LISTENER => self.accept_all(),
+                MAILBOX => self.read_mail(),
+                key => self.serve(key, flags),
+            }
+        }
+        let now = clock::now();
+        self.cell.with(|role| {
+            if role.next_timeout().is_some_and(|at| at <= now) {
+                role.handle_timeout(now);
+            }
+        });
+        self.send_late(now);
+        self.carry_out();
+        self.expire(now);
+        self.cell.progressed();
+        self.injected.slow_down(began);
+        self.ended(now)
+    }
+
+    fn sleep_until(&mut self) -> Duration {
+        let now = clock::now();
+        let role = self.cell.with(|role| role.next_timeout());
+        let connections = self.connections.values().filter_map(Connection::next_timeout).min();
+        let ending = self.ending.as_ref().map(|ending| ending.deadline);
+        let late = self.late.keys().next().map(|(at, _)| *at);
+        let next =
+            [role, connections, ending, late, self.injected.next_timeout()].into_iter().flatten().min();
+        next.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
+    }
+
+    /// Takes new TCP connections; each must say hello first.
+    fn accept_all(&mut self) {
+        let Some(listener) = &self.setup.listener else { return };
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => match TcpConnection::new(stream) {
+                    Ok(tcp) => {
+                        let deadline = clock::now() + HANDSHAKE_DEADLINE;
+                        let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
+                        self.next_key += 1;
+                        self.watch(self.next_key, connection);
+                        return self.accept_all();
+                    }
+                    Err(error) => (self.setup.log)(&format!("cannot take a connection: {error}")),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => return (self.setup.log)(&format!("cannot take a connection: {error}")),
+            }
+        }
+    }
+
+    fn watch(&mut self, key: u64, mut connection: Connection) {
+        if let Wire::Tcp(tcp) = &connection.wire {
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+            connection.watched = flags;
+            if let Err(error) =
+                epoll::add(&self.epoll, tcp.stream.as_fd(), epoll::EventData::new_u64(key), flags)
+            {
+                return (self.setup.log)(&format!("cannot watch a connection: {error}"));
+            }
+        }
+        self.connections.insert(key, connection);
+    }
+
+    /// A TCP connection can be read or written.
+    fn serve(&mut self, key: u64, flags: epoll::EventFlags) {
+        if flags.intersects(epoll::EventFlags::OUT) {
+            self.finish_connecting(key);
+        }
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(readable) {
+            for _ in 0..READS_PER_TURN {
+                match self.read(key) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(why) => return self.drop_connection(key, &why),
+                }
+            }
+        }
+    }
+
+    /// The connection attempt is decided: say hello, or tell the role that it failed.
+    fn finish_connecting(&mut self, key: u64) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let (State::Connecting { peer, .. }, Wire::Tcp(tcp)) = (&connection.state, &mut connection.wire)
+        else {
+            return;
+        };
+        let peer = *peer;
+        match tcp.stream.take_error() {
+            Ok(None) => {
+                let hello = self.cell.with(|role| role.hello(peer));
+                tcp.queue(frame(Kind::Hello, &hello));
+                connection.state = State::AwaitWelcome { peer, deadline: clock::now() + HANDSHAKE_DEADLINE };
+            }
+            Ok(Some(error)) | Err(error) => self.drop_connection(key, &Lost::Broken(error.to_string())),
+        }
+    }
+
+    /// Reads once from a TCP connection. True when there may be more.
+    fn read(&mut self, key: u64) -> Result<bool, Lost> {
+        let EventLoop { cell, connections, peers, .. } = self;
+        let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
+        let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
+        if tcp.is_congested() {
+            return Ok(false);
+        }
+        let now = clock::now();
+        let mut replies = Vec::new();
+        let mut replaced = None;
+        let mut opened = None;
+        let mut refused = None;
+        let more = cell
+            .with(|role| {
+                tcp.receive(|header, payload| match state {
+                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                    State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
+                        Ok(greeting) => {
+                            replies.push(frame(Kind::Welcome, &greeting.welcome));
+                            replaced = greeting.replaced;
+                            opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
+                            *state = State::Open { peer: greeting.welcome.you };
+                        }
+                        Err(refusal) => {
+                            replies.push(frame(Kind::Error, &refusal));
+                            *closing = true;
+                            *state = State::Refused;
+                        }
+                    },
+                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                        Ok(welcome) => {
+                            opened = Some((*peer, 0));
+                            role.handle_connected(now, *peer, &welcome);
+                            *state = State::Open { peer: *peer };
+                        }
+                        Err(lost) => refused = Some(lost),
+                    },
+                    State::Refused | State::Connecting { .. } => {}
+                })
+            })
+            .map_err(|error| Lost::Broken(error.to_string()))?;
+        replies.into_iter().for_each(|reply| tcp.queue(reply));
+        if let Some(lost) = refused {
+            return Err(lost);
+        }
+        if let Some(old) = replaced {
+            self.forget(old);
+        }
+        if let Some((peer, incarnation)) = opened {
+            self.peers.insert(peer, Peer { key, incarnation });
+        }
+        Ok(more)
+    }
+
+    /// Handles letters of the in-memory transport.
+    fn read_mail(&mut self) {
+        let now = clock::now();
+        for letter in self.setup.mailbox.take() {
+            match letter {
+                Letter::Connect { channel, hello, reply_to } => {
+                    let greeting = self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
+                    match greeting {
+                        Ok(Greeting { welcome, replaced }) => {
+                            if let Some(old) = replaced {
+                                self.forget(old);
+                            }
+                            self.next_key += 1;
+                            let key = self.next_key;
+                            let state = State::Open { peer: welcome.you };
+                            let wire = Wire::Memory { to: reply_to.clone(), channel: Some(channel) };
+                            self.connections.insert(key, Connection::new(wire, state));
+                            self.peers.insert(welcome.you, Peer { key, incarnation: welcome.incarnation });
+                            reply_to.put(Letter::Accepted { channel, peer_channel: key, welcome });
+                        }
+                        Err(refusal) => reply_to.put(Letter::Refused { channel, refusal }),
+                    }
+                }
+                Letter::Accepted { channel, peer_channel, welcome } => {
+                    let Some(connection) = self.connections.get_mut(&channel) else { continue };
+                    if let (State::AwaitWelcome { peer, .. }, Wire::Memory { channel: end, .. }) =
+                        (&connection.state, &mut connection.wire)
+                    {
+                        let peer = *peer;
+                        *end = Some(peer_channel);
+                        connection.state = State::Open { peer };
+                        self.peers.insert(peer, Peer { key: channel, incarnation: 0 });
+                        self.cell.with(|role| role.handle_connected(now, peer, &welcome));
+                    }
+                }
+                Letter::Refused { channel, refusal } => {
+                    self.drop_connection(channel, &Lost::Refused(refusal))
+                }
+                Letter::Frame { channel, header, payload } => {
+                    if let Some(State::Open { peer }) =
+                        self.connections.get(&channel).map(|found| &found.state)
+                    {
+                        self.cell.with(|role| role.handle_frame(now, *peer, &header, &payload));
+                    }
+                }
+                Letter::Closed { channel } => {
+                    self.drop_connection(channel, &Lost::Broken("the peer closed".into()));
+                }
+            }
+        }
+    }
+
+    /// Drains the role's outputs and moves bytes.
+    fn carry_out(&mut self) {
+        let outputs: Vec<Output> = self.cell.with(|role| std::iter::from_fn(|| role.poll_output()).collect());
+        for output in outputs {
+            match output {
+                Output::Connect { peer, address } => self.connect(peer, &address),
+                Output::Send { to, frame } => self.send(to, frame),
+                Output::Disconnect { peer } => {
+                    if let Some(connection) =
+                        self.peers.get(&peer).and_then(|peer| self.connections.get_mut(&peer.key))
+                    {
+                        connection.closing = true;
+                    }
+                }
+                Output::Log(line) => (self.setup.log)(&line),
+                Output::Stop { error } => self.end(error),
+            }
+        }
+        self.flush_all();
+    }
+
+    fn connect(&mut self, peer: NodeId, address: &str) {
+        let now = clock::now();
+        self.next_key += 1;
+        let key = self.next_key;
+        let deadline = now + HANDSHAKE_DEADLINE;
+        if address.starts_with(memory::SCHEME) {
+            let found = self.setup.hub.as_ref().and_then(|(hub, _)| hub.find(address));
+            let Some(to) = found else {
+                let lost = Lost::Broken(format!("nothing is registered at {address}"));
+                return self.cell.with(|role| role.handle_disconnected(now, peer, &lost));
+            };
+            let hello = self.cell.with(|role| role.hello(peer));
+            to.put(Letter::Connect { channel: key, hello, reply_to: self.setup.mailbox.clone() });
+            let wire = Wire::Memory { to, channel: None };
+            self.connections.insert(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
+            return;
+        }
+        match TcpConnection::connect(address) {
+            Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
+            Err(error) => {
+                let lost = Lost::Broken(error.to_string());
+                self.cell.with(|role| role.handle_disconnected(now, peer, &lost));
+            }
+        }
+    }
+
+    /// Sends a frame, unless a fault says otherwise.
+    fn send(&mut self, to: NodeId, frame: Frame) {
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(to, frame) };
+        let now = clock::now();
+        match self.injected.fate(me, to, &frame.header) {
+            None => self.dispatch(to, frame),
+            Some(Trouble::Hold(duration)) => {
+                if let Some(connection) = self.connection_of(to) {
+                    connection.hold(now + duration);
+                }
+                self.dispatch(to, frame);
+            }
+            Some(Trouble::Late(duration)) => {
+                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+                self.next_key += 1;
+                self.late.insert((now + duration, self.next_key), (to, frame));
+            }
+            Some(Trouble::Reset) => {
+                if let Some(&Peer { key, .. }) = self.peers.get(&to) {
+                    self.drop_connection(key, &Lost::Broken("reset as injected".into()));
+                }
+            }
+        }
+    }
+
+    fn send_late(&mut self, now: Time) {
+        while let Some(entry) = self.late.first_entry()
+            && entry.key().0 <= now
+        {
+            let (to, frame) = entry.remove();
+            self.dispatch(to, frame);
+        }
+    }
+
+    fn connection_of(&mut self, peer: NodeId) -> Option<&mut Connection> {
+        self.connections.get_mut(&self.peers.get(&peer)?.key)
+    }
+
+    /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
+    fn dispatch(&mut self, to: NodeId, frame: Frame) {
+        let now = clock::now();
+        let EventLoop { cell, connections, peers, .. } = self;
+        let Some(connection) = peers.get(&to).and_then(|peer| connections.get_mut(&peer.key)) else { return };
+        let held = connection.is_held(now);
+        match &mut connection.wire {
+            Wire::Tcp(tcp) => {
+                tcp.queue(frame);
+                connection.dirty = true;
+            }
+            Wire::Memory { to, channel: Some(channel) } => {
+                let payload = cell.with(|role| role.payload(&frame.body).to_vec());
+                let letter = Letter::Frame { channel: *channel, header: frame.header, payload };
+                if held { connection.waiting.push_back(letter) } else { to.put(letter) }
+            }
+            Wire::Memory { channel: None, .. } => {}
+        }
+    }
+
+    /// Writes what waits, and watches for room where a socket is full.
+    fn flush_all(&mut self) {
+        let now = clock::now();
+        let mut broken = Vec::new();
+        for (&key, connection) in &mut self.connections {
+            if connection.is_held(now) {
+                continue;
+            }
+            if let Wire::Memory { to, .. } = &connection.wire {
+                connection.waiting.drain(..).for_each(|letter| to.put(letter));
+            }
+            let is_connecting = matches!(connection.state, State::Connecting { .. });
+            let Wire::Tcp(tcp) = &mut connection.wire else { continue };
+            let done = match is_connecting {
+                true => false,
+                false => match self.cell.with(|role| tcp.flush(role)) {
+                    Ok(done) => done,
+                    Err(error) => {
+                        broken.push((key, Lost::Broken(error.to_string())));
+                        continue;
+                    }
+                },
+            };
+            connection.dirty = !done;
+            if done && connection.closing {
+                broken.push((key, Lost::Broken("closed".into())));
+                continue;
+            }
+            let mut wanted = epoll::EventFlags::empty();
+            wanted.set(epoll::EventFlags::IN, !tcp.is_congested());
+            wanted.set(epoll::EventFlags::OUT, !done);
+            if wanted != connection.watched {
+                connection.watched = wanted;
+                let data = epoll::EventData::new_u64(key);
+                if let Err(error) = epoll::modify(&self.epoll, tcp.stream.as_fd(), data, wanted) {
+                    broken.push((key, Lost::Broken(error.to_string())));
+                }
+            }
+        }
+        for (key, lost) in broken {
+            self.drop_connection(key, &lost);
+        }
+    }
+
+    /// Gives up on handshakes that take too long.
+    fn expire(&mut self, now: Time) {
+        let late: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.handshake_deadline().is_some_and(|deadline| deadline <= now))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in late {
+            self.drop_connection(key, &Lost::Broken("no answer within the deadline".into()));
+        }
+    }
+
+    /// A connection is gone; its role hears of it if it knew of it.
+    fn drop_connection(&mut self, key: u64, why: &Lost) {
+        let Some(connection) = self.connections.remove(&key) else { return };
+        if let Wire::Tcp(tcp) = &connection.wire {
+            // Closing the descriptor would remove it too; this keeps the set tidy if a duplicate exists.
+            let _ = epoll::delete(&self.epoll, tcp.stream.as_fd());
+        }
+        connection.hang_up();
+        let peer = match connection.state {
+            State::Open { peer } => {
+                if self.peers.get(&peer).is_some_and(|found| found.key == key) {
+                    self.peers.remove(&peer);
+                }
+                Some(peer)
+            }
+            State::Connecting { peer, .. } | State::AwaitWelcome { peer, .. } => Some(peer),
+            State::AwaitHello { .. } | State::Refused => None,
+        };
+        if let Some(peer) = peer {
+            let now = clock::now();
+            self.cell.with(|role| role.handle_disconnected(now, peer, why));
+        }
+    }
+
+    /// Removes a connection that a newer one replaced; the role knows already.
+    fn forget(&mut self, key: u64) {
+        if let Some(connection) = self.connections.remove(&key) {
+            connection.hang_up();
+        }
+    }
+
+    fn end(&mut self, error: Option<String>) {
+        if self.ending.is_none() {
+            self.ending = Some(Ending { error, deadline: clock::now() + FAREWELL, hung_up: false });
+        }
+    }
+
+    /// After a stop: lets frames leave and peers hang up, for a moment, so that their last words are not lost.
+    fn ended(&mut self, now: Time) -> Option<Result<(), String>> {
+        let ending = self.ending.as_mut()?;
+        let silent =
+            self.connections.values().all(|connection| !connection.dirty && connection.waiting.is_empty());
+        if silent && !ending.hung_up {
+            ending.hung_up = true;
+            self.connections.values().for_each(Connection::hang_up);
+        }
+        let alone =
+            self.connections.values().all(|connection| matches!(connection.wire, Wire::Memory { .. }));
+        if now < ending.deadline && !(ending.hung_up && alone) {
+            return None;
+        }
+        Some(ending.error.take().map_or(Ok(()), Err))
+    }
+}
+
+/// An accepted hello, and the connection of the same peer that it replaces.
+struct Greeting {
+    welcome: Welcome,
+    replaced: Option<u64>,
+}
+
+/// A peer's first frame must be a hello that the role accepts.
+fn greet(
+    role: &mut impl Role,
+    now: Time,
+    header: &Header,
+    payload: &[u8],
+    peers: &BTreeMap<NodeId, Peer>,
+) -> Result<Greeting, Refusal> {
+    let refuse = |reason: String| Err(Refusal { reason, retry: false });
+    if header.kind != Kind::Hello {
+        return refuse(format!("expected a hello first, got a {:?} frame", header.kind));
+    }
+    match decode::<Hello>("hello", payload) {
+        Ok(hello) => greet_hello(role, now, &hello, peers),
+        Err(error) => refuse(error.to_string()),
+    }
+}
+
+fn greet_hello(
+    role: &mut impl Role,
+    now: Time,
+    hello: &Hello,
+    peers: &BTreeMap<NodeId, Peer>,
+) -> Result<Greeting, Refusal> {
+    // A node that comes back before its old connection was seen to break: the old one ends first.
+    let known = match hello.from {
+        Party::Worker { rank: Some(rank) } => Some(NodeId::Worker(rank)),
+        Party::Shard { server: Some(server), core, .. } => Some(NodeId::Shard(ShardId { server, core })),
+        _ => None,
+    };
+    let replaced = known
+        .and_then(|peer| Some((peer, *peers.get(&peer)?)))
+        .filter(|(_, found)| found.incarnation == hello.incarnation);
+    if let Some((peer, _)) = replaced {
+        role.handle_disconnected(now, peer, &Lost::Broken("replaced by a new connection".into()));
+    }
+    let welcome = role.accept(now, hello)?;
+    Ok(Greeting { welcome, replaced: replaced.map(|(_, found)| found.key) })
+}
+
+/// The answer to our hello.
+fn welcomed(header: &Header, payload: &[u8]) -> Result<Welcome, Lost> {
+    match header.kind {
+        Kind::Welcome => decode("welcome", payload).map_err(|error| Lost::Broken(error.to_string())),
+        Kind::Error => match decode::<Refusal>("refusal", payload) {
+            Ok(refusal) => Err(Lost::Refused(refusal)),
+            Err(error) => Err(Lost::Broken(error.to_string())),
+        },
+        other => Err(Lost::Broken(format!("expected a welcome, got a {other:?} frame"))),
+    }
+}
+
+/// Whether a node can be listened to at `address`; for a clear error before anything starts.
+pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
+    tcp::listen(address)
+}

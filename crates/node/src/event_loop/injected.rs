@@ -1,0 +1,89 @@
+//! Faults that somebody asked for, carried out by the real driver in the words of `paramill_core::fault`.
+
+use crate::clock;
+use paramill_core::fault::{Fate, FaultPlan, FrameFaults};
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::Header;
+use std::time::Duration;
+
+/// Which faults to try, and the seed that decides those with a probability.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Injection {
+    pub(crate) plan: FaultPlan,
+    pub(crate) seed: u64,
+}
+
+/// What happens to a frame that is not let through as it is.
+pub(super) enum Trouble {
+    /// It and what follows on its connection wait this long.
+    Hold(Duration),
+    /// It alone waits this long.
+    Late(Duration),
+    /// Its connection breaks.
+    Reset,
+}
+
+/// The faults of one node, under way.
+#[derive(Debug)]
+pub(super) struct Injected {
+    injection: Injection,
+    frames: FrameFaults,
+    node: Option<NodeId>,
+    slowdown: f64,
+    pauses: Vec<(Time, Duration)>,
+    crash_at: Option<Time>,
+}
+
+impl Injected {
+    pub(super) fn new(injection: &Injection) -> Injected {
+        Injected {
+            frames: FrameFaults::new(&injection.plan, injection.seed),
+            injection: injection.clone(),
+            node: None,
+            slowdown: 1.0,
+            pauses: Vec::new(),
+            crash_at: None,
+        }
+    }
+
+    /// Pauses or crashes the node when it is time; also when its thread should do neither, this is cheap.
+    pub(super) fn interfere(&mut self, node: NodeId, now: Time) -> Result<(), String> {
+        if self.node != Some(node) {
+            self.node = Some(node);
+            self.slowdown = self.injection.plan.slowdown(node);
+            self.pauses = self.injection.plan.pauses(node).collect();
+            self.crash_at = self.injection.plan.crash_at(node);
+        }
+        if self.crash_at.is_some_and(|at| at <= now) {
+            return Err(format!("{node} crashed, as injected"));
+        }
+        while let Some(due) = self.pauses.iter().position(|(at, _)| *at <= now) {
+            let (_, duration) = self.pauses.swap_remove(due);
+            std::thread::sleep(duration);
+        }
+        Ok(())
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.pauses.iter().map(|(at, _)| *at).chain(self.crash_at).min()
+    }
+
+    /// Makes a turn of the loop take as much longer as was asked for. Workers are slowed in their computation.
+    pub(super) fn slow_down(&self, began: Time) {
+        if self.slowdown > 1.0 && matches!(self.node, Some(NodeId::Shard(_))) {
+            std::thread::sleep(clock::now().since(began).mul_f64(self.slowdown - 1.0));
+        }
+    }
+
+    pub(super) fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Option<Trouble> {
+        if self.frames.is_empty() {
+            return None;
+        }
+        match self.frames.fate(from, to, header) {
+            Fate::Pass => None,
+            Fate::Delay(duration) => Some(Trouble::Hold(duration)),
+            Fate::Late(duration) => Some(Trouble::Late(duration)),
+            Fate::Reset => Some(Trouble::Reset),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! One URL joins anything: `paramill://host:7070/job`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The port of a job when none is given.
+pub const DEFAULT_PORT: u16 = 7070;
+/// The name of a job when none is given.
+pub const DEFAULT_JOB: &str = "job";
+
+/// Where a job's coordinator is, and which job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobUrl {
+    /// `host:port`.
+    pub address: String,
+    /// The job's name.
+    pub job: String,
+}
+
+/// The text is not a job's URL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a job's URL ({why}); expected paramill://HOST[:PORT][/JOB]")]
+pub struct UrlError {
+    text: String,
+    why: &'static str,
+}
+
+impl FromStr for JobUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<JobUrl, UrlError> {
+        let fail = |why| Err(UrlError { text: text.to_owned(), why });
+        let rest = match text.split_once("://") {
+            Some(("paramill", rest)) => rest,
+            Some(_) => return fail("the scheme is not paramill"),
+            None => text,
+        };
+        let (authority, job) = rest.split_once('/').unwrap_or((rest, DEFAULT_JOB));
+        if job.is_empty() || job.contains('/') || job.len() > paramill_core::limits::MAX_NAME_BYTES {
+            return fail("the job's name is missing or malformed");
+        }
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
+        if authority.is_empty() || authority.starts_with(':') {
+            return fail("the host is missing");
+        }
+        if has_port && authority.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+            return fail("the port is not a number up to 65535");
+        }
+        let address = if has_port { authority.to_owned() } else { format!("{authority}:{DEFAULT_PORT}") };
+        Ok(JobUrl { address, job: job.to_owned() })
+    }
+}
+
+impl fmt::Display for JobUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "paramill://{}/{}", self.address, self.job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        for (text, address, job) in [
+            ("paramill://host:7171/run42", "host:7171", "run42"),
+            ("paramill://host/run42", "host:7070", "run42"),
+            ("paramill://host", "host:7070", "job"),
+            ("127.0.0.1:9", "127.0.0.1:9", "job"),
+            ("paramill://[::1]:80/x", "[::1]:80", "x"),
+            ("paramill://[::1]/x", "[::1]:7070", "x"),
+        ] {
+            let url: JobUrl = text.parse().unwrap();
+            assert_eq!((url.address.as_str(), url.job.as_str()), (address, job), "{text}");
+            assert_eq!(url.to_string().parse::<JobUrl>().unwrap(), url);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_url() {
+        for text in
+            ["http://host/x", "paramill://", "paramill://:70/x", "paramill://h:port", "paramill://h:70/", ""]
+        {
+            let error = text.parse::<JobUrl>().unwrap_err().to_string();
+            assert!(error.contains("expected paramill://HOST"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Servers and workers over both transports: real threads, real sockets.
+
+use paramill_core::coordinator::JobConfig;
+use paramill_core::registry::Registry;
+use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::types::WorkerId;
+use paramill_core::worker::Gradient;
+use paramill_node::Hub;
+use paramill_node::admin::Admin;
+use paramill_node::client::{ClientError, Job, JobOptions};
+use paramill_node::server::{self, Server, ServerConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ELEMENTS: usize = 100_000;
+
+fn job_config(workers: u32, servers: u32, sync: &str) -> JobConfig {
+    let policy = TablePolicy {
+        sync: sync.into(),
+        optimizer: "momentum:lr=0.1".into(),
+        order: Order::Ranked,
+        ..TablePolicy::default()
+    };
+    JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, servers) }
+}
+
+/// Starts all servers of a job; `hub` chooses the in-memory transport.
+fn start_servers(job: &JobConfig, cores: u32, hub: Option<&Hub>) -> Vec<Server> {
+    let registry = Arc::new(Registry::builtin());
+    let base = ServerConfig { memory: hub.cloned(), cores, ..ServerConfig::new(&job.job, "127.0.0.1:0") };
+    let first =
+        server::start(ServerConfig { coordinate: Some(job.clone()), ..base.clone() }, &registry).unwrap();
+    let address = first.coordinator().to_owned();
+    let rest = (1..job.servers).map(|_| {
+        server::start(ServerConfig { coordinator: address.clone(), ..base.clone() }, &registry).unwrap()
+    });
+    let mut servers = Vec::from_iter(rest);
+    servers.insert(0, first);
+    servers
+}
+
+fn options(job: &JobConfig, servers: &[Server], hub: Option<&Hub>, rank: u32) -> JobOptions {
+    let options = match hub {
+        Some(hub) => JobOptions::in_memory(hub, &job.job),
+        None => {
+            JobOptions::at(format!("paramill://{}/{}", servers[0].coordinator(), job.job).parse().unwrap())
+        }
+    };
+    JobOptions { rank: Some(WorkerId(rank)), timeout: Duration::from_secs(20), ..options }
+}
+
+fn gradient(rank: u32, step: u32) -> Vec<f32> {
+    (0..ELEMENTS)
+        .map(|i| ((i as u32).wrapping_mul(2654435761) >> 20) as f32 / 4096.0 + (rank + step) as f32)
+        .collect()
+}
+
+/// Trains `steps` steps and returns every worker's final parameters.
+fn train(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) -> Vec<Vec<f32>> {
+    let servers = start_servers(job, cores, hub);
+    let finals = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..job.workers)
+            .map(|rank| {
+                let options = options(job, &servers, hub, rank);
+                scope.spawn(move || {
+                    let job = Job::init(options).unwrap();
+                    let table = job
+                        .create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![1.0; ELEMENTS])
+                        .unwrap();
+                    job.start().unwrap();
+                    for step in 0..steps {
+                        job.update(table, &gradient(rank, step)).unwrap();
+                        job.clock();
+                        job.sync(table).unwrap();
+                    }
+                    let values = job.read(table, <[f32]>::to_vec);
+                    job.finish().unwrap();
+                    values
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    for server in servers {
+        server.join().unwrap();
+    }
+    finals
+}
+
+#[test]
+fn both_transports_and_any_number_of_cores_give_the_same_bits() {
+    let job = job_config(3, 2, "bsp");
+    let hub = Hub::new();
+    let over_memory = train(&job, 1, Some(&hub), 5);
+    let over_tcp = train(&job, 2, None, 5);
+    let first = &over_memory[0];
+    assert!(first.iter().all(|value| value.is_finite() && *value != 1.0));
+    for (rank, values) in over_memory.iter().chain(&over_tcp).enumerate() {
+        assert!(values == first, "replica {rank} differs");
+    }
+}
+
+#[test]
+fn status_and_set_work_while_a_job_runs() {
+    let job = job_config(1, 2, "bsp");
+    let servers = start_servers(&job, 1, None);
+    let client = Job::init(options(&job, &servers, None, 0)).unwrap();
+    let table = client.create_table(TableSpec::dense("w", [1000]), vec![0.0; 1000]).unwrap();
+    client.start().unwrap();
+    client.update(table, &vec![1.0; 1000]).unwrap();
+    client.clock();
+    client.sync(table).unwrap();
+
+    let url = format!("paramill://{}/test", servers[0].coordinator()).parse().unwrap();
+    let mut admin = Admin::connect(&url, Duration::from_secs(5)).unwrap();
+    let status = admin.status().unwrap();
+    assert_eq!(status.phase, "running with 1 workers");
+    assert_eq!(status.shards.len(), 2);
+    assert!(status.shards.iter().all(|shard| shard.tables[0].version == 1 && shard.tables[0].sync == "bsp"));
+    let sentence = admin.set_sync("w", None, "ssp:s=3").unwrap();
+    assert_eq!(sentence, "1 tables now use ssp:s=3 on all servers");
+    for (table, sync, expected) in
+        [("w", "sps:s=3", "unknown consistency model `sps`"), ("x", "bsp", "no table matches `x`")]
+    {
+        let error = admin.set_sync(table, None, sync).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(admin.status().unwrap().shards.iter().all(|shard| shard.tables[0].sync == "ssp:s=3"));
+    client.finish().unwrap();
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+#[test]
+fn a_wait_that_times_out_says_who_is_missing() {
+    let job = job_config(2, 1, "bsp");
+    let servers = start_servers(&job, 1, None);
+    let start = |rank| {
+        let options = options(&job, &servers, None, rank);
+        let job = Job::init(options).unwrap();
+        let table = job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+        (job, table)
+    };
+    let ((first, table), (second, _)) = (start(0), start(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| second.start().unwrap());
+        first.start().unwrap();
+    });
+    let handle = first.push_pull(table, &[1.0; 10]).unwrap();
+    let error = handle.wait(Duration::from_millis(300)).unwrap_err();
+    assert!(matches!(error, ClientError::Timeout { .. }));
+    let sentence = error.to_string();
+    for part in ["table `w` at clock 0", "server 0 core 0", "progress < v_train", "worker 1"] {
+        assert!(sentence.contains(part), "{part} is missing: {sentence}");
+    }
+    servers.iter().for_each(Server::stop);
+}
+
+#[test]
+fn a_worker_that_vanishes_is_left_behind() {
+    let job = job_config(2, 1, "bsp");
+    let servers = start_servers(&job, 1, None);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let options = options(&job, &servers, None, rank);
+            scope.spawn(move || {
+                let job = Job::init(options).unwrap();
+                let table = job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+                job.start().unwrap();
+                if rank == 1 {
+                    // Dropped without leaving: to the others it died.
+                    return;
+                }
+                job.update(table, &[1.0; 10]).unwrap();
+                job.clock();
+                job.sync(table).unwrap();
+                assert_eq!(job.read(table, |values| values[0]), -0.1);
+                let status = job.status().unwrap();
+                assert_eq!(status.phase, "running with 1 workers; 1 declared dead");
+                job.finish().unwrap();
+            });
+        }
+    });
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+#[test]
+fn wrong_peers_are_refused_with_a_reason() {
+    let job = job_config(1, 1, "bsp");
+    let servers = start_servers(&job, 1, None);
+    let address = servers[0].coordinator();
+    let wrong_job =
+        Admin::connect(&format!("paramill://{address}/other").parse().unwrap(), Duration::from_secs(5));
+    assert!(wrong_job.unwrap_err().to_string().contains("serves job `test`, not `other`"));
+
+    let wrong_rank = Job::init(options(&job, &servers, None, 7)).unwrap();
+    wrong_rank.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    let error = wrong_rank.start().unwrap_err().to_string();
+    assert!(error.contains("rank 7 is out of range"), "{error}");
+
+    // Another wire version, and a stranger: both are hung up on, and the job does not mind.
+    use std::io::{Read, Write};
+    for first in [*b"PMIL\x09", *b"GET /"] {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream.write_all(&first).unwrap();
+        stream.write_all(&[0; 123]).unwrap();
+        assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0, "hung up");
+    }
+
+    let taken = ServerConfig { coordinate: Some(job.clone()), ..ServerConfig::new("test", address) };
+    let error = server::start(taken, &Arc::new(Registry::builtin())).unwrap_err().to_string();
+    assert!(error.contains("is in use by another program"), "{error}");
+    servers.iter().for_each(Server::stop);
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+#[test]
+fn sparse_rows_travel_over_sockets() {
+    let job = job_config(1, 2, "asp");
+    let servers = start_servers(&job, 2, None);
+    let client = Job::init(options(&job, &servers, None, 0)).unwrap();
+    let table = client.create_table(TableSpec::sparse("rows", 10_000, 17), vec![1.0; 170_000]).unwrap();
+    client.start().unwrap();
+    let rows = [0, 4_999, 5_000, 9_999];
+    client
+        .push(table, Gradient::Rows { rows: &rows, values: &[10.0; 4 * 17] })
+        .unwrap()
+        .wait(Duration::from_secs(5))
+        .unwrap();
+    client.clock();
+    let pulled = client.pull_rows(table, &[1, 5_000]).unwrap().wait_rows(Duration::from_secs(5)).unwrap();
+    assert_eq!(pulled, [[1.0; 17], [0.0; 17]].concat());
+    let all = client.pull_now(table).unwrap().wait_rows(Duration::from_secs(5)).unwrap();
+    assert_eq!(all.iter().filter(|value| **value == 0.0).count(), 4 * 17);
+    client.finish().unwrap();
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}
