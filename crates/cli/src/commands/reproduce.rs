@@ -1,5 +1,6 @@
 //! `paramill reproduce`: a published result set up again, with the paper's figures beside ours.
 
+mod fluentps_fig9;
 mod mps_placement;
 mod psp_table1;
 
@@ -31,7 +32,8 @@ struct Report {
     chart: Chart,
 }
 
-const EXPERIMENTS: &[Experiment] = &[mps_placement::EXPERIMENT, psp_table1::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] =
+    &[mps_placement::EXPERIMENT, fluentps_fig9::EXPERIMENT, psp_table1::EXPERIMENT];
 
 /// Lists the results, or sets one up.
 pub(crate) fn run(args: &ReproduceArgs, output: &Output) -> Result<(), Failure> {
