@@ -186,12 +186,12 @@ impl Shard {
         header: &Header,
         payload: &[u8],
     ) -> Result<(), Fault> {
-        let values = crate::store::floats(payload).ok_or_else(|| Fault {
-            cause: Cause::Shape,
-            message: format!("initial values in {} bytes are not whole f32", payload.len()),
-        })?;
+        if worker != WorkerId::FIRST {
+            let message = format!("initial values come from {}, not from {worker}", WorkerId::FIRST);
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
         let was_initialised = self.tables[table].is_initialised();
-        if self.tables[table].initialise(header, values)? && header.flags.has(Flags::LAST) {
+        if self.tables[table].initialise(header, payload)? && header.flags.has(Flags::LAST) {
             self.acknowledge(worker, header);
             if !was_initialised {
                 self.answer_first_pulls(now, table);

@@ -6,12 +6,12 @@ mod step;
 pub(super) use push::Taken;
 
 use super::rounds::Round;
-use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy};
+use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::Buffer;
+use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TablePolicy, TableSpec};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
@@ -51,8 +51,8 @@ pub(super) struct TablePart {
     /// An emptied round, kept for the next one.
     spare: Option<Round>,
     incoming: BTreeMap<WorkerId, Incoming>,
-    initialised_parts: u32,
-    initialised: bool,
+    /// Chunks that have their initial values, from the first on.
+    initialised_chunks: usize,
     pub(super) nonfinite: u64,
 }
 
@@ -89,34 +89,39 @@ impl TablePart {
             rounds: BTreeMap::new(),
             spare: None,
             incoming: BTreeMap::new(),
-            initialised_parts: 0,
-            initialised: false,
+            initialised_chunks: 0,
             nonfinite: 0,
         })
     }
 
     pub(super) fn is_initialised(&self) -> bool {
-        self.initialised
+        self.initialised_chunks == self.chunks.len()
     }
 
     /// Takes one frame of initial values. True when they are now complete.
-    pub(super) fn initialise(&mut self, header: &Header, values: &[f32]) -> Result<bool, Fault> {
-        if self.initialised || header.part < self.initialised_parts {
-            return Ok(self.initialised);
+    pub(super) fn initialise(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Fault> {
+        let done = self.initialised_chunks;
+        if self.is_initialised() || (header.part as usize) < done {
+            return Ok(self.is_initialised());
         }
-        let chunk = self.chunk(header.chunk)?;
-        self.expect_length(values.len(), chunk.len)?;
+        if header.part as usize > done {
+            let message = format!("frames of the initial values of table `{}` are missing", self.spec.name);
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        let chunk = self.chunk_in_turn(header)?;
+        let values = self.chunk_values(chunk, payload)?;
         self.parameters.as_mut_slice()[chunk.start..chunk.start + chunk.len].copy_from_slice(values);
-        self.initialised_parts = header.part + 1;
-        self.initialised = header.flags.has(Flags::LAST);
-        Ok(self.initialised)
+        self.initialised_chunks += 1;
+        Ok(self.is_initialised())
     }
 
     /// The next advance of the version, with the optimizer step that belongs to it done.
     pub(super) fn advance(&mut self, now: Time) -> Option<Advance> {
         let advance = self.controller.advance(now)?;
         if let Some(mut round) = self.rounds.remove(&advance.closed) {
-            self.step_round(&mut round, advance.closed, advance.contributions, advance.lr_factor);
+            // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
+            let over = self.spec.rows.then_some(advance.contributions);
+            self.step_round(&mut round, advance.closed, over, advance.lr_factor);
             round.clear();
             self.spare.get_or_insert(round);
         }
@@ -131,16 +136,16 @@ impl TablePart {
         self.policy.sync = sync.to_string();
         self.controller.set_policy(now, sync);
         if flush {
+            // Each gradient weighs what it would have weighed under the new model.
+            let workers = self.controller.state().n();
             for (clock, mut round) in std::mem::take(&mut self.rounds) {
-                let contributions = self.controller.state().n().max(1);
-                self.step_round(&mut round, clock, contributions, 1.0);
+                self.step_round(&mut round, clock, Some(workers), 1.0);
             }
         }
-        for incoming in self.incoming.values_mut() {
-            // A push that is half here goes on under the new model from its next frame.
-            if let Admit::Round(_) | Admit::Now = incoming.admit {
-                incoming.admit =
-                    if flush { Admit::Now } else { Admit::Round(self.controller.state().v_train()) };
+        for (worker, incoming) in &mut self.incoming {
+            // A push that is half here goes on under the new model from its next frame; what was late stays late.
+            if incoming.admit != Admit::Late {
+                incoming.admit = self.controller.admit(*worker, incoming.clock);
             }
         }
     }
@@ -181,6 +186,10 @@ impl TablePart {
             .chunks_exact(4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
             .collect();
+        // An answer is then never longer than what there is.
+        if !rows.windows(2).all(|pair| pair[0] < pair[1]) {
+            return Err(self.shape_fault("a pull of rows out of order".into()));
+        }
         match rows.iter().find(|&&row| self.row_start(row).is_none()) {
             Some(row) => Err(self.shape_fault(format!("row {row}, which this server does not hold"))),
             None => Ok(rows),
@@ -219,17 +228,13 @@ impl TablePart {
     }
 
     pub(super) fn report(&self, now: Time) -> TableReport {
-        let mut waiting: Vec<WaitReport> = self
-            .controller
-            .waiting()
-            .map(|waiting| WaitReport {
-                worker: waiting.worker,
-                seconds: now.since(waiting.since).as_secs_f64(),
-                reason: waiting.reason.to_string(),
-            })
-            .collect();
-        waiting.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        waiting.truncate(REPORTED_WAITS);
+        let mut longest: Vec<Waiting> = self.controller.waiting().collect();
+        longest.sort_by_key(|waiting| waiting.since);
+        let report = |waiting: &Waiting| WaitReport {
+            worker: waiting.worker,
+            seconds: now.since(waiting.since).as_secs_f64(),
+            reason: waiting.reason.to_string(),
+        };
         TableReport {
             name: self.spec.name.clone(),
             elements: self.parameters.len() as u64,
@@ -237,7 +242,7 @@ impl TablePart {
             version: self.controller.state().v_train(),
             workers: self.controller.state().n(),
             stats: self.controller.stats().clone(),
-            waiting,
+            waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
         }
     }
 
@@ -252,11 +257,41 @@ impl TablePart {
         }
     }
 
-    fn expect_length(&self, found: usize, expected: usize) -> Result<(), Fault> {
-        if found == expected {
-            return Ok(());
+    /// The chunk of a frame that is one of a whole table's: they come in the order of its chunks on this shard, and
+    /// the last one says so.
+    fn chunk_in_turn(&self, header: &Header) -> Result<LocalChunk, Fault> {
+        let (index, count) = (header.part as usize, self.chunks.len());
+        let is_last = index + 1 == count;
+        match self.chunks.get(index) {
+            Some(chunk) if chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last => {
+                Ok(*chunk)
+            }
+            _ => {
+                let found =
+                    format!("chunk {} as frame {index} of {count} that this server holds", header.chunk);
+                Err(self.shape_fault(found))
+            }
         }
-        Err(self.shape_fault(format!("{found} elements where a chunk has {expected}")))
+    }
+
+    /// A payload as the values of a whole chunk.
+    fn chunk_values<'a>(&self, chunk: LocalChunk, payload: &'a [u8]) -> Result<&'a [f32], Fault> {
+        match floats(payload) {
+            Some(values) if values.len() == chunk.len => Ok(values),
+            _ => {
+                Err(self.shape_fault(format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4)))
+            }
+        }
+    }
+
+    /// The initial values were to come from a worker that is gone.
+    pub(super) fn orphaned(&self) -> Fault {
+        let message = format!(
+            "{} is gone and did not send the initial values of table `{}`; start the job anew",
+            WorkerId::FIRST,
+            self.spec.name
+        );
+        Fault { cause: Cause::JobOver, message }
     }
 
     fn shape_fault(&self, found: String) -> Fault {
@@ -265,3 +300,6 @@ impl TablePart {
         Fault { cause: Cause::Shape, message }
     }
 }
+
+#[cfg(test)]
+mod tests;

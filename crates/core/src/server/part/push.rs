@@ -6,6 +6,7 @@ use crate::consistency::Admit;
 use crate::kernels;
 use crate::limits;
 use crate::server::rounds::{Piece, Staged};
+use crate::store::floats;
 use crate::table::{NonFinite, Order};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
@@ -18,11 +19,27 @@ pub(super) struct Incoming {
     pub(super) admit: Admit,
     /// Frames before this one were taken; a resent push starts again at 0 and is skipped up to here.
     next_part: u32,
+    /// The chunk of the last frame that was taken: a push names its chunks in ascending order, each once.
+    last_chunk: Option<u32>,
     /// A frame of this attempt was refused; the rest of the attempt is ignored.
     refused: bool,
     squared_norm: f64,
     /// Kept whole until the push is complete: for ranked addition, or when the optimizer needs its norm.
     pub(super) staged: Staged,
+}
+
+impl Incoming {
+    fn new(clock: Clock, admit: Admit) -> Incoming {
+        Incoming {
+            clock,
+            admit,
+            next_part: 0,
+            last_chunk: None,
+            refused: false,
+            squared_norm: 0.0,
+            staged: Staged::default(),
+        }
+    }
 }
 
 /// What became of a push frame.
@@ -43,15 +60,15 @@ impl TablePart {
         header: &Header,
         payload: &[u8],
     ) -> Result<Taken, Fault> {
-        let admit = match self.incoming.get(&worker) {
-            Some(incoming) if incoming.clock == header.clock => self.readmit(worker),
-            _ => self.begin_push(worker, header.clock)?,
+        let admit = match self.admit(worker, header.clock) {
+            Ok(admit) => admit,
+            Err(fault) => return self.refuse_once(worker, header, fault),
         };
         let last = header.flags.has(Flags::LAST);
         if admit == Admit::Duplicate {
             return Ok(if last { Taken::Whole } else { Taken::Partly });
         }
-        let incoming = self.incoming.get_mut(&worker).expect("begun above");
+        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
         if header.part == 0 {
             incoming.refused = false;
         }
@@ -64,8 +81,9 @@ impl TablePart {
         if let Err(fault) = self.take_piece(worker, admit, header, payload) {
             return Err(self.refuse(worker, fault.cause, fault.message));
         }
-        let incoming = self.incoming.get_mut(&worker).expect("begun above");
+        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
         incoming.next_part += 1;
+        incoming.last_chunk = Some(header.chunk);
         if !last {
             return Ok(Taken::Partly);
         }
@@ -73,47 +91,65 @@ impl TablePart {
         Ok(Taken::Whole)
     }
 
-    fn begin_push(&mut self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
+    /// Where a push's next piece goes: decided at its first, and anew when the round that it went to has closed.
+    fn admit(&mut self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
+        let v_train = self.controller.state().v_train();
+        let under_way = self.incoming.get(&worker).map(|incoming| (incoming.clock, incoming.admit));
+        let admit = match under_way {
+            Some((same, Admit::Round(round))) if same == clock && round >= v_train => Admit::Round(round),
+            Some((same, admit @ (Admit::Now | Admit::Late))) if same == clock => admit,
+            _ => self.controller.admit(worker, clock),
+        };
+        let fault = |cause, message| Err(Fault { cause, message });
         let table = &self.spec.name;
-        let admit = self.controller.admit(worker, clock);
-        match admit {
-            Admit::Duplicate => return Ok(admit),
-            Admit::TooFarAhead => {
-                let version = self.controller.state().v_train();
+        if !self.is_initialised() {
+            // What is pushed now would be written over.
+            return fault(
+                Cause::Protocol,
+                format!("table `{table}` has no initial values yet; pull it first"),
+            );
+        }
+        match (admit, under_way) {
+            (Admit::Duplicate, _) => return Ok(admit),
+            (Admit::TooFarAhead, _) => {
                 let message = format!(
-                    "{worker} pushed clock {clock} of table `{table}`, which is at version {version}; at most {} \
+                    "{worker} pushed clock {clock} of table `{table}`, which is at version {v_train}; at most {} \
                      rounds ahead are kept: wait for a pull before pushing on",
                     limits::MAX_ROUNDS_AHEAD
                 );
-                return Err(Fault { cause: Cause::TooFarAhead, message });
+                return fault(Cause::TooFarAhead, message);
             }
-            Admit::UnknownWorker => {
+            (Admit::UnknownWorker, _) => {
                 let message = format!("{worker} is no member of this job any more (declared dead, or left)");
-                return Err(Fault { cause: Cause::NotAMember, message });
+                return fault(Cause::NotAMember, message);
             }
-            Admit::Now | Admit::Round(_) | Admit::Late => {}
+            // Its pieces that were taken cannot be told from new ones any more; they must not be added twice.
+            (_, Some((newer, _))) if newer > clock => {
+                let message = format!(
+                    "{worker} gave up its push of clock {clock} of table `{table}` when it began clock {newer}"
+                );
+                return fault(Cause::Protocol, message);
+            }
+            (Admit::Now | Admit::Round(_) | Admit::Late, _) => {}
         }
-        let incoming = Incoming {
-            clock,
-            admit,
-            next_part: 0,
-            refused: false,
-            squared_norm: 0.0,
-            staged: Staged::default(),
-        };
-        self.incoming.insert(worker, incoming);
+        match self.incoming.get_mut(&worker) {
+            Some(incoming) if incoming.clock == clock => incoming.admit = admit,
+            _ => {
+                self.incoming.insert(worker, Incoming::new(clock, admit));
+            }
+        }
         Ok(admit)
     }
 
-    /// Where the next piece of a push under way goes. A round that closed meanwhile took its earlier pieces with it.
-    fn readmit(&mut self, worker: WorkerId) -> Admit {
-        let incoming = self.incoming.get_mut(&worker).expect("the push is under way");
-        if let Admit::Round(clock) = incoming.admit
-            && clock < self.controller.state().v_train()
-        {
-            incoming.admit = self.controller.admit(worker, incoming.clock);
-        }
-        incoming.admit
+    /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
+    fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<Taken, Fault> {
+        let told = match self.incoming.get_mut(&worker) {
+            Some(incoming) if incoming.clock == header.clock => {
+                std::mem::replace(&mut incoming.refused, true)
+            }
+            _ => true,
+        };
+        if told && header.part > 0 { Ok(Taken::Partly) } else { Err(fault) }
     }
 
     fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) -> Fault {
@@ -131,23 +167,23 @@ impl TablePart {
         header: &Header,
         payload: &[u8],
     ) -> Result<(), Fault> {
-        let chunk = if payload.is_empty() && header.flags.has(Flags::ROWS) {
+        if self.spec.rows != header.flags.has(Flags::ROWS) {
+            let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
+            return Err(self.shape_fault(format!("a push that is not one of {expected}")));
+        }
+        let (chunk, piece) = if !self.spec.rows {
+            let chunk = self.chunk_in_turn(header)?;
+            (chunk, Piece::Dense { start: chunk.start, values: self.chunk_values(chunk, payload)? })
+        } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
             // A sparse push that touches nothing here still counts for the worker's progress.
             return Ok(());
         } else {
-            self.chunk(header.chunk)?
-        };
-        let Some(words) = crate::store::floats(payload) else {
-            return Err(self.shape_fault(format!("a payload of {} bytes", payload.len())));
-        };
-        let piece = if header.flags.has(Flags::ROWS) {
-            self.rows_piece(chunk, header.rows as usize, payload)?
-        } else {
-            self.expect_length(words.len(), chunk.len)?;
-            Piece::Dense { start: chunk.start, values: words }
+            let chunk = self.next_chunk(worker, header.chunk)?;
+            (chunk, self.rows_piece(chunk, header.rows as usize, payload)?)
         };
         if kernels::all_finite(piece.values()) {
-            return self.put_piece(worker, admit, chunk, piece);
+            self.put_piece(worker, admit, chunk, piece);
+            return Ok(());
         }
         self.nonfinite += 1;
         match self.policy.nonfinite {
@@ -168,18 +204,13 @@ impl TablePart {
                         Piece::Rows { start, rows, width, values: &clipped }
                     }
                 };
-                self.put_piece(worker, admit, chunk, piece)
+                self.put_piece(worker, admit, chunk, piece);
+                Ok(())
             }
         }
     }
 
-    fn put_piece(
-        &mut self,
-        worker: WorkerId,
-        admit: Admit,
-        chunk: LocalChunk,
-        piece: Piece<'_>,
-    ) -> Result<(), Fault> {
+    fn put_piece(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
         let incoming = self.incoming.get_mut(&worker).expect("a piece belongs to a push under way");
         if self.controller.policy().model.wants_significance() {
             incoming.squared_norm += kernels::squared_norm(piece.values());
@@ -195,31 +226,18 @@ impl TablePart {
             Admit::Now => self.step_piece(chunk.number, piece),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
-        Ok(())
     }
 
     fn complete_push(&mut self, now: Time, worker: WorkerId) {
-        self.readmit(worker);
         let incoming = self.incoming.remove(&worker).expect("a push completes once");
-        let parameter_norm = || kernels::squared_norm(self.parameters.as_slice()).sqrt();
         let significance = self
             .controller
             .policy()
             .model
             .wants_significance()
-            .then(|| incoming.squared_norm.sqrt() / parameter_norm().max(f64::MIN_POSITIVE));
+            .then(|| incoming.squared_norm.sqrt() / self.parameter_norm().max(f64::MIN_POSITIVE));
         if incoming.admit == Admit::Now && !incoming.staged.is_empty() {
-            let squared: f64 =
-                incoming.staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum();
-            let parameter_norm = parameter_norm();
-            for chunk in &mut self.chunks {
-                chunk.steps += 1;
-            }
-            let steps = self.chunks.first().map_or(1, |chunk| chunk.steps);
-            let input = self.arrival_input(steps, parameter_norm, squared.sqrt());
-            for (start, values) in incoming.staged.ranges() {
-                self.step_range(&input, start, values);
-            }
+            self.step_staged(&incoming.staged);
         }
         self.controller.push(now, worker, incoming.clock, incoming.admit, significance);
         if let Admit::Round(clock) = incoming.admit
@@ -230,9 +248,18 @@ impl TablePart {
         }
     }
 
+    /// The chunk of a sparse push's frame, which must come after those of the frames before.
+    fn next_chunk(&self, worker: WorkerId, number: u32) -> Result<LocalChunk, Fault> {
+        let before = self.incoming.get(&worker).and_then(|incoming| incoming.last_chunk);
+        if before.is_some_and(|before| before >= number) {
+            return Err(self.shape_fault(format!("chunk {number} again, or out of order")));
+        }
+        self.chunk(number)
+    }
+
     fn rows_piece<'a>(&self, chunk: LocalChunk, rows: usize, payload: &'a [u8]) -> Result<Piece<'a>, Fault> {
         let expected = rows.checked_mul((1 + self.width) * 4);
-        if !self.spec.rows || expected != Some(payload.len()) {
+        if rows == 0 || expected != Some(payload.len()) {
             return Err(self.shape_fault(format!("{rows} rows in {} bytes", payload.len())));
         }
         let (numbers, values) = payload.split_at(rows * 4);
@@ -243,7 +270,7 @@ impl TablePart {
         if !ascending || !in_range {
             return Err(self.shape_fault("row numbers out of order or out of range".into()));
         }
-        let values = crate::store::floats(values).expect("four-byte words follow four-byte words");
+        let values = floats(values).expect("four-byte words follow four-byte words");
         Ok(Piece::Rows { start: chunk.start, rows: numbers, width: self.width, values })
     }
 }

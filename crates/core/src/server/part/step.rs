@@ -3,7 +3,7 @@
 use super::{LocalChunk, TablePart};
 use crate::kernels;
 use crate::optimizer::{OptimizerPolicy, StepInput};
-use crate::server::rounds::{Piece, Round};
+use crate::server::rounds::{Piece, Round, Staged};
 use crate::store::Buffer;
 use crate::table::{Reduce, TableSpec};
 use crate::types::Clock;
@@ -18,7 +18,7 @@ impl TablePart {
         piece.for_each_range(|start, values| self.step_range(&input, start, values));
     }
 
-    pub(super) fn arrival_input(&self, t: u64, parameter_norm: f64, gradient_norm: f64) -> StepInput {
+    fn arrival_input(&self, t: u64, parameter_norm: f64, gradient_norm: f64) -> StepInput {
         let scale = match self.policy.reduce {
             Reduce::Mean => 1.0 / self.controller.state().n().max(1) as f32,
             Reduce::Sum => 1.0,
@@ -27,12 +27,31 @@ impl TablePart {
         StepInput { version, t, scale, lr_factor: 1.0, parameter_norm, gradient_norm }
     }
 
-    /// One optimizer step with a round's sum.
-    pub(super) fn step_round(&mut self, round: &mut Round, clock: Clock, contributions: u32, lr_factor: f32) {
+    /// Applies one worker's whole gradient at once, now that its norm is known.
+    pub(super) fn step_staged(&mut self, staged: &Staged) {
         for chunk in &mut self.chunks {
             chunk.steps += 1;
         }
-        let steps = self.chunks.first().map_or(1, |chunk| chunk.steps);
+        let gradient_norm =
+            staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum::<f64>().sqrt();
+        let parameter_norm = self.parameter_norm();
+        for (start, values) in staged.ranges() {
+            let units = Units::new(&self.spec, &self.chunks);
+            let t = units.chunk(units.at(start)).steps;
+            let input = self.arrival_input(t, parameter_norm, gradient_norm);
+            self.step_range(&input, start, values);
+        }
+    }
+
+    pub(super) fn parameter_norm(&self) -> f64 {
+        kernels::squared_norm(self.parameters.as_slice()).sqrt()
+    }
+
+    /// One optimizer step with a round's sum. A mean is taken over `over` gradients, or over as many as a unit got.
+    pub(super) fn step_round(&mut self, round: &mut Round, clock: Clock, over: Option<u32>, lr_factor: f32) {
+        for chunk in &mut self.chunks {
+            chunk.steps += 1;
+        }
         let units = Units::new(&self.spec, &self.chunks);
         for staged in round.take_staged().values() {
             for (start, values) in staged.ranges() {
@@ -41,19 +60,17 @@ impl TablePart {
         }
         let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
         if self.optimizer.needs_norms() {
-            parameter_norm = kernels::squared_norm(self.parameters.as_slice()).sqrt();
+            parameter_norm = self.parameter_norm();
             let squared = |(unit, _)| kernels::squared_norm(round.sum(units.range(unit)));
             gradient_norm = round.touched().map(squared).sum::<f64>().sqrt();
         }
         for (unit, count) in round.touched() {
-            // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
-            let divisor = if self.spec.rows { contributions } else { count };
             let scale = match self.policy.reduce {
-                Reduce::Mean => 1.0 / divisor.max(1) as f32,
+                Reduce::Mean => 1.0 / over.unwrap_or(count).max(1) as f32,
                 Reduce::Sum => 1.0,
             };
-            let input =
-                StepInput { version: clock, t: steps, scale, lr_factor, parameter_norm, gradient_norm };
+            let t = units.chunk(unit).steps;
+            let input = StepInput { version: clock, t, scale, lr_factor, parameter_norm, gradient_norm };
             let range = units.range(unit);
             let start = range.start;
             step_slices(
@@ -67,7 +84,7 @@ impl TablePart {
         }
     }
 
-    pub(super) fn step_range(&mut self, input: &StepInput, start: usize, gradient: &[f32]) {
+    fn step_range(&mut self, input: &StepInput, start: usize, gradient: &[f32]) {
         step_slices(&self.optimizer, input, &mut self.parameters, &mut self.slots, start, gradient);
     }
 }
@@ -96,8 +113,17 @@ impl<'a> Units<'a> {
     pub(super) fn at(self, element: usize) -> usize {
         match self.row_width {
             Some(width) => element / width,
-            None => self.chunks.partition_point(|chunk| chunk.start <= element) - 1,
+            None => self.chunk_at(element),
         }
+    }
+
+    /// The chunk that a unit is, or is in.
+    pub(super) fn chunk(self, unit: usize) -> &'a LocalChunk {
+        &self.chunks[self.row_width.map_or(unit, |width| self.chunk_at(unit * width))]
+    }
+
+    fn chunk_at(self, element: usize) -> usize {
+        self.chunks.partition_point(|chunk| chunk.start <= element) - 1
     }
 
     /// The elements of a unit.
