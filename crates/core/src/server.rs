@@ -186,6 +186,10 @@ impl Shard {
         header: &Header,
         payload: &[u8],
     ) -> Result<(), Fault> {
+        if worker != WorkerId(0) {
+            let message = format!("initial values are those of worker 0; {worker} sent some");
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
         let values = crate::store::floats(payload).ok_or_else(|| Fault {
             cause: Cause::Shape,
             message: format!("initial values in {} bytes are not whole f32", payload.len()),

@@ -377,8 +377,11 @@ impl Worker {
         if let Some(error) = pending.error.as_ref().or(self.failed.as_ref()) {
             return Some(Err(error.clone()));
         }
-        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(pending.clock));
-        (pending.acks == 0 && answered).then_some(Ok(()))
+        // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
+        let may_go_on = pending.partial
+            && self.gate.is_open(pending.clock)
+            && self.unacknowledged.len() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
+        (may_go_on || pending.acks + pending.answers == 0).then_some(Ok(()))
     }
 
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.
@@ -542,16 +545,19 @@ impl Worker {
     }
 
     fn take_fault(&mut self, header: &Header, fault: Fault) {
-        if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
+        if fault.cause == Cause::NotAMember {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
-        let Some(request) = self.requests.remove(&header.request) else {
+        let Some(request) = self.requests.get(&header.request) else {
             return self.outputs.push_back(Output::Log(fault.message));
         };
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
         if let Some(pending) = self.tickets.get_mut(&request.ticket) {
             pending.error.get_or_insert(error);
         }
+        // The server will not have it: what was kept for it is let go, as if it had been acknowledged.
+        self.take_acknowledgement(header);
+        self.requests.remove(&header.request);
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
@@ -567,7 +573,9 @@ impl Worker {
                 let tickets = std::mem::take(&mut self.status_tickets);
                 tickets.into_iter().for_each(|ticket| self.settle_answer(Some(ticket)));
             }
-            Control::SetSync { table, sync, .. } => self.set_sync(&table, &sync),
+            // How many blocks to wait for is a matter of all servers together.
+            Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
+            Control::SetSync { .. } => {}
             Control::Left => {
                 let ticket = self.leaving.take();
                 self.settle_answer(ticket);
