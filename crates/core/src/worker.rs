@@ -545,7 +545,7 @@ impl Worker {
     }
 
     fn take_fault(&mut self, header: &Header, fault: Fault) {
-        if fault.cause == Cause::NotAMember {
+        if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
         let Some(request) = self.requests.get(&header.request) else {
