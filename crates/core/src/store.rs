@@ -55,7 +55,8 @@ impl Buffer {
 
 /// Views a payload as floats; `None` when its length or address does not allow it.
 pub fn floats(payload: &[u8]) -> Option<&[f32]> {
-    bytemuck::try_cast_slice(payload).ok()
+    // An empty slice may point anywhere, also where no float can be.
+    if payload.is_empty() { Some(&[]) } else { bytemuck::try_cast_slice(payload).ok() }
 }
 
 #[cfg(test)]
