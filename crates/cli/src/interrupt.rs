@@ -4,10 +4,14 @@ use crate::failure::{Failure, INTERRUPTED};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Processes that must not outlive this one.
 static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Whether the handler is at work; what fails from then on fails because of it.
+static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
 /// How long a child may take to end in good order.
 const GRACE: Duration = Duration::from_secs(2);
@@ -15,11 +19,19 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Without this, a shell would see a death by signal, which scripts tell apart from an answer with difficulty.
 pub(crate) fn install() -> Result<(), Failure> {
     let handler = || {
+        UNDER_WAY.store(true, Ordering::SeqCst);
         end_children();
         std::process::exit(i32::from(INTERRUPTED));
     };
     ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")?;
     Ok(())
+}
+
+/// Leaves the last word to Ctrl-C where it was pressed: children that it ended look like failures.
+pub(crate) fn yield_to_interrupt() {
+    while UNDER_WAY.load(Ordering::SeqCst) {
+        std::thread::park_timeout(GRACE);
+    }
 }
 
 /// A child that Ctrl-C ends too, for as long as the guard lives.
@@ -44,15 +56,17 @@ impl Drop for ChildGuard {
 fn end_children() {
     let mut left = std::mem::take(&mut *children());
     // Errors mean that a child is gone already, which is what is wanted.
-    left.iter().for_each(|pid| drop(kill_process(*pid, Signal::TERM)));
+    for pid in &left {
+        let _ = kill_process(*pid, Signal::TERM);
+    }
     let deadline = Instant::now() + GRACE;
     while !left.is_empty() && Instant::now() < deadline {
         left.retain(|pid| matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
         std::thread::sleep(Duration::from_millis(10));
     }
     for pid in left {
-        drop(kill_process(pid, Signal::KILL));
-        drop(waitpid(Some(pid), WaitOptions::empty()));
+        let _ = kill_process(pid, Signal::KILL);
+        let _ = waitpid(Some(pid), WaitOptions::empty());
     }
 }
 

@@ -21,6 +21,9 @@ fn main() -> ExitCode {
     let outcome = interrupt::install().and_then(|()| commands::run(args.command, &output));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => {
+            interrupt::yield_to_interrupt();
+            failure.report()
+        }
     }
 }

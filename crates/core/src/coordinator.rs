@@ -76,8 +76,13 @@ impl JobConfig {
         range("chunk elements", self.chunk_elements.into(), limits::MAX_CHUNK_ELEMENTS as u64)?;
         registry.placement.build(&Spec::parse(&self.placement)?)?;
         let syncs = self.overrides.iter().filter_map(|rule| rule.sync.as_ref()).chain([&self.policy.sync]);
+        let overlap = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap;
         for sync in syncs {
-            SyncPolicy::parse(&registry.consistency, sync)?;
+            // The scheduler between push and pull is the whole job's.
+            if SyncPolicy::parse(&registry.consistency, sync)?.overlap != overlap {
+                let why = format!("`{sync}`: `overlap` is the same for all tables of a job");
+                return Err(SpecError::Parameter { component: "job".into(), why });
+            }
         }
         let optimizers =
             self.overrides.iter().filter_map(|rule| rule.optimizer.as_ref()).chain([&self.policy.optimizer]);
@@ -365,17 +370,10 @@ impl Coordinator {
             if !names.insert(&table.name) {
                 return Err(format!("{worker} declared table `{}` twice", table.name));
             }
-            let parse = |rule: &PolicyOverride| -> Result<(), SpecError> {
-                rule.sync
-                    .as_ref()
-                    .map(|sync| SyncPolicy::parse(&self.registry.consistency, sync))
-                    .transpose()?;
-                let optimizer = rule.optimizer.as_ref();
-                optimizer.map(|text| OptimizerPolicy::parse(&self.registry.optimizer, text)).transpose()?;
-                Ok(())
-            };
             if let Some(rule) = &table.policy {
-                parse(rule).map_err(|error| format!("table `{}`: {error}", table.name))?;
+                let with_rule = JobConfig { overrides: vec![rule.clone()], ..self.config.clone() };
+                let fits = with_rule.check(&self.registry);
+                fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
             }
         }
         let others = self.workers.iter().filter(|(id, _)| **id != worker);
@@ -599,6 +597,7 @@ impl Coordinator {
         if !self.over {
             self.over = true;
             self.tell_shards(&Control::Stop { error: error.clone() });
+            self.tell_workers(&Control::Stop { error: error.clone() });
             self.outputs.push_back(Output::Stop { error });
         }
     }

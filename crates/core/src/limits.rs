@@ -42,8 +42,11 @@ pub const MAX_PENDING_ROWS: usize = 1 << 24;
 pub const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Nesting in a condition's expression.
 pub const MAX_EXPRESSION_DEPTH: u32 = 32;
-/// Bytes that may wait for one slow connection before its owner stops reading from it.
-pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
+/// Frames that may wait for one slow connection before its owner stops reading from it.
+pub const MAX_WAITING_FRAMES: usize = 1 << 16;
+
+/// Clocks that a worker may go on under partial pulling while a server has not acknowledged their pushes.
+pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;
 
 /// How often a node reports to the coordinator.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);

@@ -376,8 +376,11 @@ impl Worker {
         if let Some(error) = pending.error.as_ref().or(self.failed.as_ref()) {
             return Some(Err(error.clone()));
         }
-        let answered = pending.answers == 0 || (pending.partial && self.gate.is_open(pending.clock));
-        (pending.acks == 0 && answered).then_some(Ok(()))
+        // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
+        let may_go_on = pending.partial
+            && self.gate.is_open(pending.clock)
+            && self.unacknowledged.len() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
+        (may_go_on || pending.acks + pending.answers == 0).then_some(Ok(()))
     }
 
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.

@@ -18,10 +18,10 @@
 //! ```
 
 use crate::clock;
+use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::url::JobUrl;
-use crate::{env_vars, server};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -173,13 +173,12 @@ impl Job {
             mailbox: mailbox.clone(),
         });
         let stop = Arc::new(AtomicBool::new(false));
-        let rank = options.rank.map_or_else(server::random_number, |rank| u64::from(rank.0));
         let setup = Setup {
             listener: None,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),
-            injection: Injection { plan: options.faults, seed: options.seed ^ rank },
+            injection: Injection { plan: options.faults, seed: options.seed },
             log: options.log,
         };
         let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;

@@ -1,5 +1,6 @@
 //! The roles of a job, as one type for the world.
 
+use crate::canary::BrokenShard;
 use crate::operator::Operator;
 use crate::player::Player;
 use paramill_core::coordinator::Coordinator;
@@ -15,6 +16,8 @@ pub enum Actor {
     Coordinator(Box<Coordinator>),
     /// A data core.
     Shard(Box<Shard>),
+    /// A data core with a planted bug.
+    Broken(Box<BrokenShard>),
     /// A worker and its application.
     Worker(Box<Player>),
     /// Somebody who changes policies while the job runs.
@@ -22,10 +25,11 @@ pub enum Actor {
 }
 
 impl Actor {
-    /// The shard, if it is one.
+    /// The shard, if it is one, with or without a planted bug.
     pub fn as_shard(&self) -> Option<&Shard> {
         match self {
             Actor::Shard(shard) => Some(shard),
+            Actor::Broken(broken) => Some(broken.shard()),
             _ => None,
         }
     }
@@ -42,6 +46,7 @@ impl Actor {
         match self {
             Actor::Coordinator(role) => &**role,
             Actor::Shard(role) => &**role,
+            Actor::Broken(role) => &**role,
             Actor::Worker(role) => &**role,
             Actor::Operator(role) => &**role,
         }
@@ -51,6 +56,7 @@ impl Actor {
         match self {
             Actor::Coordinator(role) => &mut **role,
             Actor::Shard(role) => &mut **role,
+            Actor::Broken(role) => &mut **role,
             Actor::Worker(role) => &mut **role,
             Actor::Operator(role) => &mut **role,
         }
@@ -92,6 +98,10 @@ impl Role for Actor {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.role_mut().poll_output()
+    }
+
+    fn refresh(&self, header: &mut Header) {
+        self.role().refresh(header);
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

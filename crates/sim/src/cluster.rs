@@ -1,6 +1,7 @@
 //! A whole job in a world: coordinator, data cores, workers with their applications, faults.
 
 use crate::actor::Actor;
+use crate::canary::{BrokenShard, Canary};
 use crate::compute::ComputeClock;
 use crate::gradient::Gradients;
 use crate::network::HostId;
@@ -33,11 +34,15 @@ pub struct Cluster {
 impl Cluster {
     /// Sets up a scenario, its faults included. Step traces are read from their files.
     pub fn new(scenario: &Scenario) -> Result<Cluster, ScenarioError> {
-        Cluster::with_gradients(scenario, Gradients::Quadratic)
+        Cluster::with(scenario, Gradients::Quadratic, None)
     }
 
-    /// Sets up a scenario whose workers push these gradients.
-    pub fn with_gradients(scenario: &Scenario, gradients: Gradients) -> Result<Cluster, ScenarioError> {
+    /// Sets up a scenario whose workers push these gradients, and whose shards have this bug, if any.
+    pub fn with(
+        scenario: &Scenario,
+        gradients: Gradients,
+        canary: Option<Canary>,
+    ) -> Result<Cluster, ScenarioError> {
         scenario.check()?;
         let registry = Arc::new(Registry::builtin());
         let config = job_config(scenario);
@@ -53,7 +58,7 @@ impl Cluster {
             scenario: scenario.clone(),
         };
         cluster.add_coordinator(config, &registry);
-        cluster.shard_ids().for_each(|id| cluster.add_shard(id, &registry));
+        cluster.shard_ids().for_each(|id| cluster.add_shard(id, canary, &registry));
         cluster.worker_ids().for_each(|id| cluster.add_worker(id, gradients, &faults, &registry));
         cluster.inject(&faults);
         Ok(cluster)
@@ -121,7 +126,7 @@ impl Cluster {
         }
     }
 
-    fn add_shard(&mut self, id: ShardId, registry: &Arc<Registry>) {
+    fn add_shard(&mut self, id: ShardId, canary: Option<Canary>, registry: &Arc<Registry>) {
         let address = format!("shard {} {}", id.server.0, id.core);
         let config = ShardConfig {
             job: JOB.into(),
@@ -132,7 +137,11 @@ impl Cluster {
             address: address.clone(),
             coordinator: COORDINATOR.into(),
         };
-        let shard = Actor::Shard(Box::new(Shard::new(Time::ZERO, config, registry.clone())));
+        let shard = Shard::new(Time::ZERO, config, registry.clone());
+        let shard = match canary {
+            None => Actor::Shard(Box::new(shard)),
+            Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
+        };
         let handling = Duration::from_nanos((self.scenario.network.handling_us * 1e3) as u64);
         self.world.add(NodeId::Shard(id), &address, self.server_host(id.server), handling, shard);
     }

@@ -4,6 +4,8 @@
 //! Nothing here reads a clock or draws entropy: a seed and a configuration give the same run, event for event.
 
 pub mod actor;
+pub mod canary;
+pub mod checkers;
 pub mod cluster;
 pub mod compute;
 pub mod gradient;
@@ -17,4 +19,5 @@ pub mod reproduce;
 pub mod rule;
 pub mod rules;
 pub mod scenario;
+pub mod swarm;
 pub mod world;

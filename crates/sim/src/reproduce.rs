@@ -1,5 +1,6 @@
 //! Published results, set up again: the paper's figures beside ours.
 
+pub mod fluentps_fig9;
 pub mod mps_placement;
 pub mod psp_table1;
 

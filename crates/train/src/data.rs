@@ -37,7 +37,7 @@ pub enum DataError {
         why: String,
     },
     /// The operating system refused.
-    #[error("cannot open {}: {source}", path.display())]
+    #[error("cannot open {}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,

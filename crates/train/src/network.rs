@@ -58,9 +58,9 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A weight whose outputs keep the scale of `fan_in` inputs through a [`Relu`] (He et al., 2015).
+    /// A weight whose outputs have the scale of its `fan_in` inputs, so that no layer begins saturated or dead.
     fn weight(shape: Vec<u64>, fan_in: usize) -> Parameter {
-        Parameter { name: "weight", shape, deviation: (2.0 / fan_in as f64).sqrt() }
+        Parameter { name: "weight", shape, deviation: (1.0 / fan_in as f64).sqrt() }
     }
 
     fn bias(len: usize) -> Parameter {

@@ -43,6 +43,9 @@ pub trait Workload: Send {
     fn step(&mut self, parameters: &[&[f32]], gradients: &mut [Vec<f32>]) -> f32;
 
     /// Judges whole tables on the held-out data.
+    ///
+    /// # Panics
+    /// When a slice has another length than its table.
     fn evaluate(&self, parameters: &[&[f32]]) -> Evaluation;
 }
 
@@ -130,7 +133,13 @@ impl WorkloadConfig {
             rank < workers,
             format!("rank = {rank} of {workers} workers: expected a rank below that number"),
         )?;
-        require(self.examples != Some(0), "examples = 0: expected at least 1".into())?;
+        let examples = self.examples.unwrap_or(1);
+        require(examples > 0, "examples = 0: expected at least 1".into())?;
+        let made = self.data.is_none();
+        require(
+            !made || examples <= MAX_MADE,
+            format!("examples = {examples}: at most {MAX_MADE} are made; name a data file for more"),
+        )?;
         let hidden = self.hidden;
         require((1..=MAX_WIDTH).contains(&hidden), format!("hidden = {hidden}: expected 1 to {MAX_WIDTH}"))?;
         let factors = self.factors;
@@ -140,16 +149,17 @@ impl WorkloadConfig {
         )?;
         let l2 = self.l2.unwrap_or(0.0);
         require(l2 >= 0.0 && l2.is_finite(), format!("l2 = {l2}: expected a number of at least 0"))?;
-        let test_alone = self.test.is_some() && self.data.is_none();
-        require(!test_alone, "test data without training data: name both".into())
+        require(!made || self.test.is_none(), "test data without training data: name both".into())
     }
 }
 
 /// Bound on the configured widths: a row must fit a chunk of a table.
 const MAX_WIDTH: usize = 4096;
+/// Bound on the examples that are made up: they are all held in memory.
+const MAX_MADE: usize = 1_000_000;
 
 /// A workload that can be chosen by name, with the defaults that suit it.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct WorkloadInfo {
     /// Its name.
     pub name: &'static str,

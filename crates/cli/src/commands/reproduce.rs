@@ -1,52 +1,50 @@
 //! `paramill reproduce`: a published result set up again, with the paper's figures beside ours.
 
+mod fluentps_fig9;
+mod mps_placement;
+mod psp_table1;
+
 use crate::args::ReproduceArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table};
 use crate::plot::Chart;
 use anyhow::{Result, anyhow};
+use paramill_sim::reproduce::Finding;
 use serde::Serialize;
 
-/// A result that can be set up. A new one is a function and a line in [`EXPERIMENTS`].
+/// A result that can be set up. A new one is a file here and a line in [`EXPERIMENTS`].
 struct Experiment {
     name: &'static str,
     /// One sentence: what the paper found.
     about: &'static str,
-    run: fn(seed: u64, output: &Output) -> Result<Report>,
+    run: fn(seed: u64) -> Result<Report>,
 }
 
 /// What came of it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    pub(crate) title: String,
-    /// The paper's figures beside ours.
-    pub(crate) rows: Vec<Row>,
-    /// What was assumed, and where a claim holds or does not.
-    pub(crate) notes: Vec<String>,
-    #[serde(skip)]
-    pub(crate) chart: Option<Chart>,
+struct Report {
+    title: String,
+    /// Everything, for programs.
+    data: serde_json::Value,
+    /// The paper's figures beside ours, each table under a sentence.
+    tables: Vec<(String, Table)>,
+    findings: Vec<Finding>,
+    notes: Vec<String>,
+    chart: Chart,
 }
 
-/// One figure.
-#[derive(Debug, Serialize)]
-pub(crate) struct Row {
-    pub(crate) what: String,
-    /// The paper's; `None` where it gives none.
-    pub(crate) paper: Option<f64>,
-    pub(crate) ours: f64,
-    pub(crate) unit: &'static str,
-}
-
-const EXPERIMENTS: &[Experiment] = &[];
+const EXPERIMENTS: &[Experiment] =
+    &[mps_placement::EXPERIMENT, fluentps_fig9::EXPERIMENT, psp_table1::EXPERIMENT];
 
 /// Lists the results, or sets one up.
 pub(crate) fn run(args: &ReproduceArgs, output: &Output) -> Result<(), Failure> {
     let Some(name) = &args.name else { return list(output) };
     let experiment = find(name).or_usage()?;
-    let report = (experiment.run)(args.seed, output)?;
+    let mut progress = output.progress(1);
+    progress.set(0, &format!("{name}, seed {}", args.seed));
+    let report = (experiment.run)(args.seed)?;
+    drop(progress);
     if let Some(path) = &args.plot {
-        let chart = report.chart.as_ref().ok_or_else(|| anyhow!("{name} has no plot"))?;
-        chart.write(path)?;
+        report.chart.write(path)?;
     }
     print(&report, output)
 }
@@ -83,33 +81,21 @@ fn list(output: &Output) -> Result<(), Failure> {
 
 fn print(report: &Report, output: &Output) -> Result<(), Failure> {
     if output.json() {
-        return Ok(output.object(report)?);
+        return Ok(output.object(&report.data)?);
     }
     output.text(&report.title)?;
-    let mut table = Table::new([
-        ("", Align::Left),
-        ("paper", Align::Right),
-        ("ours", Align::Right),
-        ("unit", Align::Left),
-    ]);
-    for row in &report.rows {
-        let paper = row.paper.map_or("-".to_owned(), figure);
-        table.row([row.what.as_str(), &paper, &figure(row.ours), row.unit]);
+    for (caption, table) in &report.tables {
+        output.text(format!("\n{caption}"))?;
+        output.table(table)?;
+    }
+    output.text("\nWhat the paper found, and whether it is so here")?;
+    let mut table = Table::new([("", Align::Left), ("paper", Align::Left), ("ours", Align::Left)]);
+    for finding in &report.findings {
+        table.row([if finding.holds { "holds" } else { "DOES NOT HOLD" }, &finding.claim, &finding.ours]);
     }
     output.table(&table)?;
     for note in &report.notes {
         output.text(format!("- {note}"))?;
     }
     Ok(())
-}
-
-/// Three significant digits: more would claim more than a simulation knows.
-fn figure(value: f64) -> String {
-    let digits = match value.abs() {
-        0.0..10.0 => 3,
-        10.0..100.0 => 2,
-        100.0..1000.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.digits$}")
 }

@@ -62,9 +62,9 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
                 Ok(Message::Done(result)) => results.push(result),
                 Err(_) => eprintln!("{}: {line}", processes.name(child)),
             },
-            Event::Out { child, line } | Event::Error { child, line } => {
-                eprintln!("{}: {line}", processes.name(child));
-            }
+            // Servers say on stdout where they listen, which the workers learn from the coordinator.
+            Event::Out { .. } => {}
+            Event::Error { child, line } => eprintln!("{}: {line}", processes.name(child)),
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();
                 drop(progress);

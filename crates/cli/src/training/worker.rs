@@ -189,11 +189,8 @@ fn compute(
         table.gradient = gradient;
     }
     let took = began.elapsed();
-    let longer = match faults.step_time(rank, step) {
-        Some(time) => time.saturating_sub(took),
-        None => took.mul_f64((faults.compute_factor(rank) - 1.0).max(0.0)),
-    };
-    if !longer.is_zero() {
+    let meant = faults.step_time(rank, step).unwrap_or(took).mul_f64(faults.compute_factor(rank).max(0.0));
+    if let Some(longer) = meant.checked_sub(took) {
         std::thread::sleep(longer);
     }
     f64::from(loss)

@@ -28,7 +28,7 @@ pub enum Control {
     Plan(Box<Plan>),
     /// Shard to coordinator: the plan is in place.
     Ready,
-    /// Coordinator to everybody: these workers are alive.
+    /// Coordinator to shards: these workers are alive.
     Members {
         /// Counts membership changes.
         epoch: u32,
@@ -57,7 +57,7 @@ pub enum Control {
         /// Its name.
         name: String,
     },
-    /// Coordinator to workers: all live workers reached it.
+    /// Coordinator to live workers: all of them reached it.
     BarrierReached {
         /// Its name.
         name: String,
@@ -70,7 +70,7 @@ pub enum Control {
     StatusQuery,
     /// Coordinator's answer.
     Status(Box<Status>),
-    /// Command to coordinator, coordinator to shards: use this consistency model from now on.
+    /// Command to coordinator, coordinator to shards and workers: use this consistency model from now on.
     SetSync {
         /// Glob on table names.
         table: String,
@@ -181,6 +181,18 @@ mod tests {
         fn any_bytes_decode_or_fail_cleanly(bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             let _: Result<Control, _> = decode("control", &bytes);
             let _: Result<Fault, _> = decode("fault", &bytes);
+        }
+    }
+
+    /// Variants are numbered in order, and `docs/wire.md` lists them: a new one goes to the end.
+    #[test]
+    fn variants_keep_their_numbers() {
+        let go = Control::Go { clock: 0 };
+        for (message, number) in
+            [(Control::Ready, 3), (go, 9), (Control::StatusQuery, 14), (Control::Shutdown, 19)]
+        {
+            let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
+            assert_eq!(bytes[0], number, "{message:?}");
         }
     }
 

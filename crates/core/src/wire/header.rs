@@ -6,11 +6,11 @@ use crate::types::{Clock, TableId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// First frame on a connection: who I am, which job, which versions I speak. Payload: [`super::Hello`].
+    /// First frame on a connection: who I am, which job. Payload: [`super::Hello`].
     Hello = 1,
     /// Answer to a hello: who you are. Payload: [`super::Welcome`].
     Welcome = 2,
-    /// The request could not be carried out. Payload: [`super::Fault`].
+    /// The request could not be carried out. Payload: [`super::Fault`], or [`super::Refusal`] in answer to a hello.
     Error = 3,
     /// A control message. Payload: [`super::Control`].
     Control = 4,
@@ -18,7 +18,7 @@ pub enum Kind {
     Init = 5,
     /// A gradient for a chunk.
     Push = 6,
-    /// A push of this table and clock is complete and counted.
+    /// A push of this table and clock is complete and counted, or its initial values are complete.
     PushAck = 7,
     /// A request for a table's parameters on this shard.
     Pull = 8,
@@ -46,7 +46,7 @@ pub struct Flags(pub u8);
 impl Flags {
     /// The last frame of a push, an initialisation or an answer on this shard.
     pub const LAST: Flags = Flags(1);
-    /// The payload is row numbers followed by row values (or, in a pull, row numbers alone).
+    /// Single rows. A push carries row numbers, then row values; a pull row numbers alone; an answer values alone.
     pub const ROWS: Flags = Flags(2);
     /// In a push: answer with the parameters when the condition allows, as if a pull followed.
     pub const WANT_PARAMS: Flags = Flags(4);
@@ -76,7 +76,7 @@ pub struct Header {
     pub flags: Flags,
     /// Payload length in bytes, without padding.
     pub payload_bytes: u32,
-    /// Membership epoch that the sender knows.
+    /// Placement epoch of the plan that the sender follows; 0 in frames that no plan concerns.
     pub epoch: u32,
     /// The table concerned.
     pub table: TableId,
@@ -291,6 +291,42 @@ mod tests {
                 prop_assert!(header.payload_bytes as usize <= header.kind.max_payload_bytes());
             }
         }
+    }
+
+    /// The worked example of `docs/wire.md`, byte by byte. Whoever changes one changes the other, and the version.
+    #[test]
+    fn the_documented_push_is_what_is_sent() {
+        let header = Header {
+            flags: Flags::LAST.with(Flags::WANT_PARAMS),
+            payload_bytes: 32_768,
+            epoch: 1,
+            table: TableId(3),
+            chunk: 17,
+            part: 2,
+            clock: 41,
+            request: 1234,
+            ..Header::new(Kind::Push)
+        };
+        let dump = "\
+00000000  50 4d 49 4c 01 06 00 05  00 80 00 00 01 00 00 00
+00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
+00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
+00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
+";
+        assert_eq!(hex_dump(&header.encode()), dump);
+        let document = include_str!("../../../../docs/wire.md");
+        assert!(document.contains(dump), "docs/wire.md does not show\n{dump}");
+    }
+
+    /// As `hexdump -C` prints it, without the characters.
+    fn hex_dump(bytes: &[u8]) -> String {
+        let half =
+            |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+        let line = |(number, line): (usize, &[u8])| {
+            let (left, right) = line.split_at(8);
+            format!("{:08x}  {}  {}\n", number * 16, half(left), half(right))
+        };
+        bytes.chunks_exact(16).enumerate().map(line).collect()
     }
 
     #[test]

@@ -149,7 +149,9 @@ impl Worker {
                 let tickets = std::mem::take(&mut self.status_tickets);
                 tickets.into_iter().for_each(|ticket| self.settle_answer(Some(ticket)));
             }
-            Control::SetSync { table, sync, .. } => self.set_sync(&table, &sync),
+            // How many blocks to wait for is a matter of all servers together.
+            Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
+            Control::SetSync { .. } => {}
             Control::Left => {
                 let ticket = self.leaving.take();
                 self.settle_answer(ticket);

@@ -1,6 +1,7 @@
 //! One TCP connection: a receive buffer that frames are handled in, and frames that wait to be written.
 
 use bytemuck::cast_slice_mut;
+use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Role};
 use paramill_core::store::Buffer;
 use paramill_core::wire::{HEADER_BYTES, Header, WireError, padded};
@@ -13,8 +14,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 const RECEIVE_BYTES: usize = 1 << 20;
 /// Frames gathered into one `writev`: two slices each, three with padding, below the kernel's 1024.
 const GATHER_FRAMES: usize = 256;
-/// Frames that may wait for one connection before its owner stops reading from it.
-const MAX_WAITING_FRAMES: usize = 1 << 16;
 const PADDING: [u8; HEADER_BYTES] = [0; HEADER_BYTES];
 
 /// A connected, or connecting, stream.
@@ -124,7 +123,7 @@ impl TcpConnection {
 
     /// Whether so much waits that its owner should not ask for more.
     pub(crate) fn is_congested(&self) -> bool {
-        self.waiting.len() > MAX_WAITING_FRAMES
+        self.waiting.len() > limits::MAX_WAITING_FRAMES
     }
 
     /// One `writev` over many frames, their payloads straight from the role's memory.

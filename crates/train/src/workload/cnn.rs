@@ -9,9 +9,9 @@ pub(super) static INFO: WorkloadInfo = WorkloadInfo {
     name: "cnn",
     summary: "Image classifier with two convolutions; every weight and bias is a dense table.",
     data: "a folder with the four idx files of MNIST or its kin, plain or gzip",
-    optimizer: "momentum:lr=0.05",
+    optimizer: "adam:lr=0.001",
     epochs: 2,
-    batch: 64,
+    batch: 32,
     metric: "accuracy",
     load: |config| images::load(&INFO, config, network),
 };

@@ -43,6 +43,10 @@ pub(super) fn load(
         return Err(DataError::Config { why });
     }
     let classes = train.labels.iter().chain(&test.labels).max().map_or(0, |&label| usize::from(label) + 1);
+    if classes < 2 {
+        let why = "all images have the label 0: expected at least two classes".into();
+        return Err(DataError::Config { why });
+    }
     let shape = Shape { height: train.height, width: train.width, classes };
     architecture(shape, config)?;
     train.truncate(config.examples.unwrap_or(usize::MAX));

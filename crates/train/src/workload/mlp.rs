@@ -9,7 +9,7 @@ pub(super) static INFO: WorkloadInfo = WorkloadInfo {
     name: "mlp",
     summary: "Image classifier with one hidden layer; every weight and bias is a dense table.",
     data: "a folder with the four idx files of MNIST or its kin, plain or gzip",
-    optimizer: "momentum:lr=0.05",
+    optimizer: "adam:lr=0.001",
     epochs: 5,
     batch: 32,
     metric: "accuracy",

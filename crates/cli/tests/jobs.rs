@@ -1,0 +1,421 @@
+//! Jobs as separate processes over loopback TCP: they train, they can be asked and changed, they fail with a name,
+//! and they leave nothing behind.
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
+
+fn paramill(arguments: &[&str]) -> Output {
+    Command::new(PARAMILL).args(arguments).output().expect("the binary was built for this test")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs it, expects success, and reads the one JSON object on stdout.
+fn json(arguments: &[&str]) -> Value {
+    let output = paramill(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object is all there is on stdout")
+}
+
+/// Starts it in the background, with stdout to be read.
+fn spawn(arguments: &[&str]) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = Command::new(PARAMILL)
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary was built for this test");
+    let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+    (child, stdout)
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
+    let deadline = Instant::now() + limit;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            return status.code();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().expect("the child is ours");
+    panic!("it did not end within {limit:?}");
+}
+
+/// The processes that `parent` started, in Linux's own books.
+fn children_of(parent: u32) -> Vec<u32> {
+    let is_child = |stat: &str| {
+        let after_name = stat.rsplit_once(')')?.1;
+        (after_name.split_whitespace().nth(1)?.parse() == Ok(parent)).then_some(())
+    };
+    std::fs::read_dir("/proc")
+        .expect("this is Linux")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid: &u32| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_child(&stat).is_some())
+        })
+        .collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+#[test]
+fn every_consistency_model_trains_across_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let [train, test] =
+        paramill_train::generate::write_sparse_examples(folder.path(), 1, 2000, true).unwrap();
+    let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
+    for sync in ["bsp", "asp", "ssp:s=3", "pssp:s=3,c=0.5", "drop:n=3", "psp:c=3,b=0.9", "dsps:min=1,max=4"] {
+        let report = json(&[
+            "train",
+            "lr",
+            "--data",
+            train,
+            "--test",
+            test,
+            "--workers",
+            "4",
+            "--servers",
+            "2",
+            "--processes",
+            "--json",
+            "--quiet",
+            "--sync",
+            sync,
+        ]);
+        for key in [
+            "workload",
+            "workers",
+            "servers",
+            "sync",
+            "steps",
+            "steps_per_s",
+            "loss",
+            "metric",
+            "bytes_pushed",
+            "bytes_pulled",
+            "dprs",
+            "max_staleness",
+        ] {
+            assert!(!report[key].is_null(), "{key} is missing under {sync}");
+        }
+        assert_eq!((report["workers"].as_u64(), report["sync"].as_str()), (Some(4), Some(sync)));
+        assert_eq!(report["metric"]["name"], "auc");
+        let auc = report["metric"]["value"].as_f64().unwrap();
+        assert!(auc > 0.85, "{sync}: AUC {auc}");
+    }
+}
+
+#[test]
+fn threads_and_processes_compute_the_same_bits() {
+    let common =
+        ["train", "mlp", "--examples", "400", "--epochs", "1", "--order", "ranked", "--json", "--quiet"];
+    let run = |extra: &[&str]| json(&[&common[..], extra].concat());
+    let (threads, processes) = (run(&[]), run(&["--processes", "--cores", "2"]));
+    for key in ["loss", "test_loss", "metric", "bytes_pushed", "steps"] {
+        assert_eq!(threads[key], processes[key], "{key}");
+    }
+    let psp = run(&["--sync", "psp:c=4,b=1"]);
+    assert_eq!(
+        (&psp["loss"], &psp["test_loss"]),
+        (&threads["loss"], &threads["test_loss"]),
+        "psp with c = N is bsp"
+    );
+}
+
+#[test]
+fn a_running_job_can_be_asked_and_changed() {
+    let (mut serve, mut stdout) =
+        spawn(&["serve", "--listen", "127.0.0.1:0", "--workers", "2", "--servers", "1", "--json"]);
+    let mut line = String::new();
+    stdout.read_line(&mut line).unwrap();
+    let url = serde_json::from_str::<Value>(&line).unwrap()["url"].as_str().unwrap().to_owned();
+    let status = json(&["status", &url, "--json"]);
+    assert_eq!(status["phase"], "waiting: 0 of 2 workers and 1 of 1 servers are here");
+    let early = paramill(&["set", &url, "--sync", "asp"]);
+    assert_eq!(early.status.code(), Some(1));
+    assert!(text(&early.stderr).contains("has not started"), "{}", text(&early.stderr));
+
+    let plan =
+        json_plan(&["mlp", "--workers", "2", "--servers", "1", "--examples", "400", "--epochs", "2000"]);
+    let mut workers: Vec<Child> = (0..2).map(|rank| worker(&url, rank, &plan)).collect();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let status = json(&["status", &url, "--json"]);
+        if status["phase"] == "running with 2 workers" && status["workers"][0]["report"]["clock"] != 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{status}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let set = paramill(&["set", &url, "--table", "*", "--server", "0", "--sync", "ssp:s=3"]);
+    assert!(set.status.success(), "{}", text(&set.stderr));
+    assert_eq!(text(&set.stdout), "4 tables now use ssp:s=3 on server 0\n");
+    let shown = text(&paramill(&["status", &url]).stdout);
+    assert!(shown.contains("running with 2 workers") && shown.contains("ssp:s=3"), "{shown}");
+    let wrong = paramill(&["set", &url, "--sync", "sps"]);
+    assert!(
+        text(&wrong.stderr).contains("unknown consistency model `sps`; known: bsp"),
+        "{}",
+        text(&wrong.stderr)
+    );
+
+    // A worker that is killed in the middle of its work is declared dead, and the other goes on.
+    workers[1].kill().unwrap();
+    workers[1].wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while json(&["status", &url, "--json"])["phase"] != "running with 1 workers; 1 declared dead" {
+        assert!(Instant::now() < deadline, "worker 1 was not declared dead");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let clock = || json(&["status", &url, "--json"])["workers"][0]["report"]["clock"].as_u64();
+    let before = clock();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(clock() > before, "worker 0 does not go on");
+    workers[0].kill().unwrap();
+    workers[0].wait().unwrap();
+    assert_eq!(wait(&mut serve, Duration::from_secs(20)), Some(1), "a job whose workers all died has failed");
+}
+
+/// A plan in TOML.
+fn json_plan(arguments: &[&str]) -> String {
+    let output = paramill(&[&["config"], arguments].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// A training worker, as `train --processes` starts it.
+fn worker(url: &str, rank: u32, plan: &str) -> Child {
+    use std::io::Write;
+    let mut child = Command::new(PARAMILL)
+        .arg("train-worker")
+        .env("PARAMILL_URL", url)
+        .env("PARAMILL_RANK", rank.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(plan.as_bytes()).unwrap();
+    child
+}
+
+#[test]
+fn launch_gives_identities_and_ends_all_with_the_first_failure() {
+    let output = paramill(&[
+        "launch",
+        "-n",
+        "2",
+        "-s",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        "echo I am $PARAMILL_RANK of $PARAMILL_WORKERS at $PARAMILL_URL",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    assert!(lines[0].starts_with("[worker 0] I am 0 of 2 at paramill://127.0.0.1:"), "{lines:?}");
+    assert!(lines[1].starts_with("[worker 1] I am 1 of 2 at paramill://127.0.0.1:"), "{lines:?}");
+
+    let began = Instant::now();
+    let failed = paramill(&[
+        "launch",
+        "-n",
+        "3",
+        "--",
+        "sh",
+        "-c",
+        "if [ $PARAMILL_RANK = 1 ]; then exit 3; fi; sleep 60",
+    ]);
+    assert_eq!(failed.status.code(), Some(1));
+    let sentence = text(&failed.stderr);
+    assert!(sentence.contains("worker 1 failed (exit status: 3); all others were ended"), "{sentence}");
+    assert!(began.elapsed() < Duration::from_secs(30), "the others were not ended");
+
+    let missing = paramill(&["launch", "-n", "1", "--", "/no/such/program"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        text(&missing.stderr).contains("cannot start worker 0 (/no/such/program)"),
+        "{}",
+        text(&missing.stderr)
+    );
+}
+
+#[test]
+fn workers_under_launch_train() {
+    let script =
+        format!("{PARAMILL} config lr --workers 2 --servers 2 --examples 800 | {PARAMILL} train-worker");
+    let output = paramill(&[
+        "launch",
+        "-n",
+        "2",
+        "-s",
+        "2",
+        "--optimizer",
+        "adagrad:lr=0.1",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("[worker 0] {\"done\""), "{}", text(&output.stdout));
+}
+
+#[test]
+fn ctrl_c_stops_everything_with_130() {
+    let arguments = ["train", "mlp", "--epochs", "100000", "--processes", "--quiet"];
+    let (mut train, _stdout) = spawn(&arguments);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let children = loop {
+        let children = children_of(train.id());
+        if children.len() == 6 {
+            break children;
+        }
+        assert!(Instant::now() < deadline, "6 processes were expected, {} are there", children.len());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(Pid::from_child(&train), Signal::INT).unwrap();
+    assert_eq!(wait(&mut train, Duration::from_secs(10)), Some(130));
+    let left: Vec<u32> = children.into_iter().filter(|pid| is_alive(*pid)).collect();
+    assert_eq!(left, [] as [u32; 0], "processes were left behind");
+}
+
+#[test]
+fn children_end_when_their_parent_is_killed() {
+    let (mut train, _stdout) = spawn(&["train", "mlp", "--epochs", "100000", "--processes", "--quiet"]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let children = loop {
+        let children = children_of(train.id());
+        if children.len() == 6 {
+            break children;
+        }
+        assert!(Instant::now() < deadline, "{} processes", children.len());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    std::thread::sleep(Duration::from_secs(1));
+    train.kill().unwrap();
+    train.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while children.iter().any(|pid| is_alive(*pid)) {
+        assert!(Instant::now() < deadline, "processes outlive their parent");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn faults_are_carried_out() {
+    let train = |extra: &[&str]| {
+        let common = [
+            "train",
+            "mlp",
+            "--examples",
+            "800",
+            "--epochs",
+            "2",
+            "--workers",
+            "2",
+            "--processes",
+            "--json",
+            "--quiet",
+        ];
+        json(&[&common[..], extra].concat())
+    };
+    let plain = train(&["--sync", "asp"]);
+    // A trace makes the length of steps known: 50 steps of worker 1 take 20 ms each, those of worker 0 none.
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("steps.csv");
+    std::fs::write(&trace, "worker,step,seconds\n0,0,0\n1,0,0.02\n").unwrap();
+    let fault = format!("trace={}", trace.display());
+    let slowed = train(&["--sync", "asp", "--inject", &fault]);
+    let least = 0.02 * slowed["steps"].as_f64().unwrap() / 2.0;
+    assert!(slowed["seconds"].as_f64().unwrap() >= least, "{slowed}");
+    assert!(slowed["max_staleness"].as_u64() >= plain["max_staleness"].as_u64().map(|_| 5), "{slowed}");
+    // Connections that break are made anew, and nothing is lost or doubled.
+    let ranked = ["--order", "ranked"];
+    let whole = train(&ranked);
+    let broken = train(&[&ranked[..], &["--inject", "link:reset,p=0.002"]].concat());
+    assert_eq!(whole["test_loss"], broken["test_loss"], "resets changed the result");
+    // A server that stands still for a while delays the job and no more.
+    let paused = train(&[&ranked[..], &["--inject", "server=0:pause=1s@0.5s"]].concat());
+    assert_eq!(whole["test_loss"], paused["test_loss"]);
+}
+
+#[test]
+fn a_worker_that_crashes_is_named() {
+    let output = paramill(&[
+        "train",
+        "mlp",
+        "--epochs",
+        "100000",
+        "--processes",
+        "--quiet",
+        "--inject",
+        "worker=2:crash@1s",
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let sentence = text(&output.stderr);
+    assert!(sentence.contains("worker 2 crashed, as injected"), "{sentence}");
+    assert!(
+        sentence.contains("error: worker 2 failed (exit status: 1); all others were ended"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn bad_input_is_named_with_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("bad.svm"), "1 1:1\n0 2:x\n").unwrap();
+    let cases: [(&[&str], &str); 4] = [
+        (&["train", "lr", "--data", &path("missing.svm")], "missing.svm"),
+        (&["train", "lr", "--data", &path("bad.svm")], "bad.svm, line 2: expected a finite number"),
+        (
+            &["train", "lr", "--data", &path("bad.svm"), "--processes"],
+            "bad.svm, line 2: expected a finite number",
+        ),
+        (&["train", "cnn", "--data", folder.path().to_str().unwrap()], "train-images-idx3-ubyte"),
+    ];
+    for (arguments, expected) in cases {
+        let output = paramill(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(text(&output.stderr).contains(expected), "{arguments:?}: {}", text(&output.stderr));
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    let output = paramill(&["serve", "--listen", &taken]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stderr).contains(&format!("{taken} is in use by another program")),
+        "{}",
+        text(&output.stderr)
+    );
+    let nobody = paramill(&["status", "127.0.0.1:1"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(text(&nobody.stderr).contains("no coordinator at 127.0.0.1:1"), "{}", text(&nobody.stderr));
+}
+
+#[test]
+fn a_plot_is_drawn_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("loss.svg");
+    let output = paramill(&["train", "lr", "--examples", "400", "--quiet", "--plot", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(Path::new(&file).metadata().unwrap().len() > 1000);
+    let shown = text(&output.stdout);
+    for word in ["loss", "auc", "steps/s", "pushed", "staleness", "DPRs"] {
+        assert!(shown.contains(word), "{word} is missing in:\n{shown}");
+    }
+}

@@ -1,0 +1,153 @@
+//! Planted bugs. A swarm that does not find them would not find real ones either.
+
+use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::server::Shard;
+use paramill_core::types::{Clock, NodeId, TableId, Time};
+use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A bug to plant in every shard of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Canary {
+    /// A push that is sent again after a broken connection is applied again. Found by counting pushes.
+    Forgetful,
+    /// Pulls are answered at once, whatever the consistency model. Found by the staleness of answers.
+    Hasty,
+    /// Every tenth pull is forgotten. Found by the lack of progress.
+    Absent,
+}
+
+impl Canary {
+    /// All of them.
+    pub const ALL: [Canary; 3] = [Canary::Forgetful, Canary::Hasty, Canary::Absent];
+}
+
+/// A shard with a bug.
+#[derive(Debug)]
+pub struct BrokenShard {
+    shard: Shard,
+    canary: Canary,
+    /// Frames of pushes that came before.
+    seen: BTreeSet<(NodeId, TableId, Clock, u32)>,
+    /// Gradients that came again, to be added to the next push of the same chunk.
+    again: BTreeMap<(NodeId, TableId, u32), Vec<f32>>,
+    pulls: u64,
+}
+
+impl BrokenShard {
+    /// Plants a bug in a shard.
+    pub fn new(shard: Shard, canary: Canary) -> BrokenShard {
+        BrokenShard { shard, canary, seen: BTreeSet::new(), again: BTreeMap::new(), pulls: 0 }
+    }
+
+    /// The shard inside.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    fn apply_again(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        let place = (from, header.table, header.chunk);
+        let dense = !header.flags.has(Flags::ROWS);
+        let values = |bytes: &[u8]| -> Vec<f32> {
+            bytes
+                .chunks_exact(4)
+                .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+                .collect()
+        };
+        if !self.seen.insert((from, header.table, header.clock, header.part)) {
+            if dense {
+                self.again.insert(place, values(payload));
+            }
+            return self.shard.handle_frame(now, from, header, payload);
+        }
+        match self.again.remove(&place) {
+            Some(again) if dense => {
+                let sum =
+                    values(payload).iter().zip(&again).map(|(one, other)| one + other).collect::<Vec<_>>();
+                let bytes: Vec<u8> = sum.iter().flat_map(|value| value.to_le_bytes()).collect();
+                self.shard.handle_frame(now, from, header, &bytes);
+            }
+            _ => self.shard.handle_frame(now, from, header, payload),
+        }
+    }
+
+    fn answer_at_once(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        let mut frame = *header;
+        if header.kind == Kind::Pull {
+            frame.flags = frame.flags.with(Flags::NOW);
+            return self.shard.handle_frame(now, from, &frame, payload);
+        }
+        let wants = header.flags.has(Flags::WANT_PARAMS);
+        frame.flags = Flags(frame.flags.0 & !Flags::WANT_PARAMS.0);
+        self.shard.handle_frame(now, from, &frame, payload);
+        if wants && header.flags.has(Flags::LAST) {
+            let mut pull = Header { kind: Kind::Pull, flags: Flags::NOW, payload_bytes: 0, ..*header };
+            pull.clock += 1;
+            self.shard.handle_frame(now, from, &pull, &[]);
+        }
+    }
+
+    fn forget_some(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        let mut frame = *header;
+        let is_pull = header.kind == Kind::Pull || header.flags.has(Flags::WANT_PARAMS.with(Flags::LAST));
+        self.pulls += u64::from(is_pull);
+        if is_pull && self.pulls.is_multiple_of(10) {
+            if header.kind == Kind::Pull {
+                return;
+            }
+            frame.flags = Flags(frame.flags.0 & !Flags::WANT_PARAMS.0);
+        }
+        self.shard.handle_frame(now, from, &frame, payload);
+    }
+}
+
+impl Role for BrokenShard {
+    fn node(&self) -> Option<NodeId> {
+        self.shard.node()
+    }
+
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        self.shard.accept(now, hello)
+    }
+
+    fn hello(&self, peer: NodeId) -> Hello {
+        self.shard.hello(peer)
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
+        self.shard.handle_connected(now, peer, welcome);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        self.shard.handle_disconnected(now, peer, why);
+    }
+
+    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        match (self.canary, header.kind) {
+            (Canary::Forgetful, Kind::Push) => self.apply_again(now, from, header, payload),
+            (Canary::Hasty, Kind::Push | Kind::Pull) => self.answer_at_once(now, from, header, payload),
+            (Canary::Absent, Kind::Push | Kind::Pull) => self.forget_some(now, from, header, payload),
+            _ => self.shard.handle_frame(now, from, header, payload),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.shard.handle_timeout(now);
+    }
+
+    fn next_timeout(&self) -> Option<Time> {
+        self.shard.next_timeout()
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.shard.poll_output()
+    }
+
+    fn refresh(&self, header: &mut Header) {
+        self.shard.refresh(header);
+    }
+
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        self.shard.payload(body)
+    }
+}

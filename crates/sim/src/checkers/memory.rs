@@ -1,0 +1,72 @@
+//! Memory has a bound that follows from the tables, whatever happens on the network.
+
+use super::Checker;
+use super::layout::Layout;
+use crate::actor::Actor;
+use crate::cluster::Cluster;
+use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::limits;
+use paramill_core::server::Shard;
+use paramill_core::types::{NodeId, ShardId, TableId, Time};
+use std::collections::BTreeMap;
+
+const PAGE_BYTES: u64 = 4096;
+/// The most state arrays that an optimizer keeps.
+const MAX_SLOTS: u64 = 2;
+/// Rounds that can be open, and one that is kept for the next.
+const MAX_ROUNDS: u64 = limits::MAX_ROUNDS_AHEAD + 2;
+/// What is kept of a worker's gradient until its round closes, per element: a row may be a range of its own.
+const STAGED_BYTES_PER_ELEMENT: u64 = 4 + 32;
+/// Memory for gradients that a worker has under way or keeps for the next push, in gradients.
+const GRADIENTS_PER_TABLE: u64 = 4;
+
+/// Compares what roles hold with what they may hold.
+#[derive(Debug)]
+pub struct Memory {
+    shards: BTreeMap<ShardId, u64>,
+    worker: u64,
+}
+
+impl Memory {
+    /// Works out the bounds of a job.
+    pub fn new(cluster: &Cluster) -> Result<Memory, ScenarioError> {
+        let scenario = cluster.scenario();
+        let layout = Layout::new(scenario)?;
+        let tables = || (0..).map(TableId).zip(&layout.tables);
+        let shard_bound = |shard: ShardId| {
+            let held = |table| layout.chunks(table).iter().filter(move |chunk| chunk.shard == shard);
+            let elements = |table| held(table).map(|chunk| u64::from(chunk.len)).sum();
+            tables().map(|(table, _)| part_bytes(scenario, elements(table))).sum()
+        };
+        let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
+        let worker = tables().map(|(_, spec)| (1 + GRADIENTS_PER_TABLE) * array_bytes(spec.elements())).sum();
+        Ok(Memory { shards, worker })
+    }
+}
+
+/// A page-aligned array of `f32`.
+fn array_bytes(elements: u64) -> u64 {
+    (elements * 4).next_multiple_of(PAGE_BYTES)
+}
+
+/// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
+fn part_bytes(scenario: &Scenario, elements: u64) -> u64 {
+    let arrays = 1 + MAX_SLOTS + MAX_ROUNDS;
+    let contributions = MAX_ROUNDS * elements * 8;
+    let staged = u64::from(scenario.workers) * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;
+    arrays * array_bytes(elements) + contributions + staged
+}
+
+impl Checker for Memory {
+    fn on_settled(&mut self, _now: Time, node: NodeId, actor: &Actor) -> Result<(), String> {
+        let (held, bound) = match (node, actor) {
+            (NodeId::Shard(id), actor) => (actor.as_shard().map_or(0, Shard::memory_bytes), self.shards[&id]),
+            (_, Actor::Worker(player)) => (player.worker().memory_bytes(), self.worker),
+            _ => return Ok(()),
+        };
+        if held as u64 <= bound {
+            return Ok(());
+        }
+        Err(format!("{node} holds {held} bytes; its tables allow {bound}"))
+    }
+}

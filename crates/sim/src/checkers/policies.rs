@@ -1,0 +1,109 @@
+//! Which consistency model holds where, followed from outside: what the job began with, and every switch that reached
+//! a shard.
+
+use crate::rule::FrameView;
+use crate::scenario::Scenario;
+use paramill_core::spec::Spec;
+use paramill_core::table::{PolicyOverride, glob_matches};
+use paramill_core::types::{NodeId, ShardId, TableId};
+use paramill_core::wire::{Control, Kind, control};
+use std::collections::BTreeMap;
+
+#[derive(Debug)]
+pub(super) struct Policies {
+    tables: Vec<String>,
+    models: BTreeMap<(ShardId, TableId), Model>,
+}
+
+/// What a checker has to know of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Model {
+    /// Its text form.
+    pub(super) sync: String,
+    /// The most rounds that an answer may lack, if that is bounded.
+    pub(super) bound: Option<u64>,
+    /// Whether a round's gradients become one step, so that a version means the same bits to everybody.
+    pub(super) on_round: bool,
+}
+
+impl Policies {
+    pub(super) fn new(scenario: &Scenario, shards: impl Iterator<Item = ShardId>) -> Policies {
+        let tables: Vec<String> = scenario.tables.iter().map(|table| table.name.clone()).collect();
+        let mut models = BTreeMap::new();
+        for shard in shards {
+            for (number, name) in (0..).zip(&tables) {
+                let policy =
+                    PolicyOverride::resolve(&scenario.policy(), &scenario.overrides, name, shard.server);
+                models.insert((shard, TableId(number)), Model::of(&policy.sync));
+            }
+        }
+        Policies { tables, models }
+    }
+
+    /// The model of a table on a shard.
+    pub(super) fn model(&self, shard: ShardId, table: TableId) -> Option<&Model> {
+        self.models.get(&(shard, table))
+    }
+
+    /// Follows a switch that is delivered to a shard; says which tables changed there.
+    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Vec<(ShardId, TableId)> {
+        let (NodeId::Coordinator, NodeId::Shard(shard), Kind::Control) =
+            (frame.from, frame.to, frame.header.kind)
+        else {
+            return Vec::new();
+        };
+        let Ok(Control::SetSync { table: glob, server, sync }) =
+            control::decode::<Control>("control message", frame.payload)
+        else {
+            return Vec::new();
+        };
+        if server.is_some_and(|only| only != shard.server) {
+            return Vec::new();
+        }
+        let matched = (0..).zip(&self.tables).filter(|(_, name)| glob_matches(&glob, name));
+        let changed: Vec<_> = matched.map(|(number, _)| (shard, TableId(number))).collect();
+        for key in &changed {
+            self.models.insert(*key, Model::of(&sync));
+        }
+        changed
+    }
+}
+
+impl Model {
+    fn of(sync: &str) -> Model {
+        let spec = Spec::parse(sync).ok();
+        let number = |key: &str| {
+            let value =
+                |spec: &Spec| spec.params.iter().find(|(known, _)| known == key).map(|(_, v)| v.clone());
+            spec.as_ref().and_then(value).and_then(|value| value.parse().ok())
+        };
+        let (bound, on_round) = match spec.as_ref().map(|spec| spec.name.as_str()) {
+            Some("bsp" | "drop" | "psp") => (Some(0), true),
+            Some("ssp") => (number("s"), false),
+            Some("dsps") => (number("max"), false),
+            _ => (None, false),
+        };
+        Model { sync: sync.to_owned(), bound, on_round }
+    }
+}
+
+/// Whether a model may leave a gradient out for coming late.
+pub(super) fn drops(sync: &str) -> bool {
+    sync.starts_with("drop") || sync.starts_with("psp:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_follow_the_text_form() {
+        let bound = |sync: &str| Model::of(sync).bound;
+        assert_eq!(
+            (bound("bsp"), bound("ssp:s=3,exec=soft"), bound("dsps:min=1,max=8")),
+            (Some(0), Some(3), Some(8))
+        );
+        assert_eq!((bound("asp"), bound("pssp:s=3,c=0.5"), bound("psp:c=2")), (None, None, Some(0)));
+        assert!(drops("drop:n=3") && drops("psp:c=2") && !drops("pssp:s=1,c=1"));
+    }
+}

@@ -1,0 +1,72 @@
+//! Everybody who reads a version reads the same bits.
+
+use super::Checker;
+use super::layout::Layout;
+use super::policies::Policies;
+use crate::actor::Actor;
+use crate::cluster::Cluster;
+use crate::rule::FrameView;
+use crate::scenario::ScenarioError;
+use paramill_core::types::{Clock, NodeId, TableId};
+use paramill_core::wire::{Flags, Kind};
+use std::collections::BTreeMap;
+
+/// Versions of a chunk that are remembered.
+const VERSIONS: usize = 8;
+
+/// Compares the parameters that are sent under models whose rounds make one step.
+#[derive(Debug)]
+pub struct Replicas {
+    layout: Layout,
+    policies: Policies,
+    seen: BTreeMap<(TableId, u32), BTreeMap<Clock, u64>>,
+}
+
+impl Replicas {
+    /// For this job.
+    pub fn new(cluster: &Cluster) -> Result<Replicas, ScenarioError> {
+        Ok(Replicas {
+            layout: Layout::new(cluster.scenario())?,
+            policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
+            seen: BTreeMap::new(),
+        })
+    }
+}
+
+impl Checker for Replicas {
+    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
+        for (shard, table) in self.policies.on_delivered(frame) {
+            // A switch may step what was aggregated under the old model without a new version.
+            let chunks = (0..).zip(self.layout.chunks(table));
+            for (number, _) in chunks.filter(|(_, chunk)| chunk.shard == shard) {
+                self.seen.remove(&(table, number));
+            }
+        }
+        Ok(())
+    }
+
+    fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
+        let (header, NodeId::Shard(shard)) = (frame.header, frame.from) else { return Ok(()) };
+        let whole_chunk = header.kind == Kind::Params && !header.flags.has(Flags::ROWS);
+        let on_round = || self.policies.model(shard, header.table).is_some_and(|model| model.on_round);
+        if !whole_chunk || !on_round() {
+            return Ok(());
+        }
+        let digest = xxhash_rust::xxh3::xxh3_64(frame.payload);
+        let versions = self.seen.entry((header.table, header.chunk)).or_default();
+        let first = *versions.entry(header.version).or_insert(digest);
+        if versions.len() > VERSIONS {
+            versions.pop_first();
+        }
+        if first == digest {
+            return Ok(());
+        }
+        Err(format!(
+            "{shard} sends {} version {} of chunk {} of table `{}` with other bits than it sent before",
+            frame.to,
+            header.version,
+            header.chunk,
+            self.layout.table(header.table).name
+        ))
+    }
+}

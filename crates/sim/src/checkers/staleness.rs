@@ -1,0 +1,86 @@
+//! Answers are never staler than the model allows.
+//!
+//! Two things are held against the model in force on the shard: the version that the answer claims, and, where workers
+//! push tags, the pushes that it holds.
+
+use super::Checker;
+use super::layout::Layout;
+use super::policies::{Policies, drops};
+use crate::actor::Actor;
+use crate::cluster::Cluster;
+use crate::gradient::Gradients;
+use crate::rule::FrameView;
+use crate::scenario::ScenarioError;
+use paramill_core::types::{NodeId, WorkerId};
+use paramill_core::wire::{Flags, Kind};
+use std::collections::BTreeSet;
+
+/// Compares every answer with the model's bound.
+#[derive(Debug)]
+pub struct Staleness {
+    layout: Layout,
+    policies: Policies,
+    /// Workers whose pushes can be counted; those that may die are left out, since nobody waits for them then.
+    counted: BTreeSet<WorkerId>,
+    workers: u64,
+    dropped: bool,
+}
+
+impl Staleness {
+    /// For a job whose workers push these gradients; `mortal` workers may die.
+    pub fn new(
+        cluster: &Cluster,
+        gradients: Gradients,
+        mortal: &BTreeSet<WorkerId>,
+    ) -> Result<Staleness, ScenarioError> {
+        let tagged = matches!(gradients, Gradients::Tagged { .. });
+        let counted = cluster.worker_ids().filter(|worker| tagged && !mortal.contains(worker)).collect();
+        Ok(Staleness {
+            layout: Layout::new(cluster.scenario())?,
+            policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
+            counted,
+            workers: cluster.scenario().workers.into(),
+            dropped: false,
+        })
+    }
+}
+
+impl Checker for Staleness {
+    fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
+        self.policies.on_delivered(frame);
+        Ok(())
+    }
+
+    fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
+        let (header, NodeId::Shard(shard)) = (frame.header, frame.from) else { return Ok(()) };
+        if header.kind != Kind::Params || header.flags.has(Flags::NOW) {
+            return Ok(());
+        }
+        let Some(model) = self.policies.model(shard, header.table) else { return Ok(()) };
+        // Once a gradient was left out, counts say nothing about rounds any more.
+        self.dropped |= drops(&model.sync);
+        let Some(bound) = model.bound else { return Ok(()) };
+        let needed = header.clock.saturating_sub(bound);
+        let name = &self.layout.table(header.table).name;
+        if header.version < needed {
+            return Err(format!(
+                "{shard} answers {} after clock {} with version {} of table `{name}`; `{}` asks for {needed} at least",
+                frame.to, header.clock, header.version, model.sync
+            ));
+        }
+        let Some((start, values)) = self.layout.parameters(frame).filter(|_| !self.dropped) else {
+            return Ok(());
+        };
+        for (element, count) in (start..).zip(values).filter(|(element, _)| element % 2 == 0) {
+            let owner = WorkerId((element % (2 * self.workers) / 2) as u32);
+            if self.counted.contains(&owner) && count < needed as f32 {
+                return Err(format!(
+                    "{shard} answers {} after clock {} with {count} pushes of {owner} in table `{name}` (element \
+                     {element}); `{}` asks for {needed} at least",
+                    frame.to, header.clock, model.sync
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! Whole worlds from seeds: a cluster, a job, a network, faults. First faults and safety, then everything heals and
+//! progress is demanded.
+
+mod draw;
+
+pub use draw::Drawn;
+
+use crate::canary::Canary;
+use crate::checkers::{Checkers, ExactlyOnce, Memory, Replicas, Staleness};
+use crate::cluster::Cluster;
+use crate::gradient::Gradients;
+use crate::report::{Report, run_scenario};
+use crate::scenario::ScenarioError;
+use crate::world::Violation;
+use paramill_core::types::{NodeId, Time};
+use serde::Serialize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+/// How a world ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase", tag = "outcome", content = "what")]
+pub enum Outcome {
+    /// Every promise was kept and every worker finished.
+    Passed,
+    /// A promise about the data was broken.
+    Correctness(String),
+    /// Somebody failed, or did not finish after everything had healed.
+    Liveness(String),
+    /// Something panicked.
+    Crash(String),
+}
+
+impl Outcome {
+    /// Whether nothing was found.
+    pub fn is_passed(&self) -> bool {
+        *self == Outcome::Passed
+    }
+
+    /// What a process should exit with: 0 when nothing was found, and a number of its own for each kind of finding.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Outcome::Passed => 0,
+            Outcome::Correctness(_) => 3,
+            Outcome::Liveness(_) => 4,
+            Outcome::Crash(_) => 5,
+        }
+    }
+}
+
+/// One world and how it ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SeedResult {
+    /// The seed that gives the same world again.
+    pub seed: u64,
+    /// How it ended.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// The world in a few words.
+    pub world: String,
+    /// Virtual time.
+    pub seconds: f64,
+    /// Events.
+    pub events: u64,
+}
+
+/// Runs the world of one seed, with a planted bug or without.
+pub fn run_seed(seed: u64, canary: Option<Canary>) -> SeedResult {
+    let drawn = Drawn::new(seed);
+    let mut result =
+        SeedResult { seed, outcome: Outcome::Passed, world: drawn.to_string(), seconds: 0.0, events: 0 };
+    let ran = catch_unwind(AssertUnwindSafe(|| play(&drawn, canary, &mut result)));
+    result.outcome = ran.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Outcome::Crash(text.unwrap_or("a panic without a message").to_owned())
+    });
+    result
+}
+
+/// Runs the worlds of many seeds on all processors and hands over each result as it comes, in no order. Ends early
+/// when `on_result` says false.
+pub fn run_seeds(
+    seeds: impl Iterator<Item = u64>,
+    canary: Option<Canary>,
+    mut on_result: impl FnMut(SeedResult) -> bool,
+) {
+    let seeds: Vec<u64> = seeds.collect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (results, inbox) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (seeds, next, stop, results) = (&seeds, &next, &stop, results.clone());
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed)
+                    && let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed))
+                    && results.send(run_seed(seed, canary)).is_ok()
+                {}
+            });
+        }
+        drop(results);
+        for result in inbox {
+            if !on_result(result) {
+                stop.store(true, Ordering::Relaxed);
+                break;
+            }
+        }
+    });
+}
+
+/// The first world, counted from `seed`, in which a planted bug is found; `None` when `tries` worlds hide it.
+pub fn hunt(canary: Canary, seed: u64, tries: u64) -> Option<SeedResult> {
+    (seed..seed.saturating_add(tries))
+        .map(|seed| run_seed(seed, Some(canary)))
+        .find(|result| !result.outcome.is_passed())
+}
+
+fn play(drawn: &Drawn, canary: Option<Canary>, result: &mut SeedResult) -> Outcome {
+    let mut cluster = match drawn.cluster(canary) {
+        Ok(cluster) => cluster,
+        Err(error) => return Outcome::Crash(format!("the world cannot be set up: {error}")),
+    };
+    let mut checkers = match checkers(drawn, &cluster) {
+        Ok(checkers) => checkers,
+        Err(error) => return Outcome::Crash(format!("the checkers cannot be set up: {error}")),
+    };
+    let ran = run_and_heal(drawn, &mut cluster, &mut checkers);
+    result.seconds = cluster.world.now().as_secs_f64();
+    result.events = cluster.world.events();
+    match ran.and_then(|over| finish(drawn, &cluster, &mut checkers, over)) {
+        Ok(()) => Outcome::Passed,
+        Err(outcome) => outcome,
+    }
+}
+
+/// Faults first, then healing. Says whether the job came to its end.
+fn run_and_heal(drawn: &Drawn, cluster: &mut Cluster, checkers: &mut Checkers) -> Result<bool, Outcome> {
+    let broken = |violation: Violation| Outcome::Correctness(violation.to_string());
+    let over = cluster.run(drawn.heal_at, checkers).map_err(broken)?;
+    if over {
+        return Ok(true);
+    }
+    cluster.world.rules().clear();
+    cluster.run(drawn.deadline, checkers).map_err(broken)
+}
+
+/// What must hold once the job is over.
+fn finish(drawn: &Drawn, cluster: &Cluster, checkers: &mut Checkers, over: bool) -> Result<(), Outcome> {
+    let now = cluster.world.now();
+    let survivors = || cluster.worker_ids().filter(|worker| !drawn.mortal.contains(worker));
+    for worker in survivors() {
+        let player = cluster.player(worker);
+        if !player.is_finished() {
+            let last: Vec<&str> = cluster.world.log().collect();
+            let last = last.iter().rev().take(5).rev().copied().collect::<Vec<_>>().join("; ");
+            return Err(Outcome::Liveness(format!(
+                "{worker} has done {} of {} iterations {:.1} s after everything had healed: {} (last words: {last})",
+                player.clock(),
+                drawn.scenario.iterations,
+                now.since(drawn.heal_at).as_secs_f64(),
+                player.doing(now),
+            )));
+        }
+    }
+    if !over {
+        return Err(Outcome::Liveness(format!(
+            "all workers finished, but the coordinator has not ended the job {:.1} s after everything had healed",
+            now.since(drawn.heal_at).as_secs_f64()
+        )));
+    }
+    let failed = |node: NodeId| {
+        matches!(cluster.world.ended(node), Some(crate::world::Ended::Stopped { error: Some(_) }))
+    };
+    if let Some(shard) = cluster.shard_ids().find(|shard| failed(NodeId::Shard(*shard))) {
+        return Err(Outcome::Liveness(format!(
+            "{shard} stopped with an error: {:?}",
+            cluster.world.ended(NodeId::Shard(shard))
+        )));
+    }
+    checkers.at_end(cluster).map_err(Outcome::Correctness)?;
+    compare_with_calm(drawn, cluster)
+}
+
+/// A synchronous job with ranked addition ends with the same bits whatever the network did.
+fn compare_with_calm(drawn: &Drawn, cluster: &Cluster) -> Result<(), Outcome> {
+    if !drawn.has_calm_twin() {
+        return Ok(());
+    }
+    let calm =
+        run_scenario(&drawn.calm()).map_err(|error| Outcome::Crash(format!("the calm twin: {error}")))?;
+    let rough = Report::of(cluster);
+    let differs = calm.tables.iter().zip(&rough.tables).find(|(calm, rough)| calm.hash != rough.hash);
+    match differs {
+        None => Ok(()),
+        Some((table, _)) => Err(Outcome::Correctness(format!(
+            "table `{}` ended with other bits than without faults, although the job was synchronous",
+            table.name
+        ))),
+    }
+}
+
+fn checkers(drawn: &Drawn, cluster: &Cluster) -> Result<Checkers, ScenarioError> {
+    let mut checkers = Checkers::default();
+    if matches!(drawn.gradients, Gradients::Tagged { .. }) {
+        checkers.add(ExactlyOnce::new(&drawn.scenario)?);
+    }
+    checkers.add(Staleness::new(cluster, drawn.gradients, &drawn.mortal)?);
+    checkers.add(Replicas::new(cluster)?);
+    checkers.add(Memory::new(cluster)?);
+    Ok(checkers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worlds_keep_their_promises() {
+        for seed in 0..60 {
+            let result = run_seed(seed, None);
+            assert!(result.outcome.is_passed(), "{result:#?}");
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_world_again() {
+        assert_eq!(run_seed(7, None), run_seed(7, None));
+    }
+
+    #[test]
+    fn planted_bugs_are_found_each_by_its_own_promise() {
+        let found = |canary| hunt(canary, 0, 100).map(|result| result.outcome);
+        for canary in [Canary::Forgetful, Canary::Hasty] {
+            let outcome = found(canary);
+            assert!(matches!(outcome, Some(Outcome::Correctness(_))), "{canary:?}: {outcome:?}");
+        }
+        let outcome = found(Canary::Absent);
+        assert!(matches!(outcome, Some(Outcome::Liveness(_))), "{outcome:?}");
+    }
+
+    #[test]
+    fn results_of_many_seeds_come_once_each() {
+        let mut seeds = Vec::new();
+        run_seeds(0..6, None, |result| {
+            seeds.push(result.seed);
+            true
+        });
+        seeds.sort();
+        assert_eq!(seeds, [0, 1, 2, 3, 4, 5]);
+    }
+}

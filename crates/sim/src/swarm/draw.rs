@@ -1,0 +1,299 @@
+//! What a seed means.
+
+use crate::canary::Canary;
+use crate::cluster::Cluster;
+use crate::compute::ComputeModel;
+use crate::gradient::Gradients;
+use crate::network::NetworkConfig;
+use crate::rules::Partition;
+use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
+use paramill_core::prng::Prng;
+use paramill_core::table::{Order, PolicyOverride, Reduce};
+use paramill_core::types::{NodeId, ServerId, ShardId, Time, WorkerId};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+/// A world that was drawn from a seed.
+#[derive(Debug, Clone)]
+pub struct Drawn {
+    /// The job, the network and the faults.
+    pub scenario: Scenario,
+    /// What workers push.
+    pub gradients: Gradients,
+    /// Nodes that are cut off, and when.
+    pub partitions: Vec<(Vec<NodeId>, Time, Time)>,
+    /// Workers that may not finish.
+    pub mortal: BTreeSet<WorkerId>,
+    /// When all faults end.
+    pub heal_at: Time,
+    /// When everybody must have finished.
+    pub deadline: Time,
+}
+
+/// What a world begins with; partial pulling and its scaling are drawn apart, where nothing is counted.
+const COUNTED_MODELS: [&str; 9] = [
+    "bsp",
+    "asp",
+    "ssp:s=1",
+    "ssp:s=3",
+    "dsps:min=1,max=4",
+    "drop:n=2",
+    "pssp:s=1,c=0.5",
+    "pssp:s=2,alpha=0.8",
+    "progress < v_train + 2 || rand() > 0.5",
+];
+const OTHER_MODELS: [&str; 4] =
+    ["psp:c=2,b=0.5", "psp:c=1,b=0.9,tau1=5ms,tau2=5ms", "bsp", "pssp:s=2,alpha=significance"];
+const OPTIMIZERS: [&str; 6] =
+    ["sgd:lr=0.05", "momentum:lr=0.02", "adagrad:lr=0.1", "adam:lr=0.01", "adamw:lr=0.01", "lars:lr=0.1"];
+const PLACEMENTS: [&str; 4] = ["uniform", "round_robin", "greedy", "heuristic"];
+
+impl Drawn {
+    /// The world of a seed.
+    pub fn new(seed: u64) -> Drawn {
+        let mut dice = Dice(Prng::fork(seed, 0x7377_6172));
+        let mut scenario = dice.job(seed);
+        let tagged = dice.chance(0.7);
+        let gradients = if tagged {
+            scenario.optimizer = "sgd:lr=1".into();
+            scenario.reduce = Reduce::Sum;
+            Gradients::Tagged { workers: scenario.workers }
+        } else {
+            scenario.optimizer = dice.pick(&OPTIMIZERS).to_owned();
+            Gradients::Quadratic
+        };
+        dice.models(&mut scenario, tagged);
+        let heal_at = Time::from_secs_f64(dice.between(0.2, 4.0));
+        let (faults, mortal) = dice.faults(&scenario, heal_at);
+        scenario.faults = faults;
+        let partitions = dice.partitions(&scenario, heal_at);
+        let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
+        let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
+        let deadline = heal_at + Duration::from_secs_f64(budget);
+        Drawn { scenario, gradients, partitions, mortal, heal_at, deadline }
+    }
+
+    /// The world, set up.
+    pub fn cluster(&self, canary: Option<Canary>) -> Result<Cluster, ScenarioError> {
+        let mut cluster = Cluster::with(&self.scenario, self.gradients, canary)?;
+        for (island, from, until) in &self.partitions {
+            cluster.world.rules().add(Partition::new(island.clone(), *from, *until));
+        }
+        Ok(cluster)
+    }
+
+    /// Whether the job must end with the same bits with and without faults.
+    pub fn has_calm_twin(&self) -> bool {
+        let Scenario { sync, order, overrides, switches, .. } = &self.scenario;
+        let synchronous = sync.starts_with("bsp") && overrides.is_empty() && switches.is_empty();
+        synchronous
+            && *order == Order::Ranked
+            && self.mortal.is_empty()
+            && self.gradients == Gradients::Quadratic
+    }
+
+    /// The same job without faults.
+    pub fn calm(&self) -> Scenario {
+        Scenario { faults: Vec::new(), ..self.scenario.clone() }
+    }
+}
+
+impl fmt::Display for Drawn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Scenario { workers, servers, cores, iterations, sync, optimizer, placement, .. } = &self.scenario;
+        write!(f, "{workers} workers, {servers} servers of {cores} cores, {iterations} iterations of ")?;
+        let tables = self.scenario.tables.iter().map(|table| {
+            let kind = if table.rows { "sparse" } else { "dense" };
+            format!("{kind} {:?}", table.shape)
+        });
+        write!(f, "{}; {sync}, {optimizer}, {placement}", tables.collect::<Vec<_>>().join(" + "))?;
+        for rule in &self.scenario.overrides {
+            write!(f, "; {} on `{}`", rule.sync.as_deref().unwrap_or_default(), rule.table)?;
+        }
+        for switch in &self.scenario.switches {
+            write!(f, "; {} from {:.2} s on", switch.sync, switch.at_s)?;
+        }
+        for fault in &self.scenario.faults {
+            write!(f, "; {fault}")?;
+        }
+        for (island, from, until) in &self.partitions {
+            let nodes: Vec<String> = island.iter().map(NodeId::to_string).collect();
+            write!(
+                f,
+                "; {} cut off from {:.2} to {:.2} s",
+                nodes.join(" and "),
+                from.as_secs_f64(),
+                until.as_secs_f64()
+            )?;
+        }
+        write!(f, "; healed at {:.2} s", self.heal_at.as_secs_f64())
+    }
+}
+
+struct Dice(Prng);
+
+impl Dice {
+    fn chance(&mut self, p: f64) -> bool {
+        self.0.chance(p)
+    }
+
+    /// A whole number from `low` to `high`, both included.
+    fn whole(&mut self, low: u64, high: u64) -> u64 {
+        low + self.0.below(high - low + 1)
+    }
+
+    fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.0.uniform()
+    }
+
+    /// Uniform in the logarithm: small values as often as large ones.
+    fn magnitude(&mut self, low: f64, high: f64) -> f64 {
+        (self.between(low.ln(), high.ln())).exp()
+    }
+
+    fn pick<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.0.below(choices.len() as u64) as usize]
+    }
+
+    fn job(&mut self, seed: u64) -> Scenario {
+        let tables = (0..self.whole(1, 3)).map(|number| self.table(number)).collect();
+        let latency_us = self.magnitude(10.0, 5e3);
+        let network = NetworkConfig {
+            latency_us,
+            jitter_us: if self.chance(0.7) { self.between(0.0, 2.0) * latency_us } else { 0.0 },
+            gbit_per_s: [0.0, 0.01, 0.1, 1.0, 10.0][self.whole(0, 4) as usize],
+            wire_scale: self.magnitude(1.0, 20.0),
+            handling_us: self.magnitude(0.1, 100.0),
+        };
+        let compute = ComputeModel {
+            step_ms: self.magnitude(0.5, 50.0),
+            jitter: self.between(0.0, 1.0),
+            straggle_p: if self.chance(0.3) { self.between(0.0, 0.1) } else { 0.0 },
+            straggle_factor: self.between(1.0, 10.0),
+        };
+        Scenario {
+            seed,
+            workers: self.whole(1, 8) as u32,
+            servers: self.whole(1, 4) as u32,
+            cores: self.whole(1, 2) as u32,
+            iterations: self.whole(3, 40),
+            placement: self.pick(&PLACEMENTS).to_owned(),
+            order: if self.chance(0.5) { Order::Ranked } else { Order::Arrival },
+            chunk_elements: self.whole(6, 64) as u32,
+            colocated: self.chance(0.3),
+            tables,
+            network,
+            compute,
+            ..Scenario::default()
+        }
+    }
+
+    fn table(&mut self, number: u64) -> TableConfig {
+        let name = format!("{}{number}", self.pick(&["conv", "fc", "emb"]));
+        if self.chance(0.3) {
+            return TableConfig { name, shape: vec![self.whole(1, 60), self.whole(1, 6)], rows: true };
+        }
+        TableConfig { name, shape: vec![self.magnitude(1.0, 500.0) as u64], rows: false }
+    }
+
+    fn models(&mut self, scenario: &mut Scenario, tagged: bool) {
+        let mut model = || {
+            let name = if tagged { self.pick(&COUNTED_MODELS) } else { self.pick(&OTHER_MODELS) };
+            // A bare condition takes no parameters.
+            let takes_exec = !name.contains(' ') && self.chance(0.3);
+            match (takes_exec, name.contains(':')) {
+                (false, _) => name.to_owned(),
+                (true, true) => format!("{name},exec=soft"),
+                (true, false) => format!("{name}:exec=soft"),
+            }
+        };
+        scenario.sync = model();
+        let (another, a_third, a_fourth) = (model(), model(), model());
+        let partial = |sync: &str| sync.starts_with("psp:");
+        if self.chance(0.1) {
+            // The baseline without overlap has one scheduler, and so one model.
+            scenario.sync = "bsp:overlap=false".into();
+            return;
+        }
+        // Workers take partial pulling from the plan, where it holds for a table on all servers alike.
+        if self.chance(0.2) {
+            let server = (!partial(&another) && !partial(&scenario.sync) && self.chance(0.5))
+                .then(|| ServerId(self.whole(0, u64::from(scenario.servers) - 1) as u32));
+            let table = self.pick(&["*0", "conv*", "*"]).to_owned();
+            scenario.overrides.push(PolicyOverride {
+                table,
+                server,
+                sync: Some(another),
+                ..Default::default()
+            });
+        }
+        for sync in [a_third, a_fourth] {
+            if self.chance(0.3) {
+                let at_s = self.between(0.0, 2.0);
+                let table = self.pick(&["*", "*", "fc*", "*1"]).to_owned();
+                scenario.switches.push(Switch { at_s, table, server: None, sync });
+            }
+        }
+    }
+
+    fn faults(&mut self, scenario: &Scenario, heal_at: Time) -> (Vec<String>, BTreeSet<WorkerId>) {
+        let (mut faults, mut mortal) = (Vec::new(), BTreeSet::new());
+        let worker = |dice: &mut Dice| dice.whole(0, u64::from(scenario.workers) - 1);
+        let server = |dice: &mut Dice| dice.whole(0, u64::from(scenario.servers) - 1);
+        let heal_ms = heal_at.as_secs_f64() * 1e3;
+        if self.chance(0.3) {
+            faults.push(format!("worker={}:slow={:.2}x", worker(self), self.between(1.0, 4.0)));
+        }
+        if self.chance(0.3) {
+            faults.push(format!("server={}:slow={:.2}x", server(self), self.between(1.0, 20.0)));
+        }
+        if self.chance(0.4) {
+            faults.push(format!("link:reset,p={:.6}", self.magnitude(1e-4, 3e-2)));
+        }
+        if self.chance(0.3) {
+            let (by, p) = (self.magnitude(1.0, 500.0), self.magnitude(1e-3, 0.3));
+            faults.push(format!("pull:delay={by:.3}ms,p={p:.6}"));
+        }
+        if self.chance(0.3) {
+            let (by, p) = (self.magnitude(1.0, 500.0), self.magnitude(1e-3, 0.3));
+            faults.push(format!("push:delay={by:.3}ms,p={p:.6}"));
+        }
+        for _ in 0..self.whole(0, 2) {
+            let (length, at) = (self.magnitude(1.0, 1500.0), self.between(0.0, heal_ms));
+            let node = if self.chance(0.5) {
+                format!("worker={}", worker(self))
+            } else {
+                format!("server={}", server(self))
+            };
+            faults.push(format!("{node}:pause={length:.3}ms@{at:.3}ms"));
+        }
+        if scenario.workers > 1 && self.chance(0.15) {
+            let dies = worker(self);
+            faults.push(format!("worker={dies}:crash@{:.3}ms", self.between(0.0, heal_ms)));
+            mortal.insert(WorkerId(dies as u32));
+        }
+        (faults, mortal)
+    }
+
+    fn partitions(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(Vec<NodeId>, Time, Time)> {
+        if !self.chance(0.25) {
+            return Vec::new();
+        }
+        let mut island = Vec::new();
+        for worker in 0..scenario.workers {
+            if self.chance(0.3) {
+                island.push(NodeId::Worker(WorkerId(worker)));
+            }
+        }
+        for server in 0..scenario.servers {
+            if self.chance(0.3) {
+                let shard = |core| NodeId::Shard(ShardId { server: ServerId(server), core });
+                island.extend((0..scenario.cores).map(shard));
+            }
+        }
+        let from = self.between(0.0, heal_at.as_secs_f64());
+        let until = from + self.between(0.01, 1.0);
+        vec![(island, Time::from_secs_f64(from), Time::from_secs_f64(until))]
+    }
+}
