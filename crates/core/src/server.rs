@@ -612,11 +612,10 @@ impl Role for Shard {
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         match body {
-            Body::Empty => &[],
-            Body::Bytes(bytes) => bytes,
             Body::Stored { buffer, start, len } => {
                 &self.tables[*buffer as usize].parameter_bytes()[*start..*start + *len]
             }
+            elsewhere => elsewhere.bytes().expect("all else has its bytes with it"),
         }
     }
 }

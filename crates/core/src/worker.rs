@@ -105,7 +105,7 @@ pub struct Worker {
     gone: Option<Clock>,
     unacknowledged: BTreeMap<Clock, usize>,
     requests: BTreeMap<u64, Request>,
-    buffers: BTreeMap<u64, (Buffer, usize)>,
+    buffers: BTreeMap<u64, (Arc<Buffer>, usize)>,
     tickets: BTreeMap<Ticket, Pending>,
     barriers: BTreeMap<String, Ticket>,
     status_tickets: Vec<Ticket>,
@@ -271,7 +271,7 @@ impl Worker {
         let partial = local.partial.is_some();
         let shards = local.shards();
         let id = self.next_id();
-        self.buffers.insert(id, (buffer, shards.len()));
+        self.buffers.insert(id, (Arc::new(buffer), shards.len()));
         let what = format!("the push of table `{}` at clock {clock}", local_name(&self.tables, index));
         let ticket = self.ticket(now, what, shards.len(), if want_params { shards.len() } else { 0 });
         let pending = self.tickets.get_mut(&ticket).expect("made above");
@@ -325,7 +325,7 @@ impl Worker {
         pending.clock = clock;
         pending.partial = partial;
         for (shard, rows) in requests {
-            let what = What::Pull { rows, now: options.now, rows_received: 0 };
+            let what = What::Pull { rows, now: options.now };
             self.request(Request::new(shard, index, clock, ticket, what));
         }
         Ok(ticket)
@@ -364,7 +364,7 @@ impl Worker {
     pub fn leave(&mut self, now: Time) -> Ticket {
         let ticket = self.ticket(now, "the coordinator to note that this worker leaves", 0, 1);
         self.leaving = Some(ticket);
-        self.tell_coordinator(&Control::Leave);
+        self.say_leave();
         ticket
     }
 

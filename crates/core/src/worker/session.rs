@@ -5,32 +5,54 @@ use super::{Ticket, Worker, WorkerError};
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Body, Lost, Output, Role};
+use crate::role::{Lost, Output, Role};
 use crate::table::glob_matches;
-use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use std::sync::Arc;
 
 impl Worker {
-    fn handle_shard_frame(&mut self, now: Time, header: &Header, payload: &[u8]) {
+    fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
-            Kind::PushAck => self.take_acknowledgement(header),
-            Kind::Params => self.take_params(now, header, payload),
+            Kind::PushAck => self.take_acknowledgement(from, header),
+            Kind::Params => self.take_params(now, from, header, payload),
             Kind::Error => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.take_fault(header, fault),
+                Ok(fault) => self.take_fault(from, header, fault),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
             },
-            other => self.outputs.push_back(Output::Log(format!("ignored a {other:?} frame from a server"))),
+            other => self.outputs.push_back(Output::Log(format!("ignored a {other:?} frame from {from}"))),
         }
     }
 
-    fn take_acknowledgement(&mut self, header: &Header) {
-        let Some(request) = self.requests.get_mut(&header.request) else { return };
-        let (ticket, clock) = (request.ticket, request.clock);
-        let Some(acknowledged) = request.acknowledge() else { return };
+    /// The request that a server speaks of, if it was asked of this server.
+    fn request_to(&mut self, shard: ShardId, header: &Header) -> Option<&mut Request> {
+        self.requests.get_mut(&header.request).filter(|request| request.shard == shard)
+    }
+
+    fn take_acknowledgement(&mut self, from: ShardId, header: &Header) {
+        let Some(request) = self.request_to(from, header) else { return };
+        let ticket = request.ticket;
+        let Some(done) = self.note_taken(header.request) else { return };
         if let Some(pending) = self.tickets.get_mut(&ticket) {
             pending.acks = pending.acks.saturating_sub(1);
         }
+        if done {
+            self.requests.remove(&header.request);
+        } else if self.requests.get(&header.request).is_some_and(|request| request.held) {
+            // The scheduler may have let its pull go already.
+            self.send_request(header.request);
+        }
+        self.report_pushed();
+        self.say_leave();
+    }
+
+    /// The server has what a request brought, or will never take it: its memory is free. Says whether nothing else is
+    /// to come for the request; `None` when this was known.
+    fn note_taken(&mut self, id: u64) -> Option<bool> {
+        let request = self.requests.get_mut(&id)?;
+        let (table, clock) = (request.table, request.clock);
+        let acknowledged = request.acknowledge()?;
         if acknowledged.is_push
             && let Some(count) = self.unacknowledged.get_mut(&clock)
         {
@@ -39,71 +61,79 @@ impl Worker {
                 self.unacknowledged.remove(&clock);
             }
         }
-        let table = request.table;
-        if acknowledged.done {
-            self.requests.remove(&header.request);
-        }
         self.release_buffer(table, acknowledged.buffer);
-        self.report_pushed();
+        Some(acknowledged.done)
     }
 
     /// A gradient's memory is used again once every server has it.
     fn release_buffer(&mut self, table: usize, id: u64) {
         let Some((_, users)) = self.buffers.get_mut(&id) else { return };
         *users -= 1;
+        // A server that answers before it has everything leaves frames behind that still need the memory.
         if *users == 0
             && let Some((buffer, _)) = self.buffers.remove(&id)
+            && let Some(buffer) = Arc::into_inner(buffer)
         {
             self.tables[table].keep_buffer(buffer);
         }
     }
 
-    fn take_params(&mut self, now: Time, header: &Header, payload: &[u8]) {
-        let Some(request) = self.requests.get_mut(&header.request) else { return };
+    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
+        let (clock, id) = (self.clock, header.request);
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if request.shard != from || !request.wants_params() {
+            return;
+        }
         self.report.bytes_pulled += payload.len() as u64;
         let ticket = request.ticket;
         let local = &mut self.tables[request.table];
-        // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped.
-        let is_late = local.partial.is_some() && header.version < self.clock && request.is_conditional();
+        // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped. Rows are never blocks.
+        let partial = local.partial.is_some() && !local.spec.rows;
+        let is_late = partial && header.version < clock && request.is_conditional();
         let taken = match self.tickets.get_mut(&ticket) {
-            _ if is_late => Ok(()),
-            Some(pending) => request.take_params(local, header, payload, &mut pending.rows),
-            None => request.take_params(local, header, payload, &mut []),
+            Some(pending) => request.take_params(local, header, payload, is_late, &mut pending.rows),
+            None => request.take_params(local, header, payload, is_late, &mut []),
         };
-        if let Err(error) = taken {
-            if let Some(pending) = self.tickets.get_mut(&ticket) {
-                pending.error.get_or_insert(error);
-            }
-            return;
-        }
-        if !header.flags.has(Flags::LAST) {
+        if taken.is_ok() && !header.flags.has(Flags::LAST) {
             return;
         }
         if request.answered() {
-            self.requests.remove(&header.request);
+            self.requests.remove(&id);
         }
-        if let Some(pending) = self.tickets.get_mut(&ticket) {
-            pending.answers = pending.answers.saturating_sub(1);
-            if pending.partial && pending.clock >= self.gate.clock() {
-                self.gate.arrived(now, pending.clock);
+        let Some(pending) = self.tickets.get_mut(&ticket) else { return };
+        match taken {
+            Err(error) => {
+                pending.error.get_or_insert(error);
+            }
+            Ok(()) => {
+                pending.answers = pending.answers.saturating_sub(1);
+                if pending.partial && pending.clock >= self.gate.clock() {
+                    self.gate.arrived(now, pending.clock);
+                }
             }
         }
     }
 
-    fn take_fault(&mut self, header: &Header, fault: Fault) {
+    fn take_fault(&mut self, from: ShardId, header: &Header, fault: Fault) {
         if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
-        let Some(request) = self.requests.get(&header.request) else {
+        if self.request_to(from, header).is_none() {
             return self.outputs.push_back(Output::Log(fault.message));
-        };
+        }
+        let was_taken = self.note_taken(header.request).is_none();
+        let Some(request) = self.requests.remove(&header.request) else { return };
+        let local = &mut self.tables[request.table];
+        if !was_taken && local.pushed == Some(request.clock) {
+            // It can be pushed again, corrected or later; servers that have it take it once.
+            local.pushed = None;
+        }
         let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
         if let Some(pending) = self.tickets.get_mut(&request.ticket) {
             pending.error.get_or_insert(error);
         }
-        // The server will not have it: what was kept for it is let go, as if it had been acknowledged.
-        self.take_acknowledgement(header);
-        self.requests.remove(&header.request);
+        self.report_pushed();
+        self.say_leave();
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
@@ -146,7 +176,7 @@ impl Worker {
 
     /// The plan is here: cut the tables, connect to the shards, exchange initial values.
     fn take_plan(&mut self, now: Time, plan: Plan) {
-        let (Some(ticket), None) = (self.start, &self.plan) else { return };
+        let (Some(ticket), None, None) = (self.start, &self.plan, &self.failed) else { return };
         let same = plan.tables.iter().eq(self.tables.iter().map(|table| &table.spec));
         let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
         if let Err(why) = checked {
@@ -171,7 +201,7 @@ impl Worker {
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
-        let is_first = self.id == Some(WorkerId(0));
+        let is_first = self.id == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let initial = self.tables[index].take_initial();
@@ -179,30 +209,34 @@ impl Worker {
             if is_first {
                 let id = self.next_id();
                 acks += shards.len();
-                self.buffers.insert(id, (initial, shards.len()));
+                self.buffers.insert(id, (Arc::new(initial), shards.len()));
                 for &shard in &shards {
                     self.request(Request::new(shard, index, 0, ticket, What::Init { buffer: id }));
                 }
             }
-            // A sparse table is pulled without rows: its answer only says that the initial values are there.
-            let rows = self.tables[index].spec.rows.then(Vec::new);
             answers += shards.len();
             for &shard in &shards {
-                let what = What::Pull { rows: rows.clone(), now: false, rows_received: 0 };
+                // Of a sparse table no rows: it answers all the same once it has its initial values.
+                let rows = self.tables[index].spec.rows.then(Vec::new);
+                let what = What::Pull { rows, now: false };
                 self.request(Request::new(shard, index, 0, ticket, what));
             }
         }
-        let pending = self.tickets.get_mut(&ticket).expect("start is waited for");
-        pending.acks = acks;
-        pending.answers = answers;
+        // Nobody may wait for it any more.
+        if let Some(pending) = self.tickets.get_mut(&ticket) {
+            pending.acks = acks;
+            pending.answers = answers;
+        }
         self.handle_timeout(now);
     }
 
     /// Without overlap: the scheduler lets pulls after this clock go.
     fn let_go(&mut self, clock: Clock) {
         self.gone = self.gone.max(Some(clock));
+        // A push that is under way is not sent a second time; its pull follows the acknowledgement.
+        let is_ready = |request: &Request| request.held && !request.must_be_sent();
         let held: Vec<u64> =
-            self.requests.iter().filter(|(_, request)| request.held).map(|(id, _)| *id).collect();
+            self.requests.iter().filter(|(_, request)| is_ready(request)).map(|(id, _)| *id).collect();
         held.into_iter().for_each(|id| self.send_request(id));
     }
 
@@ -257,7 +291,13 @@ impl Worker {
         {
             self.tell_coordinator(&Control::Pushed { clock });
         }
-        if self.leaving.is_some() {
+        self.say_leave();
+    }
+
+    /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
+    pub(super) fn say_leave(&mut self) {
+        let is_due = self.leaving.is_some() && self.coordinator.is_up();
+        if is_due && !self.requests.values().any(Request::must_be_sent) {
             self.tell_coordinator(&Control::Leave);
         }
     }
@@ -328,7 +368,7 @@ impl Role for Worker {
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         match (from, header.kind) {
-            (NodeId::Shard(_), _) => self.handle_shard_frame(now, header, payload),
+            (NodeId::Shard(shard), _) => self.handle_shard_frame(now, shard, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.fail(WorkerError::NotAMember(format!("the coordinator: {error}"))),
@@ -377,16 +417,5 @@ impl Role for Worker {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        match body {
-            Body::Empty => &[],
-            Body::Bytes(bytes) => bytes,
-            Body::Stored { buffer, start, len } => {
-                let (buffer, _) = &self.buffers[buffer];
-                &buffer.as_bytes()[*start..*start + *len]
-            }
-        }
     }
 }
