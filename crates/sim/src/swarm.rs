@@ -12,7 +12,7 @@ use crate::gradient::Gradients;
 use crate::report::{Report, run_scenario};
 use crate::scenario::ScenarioError;
 use crate::world::Violation;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::NodeId;
 use serde::Serialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
