@@ -32,12 +32,18 @@ struct SocketReport {
     sync: SyncStats,
 }
 
+/// What rank 0 finds out at the end.
+struct End {
+    tables: Vec<TableOutcome>,
+    sync: SyncStats,
+}
+
 pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     let registry = Arc::new(Registry::builtin());
     let servers = start_servers(scenario, &registry)?;
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
     let began = Instant::now();
-    let results: Vec<Result<Option<(Vec<TableOutcome>, SyncStats)>>> = std::thread::scope(|scope| {
+    let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..scenario.workers)
             .map(|rank| {
                 let (url, registry) = (url.clone(), registry.clone());
@@ -59,7 +65,7 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     for server in servers {
         server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
     }
-    let (tables, sync) = end.context("worker 0 saw no end")?;
+    let End { tables, sync } = end.context("worker 0 saw no end")?;
     print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
 }
 
@@ -86,12 +92,7 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
 }
 
 /// One worker; rank 0 returns the final parameters and what the servers counted.
-fn work(
-    scenario: &Scenario,
-    rank: WorkerId,
-    url: JobUrl,
-    registry: Arc<Registry>,
-) -> Result<Option<(Vec<TableOutcome>, SyncStats)>> {
+fn work(scenario: &Scenario, rank: WorkerId, url: JobUrl, registry: Arc<Registry>) -> Result<Option<End>> {
     let faults = scenario.fault_plan()?;
     let options = JobOptions {
         rank: Some(rank),
@@ -162,7 +163,7 @@ fn fetch(
     Ok((rows, values))
 }
 
-fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<(Vec<TableOutcome>, SyncStats)> {
+fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<End> {
     let mut tables = Vec::new();
     for (table, spec) in (0..).map(TableId).zip(specs) {
         let rows = job.pull_now(table)?.wait_rows(timeout)?;
@@ -172,7 +173,7 @@ fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<(Vec<Table
     let status = job.status()?;
     let mut sync = SyncStats::default();
     status.shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
-    Ok((tables, sync))
+    Ok(End { tables, sync })
 }
 
 fn print(report: &SocketReport, output: &Output) -> Result<(), Failure> {
