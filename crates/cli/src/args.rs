@@ -238,7 +238,8 @@ pub(crate) enum SimCommand {
 /// Draw whole worlds from seeds and look for broken promises.
 ///
 /// A world is a cluster, a network, faults and a job. Each is checked for lost or doubled pushes, staleness above the
-/// bound, replicas that differ, memory without bound, and no progress after healing.
+/// bound, replicas that differ, memory without bound, and no progress after healing. Exit code 3 tells of a broken
+/// promise about the data, 4 of a lack of progress, 5 of a panic.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -247,12 +248,15 @@ Examples:
   paramill sim swarm --canary               plants a bug, which must be found")]
 pub(crate) struct SwarmArgs {
     /// How many worlds.
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seeds: u64,
+    /// The first seed; the others follow it.
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) first: u64,
     /// Only the world of this seed.
     #[arg(long, value_name = "K", conflicts_with = "seeds")]
     pub(crate) seed: Option<u64>,
-    /// Plant a bug that the checkers must find.
+    /// Plant bugs, each of which the checkers must find.
     #[arg(long)]
     pub(crate) canary: bool,
 }
@@ -261,13 +265,18 @@ pub(crate) struct SwarmArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill sim run straggler.toml --seed 3")]
+  paramill sim run straggler.toml --seed 3
+  paramill sim run straggler.toml --sockets          the same over real sockets")]
 pub(crate) struct ScenarioArgs {
     /// The scenario, in TOML.
     pub(crate) scenario: PathBuf,
     /// Instead of the scenario's own seed.
     #[arg(long, value_name = "K")]
     pub(crate) seed: Option<u64>,
+    /// Run it in real time over loopback TCP instead. Under bsp and ranked order the parameters end the same, bit for
+    /// bit. The scenario's network is not used; its computation times are waited for.
+    #[arg(long)]
+    pub(crate) sockets: bool,
 }
 
 /// Say what this machine and an address can do, and what is in the way.

@@ -7,6 +7,7 @@ mod launch;
 mod reproduce;
 mod serve;
 mod set;
+mod sim;
 mod status;
 mod train;
 
@@ -30,6 +31,6 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args, output),
         Command::Set(args) => set::run(&args, output),
         Command::Doctor(args) => doctor::run(&args, output),
-        Command::Sim(_) => Err(Failure::Run(anyhow::anyhow!("this command is not part of this build yet"))),
+        Command::Sim(args) => sim::run(&args.command, output),
     }
 }

@@ -13,6 +13,13 @@ pub(crate) enum Failure {
     Usage(anyhow::Error),
     /// It was meant and it went wrong.
     Run(anyhow::Error),
+    /// A search found what it was looking for, of a kind that has an exit code of its own.
+    Found {
+        /// The exit code.
+        code: u8,
+        /// What to do next.
+        what: String,
+    },
 }
 
 impl Failure {
@@ -27,6 +34,10 @@ impl Failure {
             Failure::Usage(error) => {
                 eprintln!("error: {error:#}");
                 ExitCode::from(2)
+            }
+            Failure::Found { code, what } => {
+                eprintln!("{what}");
+                ExitCode::from(*code)
             }
         }
     }

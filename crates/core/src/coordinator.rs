@@ -10,7 +10,7 @@ use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
-use crate::role::{Body, Lost, Output, Role};
+use crate::role::{Lost, Output, Role};
 use crate::spec::{Spec, SpecError};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::{PolicyOverride, TablePolicy, TableSpec, glob_matches};
@@ -744,12 +744,5 @@ impl Role for Coordinator {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        match body {
-            Body::Bytes(bytes) => bytes,
-            Body::Empty | Body::Stored { .. } => &[],
-        }
     }
 }

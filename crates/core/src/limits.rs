@@ -34,6 +34,10 @@ pub const MAX_OVERRIDES: usize = 4096;
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
 /// Iterations that a worker may leave out between two pushes where no memory depends on it.
 pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
+/// Pulls of one table that a worker may have waiting on one shard.
+pub const MAX_PENDING_PULLS: usize = 256;
+/// Rows that all of these pulls together may name.
+pub const MAX_PENDING_ROWS: usize = 1 << 24;
 /// Characters in a condition's expression.
 pub const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Nesting in a condition's expression.

@@ -6,8 +6,10 @@
 //! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
 //! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
+use crate::store::Buffer;
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
+use std::sync::Arc;
 
 /// A frame that a role wants sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,6 +27,15 @@ pub enum Body {
     Empty,
     /// Made for this frame.
     Bytes(Vec<u8>),
+    /// In memory that lives as long as the frame does, whatever becomes of the request that it belongs to.
+    Shared {
+        /// The memory.
+        buffer: Arc<Buffer>,
+        /// First byte in it.
+        start: usize,
+        /// Number of bytes.
+        len: usize,
+    },
     /// In the role's own memory; [`Role::payload`] finds it.
     Stored {
         /// Which of the role's buffers.
@@ -34,6 +45,18 @@ pub enum Body {
         /// Number of bytes.
         len: usize,
     },
+}
+
+impl Body {
+    /// The bytes, unless they are in the role's own memory.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Body::Empty => Some(&[]),
+            Body::Bytes(bytes) => Some(bytes),
+            Body::Shared { buffer, start, len } => Some(&buffer.as_bytes()[*start..*start + *len]),
+            Body::Stored { .. } => None,
+        }
+    }
 }
 
 /// What a role wants done.
@@ -126,6 +149,8 @@ pub trait Role {
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}
 
-    /// The bytes of a body.
-    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8];
+    /// The bytes of a body. A role that stores bytes itself ([`Body::Stored`]) finds them here.
+    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
+        body.bytes().expect("a role that stores nothing sends nothing that it stored")
+    }
 }

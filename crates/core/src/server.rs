@@ -51,7 +51,8 @@ pub struct Shard {
     plan: Option<Plan>,
     tables: Vec<TablePart>,
     members: BTreeMap<WorkerId, u64>,
-    pulls: BTreeMap<u64, PendingPull>,
+    /// By table, worker and token.
+    pulls: BTreeMap<(usize, WorkerId, u64), PendingPull>,
     next_token: u64,
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
@@ -142,13 +143,16 @@ impl Shard {
             }
         });
         if let Err(fault) = result {
-            self.refused += 1;
-            let mut frame = frame(Kind::Error, &fault);
-            frame.header.request = header.request;
-            frame.header.table = header.table;
-            frame.header.clock = header.clock;
-            self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+            self.refuse(worker, header.table, header.request, &fault);
         }
+    }
+
+    fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        self.refused += 1;
+        let mut frame = frame(Kind::Error, fault);
+        frame.header.table = table;
+        frame.header.request = request;
+        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
     }
 
     /// What every data frame must fulfil: known sender, current plan, known table, our element type.
@@ -170,8 +174,11 @@ impl Shard {
             let message = format!("table {table} does not exist; the job has {}", self.tables.len());
             return fault(Cause::Shape, message);
         }
+        let name = &self.tables[table].spec.name;
+        if self.tables[table].elements() == 0 {
+            return fault(Cause::Shape, format!("nothing of table `{name}` is on this server"));
+        }
         if header.dtype != DType::F32 {
-            let name = &self.tables[table].spec.name;
             let message = format!("table `{name}` holds f32; {worker} sent {:?}", header.dtype);
             return fault(Cause::Shape, message);
         }
@@ -186,16 +193,12 @@ impl Shard {
         header: &Header,
         payload: &[u8],
     ) -> Result<(), Fault> {
-        if worker != WorkerId(0) {
-            let message = format!("initial values are those of worker 0; {worker} sent some");
+        if worker != WorkerId::FIRST {
+            let message = format!("initial values come from {}, not from {worker}", WorkerId::FIRST);
             return Err(Fault { cause: Cause::Protocol, message });
         }
-        let values = crate::store::floats(payload).ok_or_else(|| Fault {
-            cause: Cause::Shape,
-            message: format!("initial values in {} bytes are not whole f32", payload.len()),
-        })?;
         let was_initialised = self.tables[table].is_initialised();
-        if self.tables[table].initialise(header, values)? && header.flags.has(Flags::LAST) {
+        if self.tables[table].initialise(header, payload)? && header.flags.has(Flags::LAST) {
             self.acknowledge(worker, header);
             if !was_initialised {
                 self.answer_first_pulls(now, table);
@@ -219,8 +222,8 @@ impl Shard {
         self.acknowledge(worker, header);
         self.settle(now, table);
         if header.flags.has(Flags::WANT_PARAMS) {
-            let clock = header.clock + 1;
-            self.ask(now, PendingPull { worker, table, request: header.request, clock, rows: None });
+            let clock = header.clock.saturating_add(1);
+            self.ask(now, PendingPull { worker, table, request: header.request, clock, rows: None })?;
         }
         Ok(())
     }
@@ -240,10 +243,9 @@ impl Shard {
         let pull = PendingPull { worker, table, request: header.request, clock: header.clock, rows };
         if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
             self.answer(&pull);
-        } else {
-            self.ask(now, pull);
+            return Ok(());
         }
-        Ok(())
+        self.ask(now, pull)
     }
 
     fn acknowledge(&mut self, worker: WorkerId, header: &Header) {
@@ -257,39 +259,86 @@ impl Shard {
     }
 
     /// Puts a pull to the table's controller, which answers it now or later.
-    fn ask(&mut self, now: Time, pull: PendingPull) {
+    fn ask(&mut self, now: Time, pull: PendingPull) -> Result<(), Fault> {
+        self.check_pull(&pull)?;
         let token = self.next_token;
         self.next_token += 1;
-        let table = pull.table;
-        let ready = self.tables[table].is_initialised();
-        let outcome = match ready {
-            true => self.tables[table].controller.pull(now, pull.worker, pull.clock, token),
+        let part = &mut self.tables[pull.table];
+        let outcome = match part.is_initialised() {
+            true => part.controller.pull(now, pull.worker, pull.clock, token),
             // Pulls that come before the initial values wait for them; they are not delayed by a condition.
-            false => PullOutcome::Wait,
+            false if self.members.contains_key(&WorkerId::FIRST) => PullOutcome::Wait,
+            false => return Err(part.orphaned()),
         };
         match outcome {
             PullOutcome::Answer { .. } => self.answer(&pull),
             PullOutcome::Wait => {
-                self.pulls.insert(token, pull);
+                self.pulls.insert((pull.table, pull.worker, token), pull);
             }
         }
+        Ok(())
+    }
+
+    /// A worker's pulls take memory while they wait, so that there is an end to them.
+    fn check_pull(&self, pull: &PendingPull) -> Result<(), Fault> {
+        let PendingPull { table, worker, clock, .. } = *pull;
+        let part = &self.tables[table];
+        let name = &part.spec.name;
+        let fault = |message| Err(Fault { cause: Cause::TooFarAhead, message });
+        if !part.controller.is_near(worker, clock) {
+            let version = part.controller.state().v_train();
+            return fault(format!(
+                "{worker} asked for table `{name}` after clock {clock}; it is at version {version}"
+            ));
+        }
+        let rows = |pull: &PendingPull| pull.rows.as_ref().map_or(0, Vec::len);
+        let waiting = self.pulls.range((table, worker, 0)..=(table, worker, u64::MAX));
+        let (pulls, waiting_rows) =
+            waiting.fold((0, 0), |(count, sum), (_, pull)| (count + 1, sum + rows(pull)));
+        if pulls >= limits::MAX_PENDING_PULLS || waiting_rows + rows(pull) > limits::MAX_PENDING_ROWS {
+            return fault(format!(
+                "{worker} has {pulls} pulls of {waiting_rows} rows of table `{name}` waiting here; wait for them first"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes out all pulls of a table that wait.
+    fn take_pulls(&mut self, table: usize) -> Vec<PendingPull> {
+        let mut after = self.pulls.split_off(&(table, WorkerId(0), 0));
+        let mut beyond = after.split_off(&(table + 1, WorkerId(0), 0));
+        self.pulls.append(&mut beyond);
+        after.into_values().collect()
     }
 
     /// The initial values are here: pulls that came before them are asked again.
     fn answer_first_pulls(&mut self, now: Time, table: usize) {
-        let tokens: Vec<u64> =
-            self.pulls.iter().filter(|(_, pull)| pull.table == table).map(|(&token, _)| token).collect();
-        for token in tokens {
-            let pull = self.pulls.remove(&token).expect("listed above");
-            self.ask(now, pull);
+        for pull in self.take_pulls(table) {
+            let (worker, request) = (pull.worker, pull.request);
+            if let Err(fault) = self.ask(now, pull) {
+                self.refuse(worker, TableId(table as u32), request, &fault);
+            }
+        }
+    }
+
+    /// The initial values will never come: who waits for them is told.
+    fn refuse_first_pulls(&mut self) {
+        for table in 0..self.tables.len() {
+            if self.tables[table].is_initialised() {
+                continue;
+            }
+            let fault = self.tables[table].orphaned();
+            for pull in self.take_pulls(table) {
+                self.refuse(pull.worker, TableId(table as u32), pull.request, &fault);
+            }
         }
     }
 
     /// Advances the table as far as its pushes allow, and answers what that releases.
     fn settle(&mut self, now: Time, table: usize) {
         loop {
-            while let Some(Released { token, .. }) = self.tables[table].controller.poll_released() {
-                if let Some(pull) = self.pulls.remove(&token) {
+            while let Some(Released { worker, token, .. }) = self.tables[table].controller.poll_released() {
+                if let Some(pull) = self.pulls.remove(&(table, worker, token)) {
                     self.answer(&pull);
                 }
             }
@@ -395,14 +444,18 @@ impl Shard {
     }
 
     fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
+        let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
         let gone: Vec<WorkerId> =
             self.members.keys().copied().filter(|worker| !alive.contains(worker)).collect();
         for worker in &gone {
             self.members.remove(worker);
-            self.pulls.retain(|_, pull| pull.worker != *worker);
+            self.pulls.retain(|(_, of, _), _| of != worker);
             for table in &mut self.tables {
                 table.remove_worker(now, *worker);
             }
+        }
+        if gone.contains(&WorkerId::FIRST) {
+            self.refuse_first_pulls();
         }
         if !gone.is_empty() {
             (0..self.tables.len()).for_each(|table| self.settle(now, table));
@@ -506,7 +559,7 @@ impl Role for Shard {
             NodeId::Coordinator if why.is_final() => self.stop(Some(why.to_string())),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
             NodeId::Worker(worker) => {
-                self.pulls.retain(|_, pull| pull.worker != worker);
+                self.pulls.retain(|(_, of, _), _| *of != worker);
                 for table in &mut self.tables {
                     table.controller.cancel(worker);
                 }
@@ -569,11 +622,10 @@ impl Role for Shard {
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         match body {
-            Body::Empty => &[],
-            Body::Bytes(bytes) => bytes,
             Body::Stored { buffer, start, len } => {
                 &self.tables[*buffer as usize].parameter_bytes()[*start..*start + *len]
             }
+            elsewhere => elsewhere.bytes().expect("all else has its bytes with it"),
         }
     }
 }

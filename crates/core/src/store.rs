@@ -5,12 +5,12 @@ use bytemuck::{Pod, Zeroable};
 const PAGE_ELEMENTS: usize = 1024;
 
 /// One page of floats. Alignment to 4096 keeps rows off the slow path of `memcpy` and ready for shared segments.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 #[repr(C, align(4096))]
 struct Page([f32; PAGE_ELEMENTS]);
 
 /// A page-aligned array of `f32`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Buffer {
     pages: Vec<Page>,
     len: usize,
@@ -55,7 +55,8 @@ impl Buffer {
 
 /// Views a payload as floats; `None` when its length or address does not allow it.
 pub fn floats(payload: &[u8]) -> Option<&[f32]> {
-    bytemuck::try_cast_slice(payload).ok()
+    // Nothing is nothing at any address.
+    if payload.is_empty() { Some(&[]) } else { bytemuck::try_cast_slice(payload).ok() }
 }
 
 #[cfg(test)]

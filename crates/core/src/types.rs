@@ -7,6 +7,11 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerId(pub u32);
 
+impl WorkerId {
+    /// The worker whose initial values count.
+    pub const FIRST: WorkerId = WorkerId(0);
+}
+
 /// A server's number: dense from 0, fixed for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServerId(pub u32);

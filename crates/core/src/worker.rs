@@ -2,7 +2,7 @@
 //!
 //! Methods come in four families. Getters ([`Worker::values`], [`Worker::outcome`]) look. Mutators
 //! ([`Worker::declare`], [`Worker::start`], [`Worker::push`], [`Worker::pull`], [`Worker::clock`]) are what the
-//! application asks for; each returns a [`Ticket`] to wait on. `handle_*` and `poll_*` are the driver's ([`Role`]).
+//! application asks for; each returns a [`Ticket`] to wait on. `handle_*` and `poll_*` are the driver's ([`Role`](crate::role::Role)).
 //!
 //! A request stays until its server answered it, and is sent again when a broken connection is made anew; the
 //! servers apply it once.
@@ -11,20 +11,19 @@ mod error;
 mod gate;
 mod local_table;
 mod request;
+mod session;
 
 pub use error::WorkerError;
 
-use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
-use crate::role::{Body, Lost, Output, Role};
+use crate::role::Output;
 use crate::status::{Status, WorkerReport};
 use crate::store::Buffer;
-use crate::table::{NonFinite, TableSpec, glob_matches};
+use crate::table::{NonFinite, TableSpec};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
-use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{Control, Kind, Plan};
 use gate::PullGate;
 use local_table::LocalTable;
 use request::{Request, What};
@@ -106,7 +105,7 @@ pub struct Worker {
     gone: Option<Clock>,
     unacknowledged: BTreeMap<Clock, usize>,
     requests: BTreeMap<u64, Request>,
-    buffers: BTreeMap<u64, (Buffer, usize)>,
+    buffers: BTreeMap<u64, (Arc<Buffer>, usize)>,
     tickets: BTreeMap<Ticket, Pending>,
     barriers: BTreeMap<String, Ticket>,
     status_tickets: Vec<Ticket>,
@@ -272,7 +271,7 @@ impl Worker {
         let partial = local.partial.is_some();
         let shards = local.shards();
         let id = self.next_id();
-        self.buffers.insert(id, (buffer, shards.len()));
+        self.buffers.insert(id, (Arc::new(buffer), shards.len()));
         let what = format!("the push of table `{}` at clock {clock}", local_name(&self.tables, index));
         let ticket = self.ticket(now, what, shards.len(), if want_params { shards.len() } else { 0 });
         let pending = self.tickets.get_mut(&ticket).expect("made above");
@@ -326,7 +325,7 @@ impl Worker {
         pending.clock = clock;
         pending.partial = partial;
         for (shard, rows) in requests {
-            let what = What::Pull { rows, now: options.now, rows_received: 0 };
+            let what = What::Pull { rows, now: options.now };
             self.request(Request::new(shard, index, clock, ticket, what));
         }
         Ok(ticket)
@@ -365,7 +364,7 @@ impl Worker {
     pub fn leave(&mut self, now: Time) -> Ticket {
         let ticket = self.ticket(now, "the coordinator to note that this worker leaves", 0, 1);
         self.leaving = Some(ticket);
-        self.tell_coordinator(&Control::Leave);
+        self.say_leave();
         ticket
     }
 
@@ -466,231 +465,6 @@ impl Worker {
         }
     }
 
-    fn handle_shard_frame(&mut self, now: Time, header: &Header, payload: &[u8]) {
-        match header.kind {
-            Kind::PushAck => self.take_acknowledgement(header),
-            Kind::Params => self.take_params(now, header, payload),
-            Kind::Error => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.take_fault(header, fault),
-                Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
-            },
-            other => self.outputs.push_back(Output::Log(format!("ignored a {other:?} frame from a server"))),
-        }
-    }
-
-    fn take_acknowledgement(&mut self, header: &Header) {
-        let Some(request) = self.requests.get_mut(&header.request) else { return };
-        let (ticket, clock) = (request.ticket, request.clock);
-        let Some(acknowledged) = request.acknowledge() else { return };
-        if let Some(pending) = self.tickets.get_mut(&ticket) {
-            pending.acks = pending.acks.saturating_sub(1);
-        }
-        if acknowledged.is_push
-            && let Some(count) = self.unacknowledged.get_mut(&clock)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.unacknowledged.remove(&clock);
-            }
-        }
-        let table = request.table;
-        if acknowledged.done {
-            self.requests.remove(&header.request);
-        }
-        self.release_buffer(table, acknowledged.buffer);
-        self.report_pushed();
-    }
-
-    /// A gradient's memory is used again once every server has it.
-    fn release_buffer(&mut self, table: usize, id: u64) {
-        let Some((_, users)) = self.buffers.get_mut(&id) else { return };
-        *users -= 1;
-        if *users == 0
-            && let Some((buffer, _)) = self.buffers.remove(&id)
-        {
-            self.tables[table].keep_buffer(buffer);
-        }
-    }
-
-    fn take_params(&mut self, now: Time, header: &Header, payload: &[u8]) {
-        let Some(request) = self.requests.get_mut(&header.request) else { return };
-        self.report.bytes_pulled += payload.len() as u64;
-        let ticket = request.ticket;
-        let local = &mut self.tables[request.table];
-        // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped.
-        let is_late = local.partial.is_some() && header.version < self.clock && request.is_conditional();
-        let taken = match self.tickets.get_mut(&ticket) {
-            _ if is_late => Ok(()),
-            Some(pending) => request.take_params(local, header, payload, &mut pending.rows),
-            None => request.take_params(local, header, payload, &mut []),
-        };
-        if let Err(error) = taken {
-            if let Some(pending) = self.tickets.get_mut(&ticket) {
-                pending.error.get_or_insert(error);
-            }
-            return;
-        }
-        if !header.flags.has(Flags::LAST) {
-            return;
-        }
-        if request.answered() {
-            self.requests.remove(&header.request);
-        }
-        if let Some(pending) = self.tickets.get_mut(&ticket) {
-            pending.answers = pending.answers.saturating_sub(1);
-            if pending.partial && pending.clock >= self.gate.clock() {
-                self.gate.arrived(now, pending.clock);
-            }
-        }
-    }
-
-    fn take_fault(&mut self, header: &Header, fault: Fault) {
-        if fault.cause == Cause::NotAMember {
-            return self.fail(WorkerError::NotAMember(fault.message));
-        }
-        let Some(request) = self.requests.get(&header.request) else {
-            return self.outputs.push_back(Output::Log(fault.message));
-        };
-        let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
-        if let Some(pending) = self.tickets.get_mut(&request.ticket) {
-            pending.error.get_or_insert(error);
-        }
-        // The server will not have it: what was kept for it is let go, as if it had been acknowledged.
-        self.take_acknowledgement(header);
-        self.requests.remove(&header.request);
-    }
-
-    fn handle_control(&mut self, now: Time, message: Control) {
-        match message {
-            Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Go { clock } => self.let_go(clock),
-            Control::BarrierReached { name } => {
-                let ticket = self.barriers.remove(&name);
-                self.settle_answer(ticket);
-            }
-            Control::Status(status) => {
-                self.status = Some(*status);
-                let tickets = std::mem::take(&mut self.status_tickets);
-                tickets.into_iter().for_each(|ticket| self.settle_answer(Some(ticket)));
-            }
-            // How many blocks to wait for is a matter of all servers together.
-            Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
-            Control::SetSync { .. } => {}
-            Control::Left => {
-                let ticket = self.leaving.take();
-                self.settle_answer(ticket);
-            }
-            Control::Members { .. } => {}
-            Control::Stop { error } => {
-                let why = error.unwrap_or_else(|| "the job is over".into());
-                self.fail(WorkerError::NotAMember(why));
-            }
-            other => {
-                let line = format!("ignored a `{}` message from the coordinator", other.name());
-                self.outputs.push_back(Output::Log(line));
-            }
-        }
-    }
-
-    fn settle_answer(&mut self, ticket: Option<Ticket>) {
-        if let Some(pending) = ticket.and_then(|ticket| self.tickets.get_mut(&ticket)) {
-            pending.answers = pending.answers.saturating_sub(1);
-        }
-    }
-
-    /// The plan is here: cut the tables, connect to the shards, exchange initial values.
-    fn take_plan(&mut self, now: Time, plan: Plan) {
-        let (Some(ticket), None) = (self.start, &self.plan) else { return };
-        let same = plan.tables.iter().eq(self.tables.iter().map(|table| &table.spec));
-        let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
-        if let Err(why) = checked {
-            let sentence = format!("the coordinator's plan does not fit this worker: {why}");
-            return self.fail(WorkerError::Table(sentence));
-        }
-        let chunks =
-            crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
-            let server = chunks[0].shard.server;
-            let policy = plan.policy_of(TableId(number as u32), server);
-            match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
-                Ok(sync) => {
-                    self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull());
-                }
-                Err(error) => return self.fail(WorkerError::Table(error.to_string())),
-            }
-        }
-        for (shard, address) in &plan.shards {
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), address.clone()));
-        }
-        self.plan = Some(plan);
-        self.gate.set_blocks(&self.tables);
-        let is_first = self.id == Some(WorkerId(0));
-        let (mut acks, mut answers) = (0, 0);
-        for index in 0..self.tables.len() {
-            let initial = self.tables[index].take_initial();
-            let shards = self.tables[index].shards();
-            if is_first {
-                let id = self.next_id();
-                acks += shards.len();
-                self.buffers.insert(id, (initial, shards.len()));
-                for &shard in &shards {
-                    self.request(Request::new(shard, index, 0, ticket, What::Init { buffer: id }));
-                }
-            }
-            if !self.tables[index].spec.rows {
-                answers += shards.len();
-                for &shard in &shards {
-                    let what = What::Pull { rows: None, now: false, rows_received: 0 };
-                    self.request(Request::new(shard, index, 0, ticket, what));
-                }
-            }
-        }
-        let pending = self.tickets.get_mut(&ticket).expect("start is waited for");
-        pending.acks = acks;
-        pending.answers = answers;
-        self.handle_timeout(now);
-    }
-
-    /// Without overlap: the scheduler lets pulls after this clock go.
-    fn let_go(&mut self, clock: Clock) {
-        self.gone = self.gone.max(Some(clock));
-        let held: Vec<u64> =
-            self.requests.iter().filter(|(_, request)| request.held).map(|(id, _)| *id).collect();
-        held.into_iter().for_each(|id| self.send_request(id));
-    }
-
-    /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
-    fn report_pushed(&mut self) {
-        while let Some(&clock) = self.unreported.front()
-            && self.unacknowledged.keys().next().is_none_or(|&oldest| oldest > clock)
-        {
-            self.unreported.pop_front();
-            self.tell_coordinator(&Control::Pushed { clock });
-        }
-    }
-
-    fn set_sync(&mut self, glob: &str, sync: &str) {
-        let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, sync) else { return };
-        let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
-        matched.for_each(|table| table.partial = policy.model.partial_pull());
-        self.gate.set_blocks(&self.tables);
-    }
-
-    fn send_declaration(&mut self) {
-        let tables = self.tables.iter().map(|table| table.spec.clone()).collect();
-        self.tell_coordinator(&Control::Declare { tables });
-    }
-
-    fn tell_coordinator(&mut self, message: &Control) {
-        self.outputs
-            .push_back(Output::Send { to: NodeId::Coordinator, frame: frame(Kind::Control, message) });
-    }
-
-    fn fail(&mut self, error: WorkerError) {
-        self.failed.get_or_insert(error);
-    }
-
     fn check_alive(&self) -> Result<(), WorkerError> {
         self.failed.clone().map_or(Ok(()), Err)
     }
@@ -714,159 +488,4 @@ impl Worker {
 
 fn local_name(tables: &[LocalTable], index: usize) -> &str {
     &tables[index].spec.name
-}
-
-impl Role for Worker {
-    fn node(&self) -> Option<NodeId> {
-        self.id.map(NodeId::Worker)
-    }
-
-    fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
-        Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
-    }
-
-    fn hello(&self, _peer: NodeId) -> Hello {
-        Hello {
-            job: self.config.job.clone(),
-            from: Party::Worker { rank: self.id },
-            incarnation: self.incarnation,
-        }
-    }
-
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        match peer {
-            NodeId::Coordinator => {
-                self.coordinator.connected();
-                if let NodeId::Worker(id) = welcome.you {
-                    self.id = Some(id);
-                    self.incarnation = welcome.incarnation;
-                }
-                self.resume_with_coordinator(now);
-            }
-            NodeId::Shard(shard) => {
-                if let Some(link) = self.links.get_mut(&shard) {
-                    link.connected();
-                }
-                let tickets = &self.tickets;
-                // What nobody waits for and no server misses is not asked for again (blocks that PSP went on without).
-                self.requests.retain(|_, request| {
-                    request.shard != shard || request.must_be_sent() || tickets.contains_key(&request.ticket)
-                });
-                let mine: Vec<u64> = self
-                    .requests
-                    .iter()
-                    .filter(|(_, request)| request.shard == shard)
-                    .map(|(id, _)| *id)
-                    .collect();
-                mine.into_iter().for_each(|id| self.send_request(id));
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
-        }
-    }
-
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        if why.is_final() {
-            return self.fail(WorkerError::NotAMember(format!("{peer} {why}")));
-        }
-        match peer {
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                if let Some(link) = self.links.get_mut(&shard) {
-                    link.disconnected(now, why);
-                }
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
-        }
-    }
-
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        match (from, header.kind) {
-            (NodeId::Shard(_), _) => self.handle_shard_frame(now, header, payload),
-            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
-                Ok(message) => self.handle_control(now, message),
-                Err(error) => self.fail(WorkerError::NotAMember(format!("the coordinator: {error}"))),
-            },
-            (NodeId::Coordinator, Kind::Error) => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.fail(WorkerError::Refused { cause: fault.cause, message: fault.message }),
-                Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
-            },
-            (from, kind) => {
-                self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
-            }
-        }
-    }
-
-    fn handle_timeout(&mut self, now: Time) {
-        if self.failed.is_some() {
-            return;
-        }
-        self.gate.handle_timeout(now);
-        self.outputs.extend(self.coordinator.poll(now));
-        let mut overdue = self.coordinator.overdue(now);
-        for link in self.links.values_mut() {
-            self.outputs.extend(link.poll(now));
-            overdue = overdue.or_else(|| link.overdue(now));
-        }
-        if let Some(sentence) = overdue {
-            self.fail(WorkerError::Unreachable(sentence));
-        }
-        if self.coordinator.is_up() && self.next_report <= now {
-            self.next_report = now + limits::HEARTBEAT_EVERY;
-            let oldest = self.tickets.iter().find(|(_, pending)| pending.acks + pending.answers > 0);
-            self.report.waiting = oldest.map(|(ticket, _)| self.explain(now, *ticket));
-            let report = self.report.clone();
-            self.tell_coordinator(&Control::WorkerReport(report));
-        }
-    }
-
-    fn next_timeout(&self) -> Option<Time> {
-        if self.failed.is_some() {
-            return None;
-        }
-        let links = self.links.values().filter_map(Link::next_timeout).min();
-        let report = self.coordinator.is_up().then_some(self.next_report);
-        [self.coordinator.next_timeout(), links, report, self.gate.next_timeout()].into_iter().flatten().min()
-    }
-
-    fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
-    }
-
-    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        match body {
-            Body::Empty => &[],
-            Body::Bytes(bytes) => bytes,
-            Body::Stored { buffer, start, len } => {
-                let (buffer, _) = &self.buffers[buffer];
-                &buffer.as_bytes()[*start..*start + *len]
-            }
-        }
-    }
-}
-
-impl Worker {
-    /// After a (new) connection to the coordinator: says again what it may have missed.
-    fn resume_with_coordinator(&mut self, now: Time) {
-        self.next_report = now;
-        if self.start.is_some() && self.plan.is_none() {
-            self.send_declaration();
-        }
-        let names: Vec<String> = self.barriers.keys().cloned().collect();
-        for name in names {
-            self.tell_coordinator(&Control::Barrier { name });
-        }
-        if !self.status_tickets.is_empty() {
-            self.tell_coordinator(&Control::StatusQuery);
-        }
-        if let Some(clock) = self.clock.checked_sub(1)
-            && !self.overlap
-            && self.gone < Some(clock)
-            && self.unreported.is_empty()
-        {
-            self.tell_coordinator(&Control::Pushed { clock });
-        }
-        if self.leaving.is_some() {
-            self.tell_coordinator(&Control::Leave);
-        }
-    }
 }

@@ -45,7 +45,7 @@ impl Cluster {
     ) -> Result<Cluster, ScenarioError> {
         scenario.check()?;
         let registry = Arc::new(Registry::builtin());
-        let config = job_config(scenario);
+        let config = scenario.job_config(JOB);
         let value = |error: paramill_core::spec::SpecError| ScenarioError::Value(error.to_string());
         config.check(&registry).map_err(value)?;
         for switch in &scenario.switches {
@@ -191,17 +191,6 @@ impl Cluster {
         if !injected.is_empty() {
             self.world.rules().add(injected);
         }
-    }
-}
-
-fn job_config(scenario: &Scenario) -> JobConfig {
-    JobConfig {
-        placement: scenario.placement.clone(),
-        policy: scenario.policy(),
-        overrides: scenario.overrides.clone(),
-        chunk_elements: scenario.chunk_elements,
-        seed: scenario.seed,
-        ..JobConfig::new(JOB, scenario.workers, scenario.servers)
     }
 }
 

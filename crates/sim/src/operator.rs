@@ -2,7 +2,7 @@
 
 use crate::scenario::Switch;
 use paramill_core::link::Link;
-use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
@@ -94,12 +94,5 @@ impl Role for Operator {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
-    }
-
-    fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
-        match body {
-            Body::Bytes(bytes) => bytes,
-            Body::Empty | Body::Stored { .. } => &[],
-        }
     }
 }

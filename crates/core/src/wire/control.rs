@@ -148,22 +148,21 @@ pub enum Cause {
     Policy,
     /// The peer broke the protocol.
     Protocol,
+    /// The job failed or is over.
+    JobOver,
 }
 
 /// Encodes a message as a frame.
 pub fn frame<T: Serialize>(kind: Kind, message: &T) -> Frame {
     let bytes = postcard::to_allocvec(message).expect("control messages have no unserialisable part");
     let mut header = Header::new(kind);
-    header.payload_bytes = bytes.len() as u32;
+    header.payload_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     Frame { header, body: Body::Bytes(bytes) }
 }
 
 /// Whether a frame's payload is short enough to be taken by its receiver.
 pub fn fits(frame: &Frame) -> bool {
-    match &frame.body {
-        Body::Bytes(bytes) => bytes.len() <= frame.header.kind.max_payload_bytes(),
-        Body::Empty | Body::Stored { .. } => true,
-    }
+    frame.header.payload_bytes as usize <= frame.header.kind.max_payload_bytes()
 }
 
 /// Decodes a message. It takes memory in proportion to the payload: where an item may be much longer in memory than on

@@ -74,8 +74,10 @@ impl LocalTable {
         numbers.iter().map(|&number| (number, self.chunks[number as usize]))
     }
 
-    pub(super) fn chunk(&self, number: u32) -> Option<&Chunk> {
-        self.chunks.get(number as usize)
+    /// One of the chunks of a shard, counted from its first.
+    pub(super) fn chunk_of(&self, shard: ShardId, index: usize) -> Option<(u32, Chunk)> {
+        let number = *self.by_shard.get(&shard)?.get(index)?;
+        Some((number, self.chunks[number as usize]))
     }
 
     pub(super) fn row_width(&self) -> usize {

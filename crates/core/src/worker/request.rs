@@ -17,6 +17,8 @@ pub(super) struct Request {
     pub(super) ticket: Ticket,
     /// Its pull waits for the scheduler (without overlap).
     pub(super) held: bool,
+    /// Chunks, or rows, of the answer that are here.
+    received: usize,
     what: What,
 }
 
@@ -27,7 +29,7 @@ pub(super) enum What {
     /// A gradient.
     Push { buffer: u64, rows: Option<Arc<Vec<u32>>>, want_params: bool, acknowledged: bool },
     /// Parameters. `rows` has row numbers with their place in the result.
-    Pull { rows: Option<Vec<(u32, u32)>>, now: bool, rows_received: usize },
+    Pull { rows: Option<Vec<(u32, u32)>>, now: bool },
 }
 
 /// What an acknowledgement settled.
@@ -48,12 +50,12 @@ pub(super) struct Context<'a> {
     /// Without overlap: the last clock that the scheduler let go.
     pub(super) gone: Option<Clock>,
     pub(super) table: &'a LocalTable,
-    pub(super) buffers: &'a BTreeMap<u64, (Buffer, usize)>,
+    pub(super) buffers: &'a BTreeMap<u64, (Arc<Buffer>, usize)>,
 }
 
 impl Request {
     pub(super) fn new(shard: ShardId, table: usize, clock: Clock, ticket: Ticket, what: What) -> Request {
-        Request { shard, table, clock, ticket, held: false, what }
+        Request { shard, table, clock, ticket, held: false, received: 0, what }
     }
 
     /// Whether the server must get it even when nobody waits for it any more.
@@ -70,8 +72,18 @@ impl Request {
         !matches!(self.what, What::Pull { now: true, .. })
     }
 
+    /// Whether parameters are still to come.
+    pub(super) fn wants_params(&self) -> bool {
+        match self.what {
+            What::Init { .. } => false,
+            What::Push { want_params, .. } => want_params,
+            What::Pull { .. } => true,
+        }
+    }
+
     /// Everything that the server does not have yet.
     pub(super) fn frames(&mut self, context: &Context<'_>) -> Vec<Frame> {
+        self.received = 0;
         let mut header = Header::new(Kind::Push);
         header.table = TableId(self.table as u32);
         header.clock = self.clock;
@@ -81,19 +93,17 @@ impl Request {
         match &mut self.what {
             What::Init { buffer } => {
                 header.kind = Kind::Init;
-                dense_frames(header, self.shard, *buffer, context.table)
+                dense_frames(header, self.shard, &context.buffers[buffer].0, context.table)
             }
             What::Push { buffer, rows, want_params, acknowledged: false } => {
                 if *want_params && context.overlap {
                     header.flags = Flags::WANT_PARAMS;
                 }
                 self.held = *want_params && !context.overlap;
+                let buffer = &context.buffers[buffer].0;
                 match rows {
-                    Some(rows) => {
-                        let values = context.buffers[buffer].0.as_slice();
-                        row_frames(header, self.shard, rows, values, context.table)
-                    }
-                    None => dense_frames(header, self.shard, *buffer, context.table),
+                    Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table),
+                    None => dense_frames(header, self.shard, buffer, context.table),
                 }
             }
             What::Push { acknowledged: true, .. } => {
@@ -101,8 +111,7 @@ impl Request {
                 header.clock = self.clock + 1;
                 if self.held { Vec::new() } else { vec![pull_frame(header, None)] }
             }
-            What::Pull { rows, now, rows_received } => {
-                *rows_received = 0;
+            What::Pull { rows, now } => {
                 self.held = !*now && !may_pull(self.clock);
                 if *now {
                     header.flags = Flags::NOW;
@@ -112,7 +121,7 @@ impl Request {
         }
     }
 
-    /// The server has it. `None` when it said so before.
+    /// The server has it, or will not take it. `None` when it said so before.
     pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
         match &mut self.what {
             What::Init { buffer } => Some(Acknowledged { is_push: false, buffer: *buffer, done: true }),
@@ -136,48 +145,77 @@ impl Request {
         }
     }
 
-    /// Puts one frame of an answer where it belongs: the table's values, or the ticket's rows.
+    /// Puts one frame of an answer where it belongs: the table's values, or the ticket's rows. `result` is empty when
+    /// nobody waits for the rows any more, `is_late` says that the values are not wanted.
+    ///
+    /// Frames come in order, and the last one completes the answer: half an answer must not pass for a whole one.
     pub(super) fn take_params(
         &mut self,
         table: &mut LocalTable,
         header: &Header,
         payload: &[u8],
+        is_late: bool,
         result: &mut [f32],
     ) -> Result<(), WorkerError> {
-        let unexpected = |table: &LocalTable| WorkerError::Shape {
+        let taken = crate::store::floats(payload).and_then(|values| match &self.what {
+            What::Pull { rows: Some(rows), .. } => self.put_rows(rows, table.row_width(), values, result),
+            _ => self.put_chunk(table, header.chunk, values, is_late),
+        });
+        if let Some((here, expected)) = taken {
+            self.received += here;
+            if header.flags.has(Flags::LAST) == (self.received == expected) {
+                return Ok(());
+            }
+        }
+        Err(WorkerError::Shape {
             table: table.spec.name.clone(),
             expected: format!("parameters that fit shape {:?}", table.spec.shape),
             found: format!("{} bytes for chunk {} from {}", payload.len(), header.chunk, self.shard),
-        };
-        let values = crate::store::floats(payload).ok_or_else(|| unexpected(table))?;
-        if let What::Pull { rows: Some(rows), rows_received, .. } = &mut self.what {
-            let width = table.row_width();
-            let here = values.len() / width;
-            let places = rows.get(*rows_received..*rows_received + here).ok_or_else(|| unexpected(table))?;
-            for ((_, place), row) in places.iter().zip(values.chunks_exact(width)) {
-                let start = *place as usize * width;
-                // A ticket that was given up has no memory for its rows any more.
-                if let Some(target) = result.get_mut(start..start + width) {
-                    target.copy_from_slice(row);
-                }
+        })
+    }
+
+    /// Puts whole rows to their places. How many came, and how many the answer has; `None` when they do not fit.
+    fn put_rows(
+        &self,
+        rows: &[(u32, u32)],
+        width: usize,
+        values: &[f32],
+        result: &mut [f32],
+    ) -> Option<(usize, usize)> {
+        let here = values.len() / width;
+        let places =
+            rows.get(self.received..self.received + here).filter(|_| values.len() == here * width)?;
+        for ((_, place), row) in places.iter().zip(values.chunks_exact(width)) {
+            let start = *place as usize * width;
+            // A ticket that was given up has no memory for its rows any more.
+            if let Some(target) = result.get_mut(start..start + width) {
+                target.copy_from_slice(row);
             }
-            *rows_received += here;
-            return Ok(());
         }
-        match table.chunk(header.chunk) {
-            Some(chunk)
-                if chunk.len as usize == values.len() && chunk.shard == self.shard && !table.spec.rows =>
-            {
-                let start = chunk.start as usize;
-                table.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
-                Ok(())
-            }
-            _ => Err(unexpected(table)),
+        Some((here, rows.len()))
+    }
+
+    /// Puts a chunk to its place, if it is its turn. How many came (one), and how many the answer has.
+    fn put_chunk(
+        &self,
+        table: &mut LocalTable,
+        number: u32,
+        values: &[f32],
+        is_late: bool,
+    ) -> Option<(usize, usize)> {
+        let (next, chunk) = table.chunk_of(self.shard, self.received)?;
+        if next != number || chunk.len as usize != values.len() || table.spec.rows {
+            return None;
         }
+        if !is_late {
+            let start = chunk.start as usize;
+            table.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+        }
+        Some((1, table.chunks_of(self.shard).len()))
     }
 }
 
-fn dense_frames(mut header: Header, shard: ShardId, buffer: u64, table: &LocalTable) -> Vec<Frame> {
+fn dense_frames(mut header: Header, shard: ShardId, buffer: &Arc<Buffer>, table: &LocalTable) -> Vec<Frame> {
     let chunks = table.chunks_of(shard);
     let count = chunks.len();
     let flags = header.flags;
@@ -189,7 +227,7 @@ fn dense_frames(mut header: Header, shard: ShardId, buffer: u64, table: &LocalTa
             header.part = part;
             header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
             header.payload_bytes = len as u32;
-            Frame { header, body: Body::Stored { buffer, start, len } }
+            Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start, len } }
         })
         .collect()
 }

@@ -1,0 +1,180 @@
+//! `paramill sim`: jobs in virtual time, from a file or drawn from seeds.
+
+mod sockets;
+
+use crate::args::{ScenarioArgs, SimCommand, SwarmArgs};
+use crate::failure::{Failure, OrUsage};
+use crate::output::{Align, Output, Table, bytes};
+use anyhow::{Context, anyhow};
+use paramill_sim::canary::Canary;
+use paramill_sim::report::{Report, run_scenario};
+use paramill_sim::scenario::Scenario;
+use paramill_sim::swarm::{self, SeedResult};
+use serde::Serialize;
+
+/// Worlds that a planted bug may hide in before the search is given up.
+const CANARY_TRIES: u64 = 200;
+
+pub(crate) fn run(command: &SimCommand, output: &Output) -> Result<(), Failure> {
+    match command {
+        SimCommand::Swarm(args) if args.canary => hunt(args, output),
+        SimCommand::Swarm(args) => swarm(args, output),
+        SimCommand::Run(args) => scenario(args, output),
+    }
+}
+
+/// What a swarm found.
+#[derive(Serialize)]
+struct Swarm {
+    first_seed: u64,
+    worlds: u64,
+    passed: u64,
+    virtual_seconds: f64,
+    events: u64,
+    /// The worlds in which a promise was broken.
+    found: Vec<SeedResult>,
+}
+
+fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
+    let (first_seed, worlds) = match args.seed {
+        Some(seed) => (seed, 1),
+        None => (args.first, args.seeds),
+    };
+    let mut summary =
+        Swarm { first_seed, worlds: 0, passed: 0, virtual_seconds: 0.0, events: 0, found: Vec::new() };
+    let mut progress = output.progress(worlds);
+    swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, |result| {
+        summary.worlds += 1;
+        summary.virtual_seconds += result.seconds;
+        summary.events += result.events;
+        progress.set(summary.worlds, &format!("worlds, {} broken", summary.found.len()));
+        match result.outcome.is_passed() {
+            true => summary.passed += 1,
+            false => summary.found.push(result),
+        }
+        true
+    });
+    drop(progress);
+    summary.found.sort_by_key(|result| result.seed);
+    if output.json() {
+        output.object(&summary)?;
+    } else {
+        output.text(format!(
+            "{} of {} worlds kept every promise (seeds {first_seed} to {}; {:.0} s of virtual time, {} events)",
+            summary.passed,
+            summary.worlds,
+            first_seed + worlds - 1,
+            summary.virtual_seconds,
+            summary.events
+        ))?;
+        for result in &summary.found {
+            output.text(format!("seed {}: {:?}\n  in {}", result.seed, result.outcome, result.world))?;
+        }
+    }
+    match summary.found.first() {
+        None => Ok(()),
+        Some(first) => Err(Failure::Found {
+            code: first.outcome.exit_code(),
+            what: format!("see one again with `paramill sim swarm --seed {}`", first.seed),
+        }),
+    }
+}
+
+/// A planted bug and where it was found.
+#[derive(Serialize)]
+struct Caught {
+    canary: String,
+    found: Option<SeedResult>,
+}
+
+/// Plants every bug there is; each must be found.
+fn hunt(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
+    let caught: Vec<Caught> = Canary::ALL
+        .iter()
+        .map(|canary| Caught {
+            canary: format!("{canary:?}").to_lowercase(),
+            found: swarm::hunt(*canary, args.seed.unwrap_or(args.first), CANARY_TRIES),
+        })
+        .collect();
+    if output.json() {
+        output.object(&caught)?;
+    } else {
+        for Caught { canary, found } in &caught {
+            output.text(match found {
+                Some(result) => format!("{canary}: found in seed {}: {:?}", result.seed, result.outcome),
+                None => format!("{canary}: NOT FOUND in {CANARY_TRIES} worlds"),
+            })?;
+        }
+    }
+    match caught.iter().find(|caught| caught.found.is_none()) {
+        None => Ok(()),
+        Some(missed) => Err(anyhow!("a planted bug was not found: {}", missed.canary).into()),
+    }
+}
+
+fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
+    let path = args.scenario.display();
+    let text = std::fs::read_to_string(&args.scenario)
+        .with_context(|| format!("cannot read the scenario {path}"))
+        .or_usage()?;
+    let mut scenario: Scenario =
+        Scenario::parse(&text).with_context(|| format!("scenario {path}")).or_usage()?;
+    if let Some(seed) = args.seed {
+        scenario.seed = seed;
+    }
+    if args.sockets {
+        return sockets::run(&scenario, output);
+    }
+    let report = run_scenario(&scenario).with_context(|| format!("scenario {path}")).or_usage()?;
+    if output.json() {
+        output.object(&report)?;
+    } else {
+        print(&report, output)?;
+    }
+    match report.finished {
+        true => Ok(()),
+        false => Err(anyhow!("not all workers finished").into()),
+    }
+}
+
+fn print(report: &Report, output: &Output) -> Result<(), Failure> {
+    output.text(format!(
+        "seed {}: {} iterations in {:.2} s of virtual time, {} frames",
+        report.seed, report.iterations, report.seconds, report.frames
+    ))?;
+    output.text(format!(
+        "{} pushed, {} pulled; {} of {} pulls delayed; staleness {:.2} on average, {} at most",
+        bytes(report.bytes_pushed),
+        bytes(report.bytes_pulled),
+        report.sync.dprs,
+        report.sync.pulls,
+        report.mean_staleness,
+        report.sync.max_staleness
+    ))?;
+    let mut workers = Table::new([
+        ("worker", Align::Right),
+        ("iterations", Align::Right),
+        ("computed, s", Align::Right),
+        ("waited, s", Align::Right),
+        ("state", Align::Left),
+    ]);
+    for worker in &report.workers {
+        workers.row([
+            worker.worker.0.to_string(),
+            worker.iterations.to_string(),
+            format!("{:.2}", worker.computed_s),
+            format!("{:.2}", worker.waited_s),
+            worker.doing.clone(),
+        ]);
+    }
+    output.table(&workers)?;
+    let mut tables = Table::new([("table", Align::Left), ("hash of the final parameters", Align::Left)]);
+    for table in &report.tables {
+        tables.row([&table.name, &table.hash]);
+    }
+    output.table(&tables)?;
+    for line in &report.log {
+        output.text(line)?;
+    }
+    Ok(())
+}

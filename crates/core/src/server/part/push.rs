@@ -1,0 +1,276 @@
+//! Taking a push frame by frame: each is checked, and put where the consistency controller says.
+
+use super::step::{Units, open_round};
+use super::{LocalChunk, TablePart};
+use crate::consistency::Admit;
+use crate::kernels;
+use crate::limits;
+use crate::server::rounds::{Piece, Staged};
+use crate::store::floats;
+use crate::table::{NonFinite, Order};
+use crate::types::{Clock, Time, WorkerId};
+use crate::wire::{Cause, Fault, Flags, Header};
+
+/// A push that is under way.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) clock: Clock,
+    /// Where its gradients go; decided anew when the round they went to closes in the middle of the push.
+    pub(super) admit: Admit,
+    /// Frames before this one were taken; a resent push starts again at 0 and is skipped up to here.
+    next_part: u32,
+    /// The chunk of the last frame that was taken: a push names its chunks in ascending order, each once.
+    last_chunk: Option<u32>,
+    /// A frame of this attempt was refused; the rest of the attempt is ignored.
+    refused: bool,
+    squared_norm: f64,
+    /// Kept whole until the push is complete: for ranked addition, or when the optimizer needs its norm.
+    pub(super) staged: Staged,
+}
+
+impl Incoming {
+    fn new(clock: Clock, admit: Admit) -> Incoming {
+        Incoming {
+            clock,
+            admit,
+            next_part: 0,
+            last_chunk: None,
+            refused: false,
+            squared_norm: 0.0,
+            staged: Staged::default(),
+        }
+    }
+}
+
+/// What became of a push frame.
+#[derive(Debug, PartialEq)]
+pub(in crate::server) enum Taken {
+    /// More frames of this push are to come, or this one was seen before.
+    Partly,
+    /// The push is complete: it counts, and is acknowledged. Also for one that was complete before.
+    Whole,
+}
+
+impl TablePart {
+    /// Takes one frame of a push. After [`Taken::Whole`] the caller settles the table.
+    pub(in crate::server) fn push(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<Taken, Fault> {
+        let admit = match self.admit(worker, header.clock) {
+            Ok(admit) => admit,
+            Err(fault) => return self.refuse_once(worker, header, fault),
+        };
+        let last = header.flags.has(Flags::LAST);
+        if admit == Admit::Duplicate {
+            return Ok(if last { Taken::Whole } else { Taken::Partly });
+        }
+        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
+        if header.part == 0 {
+            incoming.refused = false;
+        }
+        if incoming.refused || header.part < incoming.next_part {
+            return Ok(Taken::Partly);
+        }
+        if header.part > incoming.next_part {
+            return Err(self.refuse(worker, Cause::Protocol, "frames of a push are missing".into()));
+        }
+        if let Err(fault) = self.take_piece(worker, admit, header, payload) {
+            return Err(self.refuse(worker, fault.cause, fault.message));
+        }
+        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
+        incoming.next_part += 1;
+        incoming.last_chunk = Some(header.chunk);
+        if !last {
+            return Ok(Taken::Partly);
+        }
+        self.complete_push(now, worker);
+        Ok(Taken::Whole)
+    }
+
+    /// Where a push's next piece goes: decided at its first, and anew when the round that it went to has closed.
+    fn admit(&mut self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
+        let v_train = self.controller.state().v_train();
+        let under_way = self.incoming.get(&worker).map(|incoming| (incoming.clock, incoming.admit));
+        let admit = match under_way {
+            Some((same, Admit::Round(round))) if same == clock && round >= v_train => Admit::Round(round),
+            Some((same, admit @ (Admit::Now | Admit::Late))) if same == clock => admit,
+            _ => self.controller.admit(worker, clock),
+        };
+        let fault = |cause, message| Err(Fault { cause, message });
+        let table = &self.spec.name;
+        if !self.is_initialised() {
+            // What is pushed now would be written over.
+            return fault(
+                Cause::Protocol,
+                format!("table `{table}` has no initial values yet; pull it first"),
+            );
+        }
+        match (admit, under_way) {
+            (Admit::Duplicate, _) => return Ok(admit),
+            (Admit::TooFarAhead, _) => {
+                let message = format!(
+                    "{worker} pushed clock {clock} of table `{table}`, which is at version {v_train}; at most {} \
+                     rounds ahead are kept: wait for a pull before pushing on",
+                    limits::MAX_ROUNDS_AHEAD
+                );
+                return fault(Cause::TooFarAhead, message);
+            }
+            (Admit::UnknownWorker, _) => {
+                let message = format!("{worker} is no member of this job any more (declared dead, or left)");
+                return fault(Cause::NotAMember, message);
+            }
+            // Its pieces that were taken cannot be told from new ones any more; they must not be added twice.
+            (_, Some((newer, _))) if newer > clock => {
+                let message = format!(
+                    "{worker} gave up its push of clock {clock} of table `{table}` when it began clock {newer}"
+                );
+                return fault(Cause::Protocol, message);
+            }
+            (Admit::Now | Admit::Round(_) | Admit::Late, _) => {}
+        }
+        match self.incoming.get_mut(&worker) {
+            Some(incoming) if incoming.clock == clock => incoming.admit = admit,
+            _ => {
+                self.incoming.insert(worker, Incoming::new(clock, admit));
+            }
+        }
+        Ok(admit)
+    }
+
+    /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
+    fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<Taken, Fault> {
+        let told = match self.incoming.get_mut(&worker) {
+            Some(incoming) if incoming.clock == header.clock => {
+                std::mem::replace(&mut incoming.refused, true)
+            }
+            _ => true,
+        };
+        if told && header.part > 0 { Ok(Taken::Partly) } else { Err(fault) }
+    }
+
+    fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) -> Fault {
+        if let Some(incoming) = self.incoming.get_mut(&worker) {
+            incoming.refused = true;
+        }
+        Fault { cause, message }
+    }
+
+    /// Checks one frame's payload and puts it where it belongs.
+    fn take_piece(
+        &mut self,
+        worker: WorkerId,
+        admit: Admit,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<(), Fault> {
+        if self.spec.rows != header.flags.has(Flags::ROWS) {
+            let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
+            return Err(self.shape_fault(format!("a push that is not one of {expected}")));
+        }
+        let (chunk, piece) = if !self.spec.rows {
+            let chunk = self.chunk_in_turn(header)?;
+            (chunk, Piece::Dense { start: chunk.start, values: self.chunk_values(chunk, payload)? })
+        } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
+            // A sparse push that touches nothing here still counts for the worker's progress.
+            return Ok(());
+        } else {
+            let chunk = self.next_chunk(worker, header.chunk)?;
+            (chunk, self.rows_piece(chunk, header.rows as usize, payload)?)
+        };
+        if kernels::all_finite(piece.values()) {
+            self.put_piece(worker, admit, chunk, piece);
+            return Ok(());
+        }
+        self.nonfinite += 1;
+        match self.policy.nonfinite {
+            NonFinite::Reject => {
+                let message = format!(
+                    "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; \
+                     it was not applied (nonfinite=reject)",
+                    self.spec.name, header.clock, chunk.number
+                );
+                Err(Fault { cause: Cause::NonFinite, message })
+            }
+            NonFinite::Clip => {
+                let mut clipped = piece.values().to_vec();
+                kernels::clip_non_finite(&mut clipped);
+                let piece = match piece {
+                    Piece::Dense { start, .. } => Piece::Dense { start, values: &clipped },
+                    Piece::Rows { start, rows, width, .. } => {
+                        Piece::Rows { start, rows, width, values: &clipped }
+                    }
+                };
+                self.put_piece(worker, admit, chunk, piece);
+                Ok(())
+            }
+        }
+    }
+
+    fn put_piece(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
+        let incoming = self.incoming.get_mut(&worker).expect("a piece belongs to a push under way");
+        if self.controller.policy().model.wants_significance() {
+            incoming.squared_norm += kernels::squared_norm(piece.values());
+        }
+        match admit {
+            Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
+            Admit::Round(clock) => {
+                let units = Units::new(&self.spec, &self.chunks);
+                let round = open_round(&mut self.rounds, &mut self.spare, clock, units);
+                piece.for_each_range(|start, values| round.add(units.at(start), start, values));
+            }
+            Admit::Now if self.optimizer.needs_norms() => incoming.staged.keep(piece),
+            Admit::Now => self.step_piece(chunk.number, piece),
+            Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
+        }
+    }
+
+    fn complete_push(&mut self, now: Time, worker: WorkerId) {
+        let incoming = self.incoming.remove(&worker).expect("a push completes once");
+        let significance = self
+            .controller
+            .policy()
+            .model
+            .wants_significance()
+            .then(|| incoming.squared_norm.sqrt() / self.parameter_norm().max(f64::MIN_POSITIVE));
+        if incoming.admit == Admit::Now && !incoming.staged.is_empty() {
+            self.step_staged(&incoming.staged);
+        }
+        self.controller.push(now, worker, incoming.clock, incoming.admit, significance);
+        if let Admit::Round(clock) = incoming.admit
+            && !incoming.staged.is_empty()
+        {
+            let units = Units::new(&self.spec, &self.chunks);
+            open_round(&mut self.rounds, &mut self.spare, clock, units).stage(worker, incoming.staged);
+        }
+    }
+
+    /// The chunk of a sparse push's frame, which must come after those of the frames before.
+    fn next_chunk(&self, worker: WorkerId, number: u32) -> Result<LocalChunk, Fault> {
+        let before = self.incoming.get(&worker).and_then(|incoming| incoming.last_chunk);
+        if before.is_some_and(|before| before >= number) {
+            return Err(self.shape_fault(format!("chunk {number} again, or out of order")));
+        }
+        self.chunk(number)
+    }
+
+    fn rows_piece<'a>(&self, chunk: LocalChunk, rows: usize, payload: &'a [u8]) -> Result<Piece<'a>, Fault> {
+        let expected = rows.checked_mul((1 + self.width) * 4);
+        if rows == 0 || expected != Some(payload.len()) {
+            return Err(self.shape_fault(format!("{rows} rows in {} bytes", payload.len())));
+        }
+        let (numbers, values) = payload.split_at(rows * 4);
+        let numbers: &[u32] = bytemuck::try_cast_slice(numbers)
+            .map_err(|_| self.shape_fault("unaligned row numbers".into()))?;
+        let ascending = numbers.windows(2).all(|pair| pair[0] < pair[1]);
+        let in_range = numbers.last().is_none_or(|&row| (row as usize) < chunk.len / self.width);
+        if !ascending || !in_range {
+            return Err(self.shape_fault("row numbers out of order or out of range".into()));
+        }
+        let values = floats(values).expect("four-byte words follow four-byte words");
+        Ok(Piece::Rows { start: chunk.start, rows: numbers, width: self.width, values })
+    }
+}
