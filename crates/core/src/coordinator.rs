@@ -458,6 +458,7 @@ impl Coordinator {
                 }
                 self.answer_queries(now);
             }
+            Control::Stop { error } => self.end(error),
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
     }

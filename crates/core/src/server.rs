@@ -460,6 +460,16 @@ impl Shard {
         if !gone.is_empty() {
             (0..self.tables.len()).for_each(|table| self.settle(now, table));
         }
+        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
+        if gone.contains(&WorkerId(0))
+            && let Some(part) = self.tables.iter().find(is_waiting)
+        {
+            let table = &part.spec.name;
+            let error = Some(format!(
+                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
+            ));
+            self.tell_coordinator(&Control::Stop { error });
+        }
     }
 
     fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
