@@ -419,7 +419,7 @@ impl Shard {
         if let Err(why) = plan.check() {
             let error =
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
-            return self.stop(Some(error));
+            return self.fail(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.members = plan.workers.iter().copied().collect();
@@ -434,8 +434,8 @@ impl Shard {
             match TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed) {
                 Ok(part) => self.tables.push(part),
                 Err(error) => {
-                    let error = Some(format!("table `{}`: {error}", spec.name));
-                    return self.stop(error);
+                    let error = format!("table `{}`: {error}", spec.name);
+                    return self.fail(error);
                 }
             }
         }
@@ -471,6 +471,8 @@ impl Shard {
                 continue;
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
+                // It may be told again after a broken connection; that is no switch.
+                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
                 Ok(policy) => {
                     self.tables[table].set_sync(now, policy);
                     self.settle(now, table);
@@ -481,16 +483,29 @@ impl Shard {
         self.send_report(now);
     }
 
+    /// Something is wrong here: the coordinator is told, so that the job ends with the reason.
+    fn fail(&mut self, error: String) {
+        if self.coordinator.is_up() {
+            self.tell_coordinator(&Control::Stop { error: Some(error.clone()) });
+        }
+        self.stop(Some(error));
+    }
+
     fn stop(&mut self, error: Option<String>) {
-        self.stopped = true;
-        self.outputs.push_back(Output::Stop { error });
+        if !std::mem::replace(&mut self.stopped, true) {
+            self.outputs.push_back(Output::Stop { error });
+        }
     }
 
     fn send_report(&mut self, now: Time) {
         self.next_report = now + limits::HEARTBEAT_EVERY;
-        if let Some(report) = self.report(now) {
-            self.tell_coordinator(&Control::ShardReport(Box::new(report)));
+        let Some(mut report) = self.report(now) else { return };
+        let mut message = frame(Kind::Control, &Control::ShardReport(Box::new(report.clone())));
+        if !control::fits(&message) {
+            report.tables.clear();
+            message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame: message });
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
@@ -546,7 +561,7 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
         match peer {
-            NodeId::Coordinator if why.is_final() => self.stop(Some(why.to_string())),
+            NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
             NodeId::Worker(worker) => {
                 self.pulls.retain(|(_, of, _), _| *of != worker);
@@ -577,7 +592,7 @@ impl Role for Shard {
         }
         self.outputs.extend(self.coordinator.poll(now));
         if let Some(sentence) = self.coordinator.overdue(now) {
-            self.stop(Some(sentence));
+            self.fail(sentence);
         }
         while let Some(&(at, table)) = self.timers.first()
             && at <= now

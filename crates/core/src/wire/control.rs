@@ -52,10 +52,12 @@ pub enum Control {
         /// The iteration that was pushed.
         clock: Clock,
     },
-    /// Worker to coordinator: I am at this barrier.
+    /// Worker to coordinator: I am at this barrier. Said again after a broken connection.
     Barrier {
         /// Its name.
         name: String,
+        /// Counts the barriers that this worker came to, from 1.
+        number: u64,
     },
     /// Coordinator to live workers: all of them reached it.
     BarrierReached {
@@ -81,7 +83,7 @@ pub enum Control {
     },
     /// Coordinator's answer: carried out, with what was changed.
     Done(String),
-    /// Coordinator to shards: the job is over, or it failed.
+    /// Coordinator to shards and workers: the job is over, or it failed. Shard to coordinator: I failed.
     Stop {
         /// Why it failed, if it did.
         error: Option<String>,
