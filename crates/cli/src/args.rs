@@ -265,13 +265,18 @@ pub(crate) struct SwarmArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill sim run straggler.toml --seed 3")]
+  paramill sim run straggler.toml --seed 3
+  paramill sim run straggler.toml --sockets          the same over real sockets")]
 pub(crate) struct ScenarioArgs {
     /// The scenario, in TOML.
     pub(crate) scenario: PathBuf,
     /// Instead of the scenario's own seed.
     #[arg(long, value_name = "K")]
     pub(crate) seed: Option<u64>,
+    /// Run it in real time over loopback TCP instead. Under bsp and ranked order the parameters end the same, bit for
+    /// bit. The scenario's network is not used; its computation times are waited for.
+    #[arg(long)]
+    pub(crate) sockets: bool,
 }
 
 /// Say what this machine and an address can do, and what is in the way.

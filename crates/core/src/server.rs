@@ -267,8 +267,7 @@ impl Shard {
         let outcome = match part.is_initialised() {
             true => part.controller.pull(now, pull.worker, pull.clock, token),
             // Pulls that come before the initial values wait for them; they are not delayed by a condition.
-            false if self.members.contains_key(&WorkerId::FIRST) => PullOutcome::Wait,
-            false => return Err(part.orphaned()),
+            false => PullOutcome::Wait,
         };
         match outcome {
             PullOutcome::Answer { .. } => self.answer(&pull),
@@ -317,19 +316,6 @@ impl Shard {
             let (worker, request) = (pull.worker, pull.request);
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, TableId(table as u32), request, &fault);
-            }
-        }
-    }
-
-    /// The initial values will never come: who waits for them is told.
-    fn refuse_first_pulls(&mut self) {
-        for table in 0..self.tables.len() {
-            if self.tables[table].is_initialised() {
-                continue;
-            }
-            let fault = self.tables[table].orphaned();
-            for pull in self.take_pulls(table) {
-                self.refuse(pull.worker, TableId(table as u32), pull.request, &fault);
             }
         }
     }
@@ -454,11 +440,18 @@ impl Shard {
                 table.remove_worker(now, *worker);
             }
         }
-        if gone.contains(&WorkerId::FIRST) {
-            self.refuse_first_pulls();
-        }
         if !gone.is_empty() {
             (0..self.tables.len()).for_each(|table| self.settle(now, table));
+        }
+        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
+        if gone.contains(&WorkerId::FIRST)
+            && let Some(part) = self.tables.iter().find(is_waiting)
+        {
+            let table = &part.spec.name;
+            let error = Some(format!(
+                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
+            ));
+            self.tell_coordinator(&Control::Stop { error });
         }
     }
 

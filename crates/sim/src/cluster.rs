@@ -45,7 +45,7 @@ impl Cluster {
     ) -> Result<Cluster, ScenarioError> {
         scenario.check()?;
         let registry = Arc::new(Registry::builtin());
-        let config = job_config(scenario);
+        let config = scenario.job_config(JOB);
         let value = |error: paramill_core::spec::SpecError| ScenarioError::Value(error.to_string());
         config.check(&registry).map_err(value)?;
         for switch in &scenario.switches {
@@ -110,9 +110,15 @@ impl Cluster {
         values
     }
 
-    /// Runs until the coordinator ends the job, or until `until`. Says whether the job ended.
+    /// Runs until the coordinator has ended the job and the shards have heard of it, or until `until`. Says whether the
+    /// coordinator has ended the job.
     pub fn run<O: Observer<Actor>>(&mut self, until: Time, observer: &mut O) -> Result<bool, Violation> {
-        self.world.run(until, observer, |world| world.ended(NodeId::Coordinator).is_some())
+        let shards: Vec<NodeId> = self.shard_ids().map(NodeId::Shard).collect();
+        self.world.run(until, observer, |world| {
+            let ended = |node: &NodeId| world.ended(*node).is_some();
+            ended(&NodeId::Coordinator) && shards.iter().all(ended)
+        })?;
+        Ok(self.world.ended(NodeId::Coordinator).is_some())
     }
 
     fn add_coordinator(&mut self, config: JobConfig, registry: &Arc<Registry>) {
@@ -188,21 +194,11 @@ impl Cluster {
     }
 }
 
-fn job_config(scenario: &Scenario) -> JobConfig {
-    JobConfig {
-        placement: scenario.placement.clone(),
-        policy: scenario.policy(),
-        overrides: scenario.overrides.clone(),
-        chunk_elements: scenario.chunk_elements,
-        seed: scenario.seed,
-        ..JobConfig::new(JOB, scenario.workers, scenario.servers)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::world::Unobserved;
+    use crate::network::NetworkConfig;
+    use crate::world::{Ended, Unobserved};
 
     fn finished(scenario: &Scenario) -> Cluster {
         let mut cluster = Cluster::new(scenario).unwrap();
@@ -240,5 +236,18 @@ mod tests {
                 assert!(after < before * 0.7, "{sync}: {before} before, {after} after");
             }
         }
+    }
+
+    #[test]
+    fn a_job_whose_first_worker_dies_with_the_initial_values_ends_and_says_why() {
+        let network = NetworkConfig { latency_us: 1e4, jitter_us: 0.0, ..Default::default() };
+        let faults = vec!["worker=0:crash@75ms".into()];
+        let scenario = Scenario { network, faults, ..Scenario::new(3, 2, 20) };
+        let mut cluster = Cluster::new(&scenario).unwrap();
+        assert!(cluster.run(Time::from_secs_f64(10.0), &mut Unobserved).unwrap());
+        let Some(Ended::Stopped { error: Some(error) }) = cluster.world.ended(NodeId::Coordinator) else {
+            panic!("{:?}", cluster.world.ended(NodeId::Coordinator));
+        };
+        assert!(error.contains("worker 0 was gone before the initial values of table `w`"), "{error}");
     }
 }

@@ -75,6 +75,10 @@ impl Role for Operator {
     }
 
     fn handle_timeout(&mut self, now: Time) {
+        if let Some(sentence) = self.link.overdue(now) {
+            self.switches.clear();
+            self.outputs.push_back(Output::Stop { error: Some(sentence) });
+        }
         self.outputs.extend(self.link.poll(now));
         self.ask(now);
     }

@@ -4,6 +4,7 @@
 
 use crate::compute::ComputeModel;
 use crate::network::NetworkConfig;
+use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
 use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
@@ -195,6 +196,18 @@ impl Scenario {
             true => TableSpec { rows: true, ..TableSpec::dense(table.name.as_str(), table.shape.clone()) },
         };
         self.tables.iter().map(spec).collect()
+    }
+
+    /// The job as its coordinator sees it, whoever drives it.
+    pub fn job_config(&self, job: &str) -> JobConfig {
+        JobConfig {
+            placement: self.placement.clone(),
+            policy: self.policy(),
+            overrides: self.overrides.clone(),
+            chunk_elements: self.chunk_elements,
+            seed: self.seed,
+            ..JobConfig::new(job, self.workers, self.servers)
+        }
     }
 
     /// The policy of every table, before the overrides.

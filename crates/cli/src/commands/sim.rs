@@ -1,5 +1,7 @@
 //! `paramill sim`: jobs in virtual time, from a file or drawn from seeds.
 
+mod sockets;
+
 use crate::args::{ScenarioArgs, SimCommand, SwarmArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes};
@@ -119,6 +121,9 @@ fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
         Scenario::parse(&text).with_context(|| format!("scenario {path}")).or_usage()?;
     if let Some(seed) = args.seed {
         scenario.seed = seed;
+    }
+    if args.sockets {
+        return sockets::run(&scenario, output);
     }
     let report = run_scenario(&scenario).with_context(|| format!("scenario {path}")).or_usage()?;
     if output.json() {

@@ -360,7 +360,8 @@ impl Controller {
     fn closes(&self) -> Close {
         let (n, count) = (self.state.n(), self.state.count());
         // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
-        if n == 0 || (count == 0 && self.state.contributions() == 0) {
+        // One that those who have left pushed closes without them: what was acknowledged is not lost.
+        if count == 0 && self.state.contributions() == 0 {
             Close::No
         } else if count == n {
             Close::Now

@@ -189,9 +189,12 @@ impl SyncState {
     pub(super) fn close_round(&mut self) {
         self.contributions.remove(&self.v_train);
         let closed = signed(self.v_train);
-        let passed = self.slowest().map_or(0, |(_, progress)| unsigned(progress + 1));
-        let filled = self.contributions.first_key_value().map_or(Clock::MAX, |(&round, _)| round);
-        self.v_train = passed.min(filled).max(self.v_train + 1);
+        let filled = self.contributions.first_key_value().map(|(&round, _)| round);
+        let passed = match self.slowest() {
+            Some((_, progress)) => unsigned(progress + 1),
+            None => filled.unwrap_or(0),
+        };
+        self.v_train = passed.min(filled.unwrap_or(Clock::MAX)).max(self.v_train + 1);
         // Those at exactly the closed rounds have the next one still before them. Each push is counted here once.
         let behind = self.by_progress.range((closed, FIRST)..(signed(self.v_train), FIRST));
         self.count -= behind.count() as u32;

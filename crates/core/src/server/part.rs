@@ -292,16 +292,6 @@ impl TablePart {
         }
     }
 
-    /// The initial values were to come from a worker that is gone.
-    pub(super) fn orphaned(&self) -> Fault {
-        let message = format!(
-            "{} is gone and did not send the initial values of table `{}`; start the job anew",
-            WorkerId::FIRST,
-            self.spec.name
-        );
-        Fault { cause: Cause::JobOver, message }
-    }
-
     fn shape_fault(&self, found: String) -> Fault {
         let message =
             format!("table `{}` has shape {:?} of f32; got {found}", self.spec.name, self.spec.shape);

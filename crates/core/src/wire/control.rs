@@ -83,7 +83,7 @@ pub enum Control {
     },
     /// Coordinator's answer: carried out, with what was changed.
     Done(String),
-    /// Coordinator to shards and workers: the job is over, or it failed. Shard to coordinator: I failed.
+    /// Coordinator to everybody: the job is over, or it failed. Shard to coordinator: it cannot go on.
     Stop {
         /// Why it failed, if it did.
         error: Option<String>,

@@ -69,3 +69,56 @@ impl PullGate {
         if self.open { None } else { self.enough_since.map(|since| since + self.tau2) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 10 blocks of which 9 are enough, then 20 ms.
+    fn gate() -> PullGate {
+        PullGate { blocks: 10, needed: 9, tau2: Duration::from_millis(20), clock: 1, ..PullGate::default() }
+    }
+
+    fn at(milliseconds: u64) -> Time {
+        Time(milliseconds * 1_000_000)
+    }
+
+    #[test]
+    fn tau2_runs_from_the_block_that_made_it_enough() {
+        let mut gate = gate();
+        (0..8).for_each(|_| gate.arrived(at(5), 1));
+        assert_eq!((gate.is_open(1), gate.next_timeout()), (false, None));
+        gate.arrived(at(10), 1);
+        assert_eq!((gate.is_open(1), gate.next_timeout()), (false, Some(at(30))));
+        gate.handle_timeout(Time(at(30).0 - 1));
+        assert!(!gate.is_open(1), "just before the boundary");
+        gate.handle_timeout(at(30));
+        assert_eq!((gate.is_open(1), gate.next_timeout()), (true, None), "at the boundary");
+    }
+
+    #[test]
+    fn all_blocks_open_it_at_once() {
+        let mut gate = gate();
+        (0..10).for_each(|_| gate.arrived(at(5), 1));
+        assert_eq!((gate.is_open(1), gate.next_timeout()), (true, None));
+    }
+
+    #[test]
+    fn without_tau2_enough_is_enough() {
+        let mut gate = PullGate { tau2: Duration::ZERO, ..gate() };
+        (0..9).for_each(|_| gate.arrived(at(5), 1));
+        assert!(gate.is_open(1));
+    }
+
+    #[test]
+    fn an_iteration_that_is_over_is_open_and_the_next_one_counts_anew() {
+        let mut gate = gate();
+        (0..9).for_each(|_| gate.arrived(at(5), 1));
+        gate.turn(2);
+        assert!(gate.is_open(1) && !gate.is_open(2));
+        assert_eq!(gate.next_timeout(), None);
+        // An answer may come before the application turns its clock.
+        gate.arrived(at(6), 3);
+        assert!(gate.is_open(2) && !gate.is_open(3));
+    }
+}

@@ -1,6 +1,7 @@
 //! The roles together, without a driver: start, train, fail, go on.
 
 mod membership;
+mod psp;
 mod pump;
 
 use paramill_core::coordinator::JobConfig;
@@ -60,42 +61,6 @@ fn bsp_averages_gradients_and_everybody_reads_the_same() {
             assert_eq!(pump.outcome(worker, ticket), Some(Ok(())));
             let expected: Vec<f32> = (0..50).map(|i| i as f32 - 2.5 * (step + 1) as f32).collect();
             assert_eq!(pump.workers[worker].values(W), expected, "worker {worker} step {step}");
-        }
-    }
-}
-
-/// Three workers that come in another order in every step; what everybody has in the end.
-fn trained(sync: &str, order: Order) -> Vec<f32> {
-    let mut config = job(3, 2, sync, "momentum:lr=0.3,weight_decay=0.01");
-    config.policy.order = order;
-    let mut pump = started(config, 2, 50);
-    for step in 0..7 {
-        let mut tickets = Vec::new();
-        for worker in [[0, 1, 2], [2, 0, 1], [1, 0, 2], [2, 1, 0]][step % 4] {
-            let gradient: Vec<f32> =
-                (0..50).map(|i| ((i * 37 + worker * 11 + step) as f32 / 7.3).sin()).collect();
-            let now = pump.now;
-            let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true);
-            tickets.push((worker, ticket.expect("fits")));
-            pump.workers[worker].clock();
-            pump.run();
-        }
-        for (worker, ticket) in tickets {
-            assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{sync} step {step}");
-        }
-    }
-    let values = pump.parameters(W, 50);
-    assert!(pump.workers.iter().all(|worker| worker.values(W) == values), "{sync}");
-    values
-}
-
-#[test]
-fn psp_of_all_gradients_and_all_blocks_is_bsp_bit_for_bit() {
-    for order in [Order::Ranked, Order::Arrival] {
-        let bits = |sync| trained(sync, order).iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        let bsp = bits("bsp");
-        for sync in ["psp:c=3,b=100%", "psp:c=99,b=1,tau1=1s,tau2=1s", "drop:n=3"] {
-            assert_eq!(bits(sync), bsp, "{sync} {order:?}");
         }
     }
 }

@@ -113,7 +113,7 @@ fn who_waits_for_the_initial_values_of_a_dead_worker_is_told() {
     match pump.outcome(1, second) {
         Some(Err(WorkerError::NotAMember(why))) => {
             assert!(
-                why.contains("worker 0 is gone and did not send the initial values of table `w`"),
+                why.contains("worker 0 was gone before the initial values of table `w` were here"),
                 "{why}"
             );
         }

@@ -17,8 +17,8 @@ const MAX_SLOTS: u64 = 2;
 const MAX_ROUNDS: u64 = limits::MAX_ROUNDS_AHEAD + 2;
 /// What is kept of a worker's gradient until its round closes, per element: a row may be a range of its own.
 const STAGED_BYTES_PER_ELEMENT: u64 = 4 + 32;
-/// Memory for gradients that a worker has under way or keeps for the next push, in gradients.
-const GRADIENTS_PER_TABLE: u64 = 4;
+/// Gradients that a worker may have under way, the one it adds to them, and two buffers kept for the next.
+const GRADIENTS_PER_TABLE: u64 = limits::MAX_CLOCKS_UNACKNOWLEDGED as u64 + 1 + 2;
 
 /// Compares what roles hold with what they may hold.
 #[derive(Debug)]

@@ -64,7 +64,9 @@ impl Drawn {
             Gradients::Quadratic
         };
         dice.models(&mut scenario, tagged);
-        let heal_at = Time::from_secs_f64(dice.between(0.2, 4.0));
+        // Faults are for the time that the job takes, more or less.
+        let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
+        let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
         let (faults, mortal) = dice.faults(&scenario, heal_at);
         scenario.faults = faults;
         let partitions = dice.partitions(&scenario, heal_at);
@@ -177,7 +179,7 @@ impl Dice {
             workers: self.whole(1, 8) as u32,
             servers: self.whole(1, 4) as u32,
             cores: self.whole(1, 2) as u32,
-            iterations: self.whole(3, 40),
+            iterations: self.whole(3, 60),
             placement: self.pick(&PLACEMENTS).to_owned(),
             order: if self.chance(0.5) { Order::Ranked } else { Order::Arrival },
             chunk_elements: self.whole(6, 64) as u32,
@@ -249,7 +251,10 @@ impl Dice {
             faults.push(format!("server={}:slow={:.2}x", server(self), self.between(1.0, 20.0)));
         }
         if self.chance(0.4) {
-            faults.push(format!("link:reset,p={:.6}", self.magnitude(1e-4, 3e-2)));
+            faults.push(format!("link:reset,p={:.6}", self.magnitude(1e-4, 5e-2)));
+        }
+        if self.chance(0.2) {
+            faults.push(format!("server={}:reset,p={:.6}", server(self), self.magnitude(1e-3, 0.2)));
         }
         if self.chance(0.3) {
             let (by, p) = (self.magnitude(1.0, 500.0), self.magnitude(1e-3, 0.3));
@@ -272,6 +277,11 @@ impl Dice {
             let dies = worker(self);
             faults.push(format!("worker={dies}:crash@{:.3}ms", self.between(0.0, heal_ms)));
             mortal.insert(WorkerId(dies as u32));
+        } else if scenario.workers > 1 && self.chance(0.05) {
+            // So long that it is declared dead, and comes back as if nothing had happened.
+            let sleeps = worker(self);
+            faults.push(format!("worker={sleeps}:pause=15s@{:.3}ms", self.between(0.0, heal_ms)));
+            mortal.insert(WorkerId(sleeps as u32));
         }
         (faults, mortal)
     }

@@ -1,0 +1,192 @@
+//! A scenario over loopback TCP: the same roles, tables, gradients and faults, driven by sockets and the real clock.
+
+use crate::failure::Failure;
+use crate::output::{Align, Output, Table};
+use anyhow::{Context, Result, anyhow};
+use paramill_core::consistency::SyncStats;
+use paramill_core::registry::Registry;
+use paramill_core::table::TableSpec;
+use paramill_core::types::{ServerId, TableId, WorkerId};
+use paramill_core::worker::Gradient;
+use paramill_node::client::{Handle, Job, JobOptions};
+use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::url::JobUrl;
+use paramill_sim::compute::ComputeClock;
+use paramill_sim::gradient::{Gradients, touched_rows};
+use paramill_sim::report::{TableOutcome, parameter_hash};
+use paramill_sim::scenario::Scenario;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const JOB: &str = "scenario";
+/// The end of a job waits for the slowest worker.
+const END_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How it ended.
+#[derive(Serialize)]
+struct SocketReport {
+    seed: u64,
+    seconds: f64,
+    tables: Vec<TableOutcome>,
+    sync: SyncStats,
+}
+
+/// What rank 0 finds out at the end.
+struct End {
+    tables: Vec<TableOutcome>,
+    sync: SyncStats,
+}
+
+pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
+    let registry = Arc::new(Registry::builtin());
+    let servers = start_servers(scenario, &registry)?;
+    let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
+    let began = Instant::now();
+    let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..scenario.workers)
+            .map(|rank| {
+                let (url, registry) = (url.clone(), registry.clone());
+                scope.spawn(move || {
+                    work(scenario, WorkerId(rank), url, registry).with_context(|| format!("worker {rank}"))
+                })
+            })
+            .collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))))
+            .collect()
+    });
+    let seconds = began.elapsed().as_secs_f64();
+    let mut end = None;
+    for result in results {
+        end = result?.or(end);
+    }
+    for server in servers {
+        server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
+    }
+    let End { tables, sync } = end.context("worker 0 saw no end")?;
+    print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
+}
+
+fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Server>> {
+    let base = ServerConfig {
+        cores: scenario.cores,
+        faults: scenario.fault_plan()?,
+        seed: scenario.seed,
+        ..ServerConfig::new(JOB, "127.0.0.1:0")
+    };
+    let first = ServerConfig {
+        coordinate: Some(scenario.job_config(JOB)),
+        server: Some(ServerId(0)),
+        ..base.clone()
+    };
+    let mut servers = vec![server::start(first, registry)?];
+    let coordinator = servers[0].coordinator().to_owned();
+    for number in 1..scenario.servers {
+        let config =
+            ServerConfig { coordinator: coordinator.clone(), server: Some(ServerId(number)), ..base.clone() };
+        servers.push(server::start(config, registry)?);
+    }
+    Ok(servers)
+}
+
+/// One worker; rank 0 returns the final parameters and what the servers counted.
+fn work(scenario: &Scenario, rank: WorkerId, url: JobUrl, registry: Arc<Registry>) -> Result<Option<End>> {
+    let faults = scenario.fault_plan()?;
+    let options = JobOptions {
+        rank: Some(rank),
+        registry,
+        faults: faults.clone(),
+        seed: scenario.seed,
+        ..JobOptions::at(url)
+    };
+    let timeout = options.timeout;
+    let (gradients, seed) = (Gradients::Quadratic, scenario.seed);
+    let mut compute = ComputeClock::new(scenario.compute.clone(), faults, seed, rank);
+    let job = Job::init(options)?;
+    let specs = scenario.table_specs();
+    for (table, spec) in (0..).map(TableId).zip(&specs) {
+        let initial = (0..spec.elements()).map(|element| gradients.initial(seed, table, element));
+        job.create_table(spec.clone(), initial.collect())?;
+    }
+    job.start()?;
+    for clock in 0..scenario.iterations {
+        let mut rows: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
+        for (table, spec) in (0..).map(TableId).zip(&specs) {
+            rows.push(fetch(&job, scenario, rank, clock, table, spec, timeout)?);
+        }
+        std::thread::sleep(compute.step(clock));
+        let mut handles: Vec<Handle> = Vec::new();
+        for ((table, spec), (rows, values)) in (0..).map(TableId).zip(&specs).zip(&rows) {
+            let at = |(element, &value): (u64, &f32)| gradients.at(seed, rank, clock, table, element, value);
+            if spec.rows {
+                let width = spec.row_elements();
+                let elements =
+                    rows.iter().flat_map(|&row| u64::from(row) * width..(u64::from(row) + 1) * width);
+                let gradient: Vec<f32> = elements.zip(values).map(at).collect();
+                handles.push(job.push(table, Gradient::Rows { rows, values: &gradient })?);
+            } else {
+                let gradient: Vec<f32> = (0..).zip(values).map(at).collect();
+                handles.push(job.push_pull(table, &gradient)?);
+            }
+        }
+        job.clock();
+        for handle in handles {
+            handle.wait(timeout)?;
+        }
+    }
+    job.barrier("done", END_TIMEOUT)?;
+    let end = match rank {
+        WorkerId(0) => Some(judge(&job, &specs, timeout)?),
+        _ => None,
+    };
+    job.finish()?;
+    Ok(end)
+}
+
+/// The values that an iteration works on: a whole dense table, or the touched rows of a sparse one.
+fn fetch(
+    job: &Job,
+    scenario: &Scenario,
+    rank: WorkerId,
+    clock: u64,
+    table: TableId,
+    spec: &TableSpec,
+    timeout: Duration,
+) -> Result<(Vec<u32>, Vec<f32>)> {
+    if !spec.rows {
+        return Ok((Vec::new(), job.read(table, <[f32]>::to_vec)));
+    }
+    let rows = touched_rows(scenario.seed, rank, clock, table, spec);
+    let values = job.pull_rows(table, &rows)?.wait_rows(timeout)?;
+    Ok((rows, values))
+}
+
+fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<End> {
+    let mut tables = Vec::new();
+    for (table, spec) in (0..).map(TableId).zip(specs) {
+        let rows = job.pull_now(table)?.wait_rows(timeout)?;
+        let values = if spec.rows { rows } else { job.read(table, <[f32]>::to_vec) };
+        tables.push(TableOutcome { name: spec.name.clone(), hash: parameter_hash(&values) });
+    }
+    let status = job.status()?;
+    let mut sync = SyncStats::default();
+    status.shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
+    Ok(End { tables, sync })
+}
+
+fn print(report: &SocketReport, output: &Output) -> Result<(), Failure> {
+    if output.json() {
+        return Ok(output.object(report)?);
+    }
+    output.text(format!(
+        "seed {}: {:.2} s over sockets; {} of {} pulls delayed",
+        report.seed, report.seconds, report.sync.dprs, report.sync.pulls
+    ))?;
+    let mut table = Table::new([("table", Align::Left), ("hash of the final parameters", Align::Left)]);
+    for outcome in &report.tables {
+        table.row([&outcome.name, &outcome.hash]);
+    }
+    Ok(output.table(&table)?)
+}

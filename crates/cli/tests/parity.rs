@@ -1,0 +1,65 @@
+//! One scenario file, two drivers: the simulator and loopback TCP end with the same parameters, bit for bit, where the
+//! order of additions is fixed.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use serde_json::Value;
+use std::process::Command;
+
+fn tables(scenario: &str, extra: &[&str]) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("scenario.toml");
+    std::fs::write(&file, scenario).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_paramill"))
+        .args(["sim", "run", file.to_str().unwrap(), "--json"])
+        .args(extra)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["tables"].clone()
+}
+
+const WORLD: &str = r#"
+    seed = 11
+    workers = 3
+    servers = 2
+    cores = 2
+    iterations = 12
+    chunk_elements = 256
+    placement = "uniform"
+
+    [[tables]]
+    name = "dense"
+    shape = [50, 40]
+
+    [[tables]]
+    name = "rows"
+    shape = [300, 7]
+    rows = true
+
+    [compute]
+    step_ms = 1
+"#;
+
+#[test]
+fn the_simulator_and_sockets_agree_bit_for_bit() {
+    for sync in ["bsp", "bsp:overlap=false", "psp:c=3,b=1"] {
+        for optimizer in ["momentum:lr=0.05", "adam:lr=0.01,clip=1", "lars:lr=0.1"] {
+            let scenario = format!("sync = \"{sync}\"\noptimizer = \"{optimizer}\"\n{WORLD}");
+            let simulated = tables(&scenario, &[]);
+            assert_eq!(simulated.as_array().map(Vec::len), Some(2));
+            assert_eq!(simulated, tables(&scenario, &["--sockets"]), "{sync}, {optimizer}");
+        }
+    }
+}
+
+#[test]
+fn faults_change_when_things_happen_and_not_what_comes_of_them() {
+    let calm = format!("optimizer = \"momentum:lr=0.05\"\n{WORLD}");
+    let faults = r#"faults = ["link:reset,p=0.01", "worker=1:slow=3x", "server=1:pause=200ms@300ms"]"#;
+    let troubled = format!("{faults}\n{calm}");
+    let expected = tables(&calm, &[]);
+    assert_eq!(expected, tables(&troubled, &[]), "simulated");
+    assert_eq!(expected, tables(&troubled, &["--sockets"]), "over sockets");
+}
