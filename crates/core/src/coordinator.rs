@@ -99,6 +99,8 @@ struct Member {
     incarnation: u64,
     state: MemberState,
     connected: bool,
+    /// It has connected anew and may have missed what was said meanwhile.
+    behind: bool,
     last_heard: Time,
     last_progress: Time,
     tables: Option<Vec<TableSpec>>,
@@ -139,6 +141,8 @@ pub struct Coordinator {
     next_command: u32,
     barriers: BTreeMap<String, BTreeSet<WorkerId>>,
     gate: Option<Gate>,
+    /// Policies that were set while the job runs, the last one for each glob and server.
+    sets: Vec<(String, Option<ServerId>, String)>,
     queries: Vec<StatusQuery>,
     outputs: VecDeque<Output>,
 }
@@ -161,6 +165,7 @@ impl Coordinator {
             next_command: 0,
             barriers: BTreeMap::new(),
             gate: None,
+            sets: Vec::new(),
             queries: Vec::new(),
             outputs: VecDeque::new(),
         }
@@ -243,6 +248,7 @@ impl Coordinator {
             }
             Some(member) if hello.incarnation == member.incarnation => {
                 member.connected = true;
+                member.behind = true;
                 member.last_heard = now;
                 Ok(Welcome { you: NodeId::Worker(id), incarnation: member.incarnation })
             }
@@ -264,6 +270,7 @@ impl Coordinator {
                     incarnation,
                     state: MemberState::Joining,
                     connected: true,
+                    behind: false,
                     last_heard: now,
                     last_progress: now,
                     tables: None,
@@ -443,8 +450,9 @@ impl Coordinator {
             }
             Control::Ready => {
                 self.shards.entry(id).or_default().ready = true;
+                // It may have missed what was said while it was away.
+                self.catch_up(NodeId::Shard(id));
                 if self.started {
-                    // It missed membership changes while it was away.
                     let members = self.members();
                     self.send(NodeId::Shard(id), &members);
                 } else if self.shards.values().all(|shard| shard.ready) {
@@ -468,8 +476,17 @@ impl Coordinator {
         let plan = Control::Plan(Box::new(self.plan.clone().expect("shards are ready for a plan")));
         for member in self.workers.values_mut().filter(|member| member.state == MemberState::Joining) {
             member.state = MemberState::Running;
+            // What was set between plan and start is not in the plan.
+            member.behind = true;
         }
         self.tell_workers(&plan);
+    }
+
+    /// Says again which policies were set.
+    fn catch_up(&mut self, node: NodeId) {
+        for (table, server, sync) in self.sets.clone() {
+            self.send(node, &Control::SetSync { table, server, sync });
+        }
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, report: WorkerReport) {
@@ -478,6 +495,9 @@ impl Coordinator {
                 member.last_progress = now;
             }
             member.report = report;
+            if std::mem::take(&mut member.behind) {
+                self.catch_up(NodeId::Worker(worker));
+            }
         }
     }
 
@@ -500,6 +520,8 @@ impl Coordinator {
             Control::StatusQuery => self.query_status(now, asker),
             Control::SetSync { table, server, sync } => match self.check_set(&table, server, &sync) {
                 Ok(sentence) => {
+                    self.sets.retain(|(known, only, _)| (known, only) != (&table, &server));
+                    self.sets.push((table.clone(), server, sync.clone()));
                     let message = Control::SetSync { table, server, sync };
                     self.tell_shards(&message);
                     self.tell_workers(&message);
