@@ -1,6 +1,8 @@
 //! Jobs as separate processes over loopback TCP: they train, they can be asked and changed, they fail with a name,
 //! and they leave nothing behind.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};

@@ -1,6 +1,8 @@
 //! One scenario file, two drivers: the simulator and loopback TCP end with the same parameters, bit for bit, where the
 //! order of additions is fixed.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
 use serde_json::Value;
 use std::process::Command;
 

@@ -267,8 +267,7 @@ impl Shard {
         let outcome = match part.is_initialised() {
             true => part.controller.pull(now, pull.worker, pull.clock, token),
             // Pulls that come before the initial values wait for them; they are not delayed by a condition.
-            false if self.members.contains_key(&WorkerId::FIRST) => PullOutcome::Wait,
-            false => return Err(part.orphaned()),
+            false => PullOutcome::Wait,
         };
         match outcome {
             PullOutcome::Answer { .. } => self.answer(&pull),
@@ -317,19 +316,6 @@ impl Shard {
             let (worker, request) = (pull.worker, pull.request);
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, TableId(table as u32), request, &fault);
-            }
-        }
-    }
-
-    /// The initial values will never come: who waits for them is told.
-    fn refuse_first_pulls(&mut self) {
-        for table in 0..self.tables.len() {
-            if self.tables[table].is_initialised() {
-                continue;
-            }
-            let fault = self.tables[table].orphaned();
-            for pull in self.take_pulls(table) {
-                self.refuse(pull.worker, TableId(table as u32), pull.request, &fault);
             }
         }
     }
@@ -419,7 +405,7 @@ impl Shard {
         if let Err(why) = plan.check() {
             let error =
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
-            return self.stop(Some(error));
+            return self.fail(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.members = plan.workers.iter().copied().collect();
@@ -434,8 +420,8 @@ impl Shard {
             match TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed) {
                 Ok(part) => self.tables.push(part),
                 Err(error) => {
-                    let error = Some(format!("table `{}`: {error}", spec.name));
-                    return self.stop(error);
+                    let error = format!("table `{}`: {error}", spec.name);
+                    return self.fail(error);
                 }
             }
         }
@@ -454,14 +440,11 @@ impl Shard {
                 table.remove_worker(now, *worker);
             }
         }
-        if gone.contains(&WorkerId::FIRST) {
-            self.refuse_first_pulls();
-        }
         if !gone.is_empty() {
             (0..self.tables.len()).for_each(|table| self.settle(now, table));
         }
         let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
-        if gone.contains(&WorkerId(0))
+        if gone.contains(&WorkerId::FIRST)
             && let Some(part) = self.tables.iter().find(is_waiting)
         {
             let table = &part.spec.name;
@@ -481,6 +464,8 @@ impl Shard {
                 continue;
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
+                // It may be told again after a broken connection; that is no switch.
+                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
                 Ok(policy) => {
                     self.tables[table].set_sync(now, policy);
                     self.settle(now, table);
@@ -491,16 +476,29 @@ impl Shard {
         self.send_report(now);
     }
 
+    /// Something is wrong here: the coordinator is told, so that the job ends with the reason.
+    fn fail(&mut self, error: String) {
+        if self.coordinator.is_up() {
+            self.tell_coordinator(&Control::Stop { error: Some(error.clone()) });
+        }
+        self.stop(Some(error));
+    }
+
     fn stop(&mut self, error: Option<String>) {
-        self.stopped = true;
-        self.outputs.push_back(Output::Stop { error });
+        if !std::mem::replace(&mut self.stopped, true) {
+            self.outputs.push_back(Output::Stop { error });
+        }
     }
 
     fn send_report(&mut self, now: Time) {
         self.next_report = now + limits::HEARTBEAT_EVERY;
-        if let Some(report) = self.report(now) {
-            self.tell_coordinator(&Control::ShardReport(Box::new(report)));
+        let Some(mut report) = self.report(now) else { return };
+        let mut message = frame(Kind::Control, &Control::ShardReport(Box::new(report.clone())));
+        if !control::fits(&message) {
+            report.tables.clear();
+            message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame: message });
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
@@ -556,7 +554,7 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
         match peer {
-            NodeId::Coordinator if why.is_final() => self.stop(Some(why.to_string())),
+            NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
             NodeId::Worker(worker) => {
                 self.pulls.retain(|(_, of, _), _| *of != worker);
@@ -587,7 +585,7 @@ impl Role for Shard {
         }
         self.outputs.extend(self.coordinator.poll(now));
         if let Some(sentence) = self.coordinator.overdue(now) {
-            self.stop(Some(sentence));
+            self.fail(sentence);
         }
         while let Some(&(at, table)) = self.timers.first()
             && at <= now

@@ -22,6 +22,15 @@ impl Buffer {
         Buffer { pages: vec![Page::zeroed(); len.div_ceil(PAGE_ELEMENTS)], len }
     }
 
+    /// Like [`Buffer::zeroed`], for lengths that others decide; `None` when the machine does not have so much memory.
+    pub fn try_zeroed(len: usize) -> Option<Buffer> {
+        let count = len.div_ceil(PAGE_ELEMENTS);
+        let mut pages = Vec::new();
+        pages.try_reserve_exact(count).ok()?;
+        pages.resize(count, Page::zeroed());
+        Some(Buffer { pages, len })
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
@@ -71,6 +80,9 @@ mod tests {
             assert_eq!(buffer.as_slice().as_ptr() as usize % 4096, 0);
             assert!(buffer.as_slice().iter().all(|&x| x == 0.0));
             assert_eq!(buffer.as_bytes().len(), len * 4);
+            assert_eq!(Buffer::try_zeroed(len), Some(buffer));
         }
+        assert_eq!(Buffer::try_zeroed(usize::MAX), None);
+        assert_eq!(Buffer::try_zeroed(usize::MAX / 8), None);
     }
 }

@@ -107,7 +107,9 @@ pub struct Worker {
     requests: BTreeMap<u64, Request>,
     buffers: BTreeMap<u64, (Arc<Buffer>, usize)>,
     tickets: BTreeMap<Ticket, Pending>,
-    barriers: BTreeMap<String, Ticket>,
+    /// Barriers that are not reached yet, with their numbers.
+    barriers: BTreeMap<String, (u64, Ticket)>,
+    last_barrier: u64,
     status_tickets: Vec<Ticket>,
     status: Option<Status>,
     leaving: Option<Ticket>,
@@ -142,6 +144,7 @@ impl Worker {
             buffers: BTreeMap::new(),
             tickets: BTreeMap::new(),
             barriers: BTreeMap::new(),
+            last_barrier: 0,
             status_tickets: Vec::new(),
             status: None,
             leaving: None,
@@ -345,9 +348,29 @@ impl Worker {
     /// Waits for all live workers to reach the same name.
     pub fn barrier(&mut self, now: Time, name: &str) -> Result<Ticket, WorkerError> {
         self.check_started()?;
+        let order = |why: String| Err(WorkerError::Order(why));
+        if name.len() > limits::MAX_NAME_BYTES {
+            return order(format!("a barrier's name has at most {} bytes", limits::MAX_NAME_BYTES));
+        }
+        if self.barriers.get(name).is_some_and(|(_, ticket)| self.tickets.contains_key(ticket)) {
+            return order(format!("barrier `{name}` is waited for already"));
+        }
+        if self.barriers.len() >= limits::MAX_BARRIERS && !self.barriers.contains_key(name) {
+            return order(format!("at most {} barriers can be waited for at a time", limits::MAX_BARRIERS));
+        }
         let ticket = self.ticket(now, format!("barrier `{name}`"), 0, 1);
-        self.barriers.insert(name.to_owned(), ticket);
-        self.tell_coordinator(&Control::Barrier { name: name.to_owned() });
+        match self.barriers.get_mut(name) {
+            // A wait for it was given up; to the others this worker has been there since.
+            Some(waiting) => waiting.1 = ticket,
+            None => {
+                self.last_barrier += 1;
+                self.barriers.insert(name.to_owned(), (self.last_barrier, ticket));
+                if self.coordinator.is_up() {
+                    let message = Control::Barrier { name: name.to_owned(), number: self.last_barrier };
+                    self.tell_coordinator(&message);
+                }
+            }
+        }
         Ok(ticket)
     }
 
@@ -356,7 +379,9 @@ impl Worker {
         self.check_alive()?;
         let ticket = self.ticket(now, "the job's status", 0, 1);
         self.status_tickets.push(ticket);
-        self.tell_coordinator(&Control::StatusQuery);
+        if self.coordinator.is_up() {
+            self.tell_coordinator(&Control::StatusQuery);
+        }
         Ok(ticket)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Blocks are separated by empty lines; lines that begin with `#` are for the reader. `start N MODEL` begins anew with
 //! N workers. `push w0 3` is worker 0's gradient of iteration 3, `pull w0 4` asks after 4 iterations. With
-//! `PARAMILL_REGENERATE=1` in the environment the expected parts are written anew: read the difference before you
+//! `REGENERATE_GOLDEN=1` in the environment the expected parts are written anew: read the difference before you
 //! commit it.
 
 #[path = "consistency/world.rs"]
@@ -73,7 +73,7 @@ fn run(world: &mut World, block: &str) -> String {
 
 #[expect(clippy::disallowed_methods, reason = "a test may ask its environment")]
 fn regenerate() -> bool {
-    std::env::var("PARAMILL_REGENERATE").is_ok_and(|value| value == "1")
+    std::env::var("REGENERATE_GOLDEN").is_ok_and(|value| value == "1")
 }
 
 #[expect(clippy::disallowed_methods, reason = "rewriting expectations is asked for explicitly")]

@@ -1,5 +1,7 @@
 //! Servers and workers over both transports: real threads, real sockets.
 
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
 use paramill_core::coordinator::JobConfig;
 use paramill_core::registry::Registry;
 use paramill_core::table::{Order, TablePolicy, TableSpec};

@@ -3,32 +3,62 @@
 //! A worker reports once all servers acknowledged its pushes, and pulls when the scheduler lets it go. The scheduler
 //! judges by the very controller that a shard would use.
 
-use crate::consistency::{Controller, PullOutcome, SyncPolicy};
+use crate::consistency::{Admit, Controller, PullOutcome, SyncPolicy};
+use crate::limits;
 use crate::types::{Clock, Time, WorkerId};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug)]
 pub(super) struct Gate {
     controller: Controller,
+    /// How many clocks of each worker wait.
+    waiting: BTreeMap<WorkerId, usize>,
     open: VecDeque<(WorkerId, Clock)>,
 }
 
 impl Gate {
     pub(super) fn new(policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Gate {
-        Gate { controller: Controller::new(policy, workers, seed), open: VecDeque::new() }
+        let controller = Controller::new(policy, workers, seed);
+        Gate { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
     }
 
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock) {
-        let admit = self.controller.admit(worker, clock);
+        let known = self.controller.state().worker(worker).and_then(|known| known.pushed());
+        let v_train = self.controller.state().v_train();
+        let admit = match self.controller.admit(worker, clock) {
+            // The scheduler keeps no gradients, so that a worker may be further ahead of it than of a server.
+            Admit::TooFarAhead if clock <= v_train.saturating_add(limits::MAX_CLOCK_SKIP) => {
+                Admit::Round(clock)
+            }
+            Admit::TooFarAhead | Admit::UnknownWorker => return,
+            // Who says something again after a broken connection speaks of its last clock.
+            Admit::Duplicate if known != Some(clock) => return,
+            admit => admit,
+        };
         self.controller.push(now, worker, clock, admit, None);
         self.settle(now);
+        let waiting = self.waiting.entry(worker).or_default();
+        if *waiting >= limits::MAX_PENDING_PULLS {
+            // Whoever is let go after a clock is let go after all clocks before it.
+            self.controller.cancel(worker);
+            *waiting = 0;
+        }
         // The token is the clock: a worker waits for one at a time.
-        if let PullOutcome::Answer { .. } = self.controller.pull(now, worker, clock + 1, clock) {
-            self.open.push_back((worker, clock));
+        match self.controller.pull(now, worker, clock.saturating_add(1), clock) {
+            PullOutcome::Answer { .. } => self.open.push_back((worker, clock)),
+            PullOutcome::Wait => *waiting += 1,
+        }
+    }
+
+    pub(super) fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
+        if policy.to_string() != self.controller.policy().to_string() {
+            self.controller.set_policy(now, policy);
+            self.settle(now);
         }
     }
 
     pub(super) fn remove(&mut self, now: Time, worker: WorkerId) {
+        self.waiting.remove(&worker);
         self.controller.remove_worker(now, worker);
         self.settle(now);
     }
@@ -49,6 +79,9 @@ impl Gate {
     fn settle(&mut self, now: Time) {
         loop {
             while let Some(released) = self.controller.poll_released() {
+                if let Some(waiting) = self.waiting.get_mut(&released.worker) {
+                    *waiting = waiting.saturating_sub(1);
+                }
                 self.open.push_back((released.worker, released.token));
             }
             if self.controller.advance(now).is_none() {

@@ -65,9 +65,10 @@ impl TablePart {
         chunks: impl Iterator<Item = (u32, Chunk)>,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
-    ) -> Result<TablePart, SpecError> {
-        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync)?;
-        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer)?;
+    ) -> Result<TablePart, String> {
+        let text = |error: SpecError| error.to_string();
+        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
+        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
         let mut elements = 0;
         let chunks: Vec<LocalChunk> = chunks
             .map(|(number, chunk)| {
@@ -76,7 +77,14 @@ impl TablePart {
                 LocalChunk { number, table_start: chunk.start, start, len: chunk.len as usize, steps: 0 }
             })
             .collect();
-        let slots = (0..optimizer.slots()).map(|_| Buffer::zeroed(elements)).collect();
+        let take = || {
+            Buffer::try_zeroed(elements).ok_or_else(|| {
+                let megabytes = (1 + optimizer.slots()) as u64 * elements as u64 * 4 / 1_000_000;
+                format!("{megabytes} MB of parameters and optimizer state do not fit this server's memory")
+            })
+        };
+        let parameters = take()?;
+        let slots = (0..optimizer.slots()).map(|_| take()).collect::<Result<_, _>>()?;
         Ok(TablePart {
             width: spec.row_elements() as usize,
             spec,
@@ -84,7 +92,7 @@ impl TablePart {
             optimizer,
             policy,
             chunks,
-            parameters: Buffer::zeroed(elements),
+            parameters,
             slots,
             rounds: BTreeMap::new(),
             spare: None,
@@ -282,16 +290,6 @@ impl TablePart {
                 Err(self.shape_fault(format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4)))
             }
         }
-    }
-
-    /// The initial values were to come from a worker that is gone.
-    pub(super) fn orphaned(&self) -> Fault {
-        let message = format!(
-            "{} is gone and did not send the initial values of table `{}`; start the job anew",
-            WorkerId::FIRST,
-            self.spec.name
-        );
-        Fault { cause: Cause::JobOver, message }
     }
 
     fn shape_fault(&self, found: String) -> Fault {

@@ -52,10 +52,12 @@ pub enum Control {
         /// The iteration that was pushed.
         clock: Clock,
     },
-    /// Worker to coordinator: I am at this barrier.
+    /// Worker to coordinator: I am at this barrier. Said again after a broken connection.
     Barrier {
         /// Its name.
         name: String,
+        /// Counts the barriers that this worker came to, from 1.
+        number: u64,
     },
     /// Coordinator to live workers: all of them reached it.
     BarrierReached {

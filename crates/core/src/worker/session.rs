@@ -141,8 +141,8 @@ impl Worker {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Go { clock } => self.let_go(clock),
             Control::BarrierReached { name } => {
-                let ticket = self.barriers.remove(&name);
-                self.settle_answer(ticket);
+                let reached = self.barriers.remove(&name);
+                self.settle_answer(reached.map(|(_, ticket)| ticket));
             }
             Control::Status(status) => {
                 self.status = Some(*status);
@@ -277,10 +277,13 @@ impl Worker {
         if self.start.is_some() && self.plan.is_none() {
             self.send_declaration();
         }
-        let names: Vec<String> = self.barriers.keys().cloned().collect();
-        for name in names {
-            self.tell_coordinator(&Control::Barrier { name });
-        }
+        let mut barriers: Vec<_> = self.barriers.iter().map(|(name, (number, _))| (*number, name)).collect();
+        barriers.sort_unstable();
+        let messages: Vec<Control> = barriers
+            .into_iter()
+            .map(|(number, name)| Control::Barrier { name: name.clone(), number })
+            .collect();
+        messages.iter().for_each(|message| self.tell_coordinator(message));
         if !self.status_tickets.is_empty() {
             self.tell_coordinator(&Control::StatusQuery);
         }

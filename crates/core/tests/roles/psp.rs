@@ -9,7 +9,7 @@ const ELEMENTS: usize = 32;
 /// Pushes the same gradient everywhere and ends the iteration.
 fn iterate(pump: &mut Pump, worker: usize) -> Ticket {
     let now = pump.now;
-    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).unwrap();
+    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).expect("it fits");
     pump.workers[worker].clock();
     pump.run();
     ticket

@@ -2,10 +2,11 @@
 
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
-use paramill_core::role::{Lost, Output, Role};
+use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::{NodeId, TableId, Time};
-use paramill_core::wire::{Header, Party};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Control, Header, Hello, Kind, Party};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,6 +23,11 @@ pub(crate) struct Pump {
     pub(crate) cut: BTreeSet<(usize, usize)>,
     names: BTreeMap<(usize, NodeId), usize>,
     wires: VecDeque<(usize, usize, Header, Vec<u8>)>,
+}
+
+fn new_worker(now: Time, job: &str) -> Worker {
+    let config = WorkerConfig { job: job.into(), rank: None, coordinator: "coordinator".into() };
+    Worker::new(now, config, Arc::new(Registry::builtin()))
 }
 
 /// Node 0 is the coordinator, then the shards, then the workers.
@@ -45,12 +51,7 @@ impl Pump {
                 Shard::new(Time::ZERO, config, registry.clone())
             })
             .collect();
-        let workers = (0..workers)
-            .map(|_| {
-                let config = WorkerConfig { job: job.clone(), rank: None, coordinator: "coordinator".into() };
-                Worker::new(Time::ZERO, config, registry.clone())
-            })
-            .collect();
+        let workers = (0..workers).map(|_| new_worker(Time::ZERO, &job)).collect();
         Pump {
             now: Time::ZERO,
             coordinator: Coordinator::new(config, registry),
@@ -66,6 +67,32 @@ impl Pump {
 
     pub(crate) fn worker_node(&self, worker: usize) -> usize {
         1 + self.shards.len() + worker
+    }
+
+    /// Another worker process comes; its index in `workers`.
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn add_worker(&mut self, job: &str) -> usize {
+        self.workers.push(new_worker(self.now, job));
+        self.workers.len() - 1
+    }
+
+    /// Puts a frame on the wire as if `from` had sent it.
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn inject(&mut self, from: usize, to: usize, frame: Frame) {
+        let payload = frame.body.bytes().expect("an injected frame has its bytes with it").to_vec();
+        self.wires.push_back((from, to, frame.header, payload));
+    }
+
+    /// A command says something to the coordinator and goes away.
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn command(&mut self, job: &str, message: &Control) {
+        let hello = Hello { job: job.into(), from: Party::Command, incarnation: 0 };
+        let you = self.coordinator.accept(self.now, &hello).expect("commands are welcome").you;
+        let Frame { header, body } = frame(Kind::Control, message);
+        let payload = body.bytes().expect("a control frame has its bytes with it");
+        self.coordinator.handle_frame(self.now, you, &header, payload);
+        self.coordinator.handle_disconnected(self.now, you, &Lost::Broken("done".into()));
+        self.run();
     }
 
     /// Declares the same tables on all workers and starts the job.

@@ -45,7 +45,7 @@ impl ExactlyOnce {
 
     /// What an element of a dense table holds of its worker after that worker's first `pushes` pushes.
     fn dense_tags(&self, element: u64, pushes: Clock) -> f32 {
-        let is_count = element % 2 == 0;
+        let is_count = element.is_multiple_of(2);
         if is_count { pushes as f32 } else { (pushes * (pushes + 1) / 2) as f32 }
     }
 

@@ -39,6 +39,10 @@ impl Toy {
 }
 
 impl Role for Toy {
+    fn node(&self) -> Option<NodeId> {
+        None
+    }
+
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         match hello.from {
             Party::Worker { rank: Some(rank) } if hello.job == "toy" => {

@@ -8,6 +8,7 @@ use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, TableId, WorkerId};
 use paramill_core::worker::Gradient;
+use paramill_node::admin::Admin;
 use paramill_node::client::{Handle, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -17,11 +18,15 @@ use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const JOB: &str = "scenario";
 /// The end of a job waits for the slowest worker.
 const END_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How long the coordinator may take for an answer.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How it ended.
 #[derive(Serialize)]
@@ -32,12 +37,19 @@ struct SocketReport {
     sync: SyncStats,
 }
 
+/// What rank 0 finds out at the end.
+struct End {
+    tables: Vec<TableOutcome>,
+    sync: SyncStats,
+}
+
 pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     let registry = Arc::new(Registry::builtin());
     let servers = start_servers(scenario, &registry)?;
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
     let began = Instant::now();
-    let results: Vec<Result<Option<(Vec<TableOutcome>, SyncStats)>>> = std::thread::scope(|scope| {
+    let over = AtomicBool::new(false);
+    let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..scenario.workers)
             .map(|rank| {
                 let (url, registry) = (url.clone(), registry.clone());
@@ -46,10 +58,14 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
                 })
             })
             .collect();
-        workers
+        let switches = scope.spawn(|| switch_models(scenario, &url, &over));
+        let mut results: Vec<Result<Option<End>>> = workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))))
-            .collect()
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        results.push(switches.join().unwrap_or_else(|_| Err(anyhow!("a switch panicked"))).map(|()| None));
+        results
     });
     let seconds = began.elapsed().as_secs_f64();
     let mut end = None;
@@ -59,7 +75,7 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     for server in servers {
         server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
     }
-    let (tables, sync) = end.context("worker 0 saw no end")?;
+    let End { tables, sync } = end.context("worker 0 saw no end")?;
     print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
 }
 
@@ -85,13 +101,25 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
     Ok(servers)
 }
 
+/// Changes the consistency model when the scenario says so, as `paramill set` would.
+fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result<()> {
+    let began = Instant::now();
+    let mut switches = scenario.switches.clone();
+    switches.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    for switch in switches {
+        while began.elapsed().as_secs_f64() < switch.at_s {
+            if over.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Admin::connect(url, ADMIN_TIMEOUT)?.set_sync(&switch.table, switch.server, &switch.sync)?;
+    }
+    Ok(())
+}
+
 /// One worker; rank 0 returns the final parameters and what the servers counted.
-fn work(
-    scenario: &Scenario,
-    rank: WorkerId,
-    url: JobUrl,
-    registry: Arc<Registry>,
-) -> Result<Option<(Vec<TableOutcome>, SyncStats)>> {
+fn work(scenario: &Scenario, rank: WorkerId, url: JobUrl, registry: Arc<Registry>) -> Result<Option<End>> {
     let faults = scenario.fault_plan()?;
     let options = JobOptions {
         rank: Some(rank),
@@ -162,7 +190,7 @@ fn fetch(
     Ok((rows, values))
 }
 
-fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<(Vec<TableOutcome>, SyncStats)> {
+fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<End> {
     let mut tables = Vec::new();
     for (table, spec) in (0..).map(TableId).zip(specs) {
         let rows = job.pull_now(table)?.wait_rows(timeout)?;
@@ -172,7 +200,7 @@ fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<(Vec<Table
     let status = job.status()?;
     let mut sync = SyncStats::default();
     status.shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
-    Ok((tables, sync))
+    Ok(End { tables, sync })
 }
 
 fn print(report: &SocketReport, output: &Output) -> Result<(), Failure> {

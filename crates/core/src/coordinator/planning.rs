@@ -1,0 +1,257 @@
+//! From declarations to a plan that everybody follows.
+
+use super::Coordinator;
+use super::gate::Gate;
+use crate::consistency::SyncPolicy;
+use crate::limits;
+use crate::role::Output;
+use crate::spec::Spec;
+use crate::status::MemberState;
+use crate::table::{PolicyOverride, TableSpec, glob_matches};
+use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::wire::control::{self, frame};
+use crate::wire::{Cause, Control, Fault, Kind, Plan};
+use std::collections::BTreeSet;
+
+impl Coordinator {
+    /// A worker's tables. Those of the first to declare some are what the others' are compared with.
+    pub(super) fn declare(&mut self, now: Time, worker: WorkerId, tables: Vec<TableSpec>) {
+        if self.plan.is_some() {
+            // Its plan got lost with a connection.
+            return if self.started {
+                self.send_plan(NodeId::Worker(worker));
+            };
+        }
+        if let Err(message) = self.check_declaration(worker, &tables) {
+            let fault = Fault { cause: Cause::Declaration, message };
+            self.outputs
+                .push_back(Output::Send { to: NodeId::Worker(worker), frame: frame(Kind::Error, &fault) });
+            return;
+        }
+        if let Some(member) = self.workers.get_mut(&worker) {
+            member.declared = true;
+        }
+        self.tables = tables;
+        self.try_plan(now);
+    }
+
+    fn check_declaration(&self, worker: WorkerId, tables: &[TableSpec]) -> Result<(), String> {
+        if tables.is_empty() || tables.len() > limits::MAX_TABLES {
+            return Err(format!(
+                "{worker} declared {} tables; expected 1 to {}",
+                tables.len(),
+                limits::MAX_TABLES
+            ));
+        }
+        if let Some(other) = self.workers.iter().find(|(id, member)| **id != worker && member.declared) {
+            return self.compare_declaration(worker, tables, *other.0);
+        }
+        let mut names = BTreeSet::new();
+        for table in tables {
+            table.check()?;
+            if !names.insert(&table.name) {
+                return Err(format!("{worker} declared table `{}` twice", table.name));
+            }
+            if let Some(rule) = &table.policy {
+                let fits = self.config.check_rule(&self.registry, rule);
+                fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_declaration(
+        &self,
+        worker: WorkerId,
+        tables: &[TableSpec],
+        other: WorkerId,
+    ) -> Result<(), String> {
+        let theirs = &self.tables;
+        if theirs.len() != tables.len() {
+            return Err(format!("{worker} declared {} tables, {other} {}", tables.len(), theirs.len()));
+        }
+        match tables.iter().zip(theirs).find(|(mine, theirs)| mine != theirs) {
+            Some((mine, theirs)) => {
+                mine.check()?;
+                Err(format!(
+                    "{worker} declared table `{}` of shape {:?}, {other} declared `{}` of shape {:?} in its place; \
+                     all workers must declare the same tables in the same order",
+                    mine.name, mine.shape, theirs.name, theirs.shape
+                ))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the plan once everybody is here, and gives it to the shards first.
+    pub(super) fn try_plan(&mut self, now: Time) {
+        let workers_here = self.workers.len() == self.config.workers as usize
+            && self.workers.values().all(|member| member.connected && member.declared);
+        if self.plan.is_some() || !workers_here || self.complete_servers() < self.config.servers as usize {
+            return;
+        }
+        let plan = self.make_plan();
+        let message = Control::Plan(Box::new(plan.clone()));
+        let fits = match control::fits(&frame(Kind::Control, &message)) {
+            true => plan.check(),
+            false => Err(format!(
+                "{} tables on {} servers make more than a message of {} bytes can say: use fewer tables, or a \
+                 placement that keeps them whole",
+                plan.tables.len(),
+                self.config.servers,
+                limits::MAX_CONTROL_BYTES
+            )),
+        };
+        if let Err(why) = fits {
+            return self.end(Some(format!("the job cannot be planned: {why}")));
+        }
+        let sync =
+            SyncPolicy::parse(&self.registry.consistency, &plan.policy_of(TableId(0), ServerId(0)).sync);
+        let sync = sync.expect("checked before the job started");
+        if !sync.overlap {
+            self.gate = Some(Gate::new(sync, self.workers.keys().copied(), plan.seed));
+        }
+        self.epoch = 1;
+        self.plan = Some(plan);
+        for member in self.workers.values_mut() {
+            member.last_progress = now;
+        }
+        let shards: Vec<ShardId> = self.shards.keys().copied().collect();
+        shards.into_iter().for_each(|id| self.send_plan(NodeId::Shard(id)));
+    }
+
+    fn make_plan(&self) -> Plan {
+        let placement = Spec::parse(&self.config.placement)
+            .and_then(|spec| self.registry.placement.build(&spec))
+            .expect("checked before the job started");
+        let sizes: Vec<_> = self.tables.iter().map(TableSpec::size).collect();
+        let address =
+            |id: &ShardId| self.shards[id].address.clone().expect("a complete server is registered");
+        Plan {
+            epoch: 1,
+            parts: placement.place(&sizes, self.config.servers),
+            tables: self.tables.clone(),
+            shards: self.shards.keys().map(|id| (*id, address(id))).collect(),
+            chunk_elements: self.config.chunk_elements,
+            workers: self.workers.iter().map(|(id, member)| (*id, member.incarnation)).collect(),
+            policy: self.config.policy.clone(),
+            overrides: self.config.overrides.clone(),
+            seed: self.config.seed,
+        }
+    }
+
+    /// Sends the plan, once on each connection.
+    pub(super) fn send_plan(&mut self, to: NodeId) {
+        let has_plan = match to {
+            NodeId::Worker(id) => self.workers.get_mut(&id).map(|member| &mut member.has_plan),
+            NodeId::Shard(id) => self.shards.get_mut(&id).map(|shard| &mut shard.has_plan),
+            NodeId::Coordinator | NodeId::Admin(_) => None,
+        };
+        if let (Some(plan), Some(has_plan @ false)) = (&self.plan, has_plan) {
+            *has_plan = true;
+            let message = Control::Plan(Box::new(plan.clone()));
+            self.send(to, &message);
+        }
+    }
+
+    /// A shard has the plan in place. After a broken connection it also hears what it may have missed.
+    pub(super) fn take_ready(&mut self, id: ShardId) {
+        let (Some(_), Some(shard)) = (&self.plan, self.shards.get_mut(&id)) else { return };
+        shard.ready = true;
+        if self.epoch > 1 {
+            let members = self.members();
+            self.send(NodeId::Shard(id), &members);
+        }
+        self.repeat_switches(NodeId::Shard(id));
+        if !self.started && self.shards.values().all(|shard| shard.ready) {
+            self.start();
+        }
+    }
+
+    fn start(&mut self) {
+        self.started = true;
+        for member in self.workers.values_mut().filter(|member| member.state == MemberState::Joining) {
+            member.state = MemberState::Running;
+        }
+        let workers: Vec<WorkerId> = self.live().collect();
+        workers.into_iter().for_each(|id| self.send_plan(NodeId::Worker(id)));
+    }
+
+    /// Switches a consistency model, for those who are here and for those who come back.
+    pub(super) fn set_sync(
+        &mut self,
+        now: Time,
+        table: String,
+        server: Option<ServerId>,
+        sync: String,
+    ) -> Result<String, String> {
+        let sentence = self.check_switch(&table, server, &sync)?;
+        let first = self.config.overrides.len();
+        let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
+        let replaced = |rule: &PolicyOverride| rule.table == table && rule.server == server;
+        if let Some(old) = plan.overrides.iter().skip(first).position(replaced) {
+            plan.overrides.remove(first + old);
+        }
+        let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
+        let message = switch(&rule);
+        plan.overrides.push(rule);
+        let first_sync = plan.policy_of(TableId(0), ServerId(0)).sync;
+        if let Some(gate) = &mut self.gate
+            && let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, &first_sync)
+        {
+            gate.set_policy(now, policy);
+        }
+        self.open_gate();
+        self.tell_shards(&message);
+        self.tell_workers(&message);
+        Ok(sentence)
+    }
+
+    fn check_switch(&self, glob: &str, server: Option<ServerId>, sync: &str) -> Result<String, String> {
+        let Some(plan) = &self.plan else {
+            return Err(format!("the job has not started ({})", self.phase()));
+        };
+        if glob.len() > limits::MAX_NAME_BYTES || sync.len() > limits::MAX_POLICY_BYTES {
+            return Err(format!(
+                "a glob has at most {} bytes, a consistency model {}",
+                limits::MAX_NAME_BYTES,
+                limits::MAX_POLICY_BYTES
+            ));
+        }
+        if plan.overrides.len() >= limits::MAX_OVERRIDES {
+            return Err(format!("there are {} exceptions already; repeat one of them", plan.overrides.len()));
+        }
+        let policy =
+            SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
+        if policy.overlap != self.gate.is_none() {
+            return Err("`overlap` is fixed when the job starts".into());
+        }
+        let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();
+        if matched == 0 {
+            let names: Vec<&str> = plan.tables.iter().map(|table| table.name.as_str()).take(20).collect();
+            return Err(format!("no table matches `{glob}`; the job has {}", names.join(", ")));
+        }
+        if let Some(server) = server
+            && server.0 >= self.config.servers
+        {
+            return Err(format!(
+                "there is no {server}; the job has servers 0 to {}",
+                self.config.servers - 1
+            ));
+        }
+        let place = server.map_or("all servers".into(), |server| server.to_string());
+        Ok(format!("{matched} tables now use {policy} on {place}"))
+    }
+
+    /// Tells who was away which models were switched since the job began.
+    pub(super) fn repeat_switches(&mut self, to: NodeId) {
+        let overrides = self.plan.iter().flat_map(|plan| &plan.overrides);
+        let switches: Vec<Control> = overrides.skip(self.config.overrides.len()).map(switch).collect();
+        switches.iter().for_each(|message| self.send(to, message));
+    }
+}
+
+fn switch(rule: &PolicyOverride) -> Control {
+    let sync = rule.sync.clone().expect("a switch names a model");
+    Control::SetSync { table: rule.table.clone(), server: rule.server, sync }
+}

@@ -1,0 +1,235 @@
+//! Members that come, go and come back at bad moments.
+
+use super::pump::Pump;
+use super::{W, job, started};
+use paramill_core::registry::Registry;
+use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::types::{ServerId, ShardId, WorkerId};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Control, Kind, Plan};
+use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
+use std::sync::Arc;
+
+const SHARD: usize = 1;
+
+/// Declares one small table and starts; the ticket is due when the job has started.
+fn join(pump: &mut Pump, worker: usize) -> Ticket {
+    pump.workers[worker].declare(TableSpec::dense("w", [20]), vec![0.0; 20]).expect("a table");
+    let ticket = pump.workers[worker].start(pump.now).expect("starts once");
+    pump.run();
+    ticket
+}
+
+#[test]
+fn a_worker_that_goes_before_the_job_starts_leaves_its_place_to_another() {
+    for leaves in [true, false] {
+        let mut pump = Pump::new(job(2, 1, "bsp", "sgd:lr=1"), 1);
+        join(&mut pump, 0);
+        if leaves {
+            pump.workers[0].leave(pump.now);
+            pump.run();
+        }
+        pump.isolate(pump.worker_node(0));
+        let second = join(&mut pump, 1);
+        assert_eq!(pump.outcome(1, second), None, "the job does not start without the first");
+        pump.pass(4.0);
+        let third = pump.add_worker("test");
+        let ticket = join(&mut pump, third);
+        assert_eq!(pump.outcome(third, ticket), Some(Ok(())), "{}", pump.explain(third, ticket));
+        assert_eq!(pump.outcome(1, second), Some(Ok(())));
+    }
+}
+
+#[test]
+fn a_server_that_goes_before_the_job_starts_can_be_replaced() {
+    let mut pump = Pump::new(job(1, 2, "bsp", "sgd:lr=1"), 2);
+    pump.run();
+    pump.isolate(SHARD);
+    pump.isolate(SHARD + 1);
+    pump.cut.clear();
+    let first = join(&mut pump, 0);
+    assert_eq!(pump.outcome(0, first), None);
+    for core in 0..2 {
+        let config = ShardConfig {
+            job: "test".into(),
+            process: 7,
+            server: None,
+            core,
+            cores: 2,
+            address: format!("shard:{core}"),
+            coordinator: "coordinator".into(),
+        };
+        pump.shards[core as usize] = Shard::new(pump.now, config, Arc::new(Registry::builtin()));
+    }
+    pump.run();
+    assert_eq!(pump.outcome(0, first), Some(Ok(())), "{:?}", pump.log);
+}
+
+#[test]
+fn a_job_ends_by_name_when_a_server_stays_away() {
+    let mut pump = started(job(1, 2, "asp", "sgd:lr=1"), 1, 50);
+    pump.isolate(SHARD + 1);
+    pump.pass(31.0);
+    let error = pump.stopped.iter().flatten().next().expect("the coordinator stopped");
+    assert!(error.contains("server 1 core 0 at shard:1 is away for 30 s"), "{error}");
+}
+
+#[test]
+fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
+    let mut pump = Pump::new(job(1, 1, "bsp", "sgd:lr=1"), 1);
+    pump.run();
+    let plan = Plan {
+        epoch: 1,
+        tables: vec![TableSpec::dense("w", [20])],
+        parts: vec![vec![]],
+        shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
+        chunk_elements: 8,
+        workers: vec![(WorkerId(0), 1)],
+        policy: TablePolicy::default(),
+        overrides: vec![],
+        seed: 0,
+    };
+    pump.inject(0, SHARD, frame(Kind::Control, &Control::Plan(Box::new(plan))));
+    pump.run();
+    let reason = "the coordinator's plan cannot be used: the parts of table `w` have 0 elements, it has 20";
+    assert_eq!(pump.stopped.len(), 2);
+    for error in pump.stopped.iter().flatten() {
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn who_waits_for_the_initial_values_of_a_dead_worker_is_told() {
+    let mut pump = Pump::new(job(2, 1, "asp", "sgd:lr=1"), 1);
+    // Worker 0 is whoever comes first; it reaches the coordinator only.
+    let node = pump.worker_node(0);
+    pump.cut.insert((node, SHARD));
+    join(&mut pump, 0);
+    let second = join(&mut pump, 1);
+    assert_eq!(pump.outcome(1, second), None);
+    pump.isolate(node);
+    pump.pass(5.0);
+    match pump.outcome(1, second) {
+        Some(Err(WorkerError::NotAMember(why))) => {
+            assert!(
+                why.contains("worker 0 was gone before the initial values of table `w` were here"),
+                "{why}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nobody_pushes_rows_before_the_initial_values_are_there() {
+    let mut pump = Pump::new(job(2, 1, "asp", "sgd:lr=1"), 1);
+    let node = pump.worker_node(0);
+    pump.cut.insert((node, SHARD));
+    let mut tickets = Vec::new();
+    for worker in 0..2 {
+        pump.workers[worker].declare(TableSpec::sparse("rows", 10, 1), vec![5.0; 10]).unwrap();
+        tickets.push(pump.workers[worker].start(pump.now).unwrap());
+    }
+    pump.run();
+    assert_eq!(pump.outcome(1, tickets[1]), None);
+    pump.cut.clear();
+    pump.pass(1.0);
+    assert_eq!((pump.outcome(0, tickets[0]), pump.outcome(1, tickets[1])), (Some(Ok(())), Some(Ok(()))));
+    pump.workers[1].push(pump.now, W, Gradient::Rows { rows: &[3], values: &[2.0] }, false).unwrap();
+    pump.run();
+    assert_eq!(pump.parameters(W, 10)[2..4], [5.0, 4.0]);
+}
+
+#[test]
+fn who_leaves_with_a_push_under_way_leaves_it_behind() {
+    let mut pump = started(job(2, 1, "asp", "sgd:lr=1"), 1, 20);
+    pump.reset(pump.worker_node(0), SHARD);
+    pump.workers[0].push(pump.now, W, Gradient::Dense(&[2.0; 20]), false).unwrap();
+    let left = pump.workers[0].leave(pump.now);
+    pump.run();
+    assert_eq!(pump.outcome(0, left), None, "the server does not have the push yet");
+    pump.pass(1.0);
+    assert_eq!(pump.outcome(0, left), Some(Ok(())));
+    assert_eq!(pump.parameters(W, 20)[1], 0.0);
+}
+
+#[test]
+fn a_barrier_that_is_reached_while_a_connection_is_down_is_reached_for_all() {
+    let mut pump = started(job(2, 1, "asp", "sgd:lr=1"), 1, 4);
+    for round in 0..3 {
+        let first = pump.workers[0].barrier(pump.now, "again").unwrap();
+        pump.run();
+        let twice = pump.workers[0].barrier(pump.now, "again").unwrap_err();
+        assert!(twice.to_string().contains("barrier `again` is waited for already"), "{twice}");
+        pump.reset(pump.worker_node(0), 0);
+        let second = pump.workers[1].barrier(pump.now, "again").unwrap();
+        pump.run();
+        assert_eq!(pump.outcome(1, second), Some(Ok(())), "round {round}");
+        assert_eq!(pump.outcome(0, first), None, "the news was lost");
+        pump.pass(1.0);
+        assert_eq!(pump.outcome(0, first), Some(Ok(())), "round {round}");
+    }
+    // One that was given up is still waited at.
+    let given_up = pump.workers[0].barrier(pump.now, "late").unwrap();
+    pump.run();
+    pump.workers[0].redeem(given_up);
+    let again = pump.workers[0].barrier(pump.now, "late").unwrap();
+    let second = pump.workers[1].barrier(pump.now, "late").unwrap();
+    pump.run();
+    assert_eq!((pump.outcome(0, again), pump.outcome(1, second)), (Some(Ok(())), Some(Ok(()))));
+}
+
+#[test]
+fn a_barrier_does_not_wait_for_who_left_or_died() {
+    for dies in [true, false] {
+        let mut pump = started(job(3, 1, "asp", "sgd:lr=1"), 1, 4);
+        let tickets: Vec<Ticket> =
+            (0..2).map(|worker| pump.workers[worker].barrier(pump.now, "end").unwrap()).collect();
+        pump.run();
+        assert_eq!(pump.outcome(0, tickets[0]), None);
+        if dies {
+            pump.isolate(pump.worker_node(2));
+        } else {
+            pump.workers[2].leave(pump.now);
+        }
+        pump.pass(5.0);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "dies: {dies}");
+        }
+    }
+}
+
+#[test]
+fn a_switch_reaches_who_was_away() {
+    let mut pump = started(job(1, 2, "bsp", "sgd:lr=1"), 1, 50);
+    pump.isolate(SHARD);
+    pump.reset(pump.worker_node(0), 0);
+    let set =
+        |table: &str, sync: &str| Control::SetSync { table: table.into(), server: None, sync: sync.into() };
+    pump.command("test", &set("w", "ssp:s=3"));
+    pump.command("test", &set("*", "asp"));
+    pump.command("test", &set("w", "psp:c=1,b=0.5"));
+    pump.cut.clear();
+    pump.pass(2.0);
+    for shard in &pump.shards {
+        assert_eq!(shard.report(pump.now).unwrap().tables[0].sync, "psp:c=1,b=0.5");
+    }
+    // The worker knows too: it goes on with half of the blocks.
+    pump.isolate(SHARD);
+    let pull = pump.workers[0].pull(pump.now, W, PullOptions::default()).unwrap();
+    pump.run();
+    assert_eq!(pump.outcome(0, pull), Some(Ok(())));
+}
+
+#[test]
+fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
+    let mut pump = started(job(2, 1, "bsp:overlap=false", "sgd:lr=1"), 1, 20);
+    let ticket = pump.workers[0].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+    pump.workers[0].clock();
+    pump.run();
+    assert_eq!(pump.outcome(0, ticket), None);
+    let sync = "asp:overlap=false".into();
+    pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
+    assert_eq!(pump.outcome(0, ticket), Some(Ok(())), "{}", pump.explain(0, ticket));
+}
