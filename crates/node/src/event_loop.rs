@@ -11,13 +11,13 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
-use crate::transport::tcp::{self, TcpConnection};
+use crate::transport::tcp::{self, ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use injected::{Injected, Trouble};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, ShardId, Time};
 use paramill_core::wire::control::{decode, frame};
-use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome};
+use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome, WireError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
@@ -272,7 +272,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Reads once from a TCP connection. True when there may be more.
     fn read(&mut self, key: u64) -> Result<bool, Lost> {
-        let EventLoop { cell, connections, peers, .. } = self;
+        let EventLoop { cell, setup, connections, peers, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
         let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
         if tcp.is_congested() {
@@ -283,35 +283,48 @@ impl<C: RoleCell> EventLoop<C> {
         let mut replaced = None;
         let mut opened = None;
         let mut refused = None;
-        let more = cell
-            .with(|role| {
-                tcp.receive(|header, payload| match state {
-                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                    State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
-                        Ok(greeting) => {
-                            replies.push(frame(Kind::Welcome, &greeting.welcome));
-                            replaced = greeting.replaced;
-                            opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
-                            *state = State::Open { peer: greeting.welcome.you };
-                        }
-                        Err(refusal) => {
-                            replies.push(frame(Kind::Error, &refusal));
-                            *closing = true;
-                            *state = State::Refused;
-                        }
-                    },
-                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
-                        Ok(welcome) => {
-                            opened = Some((*peer, 0));
-                            role.handle_connected(now, *peer, &welcome);
-                            *state = State::Open { peer: *peer };
-                        }
-                        Err(lost) => refused = Some(lost),
-                    },
-                    State::Refused | State::Connecting { .. } => {}
-                })
+        let received = cell.with(|role| {
+            tcp.receive(|header, payload| match state {
+                State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
+                    Ok(greeting) => {
+                        replies.push(frame(Kind::Welcome, &greeting.welcome));
+                        replaced = greeting.replaced;
+                        opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
+                        *state = State::Open { peer: greeting.welcome.you };
+                    }
+                    Err(refusal) => {
+                        replies.push(frame(Kind::Error, &refusal));
+                        *closing = true;
+                        *state = State::Refused;
+                    }
+                },
+                State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                    Ok(welcome) => {
+                        opened = Some((*peer, 0));
+                        role.handle_connected(now, *peer, &welcome);
+                        *state = State::Open { peer: *peer };
+                    }
+                    Err(lost) => refused = Some(lost),
+                },
+                State::Refused | State::Connecting { .. } => {}
             })
-            .map_err(|error| Lost::Broken(error.to_string()))?;
+        });
+        let more = match received {
+            Ok(more) => more,
+            // A stranger is told why before it is hung up on: its user has to install another release.
+            Err(ReceiveError::Wire(error)) if matches!(state, State::AwaitHello { .. }) => {
+                (setup.log)(&format!("refused a connection: {error}"));
+                replies.push(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
+                *closing = true;
+                *state = State::Refused;
+                false
+            }
+            Err(ReceiveError::Wire(error @ WireError::Version { .. })) => {
+                return Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }));
+            }
+            Err(error) => return Err(Lost::Broken(error.to_string())),
+        };
         replies.into_iter().for_each(|reply| tcp.queue(reply));
         if let Some(lost) = refused {
             return Err(lost);

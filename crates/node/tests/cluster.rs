@@ -199,14 +199,19 @@ fn wrong_peers_are_refused_with_a_reason() {
     let error = wrong_rank.start().unwrap_err().to_string();
     assert!(error.contains("rank 7 is out of range"), "{error}");
 
-    // Another wire version, and a stranger: both are hung up on, and the job does not mind.
+    // Another wire version, and a stranger: both are told why and hung up on, and the job does not mind.
     use std::io::{Read, Write};
-    for first in [*b"PMIL\x09", *b"GET /"] {
+    for (first, reason) in
+        [(*b"PMIL\x09", "wire version 9"), (*b"GET /", "does not speak Paramill's protocol")]
+    {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         stream.write_all(&first).unwrap();
         stream.write_all(&[0; 123]).unwrap();
-        assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0, "hung up");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.contains(reason), "{answer}");
     }
 
     let taken = ServerConfig { coordinate: Some(job.clone()), ..ServerConfig::new("test", address) };
@@ -214,6 +219,25 @@ fn wrong_peers_are_refused_with_a_reason() {
     assert!(error.contains("is in use by another program"), "{error}");
     servers.iter().for_each(Server::stop);
     servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+#[test]
+fn a_coordinator_of_another_release_is_named_at_once() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("paramill://{}/test", listener.local_addr().unwrap()).parse().unwrap();
+    let other_release = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 64]).unwrap();
+        let mut answer = paramill_core::wire::Header::new(paramill_core::wire::Kind::Error).encode();
+        answer[4] = 9;
+        stream.write_all(&answer).unwrap();
+    });
+    let job = Job::init(JobOptions::at(url)).unwrap();
+    job.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    let error = job.start().unwrap_err().to_string();
+    assert!(error.contains("the peer speaks wire version 9, this release speaks 1"), "{error}");
+    other_release.join().unwrap();
 }
 
 #[test]

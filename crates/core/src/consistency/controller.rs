@@ -26,7 +26,7 @@ pub struct Controller {
     rng: Prng,
     /// Since when the model says [`Close::After`] of the open round.
     closing_since: Option<Time>,
-    /// Progress of the fastest worker when the model was set: so far ahead a worker may be by the former model's leave.
+    /// How far the fastest worker may have been when the model was set, by the former model's leave.
     ahead_when_set: Clock,
     /// Delayed pulls by progress, which is the order in which they are answered.
     delayed: BTreeMap<(i64, WorkerId, u64), Delayed>,
@@ -286,10 +286,16 @@ impl Controller {
     /// Another model, from now on. Pulls that wait are judged again, `tau1` of the open round begins again, and what
     /// is aggregated in open rounds stays there and is stepped when they close.
     pub fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
+        // Under partial pulling a worker may have pushed more than this shard has heard of yet.
+        let unheard = match self.policy.model.partial_pull() {
+            Some(_) => limits::MAX_CLOCKS_UNACKNOWLEDGED as Clock,
+            None => 0,
+        };
+        let heard = self.state.fastest().map_or(0, |(_, progress)| progress.max(0) as Clock);
+        self.ahead_when_set = heard + unheard;
         self.policy = policy;
         self.policy.model.observe(&self.state);
         self.closing_since = None;
-        self.ahead_when_set = self.state.fastest().map_or(0, |(_, progress)| progress.max(0) as Clock);
         for ((progress, worker, token), delayed) in std::mem::take(&mut self.delayed) {
             let significance = self.state.worker(worker).and_then(|known| known.significance());
             match self.judge(&PullView { worker, progress, significance }) {

@@ -8,6 +8,7 @@ use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, TableId, WorkerId};
 use paramill_core::worker::Gradient;
+use paramill_node::admin::Admin;
 use paramill_node::client::{Handle, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -17,11 +18,15 @@ use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const JOB: &str = "scenario";
 /// The end of a job waits for the slowest worker.
 const END_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// How long the coordinator may take for an answer.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How it ended.
 #[derive(Serialize)]
@@ -43,6 +48,7 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     let servers = start_servers(scenario, &registry)?;
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
     let began = Instant::now();
+    let over = AtomicBool::new(false);
     let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..scenario.workers)
             .map(|rank| {
@@ -52,10 +58,14 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
                 })
             })
             .collect();
-        workers
+        let switches = scope.spawn(|| switch_models(scenario, &url, &over));
+        let mut results: Vec<Result<Option<End>>> = workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))))
-            .collect()
+            .collect();
+        over.store(true, Ordering::Relaxed);
+        results.push(switches.join().unwrap_or_else(|_| Err(anyhow!("a switch panicked"))).map(|()| None));
+        results
     });
     let seconds = began.elapsed().as_secs_f64();
     let mut end = None;
@@ -89,6 +99,23 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
         servers.push(server::start(config, registry)?);
     }
     Ok(servers)
+}
+
+/// Changes the consistency model when the scenario says so, as `paramill set` would.
+fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result<()> {
+    let began = Instant::now();
+    let mut switches = scenario.switches.clone();
+    switches.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    for switch in switches {
+        while began.elapsed().as_secs_f64() < switch.at_s {
+            if over.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Admin::connect(url, ADMIN_TIMEOUT)?.set_sync(&switch.table, switch.server, &switch.sync)?;
+    }
+    Ok(())
 }
 
 /// One worker; rank 0 returns the final parameters and what the servers counted.
