@@ -115,7 +115,8 @@ impl Worker {
         }
     }
 
-    fn take_fault(&mut self, from: ShardId, header: &Header, fault: Fault) {
+    fn take_fault(&mut self, from: ShardId, header: &Header, mut fault: Fault) {
+        fault.message = control::sentence(fault.message);
         if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
@@ -162,7 +163,7 @@ impl Worker {
             }
             Control::Members { .. } => {}
             Control::Stop { error } => {
-                let why = error.unwrap_or_else(|| "the job is over".into());
+                let why = error.map_or_else(|| "the job is over".into(), control::sentence);
                 self.fail(WorkerError::NotAMember(why));
             }
             other => {
@@ -381,7 +382,9 @@ impl Role for Worker {
                 Err(error) => self.fail(WorkerError::NotAMember(format!("the coordinator: {error}"))),
             },
             (NodeId::Coordinator, Kind::Error) => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.fail(WorkerError::Refused { cause: fault.cause, message: fault.message }),
+                Ok(Fault { cause, message }) => {
+                    self.fail(WorkerError::Refused { cause, message: control::sentence(message) });
+                }
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
             },
             (from, kind) => {
