@@ -139,7 +139,9 @@ impl Coordinator {
             Control::Register { address } => self.register(now, id, address),
             Control::Ready => self.take_ready(id),
             Control::ShardReport(report) => self.take_shard_report(now, id, *report),
-            Control::Stop { error: Some(error) } => self.end(Some(format!("{id}: {error}"))),
+            Control::Stop { error: Some(error) } => {
+                self.end(Some(control::sentence(format!("{id}: {error}"))));
+            }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
         }
     }
@@ -171,7 +173,7 @@ impl Coordinator {
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
-        report.waiting = report.waiting.map(|waiting| shortened(waiting, limits::MAX_REASON_BYTES));
+        report.waiting = report.waiting.map(control::sentence);
         if let Some(member) = self.workers.get_mut(&worker) {
             if report.clock != member.report.clock {
                 member.last_progress = now;
@@ -363,12 +365,4 @@ impl Role for Coordinator {
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
-}
-
-/// At most `limit` bytes of a text, in whole characters.
-fn shortened(mut text: String, limit: usize) -> String {
-    if let Some((end, _)) = text.char_indices().find(|(start, c)| start + c.len_utf8() > limit) {
-        text.truncate(end);
-    }
-    text
 }

@@ -36,7 +36,7 @@ pub const MAX_ROUNDS_AHEAD: u64 = 4;
 pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
 /// Barriers that a worker may wait at.
 pub const MAX_BARRIERS: usize = 64;
-/// Bytes in the sentence that says what a worker waits for.
+/// Bytes in a sentence for people, such as a reason or what a worker waits for.
 pub const MAX_REASON_BYTES: usize = 1024;
 /// Pulls of one table that a worker may have waiting on one shard.
 pub const MAX_PENDING_PULLS: usize = 256;

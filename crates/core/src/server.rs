@@ -388,7 +388,7 @@ impl Shard {
             Control::Members { workers, .. } => self.take_members(now, &workers),
             Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
             Control::ReportRequest => self.send_report(now),
-            Control::Stop { error } => self.stop(error),
+            Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => {
                 let line = format!("ignored a `{}` message from the coordinator", other.name());
                 self.outputs.push_back(Output::Log(line));
@@ -470,7 +470,9 @@ impl Shard {
                     self.tables[table].set_sync(now, policy);
                     self.settle(now, table);
                 }
-                Err(error) => return self.outputs.push_back(Output::Log(format!("set {sync}: {error}"))),
+                Err(error) => {
+                    return self.outputs.push_back(Output::Log(control::sentence(error.to_string())));
+                }
             }
         }
         self.send_report(now);

@@ -11,13 +11,13 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
-use crate::transport::tcp::{self, TcpConnection};
+use crate::transport::tcp::{ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use injected::{Injected, Trouble};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, ShardId, Time};
 use paramill_core::wire::control::{decode, frame};
-use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome};
+use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome, WireError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +35,9 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const READS_PER_TURN: usize = 4;
 /// The loop looks at its stop flag at least this often.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// How long a loop that could not take a connection waits before it tries again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const LISTENER: u64 = 0;
 const MAILBOX: u64 = 1;
@@ -92,8 +95,16 @@ pub(crate) struct EventLoop<C: RoleCell> {
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
     /// Frames that were made late, by the time they leave.
-    late: BTreeMap<(Time, u64), (NodeId, Frame)>,
+    late: BTreeMap<(Time, u64), Late>,
+    /// No connections are taken before this.
+    deaf_until: Option<Time>,
     ending: Option<Ending>,
+}
+
+/// A frame that was made late. It leaves on the connection it was meant for, or not at all.
+struct Late {
+    key: u64,
+    frame: Frame,
 }
 
 /// The connection of a peer, and which life of the peer it is.
@@ -130,6 +141,7 @@ impl<C: RoleCell> EventLoop<C> {
             peers: BTreeMap::new(),
             next_key: MAILBOX + 1,
             late: BTreeMap::new(),
+            deaf_until: None,
             ending: None,
         })
     }
@@ -182,6 +194,9 @@ impl<C: RoleCell> EventLoop<C> {
                 role.handle_timeout(now);
             }
         });
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.listen_again_at(None);
+        }
         self.send_late(now);
         self.carry_out();
         self.expire(now);
@@ -193,7 +208,7 @@ impl<C: RoleCell> EventLoop<C> {
     fn sleep_until(&mut self) -> Duration {
         let now = clock::now();
         let role = self.cell.with(|role| role.next_timeout());
-        let connections = self.connections.values().filter_map(Connection::next_timeout).min();
+        let connections = self.connections.values().filter_map(Connection::handshake_deadline).min();
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
         let late = self.late.keys().next().map(|(at, _)| *at);
         let next =
@@ -203,23 +218,37 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Takes new TCP connections; each must say hello first.
     fn accept_all(&mut self) {
-        let Some(listener) = &self.setup.listener else { return };
         loop {
-            match listener.accept() {
-                Ok((stream, _)) => match TcpConnection::new(stream) {
-                    Ok(tcp) => {
-                        let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                        let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
-                        self.next_key += 1;
-                        self.watch(self.next_key, connection);
-                        return self.accept_all();
-                    }
-                    Err(error) => (self.setup.log)(&format!("cannot take a connection: {error}")),
-                },
+            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
+            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
+                Ok(tcp) => {
+                    let deadline = clock::now() + HANDSHAKE_DEADLINE;
+                    let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
+                    self.next_key += 1;
+                    self.watch(self.next_key, connection);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return (self.setup.log)(&format!("cannot take a connection: {error}")),
+                Err(error) => {
+                    // Most likely out of descriptors: the listener would stay readable and the loop would spin.
+                    (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
+                    return self.listen_again_at(Some(clock::now() + ACCEPT_PAUSE));
+                }
             }
         }
+    }
+
+    /// Stops listening until a time, or begins again.
+    fn listen_again_at(&mut self, at: Option<Time>) {
+        let Some(listener) = &self.setup.listener else { return };
+        let data = epoll::EventData::new_u64(LISTENER);
+        let changed = match at {
+            Some(_) => epoll::delete(&self.epoll, listener),
+            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+        };
+        if let Err(error) = changed {
+            (self.setup.log)(&format!("cannot watch the listener: {error}"));
+        }
+        self.deaf_until = at;
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
@@ -229,7 +258,9 @@ impl<C: RoleCell> EventLoop<C> {
             if let Err(error) =
                 epoll::add(&self.epoll, tcp.stream.as_fd(), epoll::EventData::new_u64(key), flags)
             {
-                return (self.setup.log)(&format!("cannot watch a connection: {error}"));
+                self.connections.insert(key, connection);
+                return self
+                    .drop_connection(key, &Lost::Broken(format!("cannot watch the connection: {error}")));
             }
         }
         self.connections.insert(key, connection);
@@ -272,10 +303,11 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Reads once from a TCP connection. True when there may be more.
     fn read(&mut self, key: u64) -> Result<bool, Lost> {
-        let EventLoop { cell, connections, peers, .. } = self;
+        let EventLoop { cell, setup, connections, peers, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
+        let is_congested = connection.is_congested();
         let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
-        if tcp.is_congested() {
+        if is_congested {
             return Ok(false);
         }
         let now = clock::now();
@@ -283,38 +315,52 @@ impl<C: RoleCell> EventLoop<C> {
         let mut replaced = None;
         let mut opened = None;
         let mut refused = None;
-        let more = cell
-            .with(|role| {
-                tcp.receive(|header, payload| match state {
-                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                    State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
-                        Ok(greeting) => {
-                            replies.push(frame(Kind::Welcome, &greeting.welcome));
-                            replaced = greeting.replaced;
-                            opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
-                            *state = State::Open { peer: greeting.welcome.you };
-                        }
-                        Err(refusal) => {
-                            replies.push(frame(Kind::Error, &refusal));
-                            *closing = true;
-                            *state = State::Refused;
-                        }
-                    },
-                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
-                        Ok(welcome) => {
-                            opened = Some((*peer, 0));
-                            role.handle_connected(now, *peer, &welcome);
-                            *state = State::Open { peer: *peer };
-                        }
-                        Err(lost) => refused = Some(lost),
-                    },
-                    State::Refused | State::Connecting { .. } => {}
-                })
+        let received = cell.with(|role| {
+            tcp.receive(|header, payload| match state {
+                State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
+                    Ok(greeting) => {
+                        replies.push(frame(Kind::Welcome, &greeting.welcome));
+                        replaced = greeting.replaced;
+                        opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
+                        *state = State::Open { peer: greeting.welcome.you };
+                    }
+                    Err(refusal) => {
+                        replies.push(frame(Kind::Error, &refusal));
+                        *closing = true;
+                        *state = State::Refused;
+                    }
+                },
+                State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                    Ok(welcome) => {
+                        opened = Some((*peer, 0));
+                        role.handle_connected(now, *peer, &welcome);
+                        *state = State::Open { peer: *peer };
+                    }
+                    Err(lost) => refused = Some(lost),
+                },
+                State::Refused | State::Connecting { .. } => {}
             })
-            .map_err(|error| Lost::Broken(error.to_string()))?;
+        });
+        let outcome = match (received, refused) {
+            (_, Some(lost)) => Err(lost),
+            (Ok(more), None) => Ok(more),
+            // A stranger is told why before it is hung up on: its user has to install another release.
+            (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
+                (setup.log)(&format!("refused a connection: {error}"));
+                replies.push(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
+                *closing = true;
+                *state = State::Refused;
+                Ok(false)
+            }
+            (Err(ReceiveError::Wire(error @ WireError::Version { .. })), None) => {
+                Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }))
+            }
+            (Err(error), None) => Err(Lost::Broken(error.to_string())),
+        };
         replies.into_iter().for_each(|reply| tcp.queue(reply));
-        if let Some(lost) = refused {
-            return Err(lost);
+        if opened.is_some() {
+            tcp.opened();
         }
         if let Some(old) = replaced {
             self.forget(old);
@@ -322,7 +368,7 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some((peer, incarnation)) = opened {
             self.peers.insert(peer, Peer { key, incarnation });
         }
-        Ok(more)
+        outcome
     }
 
     /// Handles letters of the in-memory transport.
@@ -385,9 +431,7 @@ impl<C: RoleCell> EventLoop<C> {
                 Output::Connect { peer, address } => self.connect(peer, &address),
                 Output::Send { to, frame } => self.send(to, frame),
                 Output::Disconnect { peer } => {
-                    if let Some(connection) =
-                        self.peers.get(&peer).and_then(|peer| self.connections.get_mut(&peer.key))
-                    {
+                    if let Some(connection) = self.connection_of(peer) {
                         connection.closing = true;
                     }
                 }
@@ -415,7 +459,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.connections.insert(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
             return;
         }
-        match TcpConnection::connect(address) {
+        match TcpConnection::connect(address, key as usize) {
             Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
             Err(error) => {
                 let lost = Lost::Broken(error.to_string());
@@ -426,36 +470,42 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Sends a frame, unless a fault says otherwise.
     fn send(&mut self, to: NodeId, frame: Frame) {
-        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(to, frame) };
-        let now = clock::now();
-        match self.injected.fate(me, to, &frame.header) {
-            None => self.dispatch(to, frame),
-            Some(Trouble::Hold(duration)) => {
-                if let Some(connection) = self.connection_of(to) {
-                    connection.hold(now + duration);
-                }
-                self.dispatch(to, frame);
-            }
-            Some(Trouble::Late(duration)) => {
-                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
-                let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
-                self.next_key += 1;
-                self.late.insert((now + duration, self.next_key), (to, frame));
-            }
-            Some(Trouble::Reset) => {
-                if let Some(&Peer { key, .. }) = self.peers.get(&to) {
-                    self.drop_connection(key, &Lost::Broken("reset as injected".into()));
-                }
-            }
+        let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+        if self.injected.is_idle() {
+            return self.dispatch(key, frame);
         }
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame) };
+        let now = clock::now();
+        // What follows a frame that is held waits behind it.
+        if let Some(leaves) = self.connections.get(&key).and_then(|connection| connection.held_at(now)) {
+            return self.make_late(leaves, key, frame);
+        }
+        match self.injected.fate(me, to, &frame.header) {
+            None => self.dispatch(key, frame),
+            Some(Trouble::Hold(duration)) => {
+                let Some(connection) = self.connections.get_mut(&key) else { return };
+                let leaves = connection.hold(now + duration);
+                self.make_late(leaves, key, frame);
+            }
+            Some(Trouble::Late(duration)) => self.make_late(now + duration, key, frame),
+            Some(Trouble::Reset) => self.drop_connection(key, &Lost::Broken("reset as injected".into())),
+        }
+    }
+
+    /// Keeps a frame, with its bytes as they are now, until it is time.
+    fn make_late(&mut self, leaves: Time, key: u64, frame: Frame) {
+        let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+        let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+        self.next_key += 1;
+        self.late.insert((leaves, self.next_key), Late { key, frame });
     }
 
     fn send_late(&mut self, now: Time) {
         while let Some(entry) = self.late.first_entry()
             && entry.key().0 <= now
         {
-            let (to, frame) = entry.remove();
-            self.dispatch(to, frame);
+            let Late { key, frame } = entry.remove();
+            self.dispatch(key, frame);
         }
     }
 
@@ -464,20 +514,16 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
-    fn dispatch(&mut self, to: NodeId, frame: Frame) {
-        let now = clock::now();
-        let EventLoop { cell, connections, peers, .. } = self;
-        let Some(connection) = peers.get(&to).and_then(|peer| connections.get_mut(&peer.key)) else { return };
-        let held = connection.is_held(now);
+    fn dispatch(&mut self, key: u64, frame: Frame) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
         match &mut connection.wire {
             Wire::Tcp(tcp) => {
                 tcp.queue(frame);
                 connection.dirty = true;
             }
             Wire::Memory { to, channel: Some(channel) } => {
-                let payload = cell.with(|role| role.payload(&frame.body).to_vec());
-                let letter = Letter::Frame { channel: *channel, header: frame.header, payload };
-                if held { connection.waiting.push_back(letter) } else { to.put(letter) }
+                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
             }
             Wire::Memory { channel: None, .. } => {}
         }
@@ -485,17 +531,15 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Writes what waits, and watches for room where a socket is full.
     fn flush_all(&mut self) {
-        let now = clock::now();
         let mut broken = Vec::new();
         for (&key, connection) in &mut self.connections {
-            if connection.is_held(now) {
-                continue;
-            }
-            if let Wire::Memory { to, .. } = &connection.wire {
-                connection.waiting.drain(..).for_each(|letter| to.put(letter));
-            }
             let is_connecting = matches!(connection.state, State::Connecting { .. });
-            let Wire::Tcp(tcp) = &mut connection.wire else { continue };
+            let Wire::Tcp(tcp) = &mut connection.wire else {
+                if connection.closing {
+                    broken.push((key, Lost::Broken("closed".into())));
+                }
+                continue;
+            };
             let done = match is_connecting {
                 true => false,
                 false => match self.cell.with(|role| tcp.flush(role)) {
@@ -512,7 +556,7 @@ impl<C: RoleCell> EventLoop<C> {
                 continue;
             }
             let mut wanted = epoll::EventFlags::empty();
-            wanted.set(epoll::EventFlags::IN, !tcp.is_congested());
+            wanted.set(epoll::EventFlags::IN, !(connection.accepted && tcp.is_congested()));
             wanted.set(epoll::EventFlags::OUT, !done);
             if wanted != connection.watched {
                 connection.watched = wanted;
@@ -580,8 +624,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// After a stop: lets frames leave and peers hang up, for a moment, so that their last words are not lost.
     fn ended(&mut self, now: Time) -> Option<Result<(), String>> {
         let ending = self.ending.as_mut()?;
-        let silent =
-            self.connections.values().all(|connection| !connection.dirty && connection.waiting.is_empty());
+        let silent = self.connections.values().all(|connection| !connection.dirty);
         if silent && !ending.hung_up {
             ending.hung_up = true;
             self.connections.values().for_each(Connection::hang_up);
@@ -651,9 +694,4 @@ fn welcomed(header: &Header, payload: &[u8]) -> Result<Welcome, Lost> {
         },
         other => Err(Lost::Broken(format!("expected a welcome, got a {other:?} frame"))),
     }
-}
-
-/// Whether a node can be listened to at `address`; for a clear error before anything starts.
-pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
-    tcp::listen(address)
 }

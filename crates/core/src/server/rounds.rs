@@ -41,6 +41,17 @@ impl<'a> Piece<'a> {
         }
     }
 
+    /// The same place with other values.
+    pub(super) fn with_values<'b>(self, values: &'b [f32]) -> Piece<'b>
+    where
+        'a: 'b,
+    {
+        match self {
+            Piece::Dense { start, .. } => Piece::Dense { start, values },
+            Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values },
+        }
+    }
+
     pub(super) fn values(&self) -> &'a [f32] {
         match *self {
             Piece::Dense { values, .. } | Piece::Rows { values, .. } => values,

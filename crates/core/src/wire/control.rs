@@ -173,6 +173,15 @@ pub fn decode<T: DeserializeOwned>(what: &'static str, payload: &[u8]) -> Result
     postcard::from_bytes(payload).map_err(|error| WireError::Payload { what, why: error.to_string() })
 }
 
+/// A peer's words to a person, cut off at the length that a sentence may have.
+pub fn sentence(mut text: String) -> String {
+    let is_beyond = |(start, c): &(usize, char)| start + c.len_utf8() > limits::MAX_REASON_BYTES;
+    if let Some((end, _)) = text.char_indices().find(is_beyond) {
+        text.truncate(end);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +205,14 @@ mod tests {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");
         }
+    }
+
+    #[test]
+    fn sentences_have_an_end() {
+        assert_eq!(sentence("short".into()), "short");
+        assert_eq!(sentence("x".repeat(1 << 20)).len(), limits::MAX_REASON_BYTES);
+        // Three bytes a character: the last one that fits whole is kept.
+        assert_eq!(sentence("\u{20ac}".repeat(1000)).len(), limits::MAX_REASON_BYTES / 3 * 3);
     }
 
     #[test]

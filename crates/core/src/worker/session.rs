@@ -6,6 +6,7 @@ use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Lost, Output, Role};
+use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
@@ -114,7 +115,8 @@ impl Worker {
         }
     }
 
-    fn take_fault(&mut self, from: ShardId, header: &Header, fault: Fault) {
+    fn take_fault(&mut self, from: ShardId, header: &Header, mut fault: Fault) {
+        fault.message = control::sentence(fault.message);
         if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
@@ -145,9 +147,12 @@ impl Worker {
                 self.settle_answer(reached.map(|(_, ticket)| ticket));
             }
             Control::Status(status) => {
-                self.status = Some(*status);
-                let tickets = std::mem::take(&mut self.status_tickets);
-                tickets.into_iter().for_each(|ticket| self.settle_answer(Some(ticket)));
+                for ticket in std::mem::take(&mut self.status_tickets) {
+                    if let Some(pending) = self.tickets.get_mut(&ticket) {
+                        pending.status = Some(Status::clone(&status));
+                    }
+                    self.settle_answer(Some(ticket));
+                }
             }
             // How many blocks to wait for is a matter of all servers together.
             Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
@@ -158,7 +163,7 @@ impl Worker {
             }
             Control::Members { .. } => {}
             Control::Stop { error } => {
-                let why = error.unwrap_or_else(|| "the job is over".into());
+                let why = error.map_or_else(|| "the job is over".into(), control::sentence);
                 self.fail(WorkerError::NotAMember(why));
             }
             other => {
@@ -377,7 +382,9 @@ impl Role for Worker {
                 Err(error) => self.fail(WorkerError::NotAMember(format!("the coordinator: {error}"))),
             },
             (NodeId::Coordinator, Kind::Error) => match control::decode::<Fault>("error", payload) {
-                Ok(fault) => self.fail(WorkerError::Refused { cause: fault.cause, message: fault.message }),
+                Ok(Fault { cause, message }) => {
+                    self.fail(WorkerError::Refused { cause, message: control::sentence(message) });
+                }
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
             },
             (from, kind) => {

@@ -68,22 +68,38 @@ impl TablePart {
         if admit == Admit::Duplicate {
             return Ok(if last { Taken::Whole } else { Taken::Partly });
         }
-        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
-        if header.part == 0 {
-            incoming.refused = false;
-        }
-        if incoming.refused || header.part < incoming.next_part {
+        let expected = match self.under_way(worker, header.clock) {
+            Some(incoming) => {
+                incoming.admit = admit;
+                incoming.refused &= header.part > 0;
+                if incoming.refused { u32::MAX } else { incoming.next_part }
+            }
+            None => 0,
+        };
+        if header.part < expected {
             return Ok(Taken::Partly);
         }
-        if header.part > incoming.next_part {
-            return Err(self.refuse(worker, Cause::Protocol, "frames of a push are missing".into()));
+        let piece = match header.part > expected {
+            true => {
+                let message = format!("frames of a push of table `{}` are missing", self.spec.name);
+                Err(Fault { cause: Cause::Protocol, message })
+            }
+            false => self.check_piece(worker, header, payload),
+        };
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(fault) => return self.refuse_once(worker, header, fault),
+        };
+        // Only a frame that is taken begins a push, and gives up one that was under way.
+        if self.under_way(worker, header.clock).is_none() {
+            self.incoming.insert(worker, Incoming::new(header.clock, admit));
         }
-        if let Err(fault) = self.take_piece(worker, admit, header, payload) {
-            return Err(self.refuse(worker, fault.cause, fault.message));
-        }
-        let incoming = self.incoming.get_mut(&worker).expect("admitted above");
+        let incoming = self.incoming.get_mut(&worker).expect("begun above");
         incoming.next_part += 1;
         incoming.last_chunk = Some(header.chunk);
+        if let Some((chunk, piece)) = piece {
+            self.put_checked(worker, admit, chunk, piece);
+        }
         if !last {
             return Ok(Taken::Partly);
         }
@@ -91,8 +107,13 @@ impl TablePart {
         Ok(Taken::Whole)
     }
 
+    /// The push of this clock, if it is the one that this worker is at.
+    fn under_way(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Incoming> {
+        self.incoming.get_mut(&worker).filter(|incoming| incoming.clock == clock)
+    }
+
     /// Where a push's next piece goes: decided at its first, and anew when the round that it went to has closed.
-    fn admit(&mut self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
+    fn admit(&self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
         let v_train = self.controller.state().v_train();
         let under_way = self.incoming.get(&worker).map(|incoming| (incoming.clock, incoming.admit));
         let admit = match under_way {
@@ -110,63 +131,46 @@ impl TablePart {
             );
         }
         match (admit, under_way) {
-            (Admit::Duplicate, _) => return Ok(admit),
+            (Admit::Duplicate, _) => Ok(admit),
             (Admit::TooFarAhead, _) => {
                 let message = format!(
                     "{worker} pushed clock {clock} of table `{table}`, which is at version {v_train}; at most {} \
                      rounds ahead are kept: wait for a pull before pushing on",
                     limits::MAX_ROUNDS_AHEAD
                 );
-                return fault(Cause::TooFarAhead, message);
+                fault(Cause::TooFarAhead, message)
             }
             (Admit::UnknownWorker, _) => {
                 let message = format!("{worker} is no member of this job any more (declared dead, or left)");
-                return fault(Cause::NotAMember, message);
+                fault(Cause::NotAMember, message)
             }
             // Its pieces that were taken cannot be told from new ones any more; they must not be added twice.
             (_, Some((newer, _))) if newer > clock => {
                 let message = format!(
                     "{worker} gave up its push of clock {clock} of table `{table}` when it began clock {newer}"
                 );
-                return fault(Cause::Protocol, message);
+                fault(Cause::Protocol, message)
             }
-            (Admit::Now | Admit::Round(_) | Admit::Late, _) => {}
+            (Admit::Now | Admit::Round(_) | Admit::Late, _) => Ok(admit),
         }
-        match self.incoming.get_mut(&worker) {
-            Some(incoming) if incoming.clock == clock => incoming.admit = admit,
-            _ => {
-                self.incoming.insert(worker, Incoming::new(clock, admit));
-            }
-        }
-        Ok(admit)
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
     fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<Taken, Fault> {
-        let told = match self.incoming.get_mut(&worker) {
-            Some(incoming) if incoming.clock == header.clock => {
-                std::mem::replace(&mut incoming.refused, true)
-            }
-            _ => true,
+        let told = match self.under_way(worker, header.clock) {
+            Some(incoming) => std::mem::replace(&mut incoming.refused, true),
+            None => true,
         };
         if told && header.part > 0 { Ok(Taken::Partly) } else { Err(fault) }
     }
 
-    fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) -> Fault {
-        if let Some(incoming) = self.incoming.get_mut(&worker) {
-            incoming.refused = true;
-        }
-        Fault { cause, message }
-    }
-
-    /// Checks one frame's payload and puts it where it belongs.
-    fn take_piece(
+    /// What a frame brings, and for which chunk: nothing when a sparse push touches nothing here.
+    fn check_piece<'a>(
         &mut self,
         worker: WorkerId,
-        admit: Admit,
         header: &Header,
-        payload: &[u8],
-    ) -> Result<(), Fault> {
+        payload: &'a [u8],
+    ) -> Result<Option<(LocalChunk, Piece<'a>)>, Fault> {
         if self.spec.rows != header.flags.has(Flags::ROWS) {
             let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
             return Err(self.shape_fault(format!("a push that is not one of {expected}")));
@@ -175,39 +179,33 @@ impl TablePart {
             let chunk = self.chunk_in_turn(header)?;
             (chunk, Piece::Dense { start: chunk.start, values: self.chunk_values(chunk, payload)? })
         } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
-            // A sparse push that touches nothing here still counts for the worker's progress.
-            return Ok(());
+            // It still counts for the worker's progress.
+            return Ok(None);
         } else {
-            let chunk = self.next_chunk(worker, header.chunk)?;
+            let chunk = self.next_chunk(worker, header)?;
             (chunk, self.rows_piece(chunk, header.rows as usize, payload)?)
         };
-        if kernels::all_finite(piece.values()) {
-            self.put_piece(worker, admit, chunk, piece);
-            return Ok(());
+        if self.policy.nonfinite == NonFinite::Reject && !kernels::all_finite(piece.values()) {
+            self.nonfinite += 1;
+            let message = format!(
+                "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; it was \
+                 not applied (nonfinite=reject)",
+                self.spec.name, header.clock, chunk.number
+            );
+            return Err(Fault { cause: Cause::NonFinite, message });
+        }
+        Ok(Some((chunk, piece)))
+    }
+
+    /// Puts a piece where it belongs, without NaN and Inf where they are to be clipped.
+    fn put_checked(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
+        if self.policy.nonfinite == NonFinite::Reject || kernels::all_finite(piece.values()) {
+            return self.put_piece(worker, admit, chunk, piece);
         }
         self.nonfinite += 1;
-        match self.policy.nonfinite {
-            NonFinite::Reject => {
-                let message = format!(
-                    "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; \
-                     it was not applied (nonfinite=reject)",
-                    self.spec.name, header.clock, chunk.number
-                );
-                Err(Fault { cause: Cause::NonFinite, message })
-            }
-            NonFinite::Clip => {
-                let mut clipped = piece.values().to_vec();
-                kernels::clip_non_finite(&mut clipped);
-                let piece = match piece {
-                    Piece::Dense { start, .. } => Piece::Dense { start, values: &clipped },
-                    Piece::Rows { start, rows, width, .. } => {
-                        Piece::Rows { start, rows, width, values: &clipped }
-                    }
-                };
-                self.put_piece(worker, admit, chunk, piece);
-                Ok(())
-            }
-        }
+        let mut clipped = piece.values().to_vec();
+        kernels::clip_non_finite(&mut clipped);
+        self.put_piece(worker, admit, chunk, piece.with_values(&clipped));
     }
 
     fn put_piece(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
@@ -249,12 +247,12 @@ impl TablePart {
     }
 
     /// The chunk of a sparse push's frame, which must come after those of the frames before.
-    fn next_chunk(&self, worker: WorkerId, number: u32) -> Result<LocalChunk, Fault> {
-        let before = self.incoming.get(&worker).and_then(|incoming| incoming.last_chunk);
-        if before.is_some_and(|before| before >= number) {
-            return Err(self.shape_fault(format!("chunk {number} again, or out of order")));
+    fn next_chunk(&mut self, worker: WorkerId, header: &Header) -> Result<LocalChunk, Fault> {
+        let before = self.under_way(worker, header.clock).and_then(|incoming| incoming.last_chunk);
+        if before.is_some_and(|before| before >= header.chunk) {
+            return Err(self.shape_fault(format!("chunk {} again, or out of order", header.chunk)));
         }
-        self.chunk(number)
+        self.chunk(header.chunk)
     }
 
     fn rows_piece<'a>(&self, chunk: LocalChunk, rows: usize, payload: &'a [u8]) -> Result<Piece<'a>, Fault> {

@@ -1,0 +1,164 @@
+//! A shard and workers that are members, but not honest.
+
+use super::*;
+use crate::words::{control_frame, data_frame};
+use paramill_core::limits;
+use paramill_core::role::Lost;
+use paramill_core::server::Shard;
+use paramill_core::wire::{Flags, Header};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Act {
+    Say(u32, Frame),
+    Disconnect(u32),
+    Switch(usize),
+    Die(u32),
+    Pass(u64),
+}
+
+const MODELS: [&str; 6] =
+    ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2,tau1=1s", "pssp:s=1,alpha=significance"];
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        30 => (0u32..4, data_frame()).prop_map(|(worker, frame)| Act::Say(worker, frame)),
+        2 => (0u32..4).prop_map(Act::Disconnect),
+        2 => (0..MODELS.len()).prop_map(Act::Switch),
+        1 => (1u32..4).prop_map(Act::Die),
+        1 => (0u64..2_000_000_000).prop_map(Act::Pass),
+    ]
+}
+
+fn parameters(shard: &Shard) -> Vec<f32> {
+    let mut values = Vec::new();
+    for table in [W, ROWS] {
+        shard.for_each_chunk(table, |_, chunk| values.extend_from_slice(chunk));
+    }
+    values
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn what_is_refused_changes_nothing_and_memory_has_a_bound(
+        acts in prop::collection::vec(act(), 1..150),
+        model in 0..MODELS.len(),
+        ranked: bool,
+    ) {
+        let order = if ranked { Order::Ranked } else { Order::Arrival };
+        let mut pump = started(config(4, MODELS[model], order));
+        let (mut now, shard) = (pump.now, &mut pump.shards[0]);
+        let at_rest = shard.memory_bytes();
+        let mut alive: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        for act in acts {
+            let outputs = match act {
+                Act::Say(rank, frame) => {
+                    let (worker, before) = (WorkerId(rank), parameters(shard));
+                    let was = shard.memory_bytes();
+                    let outputs = say(shard, now, NodeId::Worker(worker), &frame);
+                    if outputs.iter().any(|output| is_refusal(output, worker)) {
+                        // A push_pull is two requests: its push may count though its pull is refused.
+                        let took = outputs.iter().any(|output| {
+                            matches!(output, Output::Send { frame, .. } if frame.header.kind == Kind::PushAck)
+                        });
+                        prop_assert!(took || parameters(shard) == before, "{:?}", frame.header);
+                        prop_assert!(took || shard.memory_bytes() == was, "{:?}", frame.header);
+                    }
+                    outputs
+                }
+                Act::Disconnect(rank) => {
+                    shard.handle_disconnected(now, NodeId::Worker(WorkerId(rank)), &Lost::Broken("x".into()));
+                    drain(shard)
+                }
+                Act::Switch(model) => {
+                    let sync = MODELS[model].to_owned();
+                    let switch = Control::SetSync { table: "*".into(), server: None, sync };
+                    say(shard, now, NodeId::Coordinator, &message(&switch))
+                }
+                Act::Die(rank) => {
+                    alive.retain(|worker| worker.0 != rank);
+                    let members = Control::Members { epoch: 2, workers: alive.clone() };
+                    say(shard, now, NodeId::Coordinator, &message(&members))
+                }
+                Act::Pass(nanoseconds) => {
+                    now = Time(now.0 + nanoseconds);
+                    shard.handle_timeout(now);
+                    drain(shard)
+                }
+            };
+            // Nothing that a worker says makes a server stop, or call somebody.
+            let stays = |output: &Output| matches!(output, Output::Send { .. } | Output::Log(_));
+            prop_assert!(outputs.iter().all(stays), "{outputs:?}");
+            // Four gradients under way, and the rounds that may be open, each no larger than the tables.
+            let rounds = limits::MAX_ROUNDS_AHEAD as usize + 2;
+            prop_assert!(shard.memory_bytes() <= at_rest * (1 + rounds + 4 * rounds), "{}", shard.memory_bytes());
+            prop_assert!(parameters(shard).iter().all(|value| value.is_finite()));
+        }
+    }
+
+    #[test]
+    fn a_shard_survives_a_coordinator_that_says_anything(
+        frames in prop::collection::vec(control_frame(), 1..40),
+        has_plan: bool,
+    ) {
+        let mut pump = if has_plan { started(config(3, "bsp", Order::Arrival)) } else { Pump::new(config(3, "bsp", Order::Arrival), 1) };
+        pump.run();
+        let (now, shard) = (pump.now, &mut pump.shards[0]);
+        for frame in frames {
+            say(shard, now, NodeId::Coordinator, &frame);
+            shard.handle_timeout(now);
+            drain(shard);
+        }
+    }
+}
+
+fn pull(clock: u64, request: u64) -> Frame {
+    let header = Header { epoch: 1, clock, request, ..Header::new(Kind::Pull) };
+    Frame { header, body: Body::Empty }
+}
+
+#[test]
+fn a_worker_has_so_many_pulls_waiting_and_no_more() {
+    let mut pump = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let worker = WorkerId(1);
+    for request in 0..limits::MAX_PENDING_PULLS as u64 {
+        assert_eq!(say(shard, now, NodeId::Worker(worker), &pull(1, request)), [], "it waits");
+    }
+    for clock in [1, 2] {
+        let outputs = say(shard, now, NodeId::Worker(worker), &pull(clock, 999));
+        assert!(outputs.len() == 1 && is_refusal(&outputs[0], worker), "{outputs:?}");
+    }
+    // Of another table, of another worker, and after a new connection it can ask.
+    let mut other_table = pull(1, 7);
+    other_table.header.table = ROWS;
+    assert_eq!(say(shard, now, NodeId::Worker(worker), &other_table), []);
+    assert_eq!(say(shard, now, NodeId::Worker(WorkerId(0)), &pull(1, 7)), []);
+    shard.handle_disconnected(now, NodeId::Worker(worker), &Lost::Broken("reset".into()));
+    assert_eq!(say(shard, now, NodeId::Worker(worker), &pull(1, 7)), []);
+}
+
+#[test]
+fn a_pull_from_the_far_future_and_rows_in_any_order_are_refused() {
+    let mut pump = started(config(2, "asp", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let worker = WorkerId(1);
+    for clock in [u64::MAX, limits::MAX_CLOCK_SKIP + 2] {
+        let outputs = say(shard, now, NodeId::Worker(worker), &pull(clock, 1));
+        assert!(outputs.len() == 1 && is_refusal(&outputs[0], worker), "{outputs:?}");
+    }
+    for (rows, is_fine) in
+        [(vec![0u32, 1, 4], true), (vec![1, 0], false), (vec![2, 2], false), (vec![5], false)]
+    {
+        let mut frame = pull(0, 1);
+        frame.header.table = ROWS;
+        frame.header.flags = Flags::ROWS;
+        let bytes: Vec<u8> = rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        (frame.header.rows, frame.header.payload_bytes) = (rows.len() as u32, bytes.len() as u32);
+        frame.body = Body::Bytes(bytes);
+        let outputs = say(shard, now, NodeId::Worker(worker), &frame);
+        assert_eq!(!is_refusal(&outputs[0], worker), is_fine, "{rows:?}");
+    }
+}

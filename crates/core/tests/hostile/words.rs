@@ -1,0 +1,287 @@
+//! What a hostile peer may say: frames that are nearly right, messages with absurd contents, and noise.
+
+use paramill_core::placement::Part;
+use paramill_core::role::{Body, Frame};
+use paramill_core::status::{ShardReport, WorkerReport};
+use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
+use paramill_core::types::{ServerId, ShardId, TableId, WorkerId};
+use paramill_core::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, control};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// Numbers that are likely to mean something, and the ends of their range.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![6 => 0u64..8, 1 => Just(u64::MAX), 1 => Just(u64::MAX - 1), 1 => Just(1 << 32), 1 => any::<u64>()]
+}
+
+fn small() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0u32..6, 1 => Just(u32::MAX), 1 => any::<u32>()]
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Hello,
+    Kind::Welcome,
+    Kind::Error,
+    Kind::Control,
+    Kind::Init,
+    Kind::Push,
+    Kind::PushAck,
+    Kind::Pull,
+    Kind::Params,
+];
+
+/// Bytes at an address that floats may have, as a driver's are.
+fn aligned(words: Vec<u32>, tail: Vec<u8>) -> Vec<u8> {
+    let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    bytes.extend(tail);
+    bytes
+}
+
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    let value = prop_oneof![
+        8 => (-4i32..4).prop_map(|value| (value as f32).to_bits()),
+        1 => Just(f32::NAN.to_bits()),
+        1 => Just(f32::INFINITY.to_bits()),
+    ];
+    prop_oneof![
+        1 => Just(Vec::new()),
+        // A chunk of the dense table.
+        6 => vec(value.clone(), 4).prop_map(|words| aligned(words, Vec::new())),
+        // Rows: their numbers, then their values.
+        4 => (vec(0u32..3, 1..3), vec(value, 1..5)).prop_map(|(mut rows, values)| {
+            rows.extend(values);
+            aligned(rows, Vec::new())
+        }),
+        2 => (vec(any::<u32>(), 0..12), vec(any::<u8>(), 0..4)).prop_map(|(words, tail)| aligned(words, tail)),
+    ]
+}
+
+fn header() -> impl Strategy<Value = Header> {
+    let kind =
+        prop_oneof![3 => prop::sample::select(&KINDS[..]), 5 => Just(Kind::Push), 2 => Just(Kind::Pull)];
+    let epoch = prop_oneof![9 => Just(1u32), 1 => any::<u32>()];
+    let dtype = prop_oneof![9 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16)];
+    let numbers = (small(), small(), small(), small());
+    (kind, dtype, 0u8..16, epoch, numbers, number(), number(), number()).prop_map(
+        |(kind, dtype, flags, epoch, (table, chunk, part, rows), clock, version, request)| Header {
+            dtype,
+            flags: Flags(flags),
+            epoch,
+            table: TableId(table),
+            chunk,
+            part,
+            rows,
+            clock,
+            version,
+            request,
+            ..Header::new(kind)
+        },
+    )
+}
+
+/// One frame of a push that would be right, but for what the other strategies do around it.
+fn proper_push() -> impl Strategy<Value = Frame> {
+    (0u64..8, 0u32..3, 0u32..2, -3i32..3).prop_map(|(clock, part, server, value)| {
+        // Each server holds ten of the twenty elements: chunks of 4, 4 and 2.
+        let elements = if part == 2 { 2 } else { 4 };
+        let last = if part == 2 { Flags::LAST } else { Flags(0) };
+        let header = Header {
+            flags: last.with(Flags::WANT_PARAMS),
+            epoch: 1,
+            chunk: server * 3 + part,
+            part,
+            clock,
+            request: clock,
+            ..Header::new(Kind::Push)
+        };
+        frame(header, aligned(vec![(value as f32).to_bits(); elements], Vec::new()))
+    })
+}
+
+/// Data frames: nearly right, or noise that passed the header's checks.
+pub(crate) fn data_frame() -> impl Strategy<Value = Frame> {
+    prop_oneof![
+        3 => (header(), payload()).prop_map(|(header, payload)| frame(header, payload)),
+        2 => proper_push(),
+    ]
+}
+
+fn frame(mut header: Header, payload: Vec<u8>) -> Frame {
+    let payload = if header.kind == Kind::PushAck { Vec::new() } else { payload };
+    header.payload_bytes = payload.len() as u32;
+    Frame { header, body: Body::Bytes(payload) }
+}
+
+/// Control frames: noise, messages with some bytes changed, and messages with absurd contents.
+pub(crate) fn control_frame() -> impl Strategy<Value = Frame> {
+    let noise = vec(any::<u8>(), 0..64).prop_map(|bytes| frame(Header::new(Kind::Control), bytes));
+    let damage = vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
+    let damaged = (control(), damage).prop_map(|(message, damage)| {
+        let Body::Bytes(mut bytes) = control::frame(Kind::Control, &message).body else { unreachable!() };
+        for (place, value) in damage {
+            let at = place.index(bytes.len());
+            bytes[at] = value;
+        }
+        frame(Header::new(Kind::Control), bytes)
+    });
+    let whole = control().prop_map(|message| control::frame(Kind::Control, &message));
+    prop_oneof![1 => noise, 2 => damaged, 5 => whole]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![
+        6 => prop::sample::select(&["w", "rows", "end", "*", "", "x"][..]).prop_map(String::from),
+        1 => Just("n".repeat(300)),
+        1 => Just("\u{1F980}".repeat(10_000)),
+    ]
+}
+
+fn sync() -> impl Strategy<Value = String> {
+    const MODELS: [&str; 9] = [
+        "bsp",
+        "asp",
+        "ssp:s=1",
+        "psp:c=2,b=0.5",
+        "drop:n=2",
+        "bsp:overlap=false",
+        "nonsense:",
+        "",
+        "pssp:s=1,c=0.5",
+    ];
+    prop_oneof![8 => prop::sample::select(&MODELS[..]).prop_map(String::from), 1 => Just("(".repeat(100_000))]
+}
+
+fn table() -> impl Strategy<Value = TableSpec> {
+    let side = prop_oneof![6 => 1u64..9, 1 => Just(0), 1 => Just(u64::MAX), 1 => Just(1 << 33)];
+    let policy = prop::option::weighted(
+        0.2,
+        (name(), prop::option::of(sync())).prop_map(|(table, sync)| PolicyOverride {
+            table,
+            sync,
+            ..PolicyOverride::default()
+        }),
+    );
+    (name(), vec(side, 0..4), any::<bool>(), policy).prop_map(|(name, shape, rows, policy)| TableSpec {
+        name,
+        shape,
+        rows,
+        policy,
+    })
+}
+
+/// The tables that the honest members declare.
+pub(crate) fn honest_tables() -> Vec<TableSpec> {
+    vec![TableSpec::dense("w", [20]), TableSpec::sparse("rows", 10, 2)]
+}
+
+/// A plan that is right but for a few of its fields.
+fn plan() -> impl Strategy<Value = Plan> {
+    let part = |server, start, len| Part { server: ServerId(server), start, len };
+    let shard = |server, core| (ShardId { server: ServerId(server), core }, format!("shard:{server}"));
+    let honest = Plan {
+        epoch: 1,
+        tables: honest_tables(),
+        parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
+        shards: vec![shard(0, 0), shard(1, 0)],
+        chunk_elements: 4,
+        workers: vec![(WorkerId(0), 1), (WorkerId(1), 2), (WorkerId(2), 3)],
+        policy: TablePolicy::default(),
+        overrides: vec![],
+        seed: 0,
+    };
+    let spoil = (0u32..12, number(), small(), table(), sync());
+    vec(spoil, 0..3).prop_map(move |spoils| {
+        let mut plan = honest.clone();
+        for (which, number, small, table, sync) in spoils {
+            match which {
+                0 => plan.tables.push(table),
+                1 => plan.tables[0] = table,
+                2 => plan.parts.push(vec![part(small, number, number)]),
+                3 => plan.parts.iter_mut().flatten().for_each(|part| part.len = number),
+                4 => plan.parts.iter_mut().flatten().for_each(|part| part.server = ServerId(small)),
+                5 => plan.shards.push(shard(small, small)),
+                6 => plan.shards.clear(),
+                7 => plan.chunk_elements = small,
+                8 => plan.workers.push((WorkerId(small), number)),
+                9 => plan.policy.sync = sync,
+                10 => plan.policy.optimizer = sync,
+                _ => plan.parts.clear(),
+            }
+        }
+        plan
+    })
+}
+
+/// Every message, mostly with contents that its receiver has to look at twice.
+pub(crate) fn control() -> impl Strategy<Value = Control> {
+    let report = WorkerReport { clock: u64::MAX, waiting: Some("w".repeat(50_000)), ..Default::default() };
+    let shard_report = |server| ShardReport {
+        shard: ShardId { server: ServerId(server), core: 0 },
+        tables: vec![],
+        bytes_pushed: u64::MAX,
+        bytes_pulled: u64::MAX,
+        nonfinite: u64::MAX,
+        refused: u64::MAX,
+        memory_bytes: u64::MAX,
+    };
+    prop_oneof![
+        name().prop_map(|address| Control::Register { address }),
+        vec(table(), 0..4).prop_map(|tables| Control::Declare { tables }),
+        Just(Control::Declare { tables: honest_tables() }),
+        plan().prop_map(|plan| Control::Plan(Box::new(plan))),
+        Just(Control::Ready),
+        (any::<u32>(), vec(small(), 0..5)).prop_map(|(epoch, workers)| {
+            Control::Members { epoch, workers: workers.into_iter().map(WorkerId).collect() }
+        }),
+        Just(Control::WorkerReport(report)),
+        Just(Control::ReportRequest),
+        small().prop_map(move |server| Control::ShardReport(Box::new(shard_report(server)))),
+        number().prop_map(|clock| Control::Pushed { clock }),
+        number().prop_map(|clock| Control::Go { clock }),
+        (name(), number()).prop_map(|(name, number)| Control::Barrier { name, number }),
+        name().prop_map(|name| Control::BarrierReached { name }),
+        Just(Control::Leave),
+        Just(Control::Left),
+        Just(Control::StatusQuery),
+        (name(), prop::option::of(small()), sync()).prop_map(|(table, server, sync)| Control::SetSync {
+            table,
+            server: server.map(ServerId),
+            sync
+        }),
+        name().prop_map(Control::Done),
+        prop::option::of(name()).prop_map(|error| Control::Stop { error }),
+        Just(Control::Shutdown),
+    ]
+}
+
+pub(crate) fn hello() -> impl Strategy<Value = Hello> {
+    let rank = || prop::option::of(small());
+    let from = prop_oneof![
+        3 => rank().prop_map(|rank| Party::Worker { rank: rank.map(WorkerId) }),
+        3 => (number(), rank(), small(), small()).prop_map(|(process, server, core, cores)| Party::Shard {
+            process,
+            server: server.map(ServerId),
+            core,
+            cores
+        }),
+        1 => Just(Party::Command),
+    ];
+    let job = prop_oneof![9 => Just("test".to_owned()), 1 => name()];
+    (job, from, number()).prop_map(|(job, from, incarnation)| Hello { job, from, incarnation })
+}
+
+/// An answer of a server: an error with any cause but those that end a worker, or anything else.
+pub(crate) fn answer() -> impl Strategy<Value = Frame> {
+    const CAUSES: [Cause; 5] =
+        [Cause::Shape, Cause::NonFinite, Cause::StaleEpoch, Cause::TooFarAhead, Cause::Protocol];
+    let error =
+        (prop::sample::select(&CAUSES[..]), name(), number()).prop_map(|(cause, message, request)| {
+            let mut frame = control::frame(Kind::Error, &Fault { cause, message });
+            frame.header.request = request;
+            frame
+        });
+    let kind = prop_oneof![Just(Kind::PushAck), Just(Kind::Params)];
+    let nearly = (kind, header(), payload(), 0u64..60)
+        .prop_map(|(kind, header, payload, request)| frame(Header { kind, request, ..header }, payload));
+    prop_oneof![1 => error, 4 => nearly, 1 => data_frame()]
+}
