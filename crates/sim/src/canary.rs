@@ -2,7 +2,7 @@
 
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
-use paramill_core::types::{Clock, NodeId, TableId, Time};
+use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,13 @@ pub enum Canary {
     Hasty,
     /// Every tenth pull is forgotten. Found by the lack of progress.
     Absent,
+    /// Worker 0 is sent other parameters than everybody else. Found by comparing what is sent of a version.
+    Partial,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 3] = [Canary::Forgetful, Canary::Hasty, Canary::Absent];
+    pub const ALL: [Canary; 4] = [Canary::Forgetful, Canary::Hasty, Canary::Absent, Canary::Partial];
 }
 
 /// A shard with a bug.
@@ -140,7 +142,17 @@ impl Role for BrokenShard {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        self.shard.poll_output()
+        let mut output = self.shard.poll_output()?;
+        if let Output::Send { to: NodeId::Worker(WorkerId(0)), frame } = &mut output
+            && frame.header.kind == Kind::Params
+            && self.canary == Canary::Partial
+        {
+            let mut bytes = self.shard.payload(&frame.body).to_vec();
+            // The lowest bit of the first value.
+            bytes.first_mut().into_iter().for_each(|byte| *byte ^= 1);
+            frame.body = Body::Bytes(bytes);
+        }
+        Some(output)
     }
 
     fn refresh(&self, header: &mut Header) {

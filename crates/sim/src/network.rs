@@ -73,12 +73,11 @@ pub struct LinkUse {
     pub busy_in: Duration,
 }
 
-/// The links, and the dice for jitter.
+/// The links.
 #[derive(Debug)]
 pub struct Network {
     config: NetworkConfig,
     links: Vec<Link>,
-    prng: Prng,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -99,8 +98,8 @@ pub(crate) struct Passage {
 
 impl Network {
     /// A network without hosts; they come with the first frame they send or receive.
-    pub fn new(config: NetworkConfig, seed: u64) -> Network {
-        Network { config, links: Vec::new(), prng: Prng::fork(seed, 0x6E65_7477) }
+    pub fn new(config: NetworkConfig) -> Network {
+        Network { config, links: Vec::new() }
     }
 
     /// The rates and delays.
@@ -113,14 +112,14 @@ impl Network {
         self.links.get(host.0 as usize).map(|link| link.usage).unwrap_or_default()
     }
 
-    /// Time for a message without a size, such as the opening of a connection.
-    pub(crate) fn latency(&mut self, from: HostId, to: HostId) -> Duration {
+    /// Time for a message without a size, such as the opening of a connection. Who sends it brings the dice.
+    pub(crate) fn latency(&self, from: HostId, to: HostId, dice: &mut Prng) -> Duration {
         if from == to {
             return Duration::from_micros(1);
         }
         let jitter = match self.config.jitter_us {
             0.0 => 0.0,
-            mean => self.prng.exponential(mean),
+            mean => dice.exponential(mean),
         };
         Duration::from_nanos(((self.config.latency_us + jitter) * 1e3) as u64)
     }
@@ -131,8 +130,15 @@ impl Network {
     }
 
     /// Sends a frame from `from` at `now`.
-    pub(crate) fn send(&mut self, now: Time, from: HostId, to: HostId, payload_bytes: usize) -> Passage {
-        let latency = self.latency(from, to);
+    pub(crate) fn send(
+        &mut self,
+        now: Time,
+        from: HostId,
+        to: HostId,
+        payload_bytes: usize,
+        dice: &mut Prng,
+    ) -> Passage {
+        let latency = self.latency(from, to, dice);
         if from == to {
             return Passage { head: now + latency, tail: now + latency };
         }
@@ -194,14 +200,14 @@ mod tests {
     fn network() -> Network {
         let config =
             NetworkConfig { latency_us: 10.0, jitter_us: 0.0, gbit_per_s: 8.0, ..Default::default() };
-        Network::new(config, 1)
+        Network::new(config)
     }
 
     #[test]
     fn frames_queue_on_the_senders_link() {
         let mut network = network();
-        let first = network.send(Time(0), A, B, 936);
-        let second = network.send(Time(0), A, C, 936);
+        let first = network.send(Time(0), A, B, 936, &mut Prng::new(1));
+        let second = network.send(Time(0), A, C, 936, &mut Prng::new(1));
         assert_eq!((first.head, first.tail), (Time(10_000), Time(11_024)));
         assert_eq!((second.head, second.tail), (Time(11_024), Time(12_048)));
         assert_eq!(network.usage(A).bytes_out, 2048);
@@ -210,8 +216,8 @@ mod tests {
     #[test]
     fn frames_queue_on_the_receivers_link_and_are_received_while_sent() {
         let mut network = network();
-        let one = network.send(Time(0), A, C, 936);
-        let two = network.send(Time(0), B, C, 936);
+        let one = network.send(Time(0), A, C, 936, &mut Prng::new(1));
+        let two = network.send(Time(0), B, C, 936, &mut Prng::new(1));
         let one_done = network.receive(one.head, A, C, one.tail, 936);
         let two_done = network.receive(two.head, B, C, two.tail, 936);
         assert_eq!((one_done, two_done), (Time(11_024), Time(12_048)));
@@ -221,7 +227,7 @@ mod tests {
     #[test]
     fn a_host_reaches_itself_without_a_link() {
         let mut network = network();
-        let passage = network.send(Time(5), A, A, 1 << 20);
+        let passage = network.send(Time(5), A, A, 1 << 20, &mut Prng::new(1));
         assert_eq!(passage.tail, Time(1005));
         assert_eq!(network.usage(A).bytes_out, 0);
     }

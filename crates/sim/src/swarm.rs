@@ -235,9 +235,14 @@ mod tests {
     #[test]
     fn planted_bugs_are_found_each_by_its_own_promise() {
         let found = |canary| hunt(canary, 0, 100).map(|result| result.outcome);
-        for canary in [Canary::Forgetful, Canary::Hasty] {
+        for (canary, sentence) in [
+            (Canary::Forgetful, "a push was applied twice"),
+            (Canary::Hasty, "asks for"),
+            (Canary::Partial, ""),
+        ] {
             let outcome = found(canary);
-            assert!(matches!(outcome, Some(Outcome::Correctness(_))), "{canary:?}: {outcome:?}");
+            let Some(Outcome::Correctness(what)) = &outcome else { panic!("{canary:?}: {outcome:?}") };
+            assert!(what.contains(sentence), "{canary:?}: {what}");
         }
         let outcome = found(Canary::Absent);
         assert!(matches!(outcome, Some(Outcome::Liveness(_))), "{outcome:?}");

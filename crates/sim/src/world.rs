@@ -10,6 +10,7 @@ use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
 use connections::Connection;
+use paramill_core::prng::Prng;
 use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Welcome};
@@ -63,6 +64,7 @@ pub struct World<R> {
     by_address: BTreeMap<String, usize>,
     connections: Vec<Connection>,
     network: Network,
+    seed: u64,
     rules: RuleSet,
     spare: Vec<Vec<u8>>,
     log: VecDeque<String>,
@@ -75,6 +77,8 @@ struct Node<R> {
     id: NodeId,
     host: HostId,
     role: R,
+    /// Decides the jitter of what it sends outside of connections.
+    dice: Prng,
     peers: BTreeMap<NodeId, usize>,
     timer: Option<Time>,
     /// Time that each frame occupies the node.
@@ -148,7 +152,8 @@ impl<R: Role> World<R> {
             by_id: BTreeMap::new(),
             by_address: BTreeMap::new(),
             connections: Vec::new(),
-            network: Network::new(config, seed),
+            network: Network::new(config),
+            seed,
             rules: RuleSet::default(),
             spare: Vec::new(),
             log: VecDeque::new(),
@@ -166,6 +171,7 @@ impl<R: Role> World<R> {
             id,
             host,
             role,
+            dice: Prng::fork(self.seed, label(id)),
             peers: BTreeMap::new(),
             timer: None,
             handling,
@@ -332,7 +338,7 @@ impl<R: Role> World<R> {
     fn discard(&mut self, event: Event) {
         match event {
             Event::Dial { from, peer, target, .. } => {
-                let latency = self.network.latency(self.nodes[target].host, self.nodes[from].host);
+                let latency = self.latency(target, from);
                 let why = Lost::Broken("the connection was refused: nobody is there".into());
                 self.queue.push(self.now + latency, Event::Unreachable { node: from, peer, why });
             }
@@ -461,11 +467,28 @@ impl<R: Role> World<R> {
         node.ended = Some(how);
     }
 
+    /// Time for a message from one node to another outside of their connection.
+    fn latency(&mut self, from: usize, to: usize) -> Duration {
+        let host = self.nodes[to].host;
+        let node = &mut self.nodes[from];
+        self.network.latency(node.host, host, &mut node.dice)
+    }
+
     fn note(&mut self, index: usize, line: &str) {
         if self.log.len() == LOG_LINES {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
+    }
+}
+
+/// A number for a node, so that its dice do not depend on anybody else's.
+fn label(id: NodeId) -> u64 {
+    match id {
+        NodeId::Coordinator => 1,
+        NodeId::Admin(number) => 2 << 40 | u64::from(number),
+        NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
+        NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
     }
 }
 

@@ -70,3 +70,23 @@ impl Checker for Memory {
         Err(format!("{node} holds {held} bytes; its tables allow {bound}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkers::Checkers;
+
+    #[test]
+    fn a_role_above_its_bound_is_named() {
+        let mut cluster = Cluster::new(&Scenario::new(2, 1, 5000)).unwrap();
+        let mut checkers = Checkers::default();
+        let bounds = Memory::new(&cluster).unwrap();
+        // Parameters alone take five pages of a worker.
+        checkers.add(Memory { worker: 4 * PAGE_BYTES, ..bounds });
+        let violation = cluster.run(Time::from_secs_f64(10.0), &mut checkers).unwrap_err();
+        assert!(
+            violation.what.contains("holds") && violation.what.contains("its tables allow 16384"),
+            "{violation}"
+        );
+    }
+}

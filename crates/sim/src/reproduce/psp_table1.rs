@@ -23,8 +23,8 @@ const ITERATION_S: f64 = 9.5;
 const LATE: &str = "pull:delay=4s,p=0.0016";
 /// Two answers per server: the one free assumption.
 const TABLES: u32 = 2;
-/// Tables in the sweep, and the share of the iterations that each point of it does.
-const SWEEP_TABLES: [u32; 4] = [1, 2, 3, 4];
+/// Other numbers of tables, and the share of the iterations that each of them does.
+const SWEEP_TABLES: [u32; 3] = [1, 3, 4];
 const SWEEP_SHARE: u64 = 8;
 /// How far from the paper's ratios ours may be.
 const TOLERANCE: f64 = 0.08;
@@ -116,7 +116,11 @@ pub fn run_with(seed: u64, iterations: u64) -> Result<PspTable1, ScenarioError> 
     let reports = run_scenarios(&scenarios)?;
     let (main, sweep) = reports.split_at(COLUMNS.len());
     let rows = rows(main);
-    let sweep = SWEEP_TABLES.iter().zip(sweep.chunks(COLUMNS.len()));
+    let swept = SWEEP_TABLES.iter().zip(sweep.chunks(COLUMNS.len()));
+    let mut sweep: Vec<SweepPoint> =
+        swept.map(|(&tables, reports)| sweep_point(tables, sweep_iterations, reports)).collect();
+    sweep.push(sweep_point(TABLES, iterations, main));
+    sweep.sort_by_key(|point| point.responses);
     Ok(PspTable1 {
         seed,
         nodes: NODES,
@@ -126,9 +130,12 @@ pub fn run_with(seed: u64, iterations: u64) -> Result<PspTable1, ScenarioError> 
         responses: TABLES * NODES,
         paper: rows[1..].iter().map(finding).collect(),
         rows,
-        sweep: sweep.map(|(&tables, reports)| sweep_point(tables, sweep_iterations, reports)).collect(),
+        sweep,
         notes: vec![
-            format!("a point of the sweep does {} of the {ITERATIONS} iterations", ITERATIONS / SWEEP_SHARE),
+            format!(
+                "points of the sweep beside {} answers do {sweep_iterations} of the {iterations} iterations",
+                TABLES * NODES
+            ),
             "the paper's validation errors are not part of this: nothing is trained here".into(),
         ],
     })

@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::network::NetworkConfig;
-use crate::rules::Partition;
+use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
 use paramill_core::prng::Prng;
 use paramill_core::table::{Order, PolicyOverride, Reduce};
@@ -23,6 +23,8 @@ pub struct Drawn {
     pub gradients: Gradients,
     /// Nodes that are cut off, and when.
     pub partitions: Vec<(Vec<NodeId>, Time, Time)>,
+    /// Nodes that take no new connections, and when.
+    pub closures: Vec<(NodeId, Time, Time)>,
     /// Workers that may not finish.
     pub mortal: BTreeSet<WorkerId>,
     /// When all faults end.
@@ -70,10 +72,11 @@ impl Drawn {
         let (faults, mortal) = dice.faults(&scenario, heal_at);
         scenario.faults = faults;
         let partitions = dice.partitions(&scenario, heal_at);
+        let closures = dice.closures(&scenario, heal_at);
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
-        Drawn { scenario, gradients, partitions, mortal, heal_at, deadline }
+        Drawn { scenario, gradients, partitions, closures, mortal, heal_at, deadline }
     }
 
     /// The world, set up.
@@ -81,6 +84,9 @@ impl Drawn {
         let mut cluster = Cluster::with(&self.scenario, self.gradients, canary)?;
         for (island, from, until) in &self.partitions {
             cluster.world.rules().add(Partition::new(island.clone(), *from, *until));
+        }
+        for (node, from, until) in &self.closures {
+            cluster.world.rules().add(Closed::new(*node, *from, *until));
         }
         Ok(cluster)
     }
@@ -128,6 +134,10 @@ impl fmt::Display for Drawn {
                 from.as_secs_f64(),
                 until.as_secs_f64()
             )?;
+        }
+        for (node, from, until) in &self.closures {
+            let (from, until) = (from.as_secs_f64(), until.as_secs_f64());
+            write!(f, "; {node} takes no connections from {from:.2} to {until:.2} s")?;
         }
         write!(f, "; healed at {:.2} s", self.heal_at.as_secs_f64())
     }
@@ -305,5 +315,17 @@ impl Dice {
         let from = self.between(0.0, heal_at.as_secs_f64());
         let until = from + self.between(0.01, 1.0);
         vec![(island, Time::from_secs_f64(from), Time::from_secs_f64(until))]
+    }
+
+    fn closures(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {
+        if !self.chance(0.15) {
+            return Vec::new();
+        }
+        let server = ServerId(self.whole(0, u64::from(scenario.servers) - 1) as u32);
+        let core = self.whole(0, u64::from(scenario.cores) - 1) as u32;
+        let shard = NodeId::Shard(ShardId { server, core });
+        let node = if self.chance(0.7) { shard } else { NodeId::Coordinator };
+        let from = self.between(0.0, heal_at.as_secs_f64());
+        vec![(node, Time::from_secs_f64(from), Time::from_secs_f64(from + self.between(0.01, 1.0)))]
     }
 }

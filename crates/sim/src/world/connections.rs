@@ -1,7 +1,8 @@
 //! How connections are made and lost.
 
-use super::{Event, World};
+use super::{Event, World, label};
 use crate::rule::Verdict;
+use paramill_core::prng::Prng;
 use paramill_core::role::{Lost, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::Hello;
@@ -24,12 +25,14 @@ pub(super) struct Connection {
     pub(super) arrived: [Time; 2],
     /// When the last frame towards each side is delivered; the next one comes after it.
     pub(super) delivered: [Time; 2],
+    /// Decide the jitter of what is sent towards each side.
+    pub(super) dice: [Prng; 2],
 }
 
 impl Connection {
     /// A connection whose opener learns of it at `opened` and hears nothing before.
-    pub(super) fn new(ends: [End; 2], opened: Time) -> Connection {
-        Connection { ends, open: true, arrived: [opened; 2], delivered: [opened; 2] }
+    pub(super) fn new(ends: [End; 2], opened: Time, dice: [Prng; 2]) -> Connection {
+        Connection { ends, open: true, arrived: [opened; 2], delivered: [opened; 2], dice }
     }
 
     /// The side that hears what `node` sends.
@@ -40,7 +43,7 @@ impl Connection {
 
 impl<R: Role> World<R> {
     pub(super) fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
-        let (id, host) = (self.nodes[index].id, self.nodes[index].host);
+        let id = self.nodes[index].id;
         let problem = self.rules.on_connect(self.now, id, peer);
         let target = self.by_address.get(address).copied();
         let event = match (problem, target) {
@@ -54,13 +57,13 @@ impl<R: Role> World<R> {
                 Event::Unreachable { node: index, peer, why }
             }
         };
-        let latency = self.network.latency(host, target.map_or(host, |target| self.nodes[target].host));
+        let latency = self.latency(index, target.unwrap_or(index));
         self.queue.push(self.now + latency, event);
     }
 
     /// Somebody's hello is heard and answered.
     pub(super) fn accept(&mut self, index: usize, from: usize, peer: NodeId, hello: &Hello) {
-        let back = self.network.latency(self.nodes[index].host, self.nodes[from].host);
+        let back = self.latency(index, from);
         match self.nodes[index].role.accept(self.now, hello) {
             Ok(welcome) => {
                 // The same peer may dial again before its old connection's end was noticed here.
@@ -70,7 +73,11 @@ impl<R: Role> World<R> {
                 }
                 let connection = self.connections.len();
                 let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
-                self.connections.push(Connection::new(ends, self.now + back));
+                // Each pair has dice of its own: who else talks to whom changes nothing for them.
+                let labels = [label(self.nodes[from].id), label(self.nodes[index].id)];
+                let dice =
+                    labels.map(|label| Prng::fork(self.seed ^ labels[0] ^ labels[1].rotate_left(32), label));
+                self.connections.push(Connection::new(ends, self.now + back, dice));
                 self.attach(connection, 1);
                 self.queue.push(self.now + back, Event::Dialled { connection, welcome });
             }
@@ -108,7 +115,7 @@ impl<R: Role> World<R> {
         }
         let [one, other] = self.connections[connection].ends;
         for side in 0..2 {
-            let latency = self.network.latency(self.nodes[one.node].host, self.nodes[other.node].host);
+            let latency = self.latency(one.node, other.node);
             let event = Event::Lost { connection, side, why: why.to_owned() };
             self.queue.push(self.now + latency, event);
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rule::{Rule, Verdict};
-use crate::rules::{Injected, Partition};
+use crate::rules::{Closed, Injected, Partition};
 use paramill_core::fault::FaultPlan;
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::WorkerId;
@@ -206,6 +206,16 @@ fn a_partition_holds_frames_and_refuses_connections_until_it_is_over() {
     let cut = world.role(caller(1)).unwrap();
     assert!(cut.losses.len() > 50 && cut.losses[0].contains("partitioned"), "{:?}", cut.losses.first());
     assert!(cut.heard[0].1 > second(0.5));
+}
+
+#[test]
+fn a_node_that_refuses_is_tried_again() {
+    let mut world = world(1, 1, Duration::ZERO);
+    world.rules().add(Closed::new(CALLEE, Time::ZERO, second(0.05)));
+    run(&mut world, 1.0);
+    let role = world.role(caller(0)).unwrap();
+    assert!(role.losses.len() > 5 && role.losses[0] == "the coordinator refused the connection");
+    assert_eq!(role.heard.len(), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How frames travel: over the sender's link, over the receiver's, to the receiver's attention.
 
-use super::connections::End;
+use super::connections::{Connection, End};
 use super::{Event, Flight, Observer, SPARE_BUFFERS, World};
 use crate::rule::{FrameView, Verdict};
 use paramill_core::role::Role;
@@ -52,8 +52,9 @@ impl<R: Role> World<R> {
         let side = self.connections[connection].other_side(index);
         let to = self.connections[connection].ends[side].node;
         let (from_host, to_host) = (self.nodes[index].host, self.nodes[to].host);
-        let passage = self.network.send(self.now, from_host, to_host, payload.len());
-        let arrived = &mut self.connections[connection].arrived[side];
+        let Connection { dice, arrived, .. } = &mut self.connections[connection];
+        let passage = self.network.send(self.now, from_host, to_host, payload.len(), &mut dice[side]);
+        let arrived = &mut arrived[side];
         *arrived = (passage.head + held).max(*arrived);
         let head = *arrived + late;
         let flight = Flight { connection, side, header, payload };
