@@ -31,7 +31,7 @@ use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig,
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -200,9 +200,14 @@ impl Job {
 
     /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
     pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
-        let handle = self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))?;
-        self.shared.lock().updates.insert(table, handle.ticket);
-        Ok(())
+        let ticket =
+            self.shared.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))?;
+        let mut state = self.shared.lock();
+        let Some(former) = state.updates.insert(table, ticket) else { return Ok(()) };
+        // Nobody waited for the update before; how it failed, if it did, is said now.
+        let outcome = state.worker.outcome(former);
+        state.worker.redeem(former);
+        Ok(outcome.unwrap_or(Ok(()))?)
     }
 
     /// Ends the iteration.
@@ -213,8 +218,12 @@ impl Job {
 
     /// Waits until the table's parameters may be used for the next iteration.
     pub fn sync(&self, table: TableId) -> Result<(), ClientError> {
-        let Some(ticket) = self.shared.lock().updates.remove(&table) else { return Ok(()) };
-        Handle { shared: self.shared.clone(), ticket }.wait(self.timeout)
+        let Some(&ticket) = self.shared.lock().updates.get(&table) else { return Ok(()) };
+        let outcome = self.shared.wait(ticket, self.timeout);
+        if !matches!(outcome, Err(ClientError::Timeout { .. })) {
+            self.shared.lock().updates.remove(&table);
+        }
+        outcome.map(|_| ())
     }
 
     /// Sends a gradient; the handle is due when all servers have it.
@@ -321,9 +330,21 @@ impl Handle {
     }
 }
 
+/// What nobody waits for any more is forgotten. A push is sent all the same.
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.lock().worker.redeem(self.ticket);
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
+        // A closure of the application that panicked in `read` has only looked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn act(
@@ -357,17 +378,17 @@ impl Shared {
                 let what = format!("{what}{}", self.servers_reason());
                 return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
             };
-            state = self.changed.wait_timeout(state, left).expect("no holder of this lock panics").0;
+            state = self.wait_for_change(state, left);
         }
     }
 
     fn status(&self, timeout: Duration) -> Result<Status, ClientError> {
         let ticket = self.act(|worker| worker.query_status(clock::now()))?;
-        self.wait(ticket, timeout)?;
-        self.lock()
-            .worker
-            .take_status()
-            .ok_or_else(|| ClientError::Ended("the status was taken twice".into()))
+        let outcome = self.wait(ticket, timeout);
+        let mut state = self.lock();
+        state.worker.redeem(ticket);
+        outcome?;
+        state.worker.take_status().ok_or_else(|| ClientError::Ended("the status was taken twice".into()))
     }
 
     /// What the servers say this worker waits for; empty when they say nothing.
@@ -384,12 +405,9 @@ impl Shared {
         let began = Instant::now();
         let mut state = self.lock();
         while state.worker.outcome(ticket).is_none() && began.elapsed() < REASON_TIMEOUT {
-            state = self
-                .changed
-                .wait_timeout(state, Duration::from_millis(50))
-                .expect("no holder of this lock panics")
-                .0;
+            state = self.wait_for_change(state, Duration::from_millis(50));
         }
+        state.worker.redeem(ticket);
         let Some(status) = state.worker.take_status() else { return String::new() };
         let reason = status.shards.iter().find_map(|shard| {
             shard.tables.iter().find_map(|table| {
