@@ -5,7 +5,9 @@
 //! threads behind a lock (a worker); [`RoleCell`] hides which.
 
 mod connection;
+mod greeting;
 mod injected;
+mod listening;
 
 pub(crate) use injected::Injection;
 
@@ -13,11 +15,13 @@ use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
 use crate::transport::tcp::{self, ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
+use greeting::{Greeting, greet, greet_hello, welcomed};
 use injected::{Injected, Trouble};
+use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
-use paramill_core::types::{NodeId, ShardId, Time};
-use paramill_core::wire::control::{decode, frame};
-use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome, WireError};
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Kind, Refusal, WireError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
@@ -93,6 +97,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     next_key: u64,
     /// Frames that were made late, by the time they leave.
     late: BTreeMap<(Time, u64), (NodeId, Frame)>,
+    /// New connections are not watched for until then.
+    deaf_until: Option<Time>,
     ending: Option<Ending>,
 }
 
@@ -130,6 +136,7 @@ impl<C: RoleCell> EventLoop<C> {
             peers: BTreeMap::new(),
             next_key: MAILBOX + 1,
             late: BTreeMap::new(),
+            deaf_until: None,
             ending: None,
         })
     }
@@ -163,6 +170,9 @@ impl<C: RoleCell> EventLoop<C> {
             self.end(None);
         }
         let began = clock::now();
+        if self.deaf_until.is_some_and(|until| until <= began) {
+            self.listen(None);
+        }
         if let Some(node) = self.cell.with(|role| role.node())
             && let Err(crash) = self.injected.interfere(node, began)
         {
@@ -176,6 +186,7 @@ impl<C: RoleCell> EventLoop<C> {
                 key => self.serve(key, flags),
             }
         }
+        self.serve_leftovers();
         let now = clock::now();
         self.cell.with(|role| {
             if role.next_timeout().is_some_and(|at| at <= now) {
@@ -191,6 +202,9 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     fn sleep_until(&mut self) -> Duration {
+        if self.connections.values().any(Connection::has_leftovers) {
+            return Duration::ZERO;
+        }
         let now = clock::now();
         let role = self.cell.with(|role| role.next_timeout());
         let connections = self.connections.values().filter_map(Connection::next_timeout).min();
@@ -199,27 +213,6 @@ impl<C: RoleCell> EventLoop<C> {
         let next =
             [role, connections, ending, late, self.injected.next_timeout()].into_iter().flatten().min();
         next.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
-    }
-
-    /// Takes new TCP connections; each must say hello first.
-    fn accept_all(&mut self) {
-        let Some(listener) = &self.setup.listener else { return };
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => match TcpConnection::new(stream) {
-                    Ok(tcp) => {
-                        let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                        let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
-                        self.next_key += 1;
-                        self.watch(self.next_key, connection);
-                        return self.accept_all();
-                    }
-                    Err(error) => (self.setup.log)(&format!("cannot take a connection: {error}")),
-                },
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => return (self.setup.log)(&format!("cannot take a connection: {error}")),
-            }
-        }
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
@@ -242,12 +235,27 @@ impl<C: RoleCell> EventLoop<C> {
         }
         let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(readable) {
-            for _ in 0..READS_PER_TURN {
-                match self.read(key) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(why) => return self.drop_connection(key, &why),
-                }
+            self.read_some(key);
+        }
+    }
+
+    /// Goes on with frames that were received and not handled, because their answers were too much at once.
+    fn serve_leftovers(&mut self) {
+        let keys: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.has_leftovers())
+            .map(|(key, _)| *key)
+            .collect();
+        keys.into_iter().for_each(|key| self.read_some(key));
+    }
+
+    fn read_some(&mut self, key: u64) {
+        for _ in 0..READS_PER_TURN {
+            match self.read(key) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(why) => return self.drop_connection(key, &why),
             }
         }
     }
@@ -273,69 +281,79 @@ impl<C: RoleCell> EventLoop<C> {
     /// Reads once from a TCP connection. True when there may be more.
     fn read(&mut self, key: u64) -> Result<bool, Lost> {
         let EventLoop { cell, setup, connections, peers, .. } = self;
-        let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
-        let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
-        if tcp.is_congested() {
+        let Some(connection) = connections.get_mut(&key).filter(|connection| !connection.is_held_back())
+        else {
             return Ok(false);
-        }
+        };
+        let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
         let now = clock::now();
-        let mut replies = Vec::new();
-        let mut replaced = None;
-        let mut opened = None;
+        let mut reply = None;
+        let mut greeted = None;
         let mut refused = None;
+        let limit =
+            if matches!(state, State::AwaitHello { .. }) { limits::MAX_HELLO_BYTES } else { usize::MAX };
         let received = cell.with(|role| {
-            tcp.receive(|header, payload| match state {
-                State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
-                    Ok(greeting) => {
-                        replies.push(frame(Kind::Welcome, &greeting.welcome));
-                        replaced = greeting.replaced;
-                        opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
-                        *state = State::Open { peer: greeting.welcome.you };
-                    }
-                    Err(refusal) => {
-                        replies.push(frame(Kind::Error, &refusal));
-                        *closing = true;
-                        *state = State::Refused;
-                    }
-                },
-                State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
-                    Ok(welcome) => {
-                        opened = Some((*peer, 0));
-                        role.handle_connected(now, *peer, &welcome);
-                        *state = State::Open { peer: *peer };
-                    }
-                    Err(lost) => refused = Some(lost),
-                },
-                State::Refused | State::Connecting { .. } => {}
+            tcp.receive(limit, |header, payload| {
+                match state {
+                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                    State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
+                        Greeting { answer: Ok(welcome), replaced } => {
+                            reply = Some(frame(Kind::Welcome, &welcome));
+                            *state = State::Open { peer: welcome.you };
+                            greeted = Some((Some((welcome.you, welcome.incarnation)), replaced));
+                        }
+                        Greeting { answer: Err(refusal), replaced } => {
+                            reply = Some(frame(Kind::Error, &refusal));
+                            *closing = true;
+                            *state = State::Refused;
+                            greeted = Some((None, replaced));
+                        }
+                    },
+                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                        Ok(welcome) => {
+                            greeted = Some((Some((*peer, 0)), None));
+                            role.handle_connected(now, *peer, &welcome);
+                            *state = State::Open { peer: *peer };
+                        }
+                        Err(lost) => refused = Some(lost),
+                    },
+                    State::Refused | State::Connecting { .. } => {}
+                }
+                // The answers are taken before more is asked for; so are those to the first words.
+                role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
             })
         });
         let more = match received {
-            Ok(more) => more,
+            Ok(more) => Ok(more),
             // A stranger is told why before it is hung up on: its user has to install another release.
             Err(ReceiveError::Wire(error)) if matches!(state, State::AwaitHello { .. }) => {
                 (setup.log)(&format!("refused a connection: {error}"));
-                replies.push(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
+                reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
                 *closing = true;
                 *state = State::Refused;
-                false
+                Ok(false)
             }
             Err(ReceiveError::Wire(error @ WireError::Version { .. })) => {
-                return Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }));
+                Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }))
             }
-            Err(error) => return Err(Lost::Broken(error.to_string())),
+            Err(error) => Err(Lost::Broken(error.to_string())),
         };
-        replies.into_iter().for_each(|reply| tcp.queue(reply));
-        if let Some(lost) = refused {
-            return Err(lost);
+        if let Some(reply) = reply {
+            tcp.queue(reply);
         }
-        if let Some(old) = replaced {
-            self.forget(old);
+        if let Some((opened, replaced)) = greeted {
+            if let Some((peer, incarnation)) = opened {
+                tcp.open();
+                peers.insert(peer, Peer { key, incarnation });
+            }
+            if let Some(old) = replaced {
+                self.forget(old);
+            }
         }
-        if let Some((peer, incarnation)) = opened {
-            self.peers.insert(peer, Peer { key, incarnation });
+        match refused {
+            Some(lost) => Err(lost),
+            None => more,
         }
-        Ok(more)
     }
 
     /// Handles letters of the in-memory transport.
@@ -344,12 +362,13 @@ impl<C: RoleCell> EventLoop<C> {
         for letter in self.setup.mailbox.take() {
             match letter {
                 Letter::Connect { channel, hello, reply_to } => {
-                    let greeting = self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
-                    match greeting {
-                        Ok(Greeting { welcome, replaced }) => {
-                            if let Some(old) = replaced {
-                                self.forget(old);
-                            }
+                    let Greeting { answer, replaced } =
+                        self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
+                    if let Some(old) = replaced {
+                        self.forget(old);
+                    }
+                    match answer {
+                        Ok(welcome) => {
                             self.next_key += 1;
                             let key = self.next_key;
                             let state = State::Open { peer: welcome.you };
@@ -506,6 +525,9 @@ impl<C: RoleCell> EventLoop<C> {
             }
             if let Wire::Memory { to, .. } = &connection.wire {
                 connection.waiting.drain(..).for_each(|letter| to.put(letter));
+                if connection.closing {
+                    broken.push((key, Lost::Broken("closed".into())));
+                }
             }
             let is_connecting = matches!(connection.state, State::Connecting { .. });
             let Wire::Tcp(tcp) = &mut connection.wire else { continue };
@@ -525,7 +547,7 @@ impl<C: RoleCell> EventLoop<C> {
                 continue;
             }
             let mut wanted = epoll::EventFlags::empty();
-            wanted.set(epoll::EventFlags::IN, !tcp.is_congested());
+            wanted.set(epoll::EventFlags::IN, !(connection.accepted && tcp.is_congested()));
             wanted.set(epoll::EventFlags::OUT, !done);
             if wanted != connection.watched {
                 connection.watched = wanted;
@@ -582,6 +604,7 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some(connection) = self.connections.remove(&key) {
             connection.hang_up();
         }
+        self.peers.retain(|_, peer| peer.key != key);
     }
 
     fn end(&mut self, error: Option<String>) {
@@ -605,64 +628,6 @@ impl<C: RoleCell> EventLoop<C> {
             return None;
         }
         Some(ending.error.take().map_or(Ok(()), Err))
-    }
-}
-
-/// An accepted hello, and the connection of the same peer that it replaces.
-struct Greeting {
-    welcome: Welcome,
-    replaced: Option<u64>,
-}
-
-/// A peer's first frame must be a hello that the role accepts.
-fn greet(
-    role: &mut impl Role,
-    now: Time,
-    header: &Header,
-    payload: &[u8],
-    peers: &BTreeMap<NodeId, Peer>,
-) -> Result<Greeting, Refusal> {
-    let refuse = |reason: String| Err(Refusal { reason, retry: false });
-    if header.kind != Kind::Hello {
-        return refuse(format!("expected a hello first, got a {:?} frame", header.kind));
-    }
-    match decode::<Hello>("hello", payload) {
-        Ok(hello) => greet_hello(role, now, &hello, peers),
-        Err(error) => refuse(error.to_string()),
-    }
-}
-
-fn greet_hello(
-    role: &mut impl Role,
-    now: Time,
-    hello: &Hello,
-    peers: &BTreeMap<NodeId, Peer>,
-) -> Result<Greeting, Refusal> {
-    // A node that comes back before its old connection was seen to break: the old one ends first.
-    let known = match hello.from {
-        Party::Worker { rank: Some(rank) } => Some(NodeId::Worker(rank)),
-        Party::Shard { server: Some(server), core, .. } => Some(NodeId::Shard(ShardId { server, core })),
-        _ => None,
-    };
-    let replaced = known
-        .and_then(|peer| Some((peer, *peers.get(&peer)?)))
-        .filter(|(_, found)| found.incarnation == hello.incarnation);
-    if let Some((peer, _)) = replaced {
-        role.handle_disconnected(now, peer, &Lost::Broken("replaced by a new connection".into()));
-    }
-    let welcome = role.accept(now, hello)?;
-    Ok(Greeting { welcome, replaced: replaced.map(|(_, found)| found.key) })
-}
-
-/// The answer to our hello.
-fn welcomed(header: &Header, payload: &[u8]) -> Result<Welcome, Lost> {
-    match header.kind {
-        Kind::Welcome => decode("welcome", payload).map_err(|error| Lost::Broken(error.to_string())),
-        Kind::Error => match decode::<Refusal>("refusal", payload) {
-            Ok(refusal) => Err(Lost::Refused(refusal)),
-            Err(error) => Err(Lost::Broken(error.to_string())),
-        },
-        other => Err(Lost::Broken(format!("expected a welcome, got a {other:?} frame"))),
     }
 }
 

@@ -12,6 +12,9 @@ use std::sync::Arc;
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) state: State,
+    /// It came to us. Who came to us waits while too many answers wait for it; who we went to is always listened to,
+    /// so that two ends never wait for each other.
+    pub(super) accepted: bool,
     /// Ends once everything is written.
     pub(super) closing: bool,
     /// Something waits to be written.
@@ -46,6 +49,7 @@ impl Connection {
     pub(super) fn new(wire: Wire, state: State) -> Connection {
         Connection {
             wire,
+            accepted: matches!(state, State::AwaitHello { .. }),
             state,
             closing: false,
             dirty: false,
@@ -53,6 +57,16 @@ impl Connection {
             waiting: VecDeque::new(),
             held_until: None,
         }
+    }
+
+    /// Whether nothing more is read from it until it takes what waits for it.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.accepted && matches!(&self.wire, Wire::Tcp(tcp) if tcp.is_congested())
+    }
+
+    /// Whether frames are here that can be handled now.
+    pub(super) fn has_leftovers(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers()) && !self.is_held_back()
     }
 
     /// Nothing leaves before `until` (an injected delay).
