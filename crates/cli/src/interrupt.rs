@@ -2,7 +2,7 @@
 
 use crate::failure::{Failure, INTERRUPTED};
 use anyhow::Context;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -52,21 +52,23 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Asks all children to end, then makes them, and reaps them: nothing is left behind.
+/// Asks all children and their descendants to end, then makes them, and reaps them: nothing is left behind.
 fn end_children() {
-    let mut left = std::mem::take(&mut *children());
-    // Errors mean that a child is gone already, which is what is wanted.
-    for pid in &left {
-        let _ = kill_process(*pid, Signal::TERM);
-    }
     let deadline = Instant::now() + GRACE;
-    while !left.is_empty() && Instant::now() < deadline {
-        left.retain(|pid| matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    for pid in left {
-        let _ = kill_process(pid, Signal::KILL);
-        let _ = waitpid(Some(pid), WaitOptions::empty());
+    loop {
+        // Children that are started meanwhile are in the list of the next turn.
+        let mut left = children().clone();
+        if left.is_empty() {
+            return;
+        }
+        let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
+        // Errors mean that a child is gone already, which is what is wanted.
+        for pid in &left {
+            let _ = kill_process_group(*pid, signal);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        left.retain(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
+        children().retain(|pid| !left.contains(pid));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::interrupt::ChildGuard;
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How long a process may take to end in good order.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long output of a process that has ended is waited for.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 /// Longest line of output that is kept whole; a process without line ends must not fill the memory.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
@@ -73,12 +75,13 @@ impl Supervisor {
         let error = self.forward(stderr, move |line| Event::Error { child: number, line });
         let sender = self.sender.clone();
         std::thread::spawn(move || {
-            // Everything that was written is seen before the end is.
-            for reader in [out, error] {
-                drop(reader.join());
-            }
             let status = child.wait();
             drop(guard);
+            // What it wrote is seen before its end is, but a descendant that holds its pipes is not waited for.
+            let deadline = Instant::now() + LAST_WORDS;
+            while !(out.is_finished() && error.is_finished()) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             if let Ok(status) = status {
                 drop(sender.send(Event::Exited { child: number, status }));
             }
@@ -116,13 +119,16 @@ impl Supervisor {
             self.next(Duration::from_millis(50));
         }
         self.signal(Signal::KILL);
-        while self.any_running(0..self.members.len()) && self.next(GRACE).is_some() {}
+        let deadline = Instant::now() + GRACE;
+        while self.any_running(0..self.members.len()) && Instant::now() < deadline {
+            self.next(Duration::from_millis(50));
+        }
     }
 
     fn signal(&self, signal: Signal) {
         for member in self.members.iter().filter(|member| member.running) {
-            // An error means that it is gone already.
-            let _ = kill_process(member.pid, signal);
+            // Its whole group: a shell's commands go with it. An error means that it is gone already.
+            let _ = kill_process_group(member.pid, signal);
         }
     }
 

@@ -83,6 +83,7 @@ struct Pending {
     partial: bool,
     error: Option<WorkerError>,
     rows: Vec<f32>,
+    status: Option<Status>,
 }
 
 /// One worker of a job.
@@ -111,7 +112,6 @@ pub struct Worker {
     barriers: BTreeMap<String, (u64, Ticket)>,
     last_barrier: u64,
     status_tickets: Vec<Ticket>,
-    status: Option<Status>,
     leaving: Option<Ticket>,
     failed: Option<WorkerError>,
     next_id: u64,
@@ -146,7 +146,6 @@ impl Worker {
             barriers: BTreeMap::new(),
             last_barrier: 0,
             status_tickets: Vec::new(),
-            status: None,
             leaving: None,
             failed: None,
             next_id: 1,
@@ -187,15 +186,26 @@ impl Worker {
         self.tables.get(table.0 as usize).map_or(&[], |table| table.values.as_slice())
     }
 
+    /// The same, to be read without holding the worker; the error says why there is nothing to read.
+    pub fn shared_values(&self, table: TableId) -> Result<Arc<Buffer>, WorkerError> {
+        self.check_started()?;
+        let local = &self.tables[self.table_index(table)?];
+        if local.spec.rows {
+            let sentence = format!("table `{}` is sparse: pull the rows to read", local.spec.name);
+            return Err(WorkerError::Order(sentence));
+        }
+        Ok(local.values.clone())
+    }
+
     /// Bytes held for parameters and gradients under way.
     pub fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(LocalTable::memory_bytes).sum();
         tables + self.buffers.values().map(|(buffer, _)| buffer.memory_bytes()).sum::<usize>()
     }
 
-    /// The status that [`Worker::query_status`] asked for.
-    pub fn take_status(&mut self) -> Option<Status> {
-        self.status.take()
+    /// The status that [`Worker::query_status`] asked for under this ticket, once.
+    pub fn take_status(&mut self, ticket: Ticket) -> Option<Status> {
+        self.tickets.get_mut(&ticket)?.status.take()
     }
 
     /// Declares a table with its initial values. All workers declare the same tables in the same order.
@@ -450,6 +460,7 @@ impl Worker {
             partial: false,
             error: None,
             rows: Vec::new(),
+            status: None,
         };
         self.tickets.insert(ticket, pending);
         ticket

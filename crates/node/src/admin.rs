@@ -1,5 +1,6 @@
 //! Asking and setting things from outside a job: `paramill status`, `paramill set`.
 
+use crate::transport::tcp;
 use crate::url::JobUrl;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
@@ -9,7 +10,7 @@ use paramill_core::wire::{
     Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
 };
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::time::Duration;
 
 /// Why a command could not be carried out. Nothing was changed, but for a connection that broke after a `set`.
@@ -51,9 +52,14 @@ impl Admin {
     /// Connects within `timeout`, which also bounds every answer.
     pub fn connect(url: &JobUrl, timeout: Duration) -> Result<Admin, AdminError> {
         let unreachable = |source| AdminError::Unreachable { address: url.address.clone(), source };
-        let target = url.address.to_socket_addrs().map_err(unreachable)?.next();
-        let target = target.ok_or_else(|| unreachable(io::Error::other("the name has no address")))?;
-        let stream = TcpStream::connect_timeout(&target, timeout).map_err(unreachable)?;
+        let mut connected = Err(io::Error::other("the name has no address"));
+        for target in tcp::resolve(&url.address).map_err(unreachable)? {
+            connected = TcpStream::connect_timeout(&target, timeout);
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let stream = connected.map_err(unreachable)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
         stream.set_nodelay(true)?;

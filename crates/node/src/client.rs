@@ -1,14 +1,13 @@
 //! The worker's library: join a job, create tables, push, pull, keep the clock.
 //!
 //! ```no_run
-//! use paramill_core::table::TableSpec;
-//! use paramill_node::client::{Job, JobOptions};
+//! use paramill_node::client::{Job, JobOptions, TableSpec};
 //!
 //! let job = Job::init(JobOptions::at("paramill://localhost:7070/run42".parse()?))?;
 //! let weights = job.create_table(TableSpec::dense("weights", [1000]), vec![0.0; 1000])?;
 //! job.start()?;
 //! for _ in 0..100 {
-//!     let gradient = job.read(weights, |values| values.iter().map(|w| w - 1.0).collect::<Vec<f32>>());
+//!     let gradient = job.read(weights, |values| values.iter().map(|w| w - 1.0).collect::<Vec<f32>>())?;
 //!     job.update(weights, &gradient)?; // leaves at once; parameters follow when the condition allows
 //!     job.clock();
 //!     job.sync(weights)?; // waits for them
@@ -25,22 +24,23 @@ use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
-use paramill_core::table::TableSpec;
-use paramill_core::types::{Clock, TableId, WorkerId};
-use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig, WorkerError};
+use paramill_core::types::Clock;
+use paramill_core::worker::{PullOptions, Ticket, Worker, WorkerConfig};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+pub use paramill_core::table::TableSpec;
+pub use paramill_core::types::{TableId, WorkerId};
+pub use paramill_core::worker::{Gradient, WorkerError};
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a timed-out wait asks the servers for their reason.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long leaving may take.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a call of the client failed.
 #[derive(Debug, thiserror::Error)]
@@ -125,12 +125,17 @@ impl JobOptions {
 }
 
 /// A worker's membership in a job.
+///
+/// [`Job::finish`] leaves in good order. A job that is dropped without it has died, as far as the others can tell.
 #[derive(Debug)]
 pub struct Job {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Result<(), String>>>,
     stop: Arc<AtomicBool>,
     timeout: Duration,
+    start: Mutex<Option<Handle>>,
+    /// Updates whose end nobody has seen yet, oldest first.
+    updates: Mutex<BTreeMap<TableId, Vec<Handle>>>,
 }
 
 /// What the application's threads and the event loop share.
@@ -144,12 +149,10 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     worker: Worker,
-    /// The ticket of every table's latest update.
-    updates: BTreeMap<TableId, Ticket>,
     ended: Option<String>,
 }
 
-/// A push or pull under way.
+/// A push or pull under way. Dropping it does not undo anything; its end is then not heard of.
 #[derive(Debug)]
 #[must_use = "a handle tells whether the push or pull succeeded"]
 pub struct Handle {
@@ -168,7 +171,7 @@ impl Job {
         };
         let worker = Worker::new(clock::now(), config, options.registry.clone());
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { worker, updates: BTreeMap::new(), ended: None }),
+            state: Mutex::new(State { worker, ended: None }),
             changed: Condvar::new(),
             mailbox: mailbox.clone(),
         });
@@ -184,7 +187,14 @@ impl Job {
         let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
         let thread =
             std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
-        Ok(Job { shared, thread: Some(thread), stop, timeout: options.timeout })
+        Ok(Job {
+            shared,
+            thread: Some(thread),
+            stop,
+            timeout: options.timeout,
+            start: Mutex::default(),
+            updates: Mutex::default(),
+        })
     }
 
     /// Creates a table with its initial values; those of worker 0 count.
@@ -192,22 +202,29 @@ impl Job {
         Ok(self.shared.lock().worker.declare(spec, initial)?)
     }
 
-    /// Waits until all workers and servers are here and the initial values are exchanged.
+    /// Waits until all workers and servers are here and the initial values are exchanged. After a time-out it may be
+    /// called again, to wait on.
     pub fn start(&self) -> Result<(), ClientError> {
-        let handle = self.act(|worker| worker.start(clock::now()))?;
-        handle.wait(self.timeout)
+        let mut start = lock(&self.start);
+        if start.is_none() {
+            *start = Some(self.act(|worker| worker.start(clock::now()))?);
+        }
+        start.as_ref().map_or(Ok(()), |handle| handle.wait(self.timeout))
     }
 
     /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
+    /// The error may also be that of an earlier update of the table that was not waited for.
     pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
-        let ticket =
-            self.shared.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))?;
-        let mut state = self.shared.lock();
-        let Some(former) = state.updates.insert(table, ticket) else { return Ok(()) };
-        // Nobody waited for the update before; how it failed, if it did, is said now.
-        let outcome = state.worker.outcome(former);
-        state.worker.redeem(former);
-        Ok(outcome.unwrap_or(Ok(()))?)
+        let mut updates = lock(&self.updates);
+        let pending = updates.entry(table).or_default();
+        while let Some(handle) = pending.first()
+            && handle.is_due()
+        {
+            let handle = pending.remove(0);
+            handle.wait(Duration::ZERO)?;
+        }
+        pending.push(self.push_pull(table, gradient)?);
+        Ok(())
     }
 
     /// Ends the iteration.
@@ -216,14 +233,23 @@ impl Job {
         self.shared.mailbox.wake();
     }
 
-    /// Waits until the table's parameters may be used for the next iteration.
+    /// Waits until the table's parameters may be used for the next iteration. After a time-out it may be called again,
+    /// to wait on.
     pub fn sync(&self, table: TableId) -> Result<(), ClientError> {
-        let Some(&ticket) = self.shared.lock().updates.get(&table) else { return Ok(()) };
-        let outcome = self.shared.wait(ticket, self.timeout);
-        if !matches!(outcome, Err(ClientError::Timeout { .. })) {
-            self.shared.lock().updates.remove(&table);
+        let mut pending = lock(&self.updates).remove(&table).unwrap_or_default();
+        while let Some(handle) = pending.first() {
+            match handle.wait(self.timeout) {
+                Err(error @ ClientError::Timeout { .. }) => {
+                    lock(&self.updates).entry(table).or_default().splice(0..0, pending);
+                    return Err(error);
+                }
+                outcome => {
+                    drop(pending.remove(0));
+                    outcome?;
+                }
+            }
         }
-        outcome.map(|_| ())
+        Ok(())
     }
 
     /// Sends a gradient; the handle is due when all servers have it.
@@ -251,9 +277,11 @@ impl Job {
         self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))
     }
 
-    /// Calls `look` with a dense table's parameters as last pulled.
-    pub fn read<T>(&self, table: TableId, look: impl FnOnce(&[f32]) -> T) -> T {
-        look(self.shared.lock().worker.values(table))
+    /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
+    pub fn read<T>(&self, table: TableId, look: impl FnOnce(&[f32]) -> T) -> Result<T, ClientError> {
+        // The lock is let go first: computing may take long, and the worker must go on meanwhile.
+        let values = self.shared.lock().worker.shared_values(table)?;
+        Ok(look(values.as_slice()))
     }
 
     /// Waits for all live workers to come to the same name.
@@ -271,6 +299,11 @@ impl Job {
         self.shared.lock().worker.id()
     }
 
+    /// How many workers the job has, once it started.
+    pub fn workers(&self) -> Option<usize> {
+        self.shared.lock().worker.workers()
+    }
+
     /// Iterations completed.
     pub fn current_clock(&self) -> Clock {
         self.shared.lock().worker.current_clock()
@@ -284,7 +317,7 @@ impl Job {
     /// Leaves the job in good order.
     pub fn finish(mut self) -> Result<(), ClientError> {
         let handle = self.act(|worker| Ok(worker.leave(clock::now())))?;
-        let left = handle.wait(LEAVE_TIMEOUT);
+        let left = handle.wait(self.timeout);
         self.end();
         left
     }
@@ -313,14 +346,16 @@ impl Drop for Job {
 }
 
 impl Handle {
-    /// Waits until it is due. The error names who has not answered and what would release it.
-    pub fn wait(self, timeout: Duration) -> Result<(), ClientError> {
-        self.wait_rows(timeout).map(|_| ())
+    /// Waits until it is due. The error names who has not answered and what would release it. After a time-out it may
+    /// be called again, to wait on.
+    pub fn wait(&self, timeout: Duration) -> Result<(), ClientError> {
+        self.shared.wait(self.ticket, timeout)
     }
 
     /// Like [`Handle::wait`], for a pull of rows: the rows one after the other.
     pub fn wait_rows(self, timeout: Duration) -> Result<Vec<f32>, ClientError> {
-        self.shared.wait(self.ticket, timeout)
+        self.wait(timeout)?;
+        Ok(self.shared.lock().worker.redeem(self.ticket))
     }
 
     /// Whether [`Handle::wait`] would return at once.
@@ -330,7 +365,6 @@ impl Handle {
     }
 }
 
-/// What nobody waits for any more is forgotten. A push is sent all the same.
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.lock().worker.redeem(self.ticket);
@@ -339,12 +373,7 @@ impl Drop for Handle {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A closure of the application that panicked in `read` has only looked.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait_for_change<'a>(&self, state: MutexGuard<'a, State>, timeout: Duration) -> MutexGuard<'a, State> {
-        self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
+        lock(&self.state)
     }
 
     fn act(
@@ -361,13 +390,12 @@ impl Shared {
         Ok(ticket)
     }
 
-    fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<Vec<f32>, ClientError> {
+    fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
         let began = Instant::now();
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.worker.outcome(ticket) {
-                let rows = state.worker.redeem(ticket);
-                return Ok(outcome.map(|()| rows)?);
+                return Ok(outcome?);
             }
             if let Some(why) = &state.ended {
                 return Err(ClientError::Ended(why.clone()));
@@ -378,45 +406,43 @@ impl Shared {
                 let what = format!("{what}{}", self.servers_reason());
                 return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
             };
-            state = self.wait_for_change(state, left);
+            state = self.changed.wait_timeout(state, left).expect("no holder of this lock panics").0;
         }
     }
 
-    fn status(&self, timeout: Duration) -> Result<Status, ClientError> {
+    fn status(self: &Arc<Shared>, timeout: Duration) -> Result<Status, ClientError> {
         let ticket = self.act(|worker| worker.query_status(clock::now()))?;
-        let outcome = self.wait(ticket, timeout);
-        let mut state = self.lock();
-        state.worker.redeem(ticket);
-        outcome?;
-        state.worker.take_status().ok_or_else(|| ClientError::Ended("the status was taken twice".into()))
+        let handle = Handle { shared: self.clone(), ticket };
+        handle.wait(timeout)?;
+        let status = self.lock().worker.take_status(ticket);
+        status.ok_or_else(|| ClientError::Ended("the status was taken already".into()))
     }
 
     /// What the servers say this worker waits for; empty when they say nothing.
     fn servers_reason(&self) -> String {
-        let state = self.lock();
-        let is_asking = state.worker.id().is_some() && state.ended.is_none();
-        let me = state.worker.id();
-        drop(state);
-        if !is_asking {
-            return String::new();
-        }
-        let asked = self.act(|worker| worker.query_status(clock::now()));
-        let Ok(ticket) = asked else { return String::new() };
+        let Some(me) = self.lock().worker.id() else { return String::new() };
+        let Ok(ticket) = self.act(|worker| worker.query_status(clock::now())) else { return String::new() };
         let began = Instant::now();
         let mut state = self.lock();
         while state.worker.outcome(ticket).is_none() && began.elapsed() < REASON_TIMEOUT {
-            state = self.wait_for_change(state, Duration::from_millis(50));
+            let short = Duration::from_millis(50);
+            state = self.changed.wait_timeout(state, short).expect("no holder of this lock panics").0;
         }
+        let status = state.worker.take_status(ticket);
         state.worker.redeem(ticket);
-        let Some(status) = state.worker.take_status() else { return String::new() };
+        let Some(status) = status else { return String::new() };
         let reason = status.shards.iter().find_map(|shard| {
             shard.tables.iter().find_map(|table| {
-                let waiting = table.waiting.iter().find(|waiting| Some(waiting.worker) == me)?;
+                let waiting = table.waiting.iter().find(|waiting| waiting.worker == me)?;
                 Some(format!("; {} says of table `{}`: {}", shard.shard, table.name, waiting.reason))
             })
         });
         reason.unwrap_or_else(|| format!("; the job is {}", status.phase))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no holder of this lock panics")
 }
 
 /// The worker as its event loop sees it.

@@ -13,7 +13,7 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
-use crate::transport::tcp::{self, ReceiveError, TcpConnection};
+use crate::transport::tcp::{ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use greeting::{Greeting, greet, greet_hello, welcomed};
 use injected::{Injected, Trouble};
@@ -96,10 +96,16 @@ pub(crate) struct EventLoop<C: RoleCell> {
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
     /// Frames that were made late, by the time they leave.
-    late: BTreeMap<(Time, u64), (NodeId, Frame)>,
-    /// New connections are not watched for until then.
+    late: BTreeMap<(Time, u64), Late>,
+    /// No connections are taken before this.
     deaf_until: Option<Time>,
     ending: Option<Ending>,
+}
+
+/// A frame that was made late. It leaves on the connection it was meant for, or not at all.
+struct Late {
+    key: u64,
+    frame: Frame,
 }
 
 /// The connection of a peer, and which life of the peer it is.
@@ -170,9 +176,6 @@ impl<C: RoleCell> EventLoop<C> {
             self.end(None);
         }
         let began = clock::now();
-        if self.deaf_until.is_some_and(|until| until <= began) {
-            self.listen(None);
-        }
         if let Some(node) = self.cell.with(|role| role.node())
             && let Err(crash) = self.injected.interfere(node, began)
         {
@@ -193,6 +196,9 @@ impl<C: RoleCell> EventLoop<C> {
                 role.handle_timeout(now);
             }
         });
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.listen_again_at(None);
+        }
         self.send_late(now);
         self.carry_out();
         self.expire(now);
@@ -207,7 +213,7 @@ impl<C: RoleCell> EventLoop<C> {
         }
         let now = clock::now();
         let role = self.cell.with(|role| role.next_timeout());
-        let connections = self.connections.values().filter_map(Connection::next_timeout).min();
+        let connections = self.connections.values().filter_map(Connection::handshake_deadline).min();
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
         let late = self.late.keys().next().map(|(at, _)| *at);
         let next =
@@ -222,7 +228,9 @@ impl<C: RoleCell> EventLoop<C> {
             if let Err(error) =
                 epoll::add(&self.epoll, tcp.stream.as_fd(), epoll::EventData::new_u64(key), flags)
             {
-                return (self.setup.log)(&format!("cannot watch a connection: {error}"));
+                self.connections.insert(key, connection);
+                return self
+                    .drop_connection(key, &Lost::Broken(format!("cannot watch the connection: {error}")));
             }
         }
         self.connections.insert(key, connection);
@@ -241,12 +249,8 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Goes on with frames that were received and not handled, because their answers were too much at once.
     fn serve_leftovers(&mut self) {
-        let keys: Vec<u64> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| connection.has_leftovers())
-            .map(|(key, _)| *key)
-            .collect();
+        let left = |(key, connection): (&u64, &Connection)| connection.has_leftovers().then_some(*key);
+        let keys: Vec<u64> = self.connections.iter().filter_map(left).collect();
         keys.into_iter().for_each(|key| self.read_some(key));
     }
 
@@ -281,37 +285,42 @@ impl<C: RoleCell> EventLoop<C> {
     /// Reads once from a TCP connection. True when there may be more.
     fn read(&mut self, key: u64) -> Result<bool, Lost> {
         let EventLoop { cell, setup, connections, peers, .. } = self;
-        let Some(connection) = connections.get_mut(&key).filter(|connection| !connection.is_held_back())
-        else {
-            return Ok(false);
-        };
+        let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
+        let is_congested = connection.is_congested();
         let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
+        if is_congested {
+            return Ok(false);
+        }
         let now = clock::now();
         let mut reply = None;
-        let mut greeted = None;
+        let mut replaced = None;
+        let mut opened = None;
         let mut refused = None;
-        let limit =
-            if matches!(state, State::AwaitHello { .. }) { limits::MAX_HELLO_BYTES } else { usize::MAX };
+        let is_stranger = matches!(state, State::AwaitHello { .. });
+        let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
         let received = cell.with(|role| {
             tcp.receive(limit, |header, payload| {
                 match state {
                     State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                    State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
-                        Greeting { answer: Ok(welcome), replaced } => {
-                            reply = Some(frame(Kind::Welcome, &welcome));
-                            *state = State::Open { peer: welcome.you };
-                            greeted = Some((Some((welcome.you, welcome.incarnation)), replaced));
+                    State::AwaitHello { .. } => {
+                        let greeting = greet(role, now, header, payload, peers);
+                        replaced = greeting.replaced;
+                        match greeting.answer {
+                            Ok(welcome) => {
+                                reply = Some(frame(Kind::Welcome, &welcome));
+                                opened = Some((welcome.you, welcome.incarnation));
+                                *state = State::Open { peer: welcome.you };
+                            }
+                            Err(refusal) => {
+                                reply = Some(frame(Kind::Error, &refusal));
+                                *closing = true;
+                                *state = State::Refused;
+                            }
                         }
-                        Greeting { answer: Err(refusal), replaced } => {
-                            reply = Some(frame(Kind::Error, &refusal));
-                            *closing = true;
-                            *state = State::Refused;
-                            greeted = Some((None, replaced));
-                        }
-                    },
+                    }
                     State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
                         Ok(welcome) => {
-                            greeted = Some((Some((*peer, 0)), None));
+                            opened = Some((*peer, 0));
                             role.handle_connected(now, *peer, &welcome);
                             *state = State::Open { peer: *peer };
                         }
@@ -319,41 +328,39 @@ impl<C: RoleCell> EventLoop<C> {
                     },
                     State::Refused | State::Connecting { .. } => {}
                 }
-                // The answers are taken before more is asked for; so are those to the first words.
+                // Answers are taken before more is asked for; so are those to the first words.
                 role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
             })
         });
-        let more = match received {
-            Ok(more) => Ok(more),
+        let outcome = match (received, refused) {
+            (_, Some(lost)) => Err(lost),
+            (Ok(more), None) => Ok(more),
             // A stranger is told why before it is hung up on: its user has to install another release.
-            Err(ReceiveError::Wire(error)) if matches!(state, State::AwaitHello { .. }) => {
+            (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
                 (setup.log)(&format!("refused a connection: {error}"));
                 reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
                 *closing = true;
                 *state = State::Refused;
                 Ok(false)
             }
-            Err(ReceiveError::Wire(error @ WireError::Version { .. })) => {
+            (Err(ReceiveError::Wire(error @ WireError::Version { .. })), None) => {
                 Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }))
             }
-            Err(error) => Err(Lost::Broken(error.to_string())),
+            (Err(error), None) => Err(Lost::Broken(error.to_string())),
         };
         if let Some(reply) = reply {
             tcp.queue(reply);
         }
-        if let Some((opened, replaced)) = greeted {
-            if let Some((peer, incarnation)) = opened {
-                tcp.open();
-                peers.insert(peer, Peer { key, incarnation });
-            }
-            if let Some(old) = replaced {
-                self.forget(old);
-            }
+        if opened.is_some() {
+            tcp.opened();
         }
-        match refused {
-            Some(lost) => Err(lost),
-            None => more,
+        if let Some(old) = replaced {
+            self.forget(old);
         }
+        if let Some((peer, incarnation)) = opened {
+            self.peers.insert(peer, Peer { key, incarnation });
+        }
+        outcome
     }
 
     /// Handles letters of the in-memory transport.
@@ -417,9 +424,7 @@ impl<C: RoleCell> EventLoop<C> {
                 Output::Connect { peer, address } => self.connect(peer, &address),
                 Output::Send { to, frame } => self.send(to, frame),
                 Output::Disconnect { peer } => {
-                    if let Some(connection) =
-                        self.peers.get(&peer).and_then(|peer| self.connections.get_mut(&peer.key))
-                    {
+                    if let Some(connection) = self.connection_of(peer) {
                         connection.closing = true;
                     }
                 }
@@ -447,7 +452,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.connections.insert(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
             return;
         }
-        match TcpConnection::connect(address) {
+        match TcpConnection::connect(address, key as usize) {
             Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
             Err(error) => {
                 let lost = Lost::Broken(error.to_string());
@@ -458,36 +463,42 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Sends a frame, unless a fault says otherwise.
     fn send(&mut self, to: NodeId, frame: Frame) {
-        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(to, frame) };
-        let now = clock::now();
-        match self.injected.fate(me, to, &frame.header) {
-            None => self.dispatch(to, frame),
-            Some(Trouble::Hold(duration)) => {
-                if let Some(connection) = self.connection_of(to) {
-                    connection.hold(now + duration);
-                }
-                self.dispatch(to, frame);
-            }
-            Some(Trouble::Late(duration)) => {
-                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
-                let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
-                self.next_key += 1;
-                self.late.insert((now + duration, self.next_key), (to, frame));
-            }
-            Some(Trouble::Reset) => {
-                if let Some(&Peer { key, .. }) = self.peers.get(&to) {
-                    self.drop_connection(key, &Lost::Broken("reset as injected".into()));
-                }
-            }
+        let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+        if self.injected.is_idle() {
+            return self.dispatch(key, frame);
         }
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame) };
+        let now = clock::now();
+        // What follows a frame that is held waits behind it.
+        if let Some(leaves) = self.connections.get(&key).and_then(|connection| connection.held_at(now)) {
+            return self.make_late(leaves, key, frame);
+        }
+        match self.injected.fate(me, to, &frame.header) {
+            None => self.dispatch(key, frame),
+            Some(Trouble::Hold(duration)) => {
+                let Some(connection) = self.connections.get_mut(&key) else { return };
+                let leaves = connection.hold(now + duration);
+                self.make_late(leaves, key, frame);
+            }
+            Some(Trouble::Late(duration)) => self.make_late(now + duration, key, frame),
+            Some(Trouble::Reset) => self.drop_connection(key, &Lost::Broken("reset as injected".into())),
+        }
+    }
+
+    /// Keeps a frame, with its bytes as they are now, until it is time.
+    fn make_late(&mut self, leaves: Time, key: u64, frame: Frame) {
+        let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+        let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+        self.next_key += 1;
+        self.late.insert((leaves, self.next_key), Late { key, frame });
     }
 
     fn send_late(&mut self, now: Time) {
         while let Some(entry) = self.late.first_entry()
             && entry.key().0 <= now
         {
-            let (to, frame) = entry.remove();
-            self.dispatch(to, frame);
+            let Late { key, frame } = entry.remove();
+            self.dispatch(key, frame);
         }
     }
 
@@ -496,20 +507,16 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
-    fn dispatch(&mut self, to: NodeId, frame: Frame) {
-        let now = clock::now();
-        let EventLoop { cell, connections, peers, .. } = self;
-        let Some(connection) = peers.get(&to).and_then(|peer| connections.get_mut(&peer.key)) else { return };
-        let held = connection.is_held(now);
+    fn dispatch(&mut self, key: u64, frame: Frame) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
         match &mut connection.wire {
             Wire::Tcp(tcp) => {
                 tcp.queue(frame);
                 connection.dirty = true;
             }
             Wire::Memory { to, channel: Some(channel) } => {
-                let payload = cell.with(|role| role.payload(&frame.body).to_vec());
-                let letter = Letter::Frame { channel: *channel, header: frame.header, payload };
-                if held { connection.waiting.push_back(letter) } else { to.put(letter) }
+                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
             }
             Wire::Memory { channel: None, .. } => {}
         }
@@ -517,20 +524,15 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Writes what waits, and watches for room where a socket is full.
     fn flush_all(&mut self) {
-        let now = clock::now();
         let mut broken = Vec::new();
         for (&key, connection) in &mut self.connections {
-            if connection.is_held(now) {
-                continue;
-            }
-            if let Wire::Memory { to, .. } = &connection.wire {
-                connection.waiting.drain(..).for_each(|letter| to.put(letter));
+            let is_connecting = matches!(connection.state, State::Connecting { .. });
+            let Wire::Tcp(tcp) = &mut connection.wire else {
                 if connection.closing {
                     broken.push((key, Lost::Broken("closed".into())));
                 }
-            }
-            let is_connecting = matches!(connection.state, State::Connecting { .. });
-            let Wire::Tcp(tcp) = &mut connection.wire else { continue };
+                continue;
+            };
             let done = match is_connecting {
                 true => false,
                 false => match self.cell.with(|role| tcp.flush(role)) {
@@ -616,8 +618,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// After a stop: lets frames leave and peers hang up, for a moment, so that their last words are not lost.
     fn ended(&mut self, now: Time) -> Option<Result<(), String>> {
         let ending = self.ending.as_mut()?;
-        let silent =
-            self.connections.values().all(|connection| !connection.dirty && connection.waiting.is_empty());
+        let silent = self.connections.values().all(|connection| !connection.dirty);
         if silent && !ending.hung_up {
             ending.hung_up = true;
             self.connections.values().for_each(Connection::hang_up);
@@ -629,9 +630,4 @@ impl<C: RoleCell> EventLoop<C> {
         }
         Some(ending.error.take().map_or(Ok(()), Err))
     }
-}
-
-/// Whether a node can be listened to at `address`; for a clear error before anything starts.
-pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
-    tcp::listen(address)
 }

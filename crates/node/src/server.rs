@@ -1,8 +1,9 @@
 //! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
 
 use crate::clock;
-use crate::event_loop::{self, EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::tcp;
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -14,7 +15,6 @@ use std::net::{TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// What a server needs to know.
 #[derive(Debug, Clone)]
@@ -89,15 +89,14 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         let listener = match &config.memory {
             Some(_) => None,
             None => {
-                let listener = event_loop::listen(&config.coordinator)?;
-                // Port 0 was bound to a real one, which is what others must be told.
-                server.coordinator = listener.local_addr()?.to_string();
+                let listener = tcp::listen(&config.coordinator)?;
+                server.coordinator = announced(&listener, config.host.as_deref())?;
                 Some(listener)
             }
         };
         let coordinator = Coordinator::new(job.clone(), registry.clone());
         let address = server.coordinator.clone();
-        server.spawn("coordinator", &config, listener, address, |_| Ok(Owned(coordinator)))?;
+        server.spawn("coordinator", &config, listener, address, Owned(coordinator))?;
     }
     let process = random_number();
     for core in 0..config.cores {
@@ -108,8 +107,8 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
                     Some(host) => host.clone(),
                     None => host_towards(&server.coordinator)?,
                 };
-                let listener = event_loop::listen(&format!("{host}:0"))?;
-                let address = listener.local_addr()?.to_string();
+                let listener = tcp::listen(&format!("{host}:0"))?;
+                let address = announced(&listener, config.host.as_deref())?;
                 (Some(listener), address)
             }
         };
@@ -122,11 +121,9 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
             address: address.clone(),
             coordinator: server.coordinator.clone(),
         };
-        let registry = registry.clone();
         server.data.push(address.clone());
-        server.spawn(&format!("data core {core}"), &config, listener, address, move |now| {
-            Ok(Owned(Shard::new(now, shard, registry)))
-        })?;
+        let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
+        server.spawn(&format!("data core {core}"), &config, listener, address, shard)?;
     }
     Ok(server)
 }
@@ -148,15 +145,10 @@ impl Server {
         self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
     }
 
-    /// Whether all threads have ended.
-    pub fn is_finished(&self) -> bool {
-        self.threads.iter().all(JoinHandle::is_finished)
-    }
-
     /// Waits until the job is over. The error is the first that a thread ended with.
-    pub fn join(self) -> Result<(), String> {
+    pub fn join(mut self) -> Result<(), String> {
         let mut result = Ok(());
-        for thread in self.threads {
+        for thread in std::mem::take(&mut self.threads) {
             let ended = thread.join().unwrap_or_else(|_| Err("a server thread panicked".into()));
             result = result.and(ended);
         }
@@ -169,7 +161,7 @@ impl Server {
         config: &ServerConfig,
         listener: Option<TcpListener>,
         address: String,
-        make: impl FnOnce(paramill_core::types::Time) -> io::Result<C>,
+        role: C,
     ) -> io::Result<()> {
         let mailbox = Mailbox::new()?;
         self.mailboxes.push(mailbox.clone());
@@ -181,12 +173,36 @@ impl Server {
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
             log: config.log,
         };
-        let event_loop = EventLoop::new(make(clock::now())?, setup)?;
+        let event_loop = EventLoop::new(role, setup)?;
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || event_loop.run())?;
         self.threads.push(thread);
         Ok(())
     }
 }
+
+/// A server that is dropped ends; so does one that could only be started in part.
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.
+fn announced(listener: &TcpListener, host: Option<&str>) -> io::Result<String> {
+    let bound = listener.local_addr()?;
+    match host {
+        Some(host) => Ok(format!("{host}:{}", bound.port())),
+        None if bound.ip().is_unspecified() => {
+            // Without a way out there is nobody outside to tell.
+            let host = host_towards(ANYWHERE).unwrap_or_else(|_| "127.0.0.1".into());
+            Ok(format!("{host}:{}", bound.port()))
+        }
+        None => Ok(bound.to_string()),
+    }
+}
+
+/// An address that is nobody's (RFC 5737): the way to it is the way out of this host.
+const ANYWHERE: &str = "192.0.2.1:9";
 
 /// The address of this host that packets to `peer` leave from: the one that `peer` can answer to.
 fn host_towards(peer: &str) -> io::Result<String> {
@@ -209,16 +225,4 @@ pub(crate) fn random_number() -> u64 {
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
     hasher.finish()
-}
-
-/// Waits until a server listens at `address`, or the time is over.
-pub fn wait_until_listening(address: &str, timeout: Duration) -> io::Result<()> {
-    let deadline = std::time::Instant::now() + timeout;
-    loop {
-        match std::net::TcpStream::connect(address) {
-            Ok(_) => return Ok(()),
-            Err(error) if std::time::Instant::now() >= deadline => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
-    }
 }

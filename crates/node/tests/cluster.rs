@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::table::{Order, TablePolicy, TableSpec};
-use paramill_core::types::WorkerId;
+use paramill_core::types::{TableId, WorkerId};
 use paramill_core::worker::Gradient;
 use paramill_node::Hub;
 use paramill_node::admin::Admin;
@@ -75,7 +76,7 @@ fn train(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) -> Vec<Vec<
                         job.clock();
                         job.sync(table).unwrap();
                     }
-                    let values = job.read(table, <[f32]>::to_vec);
+                    let values = job.read(table, <[f32]>::to_vec).unwrap();
                     job.finish().unwrap();
                     values
                 })
@@ -175,7 +176,7 @@ fn a_worker_that_vanishes_is_left_behind() {
                 job.update(table, &[1.0; 10]).unwrap();
                 job.clock();
                 job.sync(table).unwrap();
-                assert_eq!(job.read(table, |values| values[0]), -0.1);
+                assert_eq!(job.read(table, |values| values[0]).unwrap(), -0.1);
                 let status = job.status().unwrap();
                 assert_eq!(status.phase, "running with 1 workers; 1 declared dead");
                 job.finish().unwrap();
@@ -260,4 +261,97 @@ fn sparse_rows_travel_over_sockets() {
     assert_eq!(all.iter().filter(|value| **value == 0.0).count(), 4 * 17);
     client.finish().unwrap();
     servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+/// Two workers that have started; the second does nothing by itself.
+fn pair(job: &JobConfig, servers: &[Server]) -> [Job; 2] {
+    let jobs = [0, 1].map(|rank| {
+        let job = Job::init(options(job, servers, None, rank)).unwrap();
+        job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+        job
+    });
+    std::thread::scope(|scope| {
+        for job in &jobs {
+            scope.spawn(|| job.start().unwrap());
+        }
+    });
+    jobs
+}
+
+#[test]
+fn a_wait_that_timed_out_can_be_taken_up_again() {
+    let config = job_config(2, 1, "bsp");
+    let servers = start_servers(&config, 1, None);
+    let [first, second] = pair(&config, &servers);
+    let table = TableId(0);
+    let handle = first.push_pull(table, &[1.0; 10]).unwrap();
+    first.clock();
+    for _ in 0..2 {
+        assert!(matches!(handle.wait(Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
+    }
+    assert!(matches!(first.barrier("b", Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
+    second.update(table, &[1.0; 10]).unwrap();
+    second.clock();
+    second.sync(table).unwrap();
+    handle.wait(Duration::from_secs(5)).unwrap();
+    assert_eq!(first.read(table, |values| values[0]).unwrap(), -0.1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| second.barrier("b", Duration::from_secs(5)).unwrap());
+        first.barrier("b", Duration::from_secs(5)).unwrap();
+    });
+    assert_eq!(first.workers(), Some(2));
+}
+
+#[test]
+fn reading_does_not_hold_the_worker_up() {
+    let config = job_config(2, 1, "asp");
+    let servers = start_servers(&config, 1, None);
+    let [first, _second] = pair(&config, &servers);
+    let table = TableId(0);
+    // A push from inside a read: the values that are read stay as they were.
+    first
+        .read(table, |before| {
+            first.push_pull(table, &[1.0; 10]).unwrap().wait(Duration::from_secs(5)).unwrap();
+            assert_eq!(before, [0.0; 10]);
+        })
+        .unwrap();
+    assert_ne!(first.read(table, |after| after[0]).unwrap(), 0.0);
+    let wrong = first.read(TableId(7), |_| ()).unwrap_err().to_string();
+    assert!(wrong.contains("table 7 does not exist"), "{wrong}");
+}
+
+#[test]
+fn delays_over_sockets_hold_a_connection_and_lose_nothing() {
+    let mut config = job_config(2, 1, "bsp");
+    config.policy.optimizer = "sgd:lr=1".into();
+    let servers = start_servers(&config, 1, None);
+    let faults = FaultPlan::parse(&["worker=1:delay=100ms"]).unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let options = JobOptions { faults: faults.clone(), ..options(&config, &servers, None, rank) };
+            scope.spawn(move || {
+                let job = Job::init(options).unwrap();
+                let table = job.create_table(TableSpec::dense("w", [5000]), vec![0.0; 5000]).unwrap();
+                job.start().unwrap();
+                for step in 1..=3 {
+                    job.update(table, &[1.0; 5000]).unwrap();
+                    job.clock();
+                    job.sync(table).unwrap();
+                    assert_eq!(job.read(table, |values| values[4999]).unwrap(), -(step as f32));
+                }
+                job.finish().unwrap();
+            });
+        }
+    });
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}
+
+#[test]
+fn a_server_that_listens_everywhere_announces_an_address_that_can_be_reached() {
+    let config =
+        ServerConfig { coordinate: Some(job_config(1, 1, "bsp")), ..ServerConfig::new("test", "0.0.0.0:0") };
+    let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
+    for address in server.data_addresses().iter().map(String::as_str).chain([server.coordinator()]) {
+        assert!(!address.starts_with("0.0.0.0:") && !address.ends_with(":0"), "{address}");
+    }
 }

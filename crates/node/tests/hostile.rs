@@ -162,7 +162,7 @@ fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
     let taken = memory_bytes().saturating_sub(before);
     // 65536 frames that wait take 10 MB, and what was asked for in one go as much again; the rest are buffers.
     assert!(taken < 200 << 20, "{} MB after {asked} bursts of pulls", taken >> 20);
-    assert_eq!(job.read(table, |values| values[0]), -0.25);
+    assert_eq!(job.read(table, |values| values[0]).unwrap(), -0.25);
     drop((greedy, control));
     job.finish().unwrap();
     server.stop();

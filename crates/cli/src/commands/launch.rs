@@ -32,7 +32,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     while processes.any_running(workers.clone()) {
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
-            Event::Out { child, line } => println!("[{}] {line}", processes.name(child)),
+            Event::Out { child, line } => output.text(format!("[{}] {line}", processes.name(child)))?,
             Event::Error { child, line } => eprintln!("[{}] {line}", processes.name(child)),
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();

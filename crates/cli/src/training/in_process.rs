@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use paramill_core::registry::Registry;
 use paramill_core::types::{ServerId, WorkerId};
 use paramill_node::Hub;
-use paramill_node::client::JobOptions;
+use paramill_node::client::{ClientError, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -92,7 +92,8 @@ fn first_cause(results: Vec<Result<WorkerResult>>) -> Result<Vec<WorkerResult>> 
     if errors.is_empty() {
         return good.into_iter().collect();
     }
-    let is_timeout = |error: &anyhow::Error| error.to_string().contains("timed out");
+    let is_timeout =
+        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ClientError::Timeout { .. }));
     let cause = errors.iter().position(|error| !is_timeout(error)).unwrap_or(0);
     Err(errors.swap_remove(cause))
 }

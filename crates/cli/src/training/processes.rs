@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use paramill_node::client::JobOptions;
 use paramill_node::env_vars;
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::process::Command;
 use std::time::Duration;
 
@@ -87,7 +88,8 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
 /// Has the kernel end this process when the one that started it ends, however that happens.
 pub(crate) fn end_with_parent() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
-        .context("cannot ask to be ended with the parent process")
+        .context("cannot ask to be ended with the parent process")?;
+    Ok(())
 }
 
 /// The worker process: its plan comes on stdin, who it is in the environment, its messages go to stdout.
@@ -101,12 +103,12 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     options.faults = faults.clone();
     options.seed = plan.seed;
     let workload = paramill_train::build(&plan.workload_config(rank.0))?;
-    let tell = |message: &Message| {
-        println!("{}", serde_json::to_string(message).expect("messages are plain data"));
+    let tell = |message: &Message| -> Result<()> {
+        Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(message)?)?)
     };
-    let result = worker::run(plan, &faults, options, workload, |step| tell(&Message::Step(step)))?;
-    tell(&Message::Done(result));
-    Ok(())
+    // A parent that is gone does not hear how far it is; the kernel ends this process with it.
+    let result = worker::run(plan, &faults, options, workload, |step| drop(tell(&Message::Step(step))))?;
+    tell(&Message::Done(result))
 }
 
 /// Starts all servers and waits until the first one says where the job is.

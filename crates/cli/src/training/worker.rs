@@ -144,7 +144,7 @@ impl Table {
                 job.read(self.id, |values| {
                     self.values.clear();
                     self.values.extend_from_slice(values);
-                });
+                })?;
             }
         }
         Ok(())
@@ -201,7 +201,7 @@ fn judge(job: &Job, tables: &[Table], workload: &dyn Workload, timeout: Duration
     let mut finals = Vec::new();
     for table in tables {
         let rows = job.pull_now(table.id)?.wait_rows(timeout)?;
-        finals.push(if table.sparse { rows } else { job.read(table.id, <[f32]>::to_vec) });
+        finals.push(if table.sparse { rows } else { job.read(table.id, <[f32]>::to_vec)? });
     }
     let finals: Vec<&[f32]> = finals.iter().map(Vec::as_slice).collect();
     let status = job.status()?;

@@ -6,6 +6,7 @@ use crate::store::Buffer;
 use crate::table::{Chunk, NonFinite, TableSpec};
 use crate::types::{Clock, ShardId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Gradient buffers kept for the next push.
 const SPARE_BUFFERS: usize = 2;
@@ -16,7 +17,8 @@ pub(super) type ShardRows = (ShardId, Vec<(u32, u32)>);
 #[derive(Debug)]
 pub(super) struct LocalTable {
     pub(super) spec: TableSpec,
-    pub(super) values: Buffer,
+    /// As last pulled; a reader on another thread may hold on to it while newer values arrive.
+    pub(super) values: Arc<Buffer>,
     pub(super) nonfinite: NonFinite,
     pub(super) partial: Option<PartialPull>,
     /// The last clock that was pushed.
@@ -32,7 +34,7 @@ impl LocalTable {
     pub(super) fn new(spec: TableSpec, initial: Vec<f32>) -> LocalTable {
         LocalTable {
             spec,
-            values: Buffer::zeroed(0),
+            values: Arc::new(Buffer::zeroed(0)),
             nonfinite: NonFinite::default(),
             partial: None,
             pushed: None,
@@ -52,7 +54,7 @@ impl LocalTable {
         self.nonfinite = nonfinite;
         self.partial = partial;
         if !self.spec.rows {
-            self.values = Buffer::zeroed(self.spec.elements() as usize);
+            self.values = Arc::new(Buffer::zeroed(self.spec.elements() as usize));
         }
     }
 

@@ -209,7 +209,8 @@ impl Request {
         }
         if !is_late {
             let start = chunk.start as usize;
-            table.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+            Arc::make_mut(&mut table.values).as_mut_slice()[start..start + values.len()]
+                .copy_from_slice(values);
         }
         Some((1, table.chunks_of(self.shard).len()))
     }

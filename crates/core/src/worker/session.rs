@@ -6,6 +6,7 @@ use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Lost, Output, Role};
+use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
@@ -146,9 +147,12 @@ impl Worker {
                 self.settle_answer(reached.map(|(_, ticket)| ticket));
             }
             Control::Status(status) => {
-                self.status = Some(*status);
-                let tickets = std::mem::take(&mut self.status_tickets);
-                tickets.into_iter().for_each(|ticket| self.settle_answer(Some(ticket)));
+                for ticket in std::mem::take(&mut self.status_tickets) {
+                    if let Some(pending) = self.tickets.get_mut(&ticket) {
+                        pending.status = Some(Status::clone(&status));
+                    }
+                    self.settle_answer(Some(ticket));
+                }
             }
             // How many blocks to wait for is a matter of all servers together.
             Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),

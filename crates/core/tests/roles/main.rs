@@ -237,7 +237,7 @@ fn a_barrier_and_leaving_end_the_job() {
     let status = pump.workers[0].query_status(now).unwrap();
     pump.run();
     assert_eq!(pump.outcome(0, status), Some(Ok(())));
-    assert_eq!(pump.workers[0].take_status().unwrap().shards.len(), 1);
+    assert_eq!(pump.workers[0].take_status(status).unwrap().shards.len(), 1);
     for worker in 0..2 {
         let ticket = pump.workers[worker].leave(now);
         pump.run();

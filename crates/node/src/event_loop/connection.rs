@@ -4,7 +4,6 @@ use crate::transport::memory::{Letter, Mailbox};
 use crate::transport::tcp::TcpConnection;
 use paramill_core::types::{NodeId, Time};
 use rustix::event::epoll;
-use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::sync::Arc;
 
@@ -12,17 +11,16 @@ use std::sync::Arc;
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) state: State,
-    /// It came to us. Who came to us waits while too many answers wait for it; who we went to is always listened to,
-    /// so that two ends never wait for each other.
-    pub(super) accepted: bool,
     /// Ends once everything is written.
     pub(super) closing: bool,
     /// Something waits to be written.
     pub(super) dirty: bool,
     /// What epoll watches it for.
     pub(super) watched: epoll::EventFlags,
-    /// Letters behind an injected delay.
-    pub(super) waiting: VecDeque<Letter>,
+    /// Whether the peer came to us. Only then does a long queue keep us from reading: of two ends that both stopped
+    /// reading, neither would ever move again.
+    pub(super) accepted: bool,
+    /// When the last frame that an injected delay holds leaves.
     held_until: Option<Time>,
 }
 
@@ -47,35 +45,38 @@ pub(super) enum State {
 
 impl Connection {
     pub(super) fn new(wire: Wire, state: State) -> Connection {
+        let accepted = matches!(state, State::AwaitHello { .. });
         Connection {
             wire,
-            accepted: matches!(state, State::AwaitHello { .. }),
             state,
             closing: false,
             dirty: false,
             watched: epoll::EventFlags::empty(),
-            waiting: VecDeque::new(),
+            accepted,
             held_until: None,
         }
     }
 
-    /// Whether nothing more is read from it until it takes what waits for it.
-    pub(super) fn is_held_back(&self) -> bool {
+    /// A frame that is to leave at `time` at the earliest leaves then, or after the one held before it.
+    pub(super) fn hold(&mut self, time: Time) -> Time {
+        let leaves = self.held_until.map_or(time, |until| until.max(time));
+        self.held_until = Some(leaves);
+        leaves
+    }
+
+    /// When a frame leaves that has to wait behind one that is held.
+    pub(super) fn held_at(&self, now: Time) -> Option<Time> {
+        self.held_until.filter(|until| now < *until)
+    }
+
+    /// Whether so much waits to be written that nothing more should be asked for.
+    pub(super) fn is_congested(&self) -> bool {
         self.accepted && matches!(&self.wire, Wire::Tcp(tcp) if tcp.is_congested())
     }
 
     /// Whether frames are here that can be handled now.
     pub(super) fn has_leftovers(&self) -> bool {
-        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers()) && !self.is_held_back()
-    }
-
-    /// Nothing leaves before `until` (an injected delay).
-    pub(super) fn hold(&mut self, until: Time) {
-        self.held_until = self.held_until.max(Some(until));
-    }
-
-    pub(super) fn is_held(&self, now: Time) -> bool {
-        self.held_until.is_some_and(|until| now < until)
+        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers()) && !self.is_congested()
     }
 
     pub(super) fn handshake_deadline(&self) -> Option<Time> {
@@ -85,11 +86,6 @@ impl Connection {
             | State::AwaitHello { deadline } => Some(deadline),
             State::Open { .. } | State::Refused => None,
         }
-    }
-
-    pub(super) fn next_timeout(&self) -> Option<Time> {
-        let held = if self.dirty || !self.waiting.is_empty() { self.held_until } else { None };
-        [self.handshake_deadline(), held].into_iter().flatten().min()
     }
 
     /// Tells the other end that nothing more comes.

@@ -75,10 +75,12 @@ impl Injected {
         }
     }
 
+    /// Whether no frame is ever troubled.
+    pub(super) fn is_idle(&self) -> bool {
+        self.frames.is_empty()
+    }
+
     pub(super) fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Option<Trouble> {
-        if self.frames.is_empty() {
-            return None;
-        }
         match self.frames.fate(from, to, header) {
             Fate::Pass => None,
             Fate::Delay(duration) => Some(Trouble::Hold(duration)),

@@ -1,7 +1,7 @@
 //! New connections: who may be about to say who it is, and how many of them.
 
 use super::connection::{Connection, State, Wire};
-use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, LONGEST_SLEEP, RoleCell};
+use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
 use crate::clock;
 use crate::transport::tcp::TcpConnection;
 use paramill_core::limits;
@@ -9,12 +9,18 @@ use paramill_core::role::Lost;
 use paramill_core::types::Time;
 use rustix::event::epoll;
 use std::io;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// How long a loop that could not take a connection waits before it tries again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl<C: RoleCell> EventLoop<C> {
     /// Takes new TCP connections; each must say hello first.
     pub(super) fn accept_all(&mut self) {
-        while let Some(listener) = &self.setup.listener {
-            match listener.accept().and_then(|(stream, _)| TcpConnection::new(stream)) {
+        loop {
+            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
+            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
                 Ok(tcp) => {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;
@@ -26,9 +32,9 @@ impl<C: RoleCell> EventLoop<C> {
                 // Who hung up while it waited is no reason to keep others waiting.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    (self.setup.log)(&format!("cannot take a connection: {error}"));
-                    // Out of descriptors, most likely: to try again at once would only burn time.
-                    return self.listen(Some(clock::now() + LONGEST_SLEEP));
+                    // Most likely out of descriptors: the listener would stay readable and the loop would spin.
+                    (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
+                    return self.listen_again_at(Some(clock::now() + ACCEPT_PAUSE));
                 }
             }
         }
@@ -48,13 +54,17 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    /// Watches for new connections, or not until the time given.
-    pub(super) fn listen(&mut self, deaf_until: Option<Time>) {
+    /// Stops listening until a time, or begins again.
+    pub(super) fn listen_again_at(&mut self, at: Option<Time>) {
         let Some(listener) = &self.setup.listener else { return };
-        let flags = if deaf_until.is_some() { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-        match epoll::modify(&self.epoll, listener, epoll::EventData::new_u64(LISTENER), flags) {
-            Ok(()) => self.deaf_until = deaf_until,
-            Err(error) => (self.setup.log)(&format!("cannot watch for connections: {error}")),
+        let data = epoll::EventData::new_u64(LISTENER);
+        let changed = match at {
+            Some(_) => epoll::delete(&self.epoll, listener),
+            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+        };
+        if let Err(error) = changed {
+            (self.setup.log)(&format!("cannot watch the listener: {error}"));
         }
+        self.deaf_until = at;
     }
 }

@@ -5,15 +5,18 @@ use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Role};
 use paramill_core::store::Buffer;
 use paramill_core::wire::{HEADER_BYTES, Header, WireError, padded};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
 
 /// Bytes received at once at most: many chunks per system call.
 const RECEIVE_BYTES: usize = 1 << 20;
-/// Bytes received at once from somebody who has not said who it is.
-const HANDSHAKE_BYTES: usize = 8192;
+/// The same for a peer that has not said who it is: memory is for members.
+const GREETING_BYTES: usize = 8192;
+/// A peer that is silent for this long is probed, and given up after as long again.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Frames gathered into one `writev`: two slices each, three with padding, below the kernel's 1024.
 const GATHER_FRAMES: usize = 256;
 const PADDING: [u8; HEADER_BYTES] = [0; HEADER_BYTES];
@@ -38,9 +41,13 @@ impl TcpConnection {
     pub(crate) fn new(stream: TcpStream) -> io::Result<TcpConnection> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 5).with_retries(5);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))?;
         Ok(TcpConnection {
             stream,
-            receive: Buffer::zeroed(HANDSHAKE_BYTES / 4),
+            receive: Buffer::zeroed(GREETING_BYTES / 4),
             filled: 0,
             has_leftovers: false,
             waiting: VecDeque::new(),
@@ -50,9 +57,11 @@ impl TcpConnection {
         })
     }
 
-    /// Begins to connect; the socket becomes writable when it is decided.
-    pub(crate) fn connect(address: &str) -> io::Result<TcpConnection> {
-        let target = resolve(address)?;
+    /// Begins to connect; the socket becomes writable when it is decided. A name with several addresses is tried at
+    /// another one each time.
+    pub(crate) fn connect(address: &str, attempt: usize) -> io::Result<TcpConnection> {
+        let targets = resolve(address)?;
+        let target = targets[attempt % targets.len()];
         let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         match socket.connect(&target.into()) {
@@ -61,16 +70,6 @@ impl TcpConnection {
             Err(error) => return Err(error),
         }
         TcpConnection::new(socket.into())
-    }
-
-    /// The peer is known: from now on much is received at once.
-    pub(crate) fn open(&mut self) {
-        self.resize(RECEIVE_BYTES);
-    }
-
-    /// Whether there may be something to handle without anything being received.
-    pub(crate) fn has_leftovers(&self) -> bool {
-        self.has_leftovers
     }
 
     /// Reads once, unless frames are left from the last time, and calls `handle` with every complete frame until it
@@ -82,9 +81,6 @@ impl TcpConnection {
         mut handle: impl FnMut(&Header, &[u8]) -> bool,
     ) -> Result<bool, ReceiveError> {
         let filled_the_room = self.has_leftovers || self.read()?;
-        if !filled_the_room && self.filled < HEADER_BYTES {
-            return Ok(false);
-        }
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
@@ -134,6 +130,18 @@ impl TcpConnection {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
             Err(error) => Err(ReceiveError::Io(error)),
+        }
+    }
+
+    /// Whether there may be something to handle without anything being received.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        self.has_leftovers
+    }
+
+    /// The peer has been let in: from now on it is worth a large buffer.
+    pub(crate) fn opened(&mut self) {
+        if self.receive.len() * 4 < RECEIVE_BYTES {
+            self.resize(RECEIVE_BYTES);
         }
     }
 
@@ -222,9 +230,10 @@ impl TcpConnection {
         Ok(())
     }
 
+    /// Another buffer, with what is in this one.
     fn resize(&mut self, bytes: usize) {
         let words = self.filled.div_ceil(4);
-        let mut other = Buffer::zeroed(bytes.div_ceil(4).max(words));
+        let mut other = Buffer::zeroed(bytes.div_ceil(4));
         other.as_mut_slice()[..words].copy_from_slice(&self.receive.as_slice()[..words]);
         self.receive = other;
     }
@@ -248,7 +257,7 @@ impl std::fmt::Display for ReceiveError {
 
 /// Binds a listener; a port in use is named.
 pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
-    let target = resolve(address)?;
+    let target = resolve(address)?[0];
     let named = |error: io::Error| match error.kind() {
         ErrorKind::AddrInUse => {
             let sentence =
@@ -266,12 +275,13 @@ pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-fn resolve(address: &str) -> io::Result<SocketAddr> {
+/// The addresses of a name; at least one.
+pub(crate) fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve `{address}`: {error}"));
-    address
-        .to_socket_addrs()
-        .map_err(named)?
-        .next()
-        .ok_or_else(|| named(io::Error::new(ErrorKind::NotFound, "no address")))
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(named)?.collect();
+    if addresses.is_empty() {
+        return Err(named(io::Error::new(ErrorKind::NotFound, "no address")));
+    }
+    Ok(addresses)
 }

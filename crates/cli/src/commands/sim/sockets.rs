@@ -183,7 +183,7 @@ fn fetch(
     timeout: Duration,
 ) -> Result<(Vec<u32>, Vec<f32>)> {
     if !spec.rows {
-        return Ok((Vec::new(), job.read(table, <[f32]>::to_vec)));
+        return Ok((Vec::new(), job.read(table, <[f32]>::to_vec)?));
     }
     let rows = touched_rows(scenario.seed, rank, clock, table, spec);
     let values = job.pull_rows(table, &rows)?.wait_rows(timeout)?;
@@ -194,7 +194,7 @@ fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<End> {
     let mut tables = Vec::new();
     for (table, spec) in (0..).map(TableId).zip(specs) {
         let rows = job.pull_now(table)?.wait_rows(timeout)?;
-        let values = if spec.rows { rows } else { job.read(table, <[f32]>::to_vec) };
+        let values = if spec.rows { rows } else { job.read(table, <[f32]>::to_vec)? };
         tables.push(TableOutcome { name: spec.name.clone(), hash: parameter_hash(&values) });
     }
     let status = job.status()?;
