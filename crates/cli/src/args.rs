@@ -129,10 +129,10 @@ pub(crate) struct ServeArgs {
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,
-    /// Workers of the job.
+    /// Workers of the job [default: 4].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<u32>,
-    /// Servers of the job, this one included.
+    /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
     /// Data cores of this server.
@@ -244,7 +244,7 @@ pub(crate) enum SimCommand {
 #[command(after_help = "\
 Examples:
   paramill sim swarm --seeds 500
-  paramill sim swarm --seed 4711            one world again, event by event
+  paramill sim swarm --seed 4711            one world again, and what is in it
   paramill sim swarm --canary               plants a bug, which must be found")]
 pub(crate) struct SwarmArgs {
     /// How many worlds.

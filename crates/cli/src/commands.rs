@@ -29,7 +29,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args, &registry, output),
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),
-        Command::Set(args) => set::run(&args, output),
+        Command::Set(args) => set::run(&args, &registry, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Sim(args) => sim::run(&args.command, output),
     }

@@ -53,6 +53,13 @@ impl Output {
         self.text(rendered)
     }
 
+    /// A line about the way there.
+    pub(crate) fn note(&self, line: impl AsRef<str>) {
+        if !self.quiet {
+            eprintln!("{}", line.as_ref());
+        }
+    }
+
     /// Shows how far something with `steps` steps is.
     pub(crate) fn progress(&self, steps: u64) -> Progress {
         match (self.quiet, io::stderr().is_terminal()) {

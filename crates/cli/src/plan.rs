@@ -168,7 +168,7 @@ impl JobPlan {
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
         self.workload_config(0).check()?;
-        FaultPlan::parse(&self.inject)?;
+        FaultPlan::parse(&self.inject)?.check_members(cluster.workers, cluster.servers)?;
         check_sync(&policy.table.sync, registry)?;
         check_optimizer(&policy.table.optimizer, registry)?;
         registry.placement.build(&Spec::parse(&policy.placement)?)?;

@@ -50,6 +50,20 @@ const COLOURS: [RGBColor; 7] = [
 /// Head-room above the highest value, where the legend finds place.
 const HEAD_ROOM: f64 = 1.15;
 
+/// Whether a chart can be written there; asked before the work that it is to show.
+pub(crate) fn check(path: &Path) -> Result<()> {
+    let is_svg = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
+    ensure!(is_svg, "{}: plots are SVG; expected a name that ends with .svg", path.display());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    ensure!(
+        folder.is_dir(),
+        "cannot write the plot to {}: there is no folder {}",
+        path.display(),
+        folder.display()
+    );
+    Ok(())
+}
+
 impl Chart {
     /// Draws it into a file.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {

@@ -126,6 +126,22 @@ impl FaultPlan {
         Ok(FaultPlan { rules, traces: Vec::new() })
     }
 
+    /// Whether everybody that a rule names is there; a fault that cannot happen was meant for somebody else.
+    pub fn check_members(&self, workers: u32, servers: u32) -> Result<(), FaultError> {
+        for rule in &self.rules {
+            let (what, number, count) = match rule.selector {
+                Selector::Worker(Some(worker)) => ("worker", worker.0, workers),
+                Selector::Server(Some(server)) => ("server", server.0, servers),
+                _ => continue,
+            };
+            if number >= count {
+                let why = format!("there is no {what} {number}; the job has {what}s 0 to {}", count - 1);
+                return Err(FaultError::Rule { text: rule.to_string(), why });
+            }
+        }
+        Ok(())
+    }
+
     /// The rules, in the order given.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

@@ -18,13 +18,16 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum AdminError {
     /// Nobody answers there.
-    #[error("no coordinator at {address}: {source}; is the job running, and is this its URL?")]
+    #[error("no coordinator at {address}: {why}; is the job running, and is this its URL?")]
     Unreachable {
         /// Where.
         address: String,
         /// What the operating system said.
-        source: io::Error,
+        why: io::Error,
     },
+    /// Somebody took the connection and said nothing.
+    #[error("who listens there did not answer in time; is it a coordinator of a Paramill job?")]
+    Silent,
     /// The coordinator did not take the connection.
     #[error("refused: {0}")]
     Refused(Refusal),
@@ -39,7 +42,16 @@ pub enum AdminError {
     Unexpected(String),
     /// The connection broke.
     #[error("the connection broke: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for AdminError {
+    fn from(error: io::Error) -> AdminError {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AdminError::Silent,
+            _ => AdminError::Io(error),
+        }
+    }
 }
 
 /// A connection of a command to a job's coordinator.
@@ -51,7 +63,7 @@ pub struct Admin {
 impl Admin {
     /// Connects within `timeout`, which also bounds every answer.
     pub fn connect(url: &JobUrl, timeout: Duration) -> Result<Admin, AdminError> {
-        let unreachable = |source| AdminError::Unreachable { address: url.address.clone(), source };
+        let unreachable = |why| AdminError::Unreachable { address: url.address.clone(), why };
         let mut connected = Err(io::Error::other("the name has no address"));
         for target in tcp::resolve(&url.address).map_err(unreachable)? {
             connected = TcpStream::connect_timeout(&target, timeout);

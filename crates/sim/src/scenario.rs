@@ -173,7 +173,7 @@ impl Scenario {
         }
         self.network.check().map_err(ScenarioError::Value)?;
         self.compute.check().map_err(ScenarioError::Value)?;
-        FaultPlan::parse(&self.faults)?;
+        FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;
         Ok(())
     }
 

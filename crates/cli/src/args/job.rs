@@ -14,7 +14,7 @@ use std::path::PathBuf;
 pub(crate) struct JobArgs {
     /// What to train: lr, mf, mlp or cnn [default: mlp].
     pub(crate) workload: Option<String>,
-    /// Training data; made from the seed when not given.
+    /// Training data, plain or gzip: a libsvm file (lr), a CSV of user,item,rating (mf), a folder of idx files (mlp, cnn). Made from the seed when not given.
     #[arg(long, value_name = "PATH", help_heading = "Workload")]
     pub(crate) data: Option<PathBuf>,
     /// Held-out data of the same kind; a part of --data is held out when not given.
@@ -68,7 +68,7 @@ pub(crate) struct PolicyArgs {
     /// Which server holds what [default: heuristic].
     #[arg(long, value_name = "P")]
     pub(crate) placement: Option<String>,
-    /// How gradients change parameters, such as adam:lr=1e-3 [default: the workload's].
+    /// How gradients change parameters, such as adam:lr=1e-3 [default: the workload's, or sgd:lr=0.1 without one].
     #[arg(long, value_name = "O")]
     pub(crate) optimizer: Option<String>,
     /// How the gradients of a round become one [default: mean].

@@ -6,9 +6,9 @@ use crate::output::Output;
 use crate::supervisor::{Event, Supervisor};
 use crate::training;
 use anyhow::{Result, anyhow};
-use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_node::env_vars;
+use serde::Serialize;
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,9 +16,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
     let url = start_servers(&mut processes, args)?;
-    if !output.json() {
-        eprintln!("the job is at {url}");
-    }
+    output.note(format!("the job is at {url}"));
     let servers = args.servers as usize;
     for rank in 0..args.workers {
         let mut command = Command::new(&args.command[0]);
@@ -32,8 +30,12 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     while processes.any_running(workers.clone()) {
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
-            Event::Out { child, line } => output.text(format!("[{}] {line}", processes.name(child)))?,
-            Event::Error { child, line } => eprintln!("[{}] {line}", processes.name(child)),
+            Event::Out { child, line } if !output.json() => {
+                output.text(format!("[{}] {line}", processes.name(child)))?;
+            }
+            Event::Out { child, line } | Event::Error { child, line } => {
+                eprintln!("[{}] {line}", processes.name(child))
+            }
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();
                 processes.end_all();
@@ -44,7 +46,18 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     }
     // Servers of a job that started have ended with it; those of commands that never joined end here.
     processes.end_all();
+    if output.json() {
+        output.object(&Launched { url, workers: args.workers, servers: args.servers })?;
+    }
     Ok(())
+}
+
+/// What was run to its end; the commands' own output goes to stderr beside it.
+#[derive(Serialize)]
+struct Launched {
+    url: String,
+    workers: u32,
+    servers: u32,
 }
 
 /// Policies and numbers are checked before anything is started.
@@ -57,7 +70,6 @@ fn check(args: &LaunchArgs, registry: &Registry) -> Result<()> {
         ..Default::default()
     };
     crate::plan::JobPlan::resolve(&job, registry)?;
-    anyhow::ensure!(args.workers <= limits::MAX_WORKERS, "too many workers");
     Ok(())
 }
 

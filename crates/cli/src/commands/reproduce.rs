@@ -7,7 +7,7 @@ mod psp_table1;
 use crate::args::ReproduceArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table};
-use crate::plot::Chart;
+use crate::plot::{self, Chart};
 use anyhow::{Result, anyhow};
 use paramill_sim::reproduce::Finding;
 use serde::Serialize;
@@ -39,6 +39,9 @@ const EXPERIMENTS: &[Experiment] =
 pub(crate) fn run(args: &ReproduceArgs, output: &Output) -> Result<(), Failure> {
     let Some(name) = &args.name else { return list(output) };
     let experiment = find(name).or_usage()?;
+    if let Some(path) = &args.plot {
+        plot::check(path).or_usage()?;
+    }
     let mut progress = output.progress(1);
     progress.set(0, &format!("{name}, seed {}", args.seed));
     let report = (experiment.run)(args.seed)?;

@@ -7,6 +7,7 @@ use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
 use anyhow::anyhow;
 use paramill_core::registry::Registry;
+use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -19,7 +20,7 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     }
     let config = match &args.join {
         Some(url) => joining(args, &url.parse().or_usage()?)?,
-        None => coordinating(args, registry)?,
+        None => coordinating(args, registry, output)?,
     };
     let job = config.job.clone();
     let server = server::start(config, registry)?;
@@ -30,8 +31,8 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
 }
 
 /// The first server of a job.
-fn coordinating(args: &ServeArgs, registry: &Registry) -> Result<ServerConfig, Failure> {
-    let job = JobArgs {
+fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Result<ServerConfig, Failure> {
+    let mut job = JobArgs {
         workers: args.workers,
         servers: args.servers,
         cores: args.cores,
@@ -41,12 +42,28 @@ fn coordinating(args: &ServeArgs, registry: &Registry) -> Result<ServerConfig, F
         config: args.config.clone(),
         ..JobArgs::default()
     };
+    // A server knows no workload whose optimizer could be the default.
+    if job.config.is_none() {
+        job.policy.optimizer.get_or_insert_with(|| TablePolicy::default().optimizer);
+    }
     let plan = JobPlan::resolve(&job, registry).or_usage()?;
+    let index = args.index.unwrap_or(0);
+    if index >= plan.cluster.servers {
+        let error = anyhow!("index = {index}: the job has servers 0 to {}", plan.cluster.servers - 1);
+        return Err(Failure::Usage(error));
+    }
+    if !output.json() {
+        let JobPlan { cluster, policy, .. } = &plan;
+        output.text(format!(
+            "waits for {} workers and {} servers; {}, {}, {}",
+            cluster.workers, cluster.servers, policy.table.sync, policy.table.optimizer, policy.placement
+        ))?;
+    }
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
         host: args.host.clone(),
         cores: plan.cluster.cores,
-        server: Some(ServerId(args.index.unwrap_or(0))),
+        server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
         ..ServerConfig::new(&args.job, &args.listen)
@@ -55,6 +72,10 @@ fn coordinating(args: &ServeArgs, registry: &Registry) -> Result<ServerConfig, F
 
 /// A further server, which learns about the job from its coordinator.
 fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
+    if !args.policy.as_arguments().is_empty() {
+        let error = anyhow!("policies are the job's: give them to its first server, or use `paramill set`");
+        return Err(Failure::Usage(error));
+    }
     Ok(ServerConfig {
         host: args.host.clone(),
         cores: args.cores.unwrap_or(1),

@@ -3,6 +3,8 @@
 use crate::args::SetArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
+use paramill_core::consistency::SyncPolicy;
+use paramill_core::registry::Registry;
 use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
 use serde::Serialize;
@@ -16,8 +18,9 @@ struct Changed {
     done: String,
 }
 
-pub(crate) fn run(args: &SetArgs, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(args: &SetArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let url = args.url.parse().or_usage()?;
+    SyncPolicy::parse(&registry.consistency, &args.sync).or_usage()?;
     let done =
         Admin::connect(&url, DEADLINE)?.set_sync(&args.table, args.server.map(ServerId), &args.sync)?;
     if output.json() {

@@ -42,11 +42,13 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
     };
     let mut summary =
         Swarm { first_seed, worlds: 0, passed: 0, virtual_seconds: 0.0, events: 0, found: Vec::new() };
+    let mut world = None;
     let mut progress = output.progress(worlds);
     swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, |result| {
         summary.worlds += 1;
         summary.virtual_seconds += result.seconds;
         summary.events += result.events;
+        world = args.seed.map(|_| result.world.clone());
         progress.set(summary.worlds, &format!("worlds, {} broken", summary.found.len()));
         match result.outcome.is_passed() {
             true => summary.passed += 1,
@@ -67,6 +69,9 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
             summary.virtual_seconds,
             summary.events
         ))?;
+        if let Some(world) = &world {
+            output.text(format!("in {world}"))?;
+        }
         for result in &summary.found {
             output.text(format!("seed {}: {:?}\n  in {}", result.seed, result.outcome, result.world))?;
         }
@@ -97,7 +102,7 @@ fn hunt(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
         })
         .collect();
     if output.json() {
-        output.object(&caught)?;
+        output.object(&serde_json::json!({ "canaries": caught }))?;
     } else {
         for Caught { canary, found } in &caught {
             output.text(match found {

@@ -3,7 +3,7 @@
 use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes};
-use paramill_core::status::{ShardReport, Status, WorkerStatus};
+use paramill_core::status::{MemberState, ShardReport, Status, WorkerStatus};
 use paramill_node::admin::Admin;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ fn workers(workers: &[WorkerStatus]) -> Table {
         ("worker", Align::Right),
         ("state", Align::Left),
         ("clock", Align::Right),
+        ("silent, s", Align::Right),
         ("pushed", Align::Right),
         ("pulled", Align::Right),
         ("waits for", Align::Left),
@@ -40,9 +41,13 @@ fn workers(workers: &[WorkerStatus]) -> Table {
             worker.worker.0.to_string(),
             format!("{:?}", worker.state).to_lowercase(),
             report.clock.to_string(),
+            format!("{:.1}", worker.silent_seconds),
             bytes(report.bytes_pushed),
             bytes(report.bytes_pulled),
-            report.waiting.clone().unwrap_or_default(),
+            match worker.state {
+                MemberState::Running | MemberState::Joining => report.waiting.clone().unwrap_or_default(),
+                MemberState::Left | MemberState::Dead => String::new(),
+            },
         ]);
     }
     table

@@ -4,6 +4,7 @@ use crate::args::{JobArgs, TrainArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::JobPlan;
+use crate::plot;
 use crate::training;
 use paramill_core::registry::Registry;
 use std::path::PathBuf;
@@ -11,11 +12,15 @@ use std::sync::Arc;
 
 pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     let plan = JobPlan::resolve(&args.job, registry).or_usage()?;
+    if let Some(path) = &args.plot {
+        plot::check(path).or_usage()?;
+    }
     let report = training::run(&plan, registry, output)?;
+    report.print(output)?;
     if let Some(path) = &args.plot {
         report.chart().write(path)?;
     }
-    Ok(report.print(output)?)
+    Ok(())
 }
 
 /// A worker process of `train --processes`.

@@ -32,6 +32,11 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Whether there is a line of titles; a list of names and values has none.
+    fn has_titles(&self) -> bool {
+        self.columns.iter().any(|(title, _)| !title.is_empty())
+    }
+
     /// For a terminal of this width.
     pub(crate) fn wrapped(&self, width: u16) -> String {
         let mut table = comfy_table::Table::new();
@@ -41,8 +46,10 @@ impl Table {
             .set_style(TableComponent::MiddleHeaderIntersections, '─')
             .set_content_arrangement(ContentArrangement::Dynamic)
             .set_width(width)
-            .set_header(self.columns.iter().map(|(title, _)| title))
             .add_rows(&self.rows);
+        if self.has_titles() {
+            table.set_header(self.columns.iter().map(|(title, _)| title));
+        }
         for (column, (_, align)) in table.column_iter_mut().zip(&self.columns) {
             column.set_cell_alignment(match align {
                 Align::Left => CellAlignment::Left,
@@ -56,7 +63,7 @@ impl Table {
     /// For a pipe or a file: one line per row, two spaces between columns, none at the end of a line.
     pub(crate) fn plain(&self) -> String {
         let titles: Vec<String> = self.columns.iter().map(|(title, _)| title.clone()).collect();
-        let lines = || std::iter::once(&titles).chain(&self.rows);
+        let lines = || std::iter::once(&titles).filter(|_| self.has_titles()).chain(&self.rows);
         let width = |column: usize| lines().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let mut text = String::new();

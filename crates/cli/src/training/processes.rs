@@ -38,6 +38,7 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
     let url = start_servers(&mut processes, plan, &text)?;
+    output.note(format!("the job is at {url}"));
     let first_worker = plan.cluster.servers as usize;
     let workers = plan.cluster.workers;
     for rank in 0..workers {

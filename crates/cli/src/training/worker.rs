@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How often a worker says how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Points of the loss curve that a short job has at least.
+const CURVE_POINTS: u64 = 100;
 /// The end of a job waits for the slowest worker, however long its last steps take.
 const END_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
@@ -71,6 +73,7 @@ pub(crate) fn run(
     job.start().context("the job did not start")?;
     let total = workload.steps_per_epoch() * plan.workload.epochs;
     let last_epoch = total - workload.steps_per_epoch();
+    let stride = (total / CURVE_POINTS).max(1);
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
     for step in 0..total {
@@ -87,7 +90,7 @@ pub(crate) fn run(
             table.send(&job, touched, plan.cluster.timeout.0)?;
         }
         job.clock();
-        if told.elapsed() >= PROGRESS_EVERY || step + 1 == total {
+        if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
             let seconds = began.elapsed().as_secs_f64();
             tell(Step { rank: rank.0, steps: step + 1, total, loss: recent.take(), seconds });
             told = Instant::now();

@@ -88,14 +88,30 @@ fn times(result: &FluentPsFig9) -> Table {
     table
 }
 
+/// The pairs of equal regret bound: PSSP with s = 3 beside SSP with s = 3 + 1/c - 1.
+const PAIRS: [(&str, &str, &str); 4] = [
+    ("c=1/2, s=4", "pssp:s=3,c=0.5", "ssp:s=4"),
+    ("c=1/3, s=5", "pssp:s=3,c=0.3333", "ssp:s=5"),
+    ("c=1/5, s=7", "pssp:s=3,c=0.2", "ssp:s=7"),
+    ("c=1/10, s=12", "pssp:s=3,c=0.1", "ssp:s=12"),
+];
+
 fn chart(result: &FluentPsFig9) -> Chart {
+    let dprs = |sync: &str| result.rows.iter().find(|row| row.sync == sync).map_or(0.0, |row| row.dprs);
+    let soft = |sync: &str| dprs(&format!("{sync},exec=soft"));
+    let series = |figure: &dyn Fn(&(&str, &str, &str)) -> f64| PAIRS.iter().map(figure).collect();
     Chart {
-        title: "Delayed pull requests per 100 iterations (FluentPS, Figure 9)".into(),
-        x_label: "consistency model".into(),
+        title: "Delayed pull requests at equal regret bound (FluentPS, Figure 9)".into(),
+        x_label: "PSSP(3, c) beside SSP(s)".into(),
         y_label: "DPRs per 100 iterations".into(),
         body: Body::Bars {
-            groups: result.rows.iter().map(|row| row.sync.clone()).collect(),
-            series: vec![("ours".into(), result.rows.iter().map(|row| row.dprs).collect())],
+            groups: PAIRS.iter().map(|pair| pair.0.to_owned()).collect(),
+            series: vec![
+                ("PSSP, soft".into(), series(&|pair| soft(pair.1))),
+                ("SSP, soft".into(), series(&|pair| soft(pair.2))),
+                ("PSSP, lazy".into(), series(&|pair| dprs(pair.1))),
+                ("SSP, lazy".into(), series(&|pair| dprs(pair.2))),
+            ],
         },
     }
 }
