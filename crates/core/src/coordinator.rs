@@ -209,10 +209,6 @@ impl Coordinator {
                     self.outputs.push_back(Output::Send { to: asker, frame: frame(Kind::Error, &fault) });
                 }
             },
-            Control::Shutdown => {
-                self.send(asker, &Control::Done("the job ends".into()));
-                self.end(Some("ended by command".into()));
-            }
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
