@@ -280,26 +280,19 @@ impl Shard {
 
     /// A worker's pulls take memory while they wait, so that there is an end to them.
     fn check_pull(&self, pull: &PendingPull) -> Result<(), Fault> {
-        let PendingPull { table, worker, clock, .. } = *pull;
-        let part = &self.tables[table];
-        let name = &part.spec.name;
-        let fault = |message| Err(Fault { cause: Cause::TooFarAhead, message });
-        if !part.controller.is_near(worker, clock) {
-            let version = part.controller.state().v_train();
-            return fault(format!(
-                "{worker} asked for table `{name}` after clock {clock}; it is at version {version}"
-            ));
-        }
+        let PendingPull { table, worker, .. } = *pull;
         let rows = |pull: &PendingPull| pull.rows.as_ref().map_or(0, Vec::len);
         let waiting = self.pulls.range((table, worker, 0)..=(table, worker, u64::MAX));
         let (pulls, waiting_rows) =
             waiting.fold((0, 0), |(count, sum), (_, pull)| (count + 1, sum + rows(pull)));
-        if pulls >= limits::MAX_PENDING_PULLS || waiting_rows + rows(pull) > limits::MAX_PENDING_ROWS {
-            return fault(format!(
-                "{worker} has {pulls} pulls of {waiting_rows} rows of table `{name}` waiting here; wait for them first"
-            ));
+        if pulls < limits::MAX_PENDING_PULLS && waiting_rows + rows(pull) <= limits::MAX_PENDING_ROWS {
+            return Ok(());
         }
-        Ok(())
+        let name = &self.tables[table].spec.name;
+        let message = format!(
+            "{worker} has {pulls} pulls of {waiting_rows} rows of table `{name}` waiting here; wait for them first"
+        );
+        Err(Fault { cause: Cause::TooFarAhead, message })
     }
 
     /// Takes out all pulls of a table that wait.

@@ -261,13 +261,6 @@ impl Controller {
         }
     }
 
-    /// Whether this worker may have completed `clock` iterations, by what is known of it. A number out of the blue is
-    /// not worth waiting for.
-    pub fn is_near(&self, worker: WorkerId, clock: Clock) -> bool {
-        let progress = self.state.worker(worker).map_or(-1, |known| known.progress());
-        clock.saturating_sub(1) <= skip_limit(self.state.v_train(), progress)
-    }
-
     /// The next delayed pull whose time has come.
     pub fn poll_released(&mut self) -> Option<Released> {
         let due = self.released.pop_front()?;
