@@ -43,8 +43,8 @@ pub(crate) enum Command {
     Sim(SimArgs),
     Doctor(DoctorArgs),
     /// A worker process of `train --processes`: its plan comes on stdin.
-    #[command(hide = true)]
-    TrainWorker,
+    #[command(name = "worker-process", hide = true)]
+    WorkerProcess,
 }
 
 /// Train a model and report what came of it.

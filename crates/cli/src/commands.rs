@@ -22,7 +22,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     let registry = Arc::new(Registry::builtin());
     match command {
         Command::Train(args) => train::run(&args, &registry, output),
-        Command::TrainWorker => train::run_worker(&registry),
+        Command::WorkerProcess => train::run_worker(&registry),
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),

@@ -4,6 +4,7 @@ use crate::interrupt::ChildGuard;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -55,13 +56,14 @@ impl Supervisor {
         input: &str,
     ) -> Result<usize> {
         let name = name.into();
-        let mut child =
-            command
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-                .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C at the terminal goes to this process alone, which ends its children with all they started.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
         let guard = ChildGuard::new(&child);
         let number = self.members.len();
         self.members.push(Member { name, pid: Pid::from_child(&child), running: true });

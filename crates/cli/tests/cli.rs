@@ -119,7 +119,7 @@ timeout = \"1m\"
 [policy]
 placement = \"heuristic\"
 sync = \"bsp\"
-optimizer = \"momentum:lr=0.05\"
+optimizer = \"adam:lr=0.001\"
 reduce = \"mean\"
 order = \"arrival\"
 nonfinite = \"reject\"

@@ -199,7 +199,7 @@ fn json_plan(arguments: &[&str]) -> String {
 fn worker(url: &str, rank: u32, plan: &str) -> Child {
     use std::io::Write;
     let mut child = Command::new(PARAMILL)
-        .arg("train-worker")
+        .arg("worker-process")
         .env("PARAMILL_URL", url)
         .env("PARAMILL_RANK", rank.to_string())
         .stdin(Stdio::piped())
@@ -257,7 +257,7 @@ fn launch_gives_identities_and_ends_all_with_the_first_failure() {
 #[test]
 fn workers_under_launch_train() {
     let script =
-        format!("{PARAMILL} config lr --workers 2 --servers 2 --examples 800 | {PARAMILL} train-worker");
+        format!("{PARAMILL} config lr --workers 2 --servers 2 --examples 800 | {PARAMILL} worker-process");
     let output = paramill(&[
         "launch",
         "-n",

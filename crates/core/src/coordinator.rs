@@ -13,7 +13,7 @@ pub use config::JobConfig;
 
 use crate::limits;
 use crate::registry::Registry;
-use crate::role::{Lost, Output, Role};
+use crate::role::{Lost, Outbox, Output, Role};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::TableSpec;
 use crate::types::{Clock, NodeId, ServerId, ShardId, Time, WorkerId};
@@ -21,7 +21,7 @@ use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use gate::Gate;
 use members::{Member, Server, ShardMember};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Somebody who asked for the status, and the shards whose fresh report is still to come.
@@ -51,7 +51,7 @@ pub struct Coordinator {
     next_command: u32,
     gate: Option<Gate>,
     queries: Vec<StatusQuery>,
-    outputs: VecDeque<Output>,
+    outputs: Outbox,
 }
 
 impl Coordinator {
@@ -72,7 +72,7 @@ impl Coordinator {
             next_command: 0,
             gate: None,
             queries: Vec::new(),
-            outputs: VecDeque::new(),
+            outputs: Outbox::default(),
         }
     }
 
@@ -209,10 +209,6 @@ impl Coordinator {
                     self.outputs.push_back(Output::Send { to: asker, frame: frame(Kind::Error, &fault) });
                 }
             },
-            Control::Shutdown => {
-                self.send(asker, &Control::Done("the job ends".into()));
-                self.end(Some("ended by command".into()));
-            }
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
@@ -364,5 +360,9 @@ impl Role for Coordinator {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    fn backlog_bytes(&self) -> usize {
+        self.outputs.bytes()
     }
 }

@@ -48,6 +48,13 @@ pub const MAX_EXPRESSION_BYTES: usize = 1024;
 pub const MAX_EXPRESSION_DEPTH: u32 = 32;
 /// Frames that may wait for one slow connection before its owner stops reading from it.
 pub const MAX_WAITING_FRAMES: usize = 1 << 16;
+/// Bytes of memory that may wait in frames made for one slow connection before its owner stops reading from it, and
+/// in answers before more is asked of the role that makes them.
+pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
+/// Connections to one listener that may be about to say who they are.
+pub const MAX_HANDSHAKES: usize = 1024;
+/// The largest payload of the first frame on a connection.
+pub const MAX_HELLO_BYTES: usize = 4096;
 
 /// Clocks that a worker may go on under partial pulling while a server has not acknowledged their pushes.
 pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;

@@ -9,6 +9,7 @@
 use crate::store::Buffer;
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A frame that a role wants sent.
@@ -18,6 +19,16 @@ pub struct Frame {
     pub header: Header,
     /// Where its payload is.
     pub body: Body,
+}
+
+impl Frame {
+    /// Memory that was taken for this frame alone.
+    pub fn memory_bytes(&self) -> usize {
+        match &self.body {
+            Body::Bytes(bytes) => size_of::<Frame>() + bytes.len(),
+            Body::Empty | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
+        }
+    }
 }
 
 /// Where a frame's payload is.
@@ -92,6 +103,44 @@ pub enum Output {
     },
 }
 
+/// What a role wants done and nobody has taken yet. It knows how much memory waits in it.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    outputs: VecDeque<Output>,
+    bytes: usize,
+}
+
+impl Outbox {
+    pub(crate) fn push_back(&mut self, output: Output) {
+        self.bytes += cost(&output);
+        self.outputs.push_back(output);
+    }
+
+    pub(crate) fn extend(&mut self, outputs: impl IntoIterator<Item = Output>) {
+        outputs.into_iter().for_each(|output| self.push_back(output));
+    }
+
+    pub(crate) fn pop_front(&mut self) -> Option<Output> {
+        let output = self.outputs.pop_front()?;
+        self.bytes -= cost(&output);
+        Some(output)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Memory that an output takes, but for what it shares with others.
+fn cost(output: &Output) -> usize {
+    let own = match output {
+        Output::Send { frame, .. } => frame.memory_bytes(),
+        Output::Log(line) => line.len(),
+        Output::Connect { .. } | Output::Disconnect { .. } | Output::Stop { .. } => 0,
+    };
+    size_of::<Output>() + own
+}
+
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lost {
@@ -145,6 +194,12 @@ pub trait Role {
 
     /// The next thing to do.
     fn poll_output(&mut self) -> Option<Output>;
+
+    /// Bytes of memory in outputs that were not polled yet. A driver that has much to hand over polls in between, since
+    /// one frame from a peer can ask for a whole table.
+    fn backlog_bytes(&self) -> usize {
+        0
+    }
 
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}

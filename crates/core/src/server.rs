@@ -12,14 +12,14 @@ use crate::limits;
 use crate::link::Link;
 use crate::prng::Prng;
 use crate::registry::Registry;
-use crate::role::{Body, Frame, Lost, Output, Role};
+use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::table::{self, glob_matches};
 use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use part::{TablePart, Taken};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What a shard needs to know to begin.
@@ -58,7 +58,7 @@ pub struct Shard {
     timers: BTreeSet<(Time, usize)>,
     next_report: Time,
     stopped: bool,
-    outputs: VecDeque<Output>,
+    outputs: Outbox,
     bytes_pushed: u64,
     bytes_pulled: u64,
     refused: u64,
@@ -90,7 +90,7 @@ impl Shard {
             timers: BTreeSet::new(),
             next_report: now,
             stopped: false,
-            outputs: VecDeque::new(),
+            outputs: Outbox::default(),
             bytes_pushed: 0,
             bytes_pulled: 0,
             refused: 0,
@@ -611,6 +611,10 @@ impl Role for Shard {
 
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    fn backlog_bytes(&self) -> usize {
+        self.outputs.bytes()
     }
 
     fn refresh(&self, header: &mut Header) {

@@ -18,7 +18,7 @@ pub use error::WorkerError;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
-use crate::role::Output;
+use crate::role::{Outbox, Output};
 use crate::status::{Status, WorkerReport};
 use crate::store::Buffer;
 use crate::table::{NonFinite, TableSpec};
@@ -118,7 +118,7 @@ pub struct Worker {
     next_report: Time,
     report: WorkerReport,
     nonfinite: u64,
-    outputs: VecDeque<Output>,
+    outputs: Outbox,
 }
 
 impl Worker {
@@ -152,7 +152,7 @@ impl Worker {
             next_report: now,
             report: WorkerReport::default(),
             nonfinite: 0,
-            outputs: VecDeque::new(),
+            outputs: Outbox::default(),
         }
     }
 

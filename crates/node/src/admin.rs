@@ -88,16 +88,7 @@ impl Admin {
         server: Option<ServerId>,
         sync: &str,
     ) -> Result<String, AdminError> {
-        self.ask_done(&Control::SetSync { table: table.into(), server, sync: sync.into() })
-    }
-
-    /// Ends the job.
-    pub fn shut_down(&mut self) -> Result<String, AdminError> {
-        self.ask_done(&Control::Shutdown)
-    }
-
-    fn ask_done(&mut self, message: &Control) -> Result<String, AdminError> {
-        match self.ask(message)? {
+        match self.ask(&Control::SetSync { table: table.into(), server, sync: sync.into() })? {
             Control::Done(sentence) => Ok(sentence),
             other => Err(AdminError::Unexpected(format!("{other:?}"))),
         }

@@ -5,7 +5,9 @@
 //! threads behind a lock (a worker); [`RoleCell`] hides which.
 
 mod connection;
+mod greeting;
 mod injected;
+mod listening;
 
 pub(crate) use injected::Injection;
 
@@ -13,11 +15,13 @@ use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
 use crate::transport::tcp::{ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
+use greeting::{Greeting, greet, greet_hello, welcomed};
 use injected::{Injected, Trouble};
+use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
-use paramill_core::types::{NodeId, ShardId, Time};
-use paramill_core::wire::control::{decode, frame};
-use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome, WireError};
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Kind, Refusal, WireError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
@@ -35,9 +39,6 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const READS_PER_TURN: usize = 4;
 /// The loop looks at its stop flag at least this often.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-
-/// How long a loop that could not take a connection waits before it tries again.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const LISTENER: u64 = 0;
 const MAILBOX: u64 = 1;
@@ -188,6 +189,7 @@ impl<C: RoleCell> EventLoop<C> {
                 key => self.serve(key, flags),
             }
         }
+        self.serve_leftovers();
         let now = clock::now();
         self.cell.with(|role| {
             if role.next_timeout().is_some_and(|at| at <= now) {
@@ -206,6 +208,9 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     fn sleep_until(&mut self) -> Duration {
+        if self.connections.values().any(Connection::has_leftovers) {
+            return Duration::ZERO;
+        }
         let now = clock::now();
         let role = self.cell.with(|role| role.next_timeout());
         let connections = self.connections.values().filter_map(Connection::handshake_deadline).min();
@@ -214,41 +219,6 @@ impl<C: RoleCell> EventLoop<C> {
         let next =
             [role, connections, ending, late, self.injected.next_timeout()].into_iter().flatten().min();
         next.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
-    }
-
-    /// Takes new TCP connections; each must say hello first.
-    fn accept_all(&mut self) {
-        loop {
-            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
-            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
-                Ok(tcp) => {
-                    let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                    let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
-                    self.next_key += 1;
-                    self.watch(self.next_key, connection);
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    // Most likely out of descriptors: the listener would stay readable and the loop would spin.
-                    (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
-                    return self.listen_again_at(Some(clock::now() + ACCEPT_PAUSE));
-                }
-            }
-        }
-    }
-
-    /// Stops listening until a time, or begins again.
-    fn listen_again_at(&mut self, at: Option<Time>) {
-        let Some(listener) = &self.setup.listener else { return };
-        let data = epoll::EventData::new_u64(LISTENER);
-        let changed = match at {
-            Some(_) => epoll::delete(&self.epoll, listener),
-            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
-        };
-        if let Err(error) = changed {
-            (self.setup.log)(&format!("cannot watch the listener: {error}"));
-        }
-        self.deaf_until = at;
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
@@ -273,12 +243,23 @@ impl<C: RoleCell> EventLoop<C> {
         }
         let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(readable) {
-            for _ in 0..READS_PER_TURN {
-                match self.read(key) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(why) => return self.drop_connection(key, &why),
-                }
+            self.read_some(key);
+        }
+    }
+
+    /// Goes on with frames that were received and not handled, because their answers were too much at once.
+    fn serve_leftovers(&mut self) {
+        let left = |(key, connection): (&u64, &Connection)| connection.has_leftovers().then_some(*key);
+        let keys: Vec<u64> = self.connections.iter().filter_map(left).collect();
+        keys.into_iter().for_each(|key| self.read_some(key));
+    }
+
+    fn read_some(&mut self, key: u64) {
+        for _ in 0..READS_PER_TURN {
+            match self.read(key) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(why) => return self.drop_connection(key, &why),
             }
         }
     }
@@ -311,35 +292,44 @@ impl<C: RoleCell> EventLoop<C> {
             return Ok(false);
         }
         let now = clock::now();
-        let mut replies = Vec::new();
+        let mut reply = None;
         let mut replaced = None;
         let mut opened = None;
         let mut refused = None;
+        let is_stranger = matches!(state, State::AwaitHello { .. });
+        let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
         let received = cell.with(|role| {
-            tcp.receive(|header, payload| match state {
-                State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                State::AwaitHello { .. } => match greet(role, now, header, payload, peers) {
-                    Ok(greeting) => {
-                        replies.push(frame(Kind::Welcome, &greeting.welcome));
+            tcp.receive(limit, |header, payload| {
+                match state {
+                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                    State::AwaitHello { .. } => {
+                        let greeting = greet(role, now, header, payload, peers);
                         replaced = greeting.replaced;
-                        opened = Some((greeting.welcome.you, greeting.welcome.incarnation));
-                        *state = State::Open { peer: greeting.welcome.you };
+                        match greeting.answer {
+                            Ok(welcome) => {
+                                reply = Some(frame(Kind::Welcome, &welcome));
+                                opened = Some((welcome.you, welcome.incarnation));
+                                *state = State::Open { peer: welcome.you };
+                            }
+                            Err(refusal) => {
+                                reply = Some(frame(Kind::Error, &refusal));
+                                *closing = true;
+                                *state = State::Refused;
+                            }
+                        }
                     }
-                    Err(refusal) => {
-                        replies.push(frame(Kind::Error, &refusal));
-                        *closing = true;
-                        *state = State::Refused;
-                    }
-                },
-                State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
-                    Ok(welcome) => {
-                        opened = Some((*peer, 0));
-                        role.handle_connected(now, *peer, &welcome);
-                        *state = State::Open { peer: *peer };
-                    }
-                    Err(lost) => refused = Some(lost),
-                },
-                State::Refused | State::Connecting { .. } => {}
+                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                        Ok(welcome) => {
+                            opened = Some((*peer, 0));
+                            role.handle_connected(now, *peer, &welcome);
+                            *state = State::Open { peer: *peer };
+                        }
+                        Err(lost) => refused = Some(lost),
+                    },
+                    State::Refused | State::Connecting { .. } => {}
+                }
+                // Answers are taken before more is asked for; so are those to the first words.
+                role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
             })
         });
         let outcome = match (received, refused) {
@@ -348,7 +338,7 @@ impl<C: RoleCell> EventLoop<C> {
             // A stranger is told why before it is hung up on: its user has to install another release.
             (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
                 (setup.log)(&format!("refused a connection: {error}"));
-                replies.push(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
+                reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
                 *closing = true;
                 *state = State::Refused;
                 Ok(false)
@@ -358,7 +348,9 @@ impl<C: RoleCell> EventLoop<C> {
             }
             (Err(error), None) => Err(Lost::Broken(error.to_string())),
         };
-        replies.into_iter().for_each(|reply| tcp.queue(reply));
+        if let Some(reply) = reply {
+            tcp.queue(reply);
+        }
         if opened.is_some() {
             tcp.opened();
         }
@@ -377,12 +369,13 @@ impl<C: RoleCell> EventLoop<C> {
         for letter in self.setup.mailbox.take() {
             match letter {
                 Letter::Connect { channel, hello, reply_to } => {
-                    let greeting = self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
-                    match greeting {
-                        Ok(Greeting { welcome, replaced }) => {
-                            if let Some(old) = replaced {
-                                self.forget(old);
-                            }
+                    let Greeting { answer, replaced } =
+                        self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
+                    if let Some(old) = replaced {
+                        self.forget(old);
+                    }
+                    match answer {
+                        Ok(welcome) => {
                             self.next_key += 1;
                             let key = self.next_key;
                             let state = State::Open { peer: welcome.you };
@@ -613,6 +606,7 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some(connection) = self.connections.remove(&key) {
             connection.hang_up();
         }
+        self.peers.retain(|_, peer| peer.key != key);
     }
 
     fn end(&mut self, error: Option<String>) {
@@ -635,63 +629,5 @@ impl<C: RoleCell> EventLoop<C> {
             return None;
         }
         Some(ending.error.take().map_or(Ok(()), Err))
-    }
-}
-
-/// An accepted hello, and the connection of the same peer that it replaces.
-struct Greeting {
-    welcome: Welcome,
-    replaced: Option<u64>,
-}
-
-/// A peer's first frame must be a hello that the role accepts.
-fn greet(
-    role: &mut impl Role,
-    now: Time,
-    header: &Header,
-    payload: &[u8],
-    peers: &BTreeMap<NodeId, Peer>,
-) -> Result<Greeting, Refusal> {
-    let refuse = |reason: String| Err(Refusal { reason, retry: false });
-    if header.kind != Kind::Hello {
-        return refuse(format!("expected a hello first, got a {:?} frame", header.kind));
-    }
-    match decode::<Hello>("hello", payload) {
-        Ok(hello) => greet_hello(role, now, &hello, peers),
-        Err(error) => refuse(error.to_string()),
-    }
-}
-
-fn greet_hello(
-    role: &mut impl Role,
-    now: Time,
-    hello: &Hello,
-    peers: &BTreeMap<NodeId, Peer>,
-) -> Result<Greeting, Refusal> {
-    // A node that comes back before its old connection was seen to break: the old one ends first.
-    let known = match hello.from {
-        Party::Worker { rank: Some(rank) } => Some(NodeId::Worker(rank)),
-        Party::Shard { server: Some(server), core, .. } => Some(NodeId::Shard(ShardId { server, core })),
-        _ => None,
-    };
-    let replaced = known
-        .and_then(|peer| Some((peer, *peers.get(&peer)?)))
-        .filter(|(_, found)| found.incarnation == hello.incarnation);
-    if let Some((peer, _)) = replaced {
-        role.handle_disconnected(now, peer, &Lost::Broken("replaced by a new connection".into()));
-    }
-    let welcome = role.accept(now, hello)?;
-    Ok(Greeting { welcome, replaced: replaced.map(|(_, found)| found.key) })
-}
-
-/// The answer to our hello.
-fn welcomed(header: &Header, payload: &[u8]) -> Result<Welcome, Lost> {
-    match header.kind {
-        Kind::Welcome => decode("welcome", payload).map_err(|error| Lost::Broken(error.to_string())),
-        Kind::Error => match decode::<Refusal>("refusal", payload) {
-            Ok(refusal) => Err(Lost::Refused(refusal)),
-            Err(error) => Err(Lost::Broken(error.to_string())),
-        },
-        other => Err(Lost::Broken(format!("expected a welcome, got a {other:?} frame"))),
     }
 }

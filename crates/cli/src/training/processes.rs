@@ -42,7 +42,7 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let workers = plan.cluster.workers;
     for rank in 0..workers {
         let mut command = this_program()?;
-        command.arg("train-worker").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
+        command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
         processes.spawn(format!("worker {rank}"), command, &text)?;
     }
     let all_workers = first_worker..first_worker + workers as usize;

@@ -115,7 +115,11 @@ impl Coordinator {
                 *member = Member::new(now, incarnation);
                 member
             }
-            Some(_) => return refuse(format!("rank {} is taken by another worker", id.0)),
+            Some(_) => {
+                // Before the plan it may be its own first connection, whose welcome got lost and which ends soon.
+                let reason = format!("rank {} is taken by another worker", id.0);
+                return Err(Refusal { reason, retry: self.plan.is_none() });
+            }
             None if self.plan.is_some() => {
                 return refuse("the job has started; workers cannot join it any more".into());
             }
@@ -168,7 +172,7 @@ impl Coordinator {
             _ => {}
         }
         if self.shards.get(&id).is_some_and(|shard| shard.lost_since.is_none()) {
-            return refuse(format!("{id} is here already"));
+            return Err(Refusal { reason: format!("{id} is here already"), retry: true });
         }
         self.servers.entry(server).or_insert(Server { process, cores });
         let shard = self.shards.entry(id).or_default();
@@ -237,7 +241,8 @@ impl Coordinator {
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
     pub(super) fn arrive(&mut self, worker: WorkerId, name: String, number: u64) {
         let Some(member) = self.workers.get_mut(&worker) else { return };
-        if name.len() > limits::MAX_NAME_BYTES || member.barriers.len() >= limits::MAX_BARRIERS {
+        let is_new = number > member.last_barrier;
+        if name.len() > limits::MAX_NAME_BYTES || (is_new && member.barriers.len() >= limits::MAX_BARRIERS) {
             let message = format!(
                 "{worker} waits at more than {} barriers, or at one with a name of more than {} bytes",
                 limits::MAX_BARRIERS,
@@ -247,7 +252,7 @@ impl Coordinator {
             let frame = frame(Kind::Error, &fault);
             return self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
         }
-        if number > member.last_barrier {
+        if is_new {
             member.last_barrier = number;
             member.barriers.insert(name, number);
             self.release_barriers();

@@ -88,8 +88,6 @@ pub enum Control {
         /// Why it failed, if it did.
         error: Option<String>,
     },
-    /// Command to coordinator: end the job.
-    Shutdown,
 }
 
 impl Control {
@@ -115,7 +113,6 @@ impl Control {
             Control::SetSync { .. } => "set sync",
             Control::Done(_) => "done",
             Control::Stop { .. } => "stop",
-            Control::Shutdown => "shutdown",
         }
     }
 }
@@ -200,7 +197,7 @@ mod tests {
     fn variants_keep_their_numbers() {
         let go = Control::Go { clock: 0 };
         for (message, number) in
-            [(Control::Ready, 3), (go, 9), (Control::StatusQuery, 14), (Control::Shutdown, 19)]
+            [(Control::Ready, 3), (go, 9), (Control::StatusQuery, 14), (Control::Stop { error: None }, 18)]
         {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

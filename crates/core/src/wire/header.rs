@@ -244,7 +244,7 @@ impl Kind {
     /// The longest payload that a frame of this kind may announce.
     pub fn max_payload_bytes(self) -> usize {
         match self {
-            Kind::Hello | Kind::Welcome => 4096,
+            Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
             Kind::PushAck => 0,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,

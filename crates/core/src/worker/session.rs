@@ -428,4 +428,8 @@ impl Role for Worker {
     fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
+
+    fn backlog_bytes(&self) -> usize {
+        self.outputs.bytes()
+    }
 }

@@ -250,7 +250,6 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         }),
         name().prop_map(Control::Done),
         prop::option::of(name()).prop_map(|error| Control::Stop { error }),
-        Just(Control::Shutdown),
     ]
 }
 

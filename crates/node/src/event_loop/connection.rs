@@ -74,6 +74,11 @@ impl Connection {
         self.accepted && matches!(&self.wire, Wire::Tcp(tcp) if tcp.is_congested())
     }
 
+    /// Whether frames are here that can be handled now.
+    pub(super) fn has_leftovers(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers()) && !self.is_congested()
+    }
+
     pub(super) fn handshake_deadline(&self) -> Option<Time> {
         match self.state {
             State::Connecting { deadline, .. }

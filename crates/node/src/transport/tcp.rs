@@ -27,7 +27,11 @@ pub(crate) struct TcpConnection {
     pub(crate) stream: TcpStream,
     receive: Buffer,
     filled: usize,
+    /// Frames are left in the buffer that were not looked at yet.
+    has_leftovers: bool,
     waiting: VecDeque<Frame>,
+    /// Memory that was taken for the frames that wait.
+    waiting_bytes: usize,
     /// The rest of a frame that the socket took only in part.
     rest: Vec<u8>,
     rest_sent: usize,
@@ -45,7 +49,9 @@ impl TcpConnection {
             stream,
             receive: Buffer::zeroed(GREETING_BYTES / 4),
             filled: 0,
+            has_leftovers: false,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
         })
@@ -66,51 +72,82 @@ impl TcpConnection {
         TcpConnection::new(socket.into())
     }
 
-    /// Reads once and calls `handle` with every complete frame. `Ok(false)` when nothing more is to be read now.
-    pub(crate) fn receive(&mut self, mut handle: impl FnMut(&Header, &[u8])) -> Result<bool, ReceiveError> {
+    /// Reads once, unless frames are left from the last time, and calls `handle` with every complete frame until it
+    /// says that this is enough for now. A payload of more than `limit` bytes is an error before memory is taken for
+    /// it. `Ok(false)` when nothing more is to be read now.
+    pub(crate) fn receive(
+        &mut self,
+        limit: usize,
+        mut handle: impl FnMut(&Header, &[u8]) -> bool,
+    ) -> Result<bool, ReceiveError> {
+        let filled_the_room = self.has_leftovers || self.read()?;
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
-        let room = bytes.len() - self.filled;
-        let count = match self.stream.read(&mut bytes[self.filled..]) {
-            Ok(0) => {
-                return Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed")));
-            }
-            Ok(count) => count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
-            Err(error) => return Err(ReceiveError::Io(error)),
-        };
-        self.filled += count;
-        let mut done = 0;
-        let mut needed = 0;
+        let (mut done, mut needed) = (0, 0);
+        let mut wants_more = true;
+        self.has_leftovers = false;
         while let Some(head) = bytes[done..self.filled].first_chunk::<HEADER_BYTES>() {
+            if !wants_more {
+                self.has_leftovers = true;
+                break;
+            }
             let header = Header::decode(head).map_err(ReceiveError::Wire)?;
             let length = header.payload_bytes as usize;
+            if length > limit {
+                let kind = header.kind;
+                return Err(ReceiveError::Wire(WireError::TooLong { kind, bytes: length, limit }));
+            }
             let total = HEADER_BYTES + padded(length);
             if self.filled - done < total {
                 needed = total;
                 break;
             }
-            handle(&header, &bytes[done + HEADER_BYTES..done + HEADER_BYTES + length]);
+            wants_more = handle(&header, &bytes[done + HEADER_BYTES..done + HEADER_BYTES + length]);
             done += total;
         }
         // Everything in the stream is a multiple of a cache line, so payloads stay aligned after the move.
         bytes.copy_within(done..self.filled, 0);
         self.filled -= done;
-        if needed > bytes.len() {
-            self.grow(needed);
+        let len = bytes.len();
+        if needed > len {
+            self.resize(needed);
+        } else if len > RECEIVE_BYTES && needed.max(self.filled) <= RECEIVE_BYTES {
+            // One long message is no reason to keep its memory.
+            self.resize(RECEIVE_BYTES);
         }
-        Ok(count == room)
+        Ok(filled_the_room && wants_more)
+    }
+
+    /// Reads once. True when as much came as there was room for.
+    fn read(&mut self) -> Result<bool, ReceiveError> {
+        let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
+        let room = bytes.len() - self.filled;
+        match self.stream.read(&mut bytes[self.filled..]) {
+            Ok(0) => Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed"))),
+            Ok(count) => {
+                self.filled += count;
+                Ok(count == room)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(ReceiveError::Io(error)),
+        }
+    }
+
+    /// Whether there may be something to handle without anything being received.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        self.has_leftovers
     }
 
     /// The peer has been let in: from now on it is worth a large buffer.
     pub(crate) fn opened(&mut self) {
         if self.receive.len() * 4 < RECEIVE_BYTES {
-            self.grow(RECEIVE_BYTES);
+            self.resize(RECEIVE_BYTES);
         }
     }
 
     /// Queues a frame behind those that wait.
     pub(crate) fn queue(&mut self, frame: Frame) {
+        self.waiting_bytes += frame.memory_bytes();
         self.waiting.push_back(frame);
     }
 
@@ -141,7 +178,7 @@ impl TcpConnection {
 
     /// Whether so much waits that its owner should not ask for more.
     pub(crate) fn is_congested(&self) -> bool {
-        self.waiting.len() > limits::MAX_WAITING_FRAMES
+        self.waiting.len() > limits::MAX_WAITING_FRAMES || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
     }
 
     /// One `writev` over many frames, their payloads straight from the role's memory.
@@ -189,15 +226,16 @@ impl TcpConnection {
                 break;
             }
         }
-        self.waiting.drain(..sent);
+        self.waiting_bytes -= self.waiting.drain(..sent).map(|frame| frame.memory_bytes()).sum::<usize>();
         Ok(())
     }
 
-    fn grow(&mut self, bytes: usize) {
-        let mut bigger = Buffer::zeroed(bytes.div_ceil(4));
-        bigger.as_mut_slice()[..self.filled.div_ceil(4)]
-            .copy_from_slice(&self.receive.as_slice()[..self.filled.div_ceil(4)]);
-        self.receive = bigger;
+    /// Another buffer, with what is in this one.
+    fn resize(&mut self, bytes: usize) {
+        let words = self.filled.div_ceil(4);
+        let mut other = Buffer::zeroed(bytes.div_ceil(4));
+        other.as_mut_slice()[..words].copy_from_slice(&self.receive.as_slice()[..words]);
+        self.receive = other;
     }
 }
 

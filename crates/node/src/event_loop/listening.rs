@@ -1,0 +1,70 @@
+//! New connections: who may be about to say who it is, and how many of them.
+
+use super::connection::{Connection, State, Wire};
+use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
+use crate::clock;
+use crate::transport::tcp::TcpConnection;
+use paramill_core::limits;
+use paramill_core::role::Lost;
+use paramill_core::types::Time;
+use rustix::event::epoll;
+use std::io;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// How long a loop that could not take a connection waits before it tries again.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+impl<C: RoleCell> EventLoop<C> {
+    /// Takes new TCP connections; each must say hello first.
+    pub(super) fn accept_all(&mut self) {
+        loop {
+            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
+            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
+                Ok(tcp) => {
+                    self.make_room();
+                    let deadline = clock::now() + HANDSHAKE_DEADLINE;
+                    let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
+                    self.next_key += 1;
+                    self.watch(self.next_key, connection);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Who hung up while it waited is no reason to keep others waiting.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Most likely out of descriptors: the listener would stay readable and the loop would spin.
+                    (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
+                    return self.listen_again_at(Some(clock::now() + ACCEPT_PAUSE));
+                }
+            }
+        }
+    }
+
+    /// Many who do not say who they are must not keep out one who will.
+    fn make_room(&mut self) {
+        let is_unknown = |(_, connection): &(&u64, &Connection)| {
+            matches!(connection.state, State::AwaitHello { .. } | State::Refused)
+        };
+        let mut unknown = self.connections.iter().filter(is_unknown).map(|(key, _)| *key);
+        let oldest = unknown.next();
+        if unknown.count() + 1 >= limits::MAX_HANDSHAKES
+            && let Some(oldest) = oldest
+        {
+            self.drop_connection(oldest, &Lost::Broken("too many connections say nothing".into()));
+        }
+    }
+
+    /// Stops listening until a time, or begins again.
+    pub(super) fn listen_again_at(&mut self, at: Option<Time>) {
+        let Some(listener) = &self.setup.listener else { return };
+        let data = epoll::EventData::new_u64(LISTENER);
+        let changed = match at {
+            Some(_) => epoll::delete(&self.epoll, listener),
+            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+        };
+        if let Err(error) = changed {
+            (self.setup.log)(&format!("cannot watch the listener: {error}"));
+        }
+        self.deaf_until = at;
+    }
+}

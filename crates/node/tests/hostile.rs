@@ -1,0 +1,170 @@
+//! Peers that break the protocol over real sockets: they are refused or held back, and others do not notice.
+
+use paramill_core::coordinator::JobConfig;
+use paramill_core::registry::Registry;
+use paramill_core::role::{Body, Frame};
+use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::types::WorkerId;
+use paramill_core::wire::control::{decode, frame};
+use paramill_core::wire::{
+    Control, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
+};
+use paramill_node::client::{Job, JobOptions};
+use paramill_node::server::{self, Server, ServerConfig};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ELEMENTS: usize = 4 << 20;
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+fn start_server(workers: u32) -> Server {
+    let policy = TablePolicy { sync: "asp".into(), ..TablePolicy::default() };
+    let job = JobConfig { policy, ..JobConfig::new("test", workers, 1) };
+    let config =
+        ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+    server::start(config, &Arc::new(Registry::builtin())).expect("a free port")
+}
+
+/// A peer that speaks the protocol, as far as it likes.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(address: &str) -> Raw {
+        let stream = TcpStream::connect(address).expect("somebody listens");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout is fine");
+        stream.set_write_timeout(Some(TIMEOUT)).expect("a timeout is fine");
+        Raw(stream)
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        let Body::Bytes(payload) = &frame.body else { panic!("control frames carry bytes") };
+        let mut payload = payload.clone();
+        payload.resize(padded(payload.len()), 0);
+        self.0.write_all(&frame.header.encode()).expect("the peer listens");
+        self.0.write_all(&payload).expect("the peer listens");
+    }
+
+    fn receive(&mut self) -> (Kind, Vec<u8>) {
+        let mut head = [0; HEADER_BYTES];
+        self.0.read_exact(&mut head).expect("an answer");
+        let header = Header::decode(&head).expect("a frame");
+        let mut payload = vec![0; padded(header.payload_bytes as usize)];
+        self.0.read_exact(&mut payload).expect("its payload");
+        payload.truncate(header.payload_bytes as usize);
+        (header.kind, payload)
+    }
+
+    fn greet(&mut self, incarnation: u64) -> Welcome {
+        let from = Party::Worker { rank: Some(WorkerId(1)) };
+        self.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation }));
+        let (kind, payload) = self.receive();
+        assert_eq!(kind, Kind::Welcome);
+        decode("welcome", &payload).expect("a welcome")
+    }
+
+    /// Whether the peer hung up within the time.
+    fn is_hung_up(&mut self) -> bool {
+        matches!(self.0.read(&mut [0; 64]), Ok(0)) || self.0.write_all(&[0; 64]).is_err()
+    }
+}
+
+fn memory_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("this is Linux");
+    let pages = statm.split_whitespace().nth(1).expect("resident pages");
+    pages.parse::<usize>().expect("a number") * 4096
+}
+
+#[test]
+fn a_first_frame_that_is_no_hello_is_refused_before_its_payload_comes() {
+    let server = start_server(1);
+    for (kind, payload_bytes, reason) in [
+        (Kind::Control, 16 << 20, "Control frame announces 16777216 bytes; the limit is 4096"),
+        (Kind::Push, 4 << 20, "Push frame announces 4194304 bytes; the limit is 4096"),
+        (Kind::Pull, 0, "expected a hello first, got a Pull frame"),
+    ] {
+        for address in [server.coordinator(), &server.data_addresses()[0]] {
+            let mut peer = Raw::connect(address);
+            let header = Header { payload_bytes, ..Header::new(kind) };
+            peer.0.write_all(&header.encode()).unwrap();
+            let (kind, payload) = peer.receive();
+            let refusal: Refusal = decode("refusal", &payload).unwrap();
+            assert!(kind == Kind::Error && refusal.reason.contains(reason), "{refusal}");
+            assert!(peer.is_hung_up());
+        }
+    }
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn noise_ends_a_connection_and_nothing_else() {
+    let server = start_server(2);
+    let mut peer = Raw::connect(server.coordinator());
+    peer.greet(0);
+    peer.0.write_all(&[0xff; 4096]).unwrap();
+    assert!(peer.is_hung_up());
+    // Its place is free for somebody who says the same again, since the job has not been planned.
+    let began = Instant::now();
+    loop {
+        let mut again = Raw::connect(server.coordinator());
+        let from = Party::Worker { rank: Some(WorkerId(1)) };
+        again.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+        if again.receive().0 == Kind::Welcome {
+            break;
+        }
+        assert!(began.elapsed() < TIMEOUT, "rank 1 stays taken");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
+    let server = start_server(2);
+    let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
+    let options =
+        JobOptions { rank: Some(WorkerId(0)), timeout: TIMEOUT, log: |_| {}, ..JobOptions::at(url) };
+    let spec = TableSpec::dense("w", [ELEMENTS as u64]);
+    let job = Job::init(options).unwrap();
+    let table = job.create_table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
+
+    let mut control = Raw::connect(server.coordinator());
+    let incarnation = control.greet(0).incarnation;
+    control.send(&frame(Kind::Control, &Control::Declare { tables: vec![spec] }));
+    let plan: Plan = std::thread::scope(|scope| {
+        scope.spawn(|| job.start().unwrap());
+        let (_, payload) = control.receive();
+        match decode("control", &payload).unwrap() {
+            Control::Plan(plan) => *plan,
+            other => panic!("{other:?}"),
+        }
+    });
+
+    let mut greedy = Raw::connect(&plan.shards[0].1);
+    greedy.greet(incarnation);
+    let before = memory_bytes();
+    // Each of these asks for 16 MB in 512 frames. None of it is ever read.
+    let pull = Header { flags: Flags::NOW, epoch: 1, ..Header::new(Kind::Pull) }.encode();
+    let many = pull.repeat(16_000);
+    greedy.0.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut asked = 0;
+    while asked < 20 && greedy.0.write_all(&many).is_ok() {
+        asked += 1;
+    }
+    for _ in 0..5 {
+        job.update(table, &vec![1.0; ELEMENTS]).unwrap();
+        job.clock();
+        job.sync(table).unwrap();
+    }
+    let taken = memory_bytes().saturating_sub(before);
+    // 65536 frames that wait take 10 MB, and what was asked for in one go as much again; the rest are buffers.
+    assert!(taken < 200 << 20, "{} MB after {asked} bursts of pulls", taken >> 20);
+    assert_eq!(job.read(table, |values| values[0]).unwrap(), -0.25);
+    drop((greedy, control));
+    job.finish().unwrap();
+    server.stop();
+    server.join().unwrap();
+}
