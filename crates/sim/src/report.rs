@@ -198,9 +198,11 @@ mod tests {
     fn a_synchronous_job_ends_with_the_same_bits_whatever_the_network_does() {
         let calm = Scenario::new(4, 2, 300);
         let faults =
-            ["worker=1:slow=3x", "push:delay=30ms,p=0.1", "link:reset,p=0.002", "server=1:pause=1s@0.1s"];
+            ["worker=1:slow=3x", "push:delay=30ms,p=0.1", "link:reset,p=0.03", "server=1:pause=1s@0.1s"];
         let rough = Scenario { faults: faults.map(String::from).to_vec(), ..calm.clone() };
         assert_eq!(hash(&calm), hash(&rough));
+        let sync = run_scenario(&rough).unwrap().sync;
+        assert!(sync.duplicates > 0 && sync.pushes == 4 * 50, "pushes were sent again: {sync:?}");
     }
 
     #[test]

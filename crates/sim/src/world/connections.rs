@@ -35,6 +35,11 @@ impl Connection {
         Connection { ends, open: true, arrived: [opened; 2], delivered: [opened; 2], dice }
     }
 
+    /// The end that is not `node`'s.
+    pub(super) fn other_end(&self, node: usize) -> End {
+        self.ends[self.other_side(node)]
+    }
+
     /// The side that hears what `node` sends.
     pub(super) fn other_side(&self, node: usize) -> usize {
         usize::from(self.ends[0].node == node)
@@ -64,13 +69,15 @@ impl<R: Role> World<R> {
     /// Somebody's hello is heard and answered.
     pub(super) fn accept(&mut self, index: usize, from: usize, peer: NodeId, hello: &Hello) {
         let back = self.latency(index, from);
+        // The same peer may dial again before its old connection's end was noticed here: that ends first.
+        let is_old = |&connection: &usize| self.connections[connection].other_end(index).node == from;
+        if let Some(old) = self.nodes[index].peers.values().copied().find(is_old) {
+            let side = 1 - self.connections[old].other_side(index);
+            self.reset(old, "replaced by a new connection");
+            self.lose(old, side, "replaced by a new connection");
+        }
         match self.nodes[index].role.accept(self.now, hello) {
             Ok(welcome) => {
-                // The same peer may dial again before its old connection's end was noticed here.
-                if let Some(&old) = self.nodes[index].peers.get(&welcome.you) {
-                    self.reset(old, "the peer has connected anew");
-                    self.nodes[index].peers.remove(&welcome.you);
-                }
                 let connection = self.connections.len();
                 let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
                 // Each pair has dice of its own: who else talks to whom changes nothing for them.

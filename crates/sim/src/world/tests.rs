@@ -21,6 +21,7 @@ struct Toy {
     wanted: u64,
     heard: Vec<(u64, Time)>,
     connected: bool,
+    greeted: u32,
     losses: Vec<String>,
     retry_at: Option<Time>,
     outputs: VecDeque<Output>,
@@ -44,6 +45,7 @@ impl Role for Toy {
     }
 
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        self.greeted += 1;
         match hello.from {
             Party::Worker { rank: Some(rank) } if hello.job == "toy" => {
                 Ok(Welcome { you: NodeId::Worker(rank), incarnation: 1 })
@@ -216,6 +218,18 @@ fn a_node_that_refuses_is_tried_again() {
     let role = world.role(caller(0)).unwrap();
     assert!(role.losses.len() > 5 && role.losses[0] == "the coordinator refused the connection");
     assert_eq!(role.heard.len(), 1);
+}
+
+#[test]
+fn who_comes_back_early_ends_the_old_connection_first() {
+    let mut world = world(1, 1, Duration::ZERO);
+    run(&mut world, 0.01);
+    // The caller dials again though its connection stands; the callee hears the end of that one and then the hello.
+    world.with_role(caller(0), |now, role| role.retry_at = Some(now));
+    run(&mut world, 0.01015);
+    let callee = world.role(CALLEE).unwrap();
+    assert_eq!(callee.losses, ["replaced by a new connection"]);
+    assert_eq!(callee.greeted, 2);
 }
 
 #[test]

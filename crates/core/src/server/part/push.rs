@@ -66,6 +66,9 @@ impl TablePart {
         };
         let last = header.flags.has(Flags::LAST);
         if admit == Admit::Duplicate {
+            if last {
+                self.controller.push(now, worker, header.clock, admit, None);
+            }
             return Ok(if last { Taken::Whole } else { Taken::Partly });
         }
         let expected = match self.under_way(worker, header.clock) {
