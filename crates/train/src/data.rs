@@ -37,12 +37,12 @@ pub enum DataError {
         why: String,
     },
     /// The operating system refused.
-    #[error("cannot open {}", path.display())]
+    #[error("cannot open {}: {why}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// Its reason.
-        source: io::Error,
+        why: io::Error,
     },
     /// The content is not what the format demands.
     #[error("{}{place}: expected {expected}, found {found}", path.display())]

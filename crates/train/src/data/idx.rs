@@ -31,7 +31,7 @@ impl Half {
 /// Reads the images and labels of one half of a folder; each file plain, or gzip with `.gz` after its name.
 pub fn read(folder: &Path, half: Half) -> Result<Images, DataError> {
     if !folder.is_dir() {
-        std::fs::metadata(folder).map_err(|source| DataError::Io { path: folder.to_owned(), source })?;
+        std::fs::metadata(folder).map_err(|why| DataError::Io { path: folder.to_owned(), why })?;
         return Err(malformed(folder, Place::File, "a folder with idx files", "a file"));
     }
     let [images, labels] = half.file_names();

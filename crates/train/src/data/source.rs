@@ -25,7 +25,7 @@ impl Source {
     }
 
     fn open_bounded(path: &Path, max_unpacked: u64) -> Result<Source, DataError> {
-        let refused = |source| DataError::Io { path: path.to_owned(), source };
+        let refused = |why| DataError::Io { path: path.to_owned(), why };
         let metadata = std::fs::metadata(path).map_err(refused)?;
         if metadata.is_dir() {
             return Err(malformed(path, Place::File, "a file", "a folder"));
@@ -76,7 +76,7 @@ impl Source {
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
                 malformed(&self.path, place, "an undamaged gzip file", error)
             }
-            _ => DataError::Io { path, source: error },
+            _ => DataError::Io { path, why: error },
         }
     }
 }
