@@ -5,7 +5,7 @@ mod processes;
 mod report;
 mod worker;
 
-pub(crate) use processes::{Announcement, announce, end_with_parent, run_worker_process, this_program};
+pub(crate) use processes::{Announcement, end_with_parent, run_worker_process, start_servers};
 pub(crate) use report::TrainReport;
 
 use crate::output::Output;

@@ -66,6 +66,19 @@ fn children_of(parent: u32) -> Vec<u32> {
         .collect()
 }
 
+/// The two servers and four workers of the default job, once they are there.
+fn six_children_of(parent: u32) -> Vec<u32> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let children = children_of(parent);
+        if children.len() == 6 {
+            return children;
+        }
+        assert!(Instant::now() < deadline, "6 processes were expected, {} are there", children.len());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 fn is_alive(pid: u32) -> bool {
     Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
@@ -279,15 +292,7 @@ fn workers_under_launch_train() {
 fn ctrl_c_stops_everything_with_130() {
     let arguments = ["train", "mlp", "--epochs", "100000", "--processes", "--quiet"];
     let (mut train, _stdout) = spawn(&arguments);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let children = loop {
-        let children = children_of(train.id());
-        if children.len() == 6 {
-            break children;
-        }
-        assert!(Instant::now() < deadline, "6 processes were expected, {} are there", children.len());
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let children = six_children_of(train.id());
     std::thread::sleep(Duration::from_millis(500));
     kill_process(Pid::from_child(&train), Signal::INT).unwrap();
     assert_eq!(wait(&mut train, Duration::from_secs(10)), Some(130));
@@ -298,15 +303,7 @@ fn ctrl_c_stops_everything_with_130() {
 #[test]
 fn children_end_when_their_parent_is_killed() {
     let (mut train, _stdout) = spawn(&["train", "mlp", "--epochs", "100000", "--processes", "--quiet"]);
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let children = loop {
-        let children = children_of(train.id());
-        if children.len() == 6 {
-            break children;
-        }
-        assert!(Instant::now() < deadline, "{} processes", children.len());
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let children = six_children_of(train.id());
     std::thread::sleep(Duration::from_secs(1));
     train.kill().unwrap();
     train.wait().unwrap();

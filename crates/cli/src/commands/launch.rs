@@ -15,7 +15,14 @@ use std::time::Duration;
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
-    let url = start_servers(&mut processes, args)?;
+    let cores = format!("--cores={}", args.cores.unwrap_or(1));
+    let mut first = args.policy.as_arguments();
+    first.extend([
+        format!("--workers={}", args.workers),
+        format!("--servers={}", args.servers),
+        cores.clone(),
+    ]);
+    let url = training::start_servers(&mut processes, args.servers, &first, "", &[cores])?;
     output.note(format!("the job is at {url}"));
     let servers = args.servers as usize;
     for rank in 0..args.workers {
@@ -71,31 +78,4 @@ fn check(args: &LaunchArgs, registry: &Registry) -> Result<()> {
     };
     crate::plan::JobPlan::resolve(&job, registry)?;
     Ok(())
-}
-
-fn start_servers(processes: &mut Supervisor, args: &LaunchArgs) -> Result<String> {
-    let mut first = training::this_program()?;
-    first.args(["serve", "--listen", "127.0.0.1:0", "--index", "0", "--json", "--end-with-parent"]);
-    first.args(["--workers", &args.workers.to_string(), "--servers", &args.servers.to_string()]);
-    first.args(args.policy.as_arguments());
-    let cores = args.cores.unwrap_or(1).to_string();
-    first.args(["--cores", &cores]);
-    let first = processes.spawn("server 0", first, "")?;
-    let url = training::announce(processes, first)?.url;
-    for number in 1..args.servers {
-        let mut command = training::this_program()?;
-        command.args([
-            "serve",
-            "--join",
-            &url,
-            "--index",
-            &number.to_string(),
-            "--json",
-            "--end-with-parent",
-        ]);
-        command.args(["--cores", &cores]);
-        let server = processes.spawn(format!("server {number}"), command, "")?;
-        training::announce(processes, server)?;
-    }
-    Ok(url)
 }

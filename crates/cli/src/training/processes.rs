@@ -37,12 +37,15 @@ pub(crate) struct Announcement {
 pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
-    let url = start_servers(&mut processes, plan, &text)?;
+    let first = ["--job", JOB, "--config", "-"].map(str::to_owned);
+    let mut joining = vec![format!("--cores={}", plan.cluster.cores), format!("--seed={}", plan.seed)];
+    joining.extend(plan.inject.iter().map(|fault| format!("--inject={fault}")));
+    let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &joining)?;
     output.note(format!("the job is at {url}"));
     let first_worker = plan.cluster.servers as usize;
     let workers = plan.cluster.workers;
     for rank in 0..workers {
-        let mut command = this_program()?;
+        let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
         processes.spawn(format!("worker {rank}"), command, &text)?;
     }
@@ -112,35 +115,36 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     tell(&Message::Done(result))
 }
 
-/// Starts all servers and waits until the first one says where the job is.
-fn start_servers(processes: &mut Supervisor, plan: &JobPlan, text: &str) -> Result<String> {
-    let mut first = this_program()?;
-    first.args(["serve", "--listen", "127.0.0.1:0", "--job", JOB, "--index", "0", "--config", "-"]);
-    first.args(["--json", "--end-with-parent"]);
-    let first = processes.spawn("server 0", first, text)?;
-    let url = announce(processes, first)?.url;
-    for number in 1..plan.cluster.servers {
-        let mut command = this_program()?;
-        command.args([
-            "serve",
-            "--join",
-            &url,
-            "--index",
-            &number.to_string(),
-            "--json",
-            "--end-with-parent",
-        ]);
-        command.args(["--cores", &plan.cluster.cores.to_string(), "--seed", &plan.seed.to_string()]);
-        for fault in &plan.inject {
-            command.args(["--inject", fault]);
-        }
-        processes.spawn(format!("server {number}"), command, "")?;
+/// Starts the servers of a job on this machine and returns its URL. The first one gets the arguments `first`, and `input`
+/// on stdin; the others get the arguments `joining`.
+pub(crate) fn start_servers(
+    processes: &mut Supervisor,
+    servers: u32,
+    first: &[String],
+    input: &str,
+    joining: &[String],
+) -> Result<String> {
+    let serve = |number: u32| -> Result<Command> {
+        let mut command =
+            Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+        command.args(["serve", "--json", "--end-with-parent", "--index", &number.to_string()]);
+        Ok(command)
+    };
+    let mut command = serve(0)?;
+    command.args(["--listen", "127.0.0.1:0"]).args(first);
+    let number = processes.spawn("server 0", command, input)?;
+    let url = announce(processes, number)?.url;
+    for number in 1..servers {
+        let mut command = serve(number)?;
+        command.args(["--join", &url]).args(joining);
+        let number = processes.spawn(format!("server {number}"), command, "")?;
+        announce(processes, number)?;
     }
     Ok(url)
 }
 
 /// Waits for a server process to say where it listens.
-pub(crate) fn announce(processes: &mut Supervisor, server: usize) -> Result<Announcement> {
+fn announce(processes: &mut Supervisor, server: usize) -> Result<Announcement> {
     loop {
         let name = processes.name(server).to_owned();
         match processes.next(SERVER_DEADLINE) {
@@ -172,9 +176,4 @@ fn await_servers(processes: &mut Supervisor, servers: usize) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// This binary, to be started again.
-pub(crate) fn this_program() -> Result<Command> {
-    Ok(Command::new(std::env::current_exe().context("cannot find this program's own file")?))
 }
