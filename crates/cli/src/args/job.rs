@@ -53,7 +53,7 @@ pub(crate) struct JobArgs {
     pub(crate) inject: Vec<String>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
-    /// A job in TOML, or `-` for stdin; options win over it. Policies of single tables are its [[override]] entries.
+    /// A job in TOML, or `-` for stdin; options win over it. Policies of single tables are its `[[override]]` entries.
     #[arg(long, value_name = "FILE", help_heading = None)]
     pub(crate) config: Option<PathBuf>,
 }
