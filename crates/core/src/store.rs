@@ -1,6 +1,7 @@
 //! Memory for parameters, gradients and optimizer state: zeroed, page-aligned, taken once.
 
 use bytemuck::{Pod, Zeroable};
+use std::fmt;
 
 const PAGE_ELEMENTS: usize = 1024;
 
@@ -9,17 +10,77 @@ const PAGE_ELEMENTS: usize = 1024;
 #[repr(C, align(4096))]
 struct Page([f32; PAGE_ELEMENTS]);
 
-/// A page-aligned array of `f32`.
-#[derive(Debug, Clone, PartialEq)]
+/// A page-aligned array of `f32`: on the heap, or in memory that other processes of the host see too.
+#[derive(Debug)]
 pub struct Buffer {
-    pages: Vec<Page>,
+    backing: Backing,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Backing {
+    Heap(Vec<Page>),
+    Shared(Box<dyn Memory>),
+}
+
+/// Memory that a driver provides. All methods are required.
+///
+/// It MUST be page-aligned, zero at first, and hold at least the elements that it was asked for.
+pub trait Memory: Send + Sync + fmt::Debug {
+    /// The elements.
+    fn as_slice(&self) -> &[f32];
+
+    /// The elements.
+    fn as_mut_slice(&mut self) -> &mut [f32];
+
+    /// Where those who share it find it.
+    fn place(&self) -> Place;
+}
+
+/// Where memory begins in what a process shares with others: which of its segments, counted from 1, and which byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the segment, from 1.
+    pub segment: u16,
+    /// First byte in it, below 2^48.
+    pub offset: u64,
+}
+
+impl Place {
+    const OFFSET_BITS: u32 = 48;
+
+    /// As one number that is not 0, for a frame's header.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.segment) << Place::OFFSET_BITS | self.offset
+    }
+
+    /// The other way; `None` for 0 and for anything else that names no segment.
+    pub fn from_bits(bits: u64) -> Option<Place> {
+        let segment = (bits >> Place::OFFSET_BITS) as u16;
+        (segment != 0).then_some(Place { segment, offset: bits & ((1 << Place::OFFSET_BITS) - 1) })
+    }
+}
+
+/// Where a role takes large buffers from. One method is required.
+pub trait Allocate: Send + Sync + fmt::Debug {
+    /// `len` zeros.
+    fn zeroed(&self, len: usize) -> Buffer;
+}
+
+/// The process's own memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Heap;
+
+impl Allocate for Heap {
+    fn zeroed(&self, len: usize) -> Buffer {
+        Buffer::zeroed(len)
+    }
 }
 
 impl Buffer {
     /// `len` zeros. The pages are touched now, so that no page fault falls into the data path.
     pub fn zeroed(len: usize) -> Buffer {
-        Buffer { pages: vec![Page::zeroed(); len.div_ceil(PAGE_ELEMENTS)], len }
+        Buffer { backing: Backing::Heap(vec![Page::zeroed(); len.div_ceil(PAGE_ELEMENTS)]), len }
     }
 
     /// Like [`Buffer::zeroed`], for lengths that others decide; `None` when the machine does not have so much memory.
@@ -28,7 +89,21 @@ impl Buffer {
         let mut pages = Vec::new();
         pages.try_reserve_exact(count).ok()?;
         pages.resize(count, Page::zeroed());
-        Some(Buffer { pages, len })
+        Some(Buffer { backing: Backing::Heap(pages), len })
+    }
+
+    /// The first `len` elements of memory that a driver provides.
+    pub fn shared(memory: Box<dyn Memory>, len: usize) -> Buffer {
+        assert!(memory.as_slice().len() >= len, "a driver gives as much memory as it was asked for");
+        Buffer { backing: Backing::Shared(memory), len }
+    }
+
+    /// Where processes of this host find it, if they do.
+    pub fn place(&self) -> Option<Place> {
+        match &self.backing {
+            Backing::Heap(_) => None,
+            Backing::Shared(memory) => Some(memory.place()),
+        }
     }
 
     /// Number of elements.
@@ -43,12 +118,18 @@ impl Buffer {
 
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
-        &bytemuck::cast_slice(&self.pages)[..self.len]
+        match &self.backing {
+            Backing::Heap(pages) => &bytemuck::cast_slice(pages)[..self.len],
+            Backing::Shared(memory) => &memory.as_slice()[..self.len],
+        }
     }
 
     /// The elements.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        &mut bytemuck::cast_slice_mut(&mut self.pages)[..self.len]
+        match &mut self.backing {
+            Backing::Heap(pages) => &mut bytemuck::cast_slice_mut(pages)[..self.len],
+            Backing::Shared(memory) => &mut memory.as_mut_slice()[..self.len],
+        }
     }
 
     /// The elements as the bytes that travel.
@@ -58,7 +139,22 @@ impl Buffer {
 
     /// Bytes of memory taken.
     pub fn memory_bytes(&self) -> usize {
-        self.pages.len() * size_of::<Page>()
+        self.len.div_ceil(PAGE_ELEMENTS) * size_of::<Page>()
+    }
+}
+
+/// A copy is on the heap: nobody was told of another place.
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        let mut copy = Buffer::zeroed(self.len);
+        copy.as_mut_slice().copy_from_slice(self.as_slice());
+        copy
+    }
+}
+
+impl PartialEq for Buffer {
+    fn eq(&self, other: &Buffer) -> bool {
+        self.as_slice() == other.as_slice()
     }
 }
 
@@ -84,5 +180,15 @@ mod tests {
         }
         assert_eq!(Buffer::try_zeroed(usize::MAX), None);
         assert_eq!(Buffer::try_zeroed(usize::MAX / 8), None);
+    }
+
+    #[test]
+    fn a_place_is_a_number_and_back() {
+        for place in [Place { segment: 1, offset: 0 }, Place { segment: u16::MAX, offset: (1 << 48) - 4096 }]
+        {
+            assert_eq!(Place::from_bits(place.to_bits()), Some(place));
+        }
+        assert_eq!(Place::from_bits(0), None);
+        assert_eq!(Place::from_bits(4096), None);
     }
 }

@@ -92,6 +92,9 @@ pub struct Header {
     pub version: Clock,
     /// The sender's number for a request; answers repeat it.
     pub request: u64,
+    /// Where in the asking worker's shared memory an answer is to lie ([`crate::store::Place`]); 0 for nowhere. An
+    /// answer that names a place may be written there by a driver that shares memory with the worker.
+    pub landing: u64,
 }
 
 /// Why bytes from a peer are not a frame. The connection is of no more use; no state was changed.
@@ -157,6 +160,7 @@ impl Header {
             clock: 0,
             version: 0,
             request: 0,
+            landing: 0,
         }
     }
 
@@ -177,6 +181,7 @@ impl Header {
         bytes[32..40].copy_from_slice(&self.clock.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.version.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.request.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.landing.to_le_bytes());
         bytes
     }
 
@@ -200,9 +205,6 @@ impl Header {
         if bytes[7] & !Flags::KNOWN != 0 {
             return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
         }
-        if u64_at(56) != 0 {
-            return Err(WireError::Field { field: "reserved", value: u64_at(56) });
-        }
         let header = Header {
             kind,
             dtype,
@@ -216,6 +218,7 @@ impl Header {
             clock: u64_at(32),
             version: u64_at(40),
             request: u64_at(48),
+            landing: u64_at(56),
         };
         let (length, limit) = (header.payload_bytes as usize, kind.max_payload_bytes());
         if length > limit {
@@ -258,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=9, 0u8..3, 0u8..16, any::<[u32; 6]>(), any::<[u64; 3]>()).prop_map(
+        (1u8..=9, 0u8..3, 0u8..16, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 Header {
@@ -274,6 +277,7 @@ mod tests {
                     clock: b[0],
                     version: b[1],
                     request: b[2],
+                    landing: b[3],
                 }
             },
         )
@@ -308,7 +312,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 01 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 02 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
@@ -338,7 +342,6 @@ mod tests {
             (5, 77, "kind"),
             (6, 9, "dtype"),
             (7, 128, "flags"),
-            (60, 1, "reserved"),
             (11, 255, "limit"),
         ] {
             let mut bytes = good;
