@@ -128,6 +128,10 @@ pub(crate) struct ServeArgs {
     /// over all of them [default: the one that routes to the job].
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Vec<String>,
+    /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
+    /// without this option too, from PARAMILL_CONGESTION.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,

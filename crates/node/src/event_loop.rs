@@ -13,6 +13,7 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
+use crate::transport::options::SocketOptions;
 use crate::transport::tcp::{ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use greeting::{Greeting, greet, greet_hello, welcomed};
@@ -74,6 +75,8 @@ impl<R: Role> RoleCell for Owned<R> {
 pub(crate) struct Setup {
     /// Where TCP peers come in: on any number of interfaces.
     pub(crate) listeners: Vec<TcpListener>,
+    /// How TCP sockets are set up.
+    pub(crate) sockets: SocketOptions,
     /// The address book of in-memory nodes, and the name to be found under.
     pub(crate) hub: Option<(Hub, Option<String>)>,
     /// Letters from in-memory peers; also how others wake the loop.
@@ -452,7 +455,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.connections.insert(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
             return;
         }
-        match TcpConnection::connect(address, key as usize) {
+        match TcpConnection::connect(address, key as usize, &self.setup.sockets) {
             Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
             Err(error) => {
                 let lost = Lost::Broken(error.to_string());

@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::transport::tcp;
 use paramill_core::address::Addresses;
 use paramill_core::coordinator::{Coordinator, JobConfig};
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub cores: u32,
     /// The server's number, when it is to have a certain one.
     pub server: Option<ServerId>,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// Faults to try.
@@ -53,6 +56,7 @@ impl ServerConfig {
             hosts: Vec::new(),
             cores: 1,
             server: None,
+            congestion: None,
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
@@ -161,6 +165,7 @@ impl Server {
         self.mailboxes.push(mailbox.clone());
         let setup = Setup {
             listeners,
+            sockets: SocketOptions::new(config.congestion.as_deref())?,
             hub: config.memory.clone().map(|hub| (hub, Some(name))),
             mailbox,
             stop: self.stop.clone(),

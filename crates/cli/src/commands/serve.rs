@@ -9,6 +9,7 @@ use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
 use std::io::Write;
@@ -63,6 +64,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
         hosts: args.host.clone(),
+        congestion: congestion(args),
         cores: plan.cluster.cores,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
@@ -79,12 +81,18 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
     }
     Ok(ServerConfig {
         hosts: args.host.clone(),
+        congestion: congestion(args),
         cores: args.cores.unwrap_or(1),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed.unwrap_or(1),
         ..ServerConfig::new(&url.job, &url.address)
     })
+}
+
+/// What was typed wins over the environment.
+fn congestion(args: &ServeArgs) -> Option<String> {
+    args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok())
 }
 
 /// Says where to join, before anybody can be waiting for it.

@@ -9,6 +9,7 @@ use paramill_core::role::Lost;
 use paramill_core::types::Time;
 use rustix::event::epoll;
 use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a loop that could not take a connection waits before it tries again.
@@ -23,7 +24,11 @@ impl<C: RoleCell> EventLoop<C> {
     fn accept_from(&mut self, listener: usize) {
         loop {
             let accepted = self.setup.listeners[listener].accept();
-            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
+            let set_up = |(stream, peer): (TcpStream, SocketAddr)| {
+                self.setup.sockets.apply((&stream).into(), peer)?;
+                TcpConnection::new(stream)
+            };
+            match accepted.and_then(set_up) {
                 Ok(tcp) => {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;
