@@ -6,6 +6,7 @@ pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
@@ -144,6 +145,10 @@ pub(crate) struct ServeArgs {
     /// Data cores of this server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// Which CPUs data cores are pinned to: `auto` (if there are more CPUs than data cores), `off`, or a list such as
+    /// 0-3,8, one for each.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: Pin,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A fault to try, as for `train`.
