@@ -20,6 +20,7 @@ use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -79,6 +80,8 @@ pub struct JobOptions {
     pub rank: Option<WorkerId>,
     /// How long calls wait.
     pub timeout: Duration,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// The components that can be named.
     pub registry: Arc<Registry>,
     /// Faults to try.
@@ -97,6 +100,7 @@ impl JobOptions {
             memory: None,
             rank: None,
             timeout: DEFAULT_TIMEOUT,
+            congestion: None,
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
@@ -120,7 +124,8 @@ impl JobOptions {
             Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, ..JobOptions::at(url) })
+        let congestion = std::env::var(env_vars::CONGESTION).ok();
+        Ok(JobOptions { rank, congestion, ..JobOptions::at(url) })
     }
 }
 
@@ -186,7 +191,8 @@ impl Job {
         });
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
-            listener: None,
+            listeners: Vec::new(),
+            sockets: SocketOptions::new(options.congestion.as_deref())?,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),

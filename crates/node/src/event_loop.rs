@@ -13,6 +13,7 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
+use crate::transport::options::SocketOptions;
 use crate::transport::tcp::{Flushed, ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use greeting::{Greeting, greet, greet_hello, welcomed};
@@ -32,7 +33,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a peer may take to say who it is, and a connection attempt to be decided.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const HANDSHAKE_DEADLINE: Duration = limits::ATTEMPT_DEADLINE;
 /// How long a loop that ends waits for its last frames to leave and its peers to hang up.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Reads from one connection before others get their turn.
@@ -85,8 +86,10 @@ impl<R: Role> RoleCell for Owned<R> {
 
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
-    /// Where TCP peers come in.
-    pub(crate) listener: Option<TcpListener>,
+    /// Where TCP peers come in: on any number of interfaces.
+    pub(crate) listeners: Vec<TcpListener>,
+    /// How TCP sockets are set up.
+    pub(crate) sockets: SocketOptions,
     /// The address book of in-memory nodes, and the name to be found under.
     pub(crate) hub: Option<(Hub, Option<String>)>,
     /// Letters from in-memory peers; also how others wake the loop.
@@ -150,7 +153,7 @@ impl<C: RoleCell> EventLoop<C> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
         epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
-        if let Some(listener) = &setup.listener {
+        for listener in &setup.listeners {
             epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
         }
         if let Some((hub, Some(address))) = &setup.hub {
@@ -532,7 +535,7 @@ impl<C: RoleCell> EventLoop<C> {
             let wire = Wire::Memory { to, channel: None };
             return self.watch(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
         }
-        match TcpConnection::connect(address, key as usize) {
+        match TcpConnection::connect(address, key as usize, &self.setup.sockets) {
             Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
             Err(error) => {
                 let lost = Lost::Broken(error.to_string());

@@ -9,6 +9,7 @@ use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
 use std::io::Write;
@@ -25,7 +26,8 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let job = config.job.clone();
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
-    let announcement = Announcement { url: url.to_string(), data: server.data_addresses().to_vec() };
+    let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
+    let announcement = Announcement { url: url.to_string(), data };
     announce(&announcement, args.join.is_none(), output)?;
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
@@ -61,7 +63,8 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     }
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
-        host: args.host.clone(),
+        hosts: args.host.clone(),
+        congestion: congestion(args),
         cores: plan.cluster.cores,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
@@ -77,13 +80,19 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         return Err(Failure::Usage(error));
     }
     Ok(ServerConfig {
-        host: args.host.clone(),
+        hosts: args.host.clone(),
+        congestion: congestion(args),
         cores: args.cores.unwrap_or(1),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed.unwrap_or(1),
         ..ServerConfig::new(&url.job, &url.address)
     })
+}
+
+/// What was typed wins over the environment.
+fn congestion(args: &ServeArgs) -> Option<String> {
+    args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok())
 }
 
 /// Says where to join, before anybody can be waiting for it.

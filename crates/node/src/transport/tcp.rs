@@ -1,5 +1,6 @@
 //! One TCP connection: a receive buffer that frames are handled in, and frames that wait to be written.
 
+use super::options::SocketOptions;
 use bytemuck::cast_slice_mut;
 use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Role};
@@ -77,7 +78,11 @@ impl TcpConnection {
 
     /// Begins to connect; the socket becomes writable when it is decided. A name with several addresses is tried at
     /// another one each time.
-    pub(crate) fn connect(address: &str, attempt: usize) -> io::Result<TcpConnection> {
+    pub(crate) fn connect(
+        address: &str,
+        attempt: usize,
+        options: &SocketOptions,
+    ) -> io::Result<TcpConnection> {
         let targets = resolve(address)?;
         let target = targets[attempt % targets.len()];
         let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
@@ -87,6 +92,7 @@ impl TcpConnection {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
             Err(error) => return Err(error),
         }
+        options.apply((&socket).into(), target)?;
         TcpConnection::new(socket.into())
     }
 
