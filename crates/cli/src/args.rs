@@ -112,6 +112,7 @@ pub(crate) struct ReproduceArgs {
 #[command(after_help = "\
 Examples:
   paramill serve --workers 8 --servers 2 --sync ssp:s=3
+  paramill serve --host 10.0.0.1 --host 10.1.0.1          two interfaces, both used
   paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
     /// Where the job is to be found.
@@ -123,9 +124,10 @@ pub(crate) struct ServeArgs {
     /// Join the job of another server instead of starting one.
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
     pub(crate) join: Option<String>,
-    /// The address that data cores listen on and announce [default: the one that routes to the job].
+    /// An address that data cores listen on and announce; may be repeated, and workers then spread their connections
+    /// over all of them [default: the one that routes to the job].
     #[arg(long, value_name = "HOST")]
-    pub(crate) host: Option<String>,
+    pub(crate) host: Vec<String>,
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,

@@ -464,7 +464,7 @@ impl Worker {
         let seconds = now.since(pending.since).as_secs_f64();
         let mut sentence = format!("{} (for {seconds:.1} s)", self.sentence(&pending.what));
         if !self.coordinator.is_up() {
-            sentence += &format!("; the coordinator at {} is not connected", self.coordinator.address());
+            sentence += &format!("; the coordinator at {} is not connected", self.coordinator.addresses());
         }
         let silent: Vec<String> = self
             .requests
@@ -473,7 +473,8 @@ impl Worker {
             .map(|request| match self.links[&request.shard].is_up() {
                 true => format!("{} has not answered", request.shard),
                 false => {
-                    format!("{} at {} is not connected", request.shard, self.links[&request.shard].address())
+                    let addresses = self.links[&request.shard].addresses();
+                    format!("{} at {addresses} is not connected", request.shard)
                 }
             })
             .take(4)

@@ -186,7 +186,7 @@ impl Job {
         });
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
-            listener: None,
+            listeners: Vec::new(),
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a peer may take to say who it is, and a connection attempt to be decided.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const HANDSHAKE_DEADLINE: Duration = limits::ATTEMPT_DEADLINE;
 /// How long a loop that ends waits for its last frames to leave and its peers to hang up.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Reads from one connection before others get their turn.
@@ -85,8 +85,8 @@ impl<R: Role> RoleCell for Owned<R> {
 
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
-    /// Where TCP peers come in.
-    pub(crate) listener: Option<TcpListener>,
+    /// Where TCP peers come in: on any number of interfaces.
+    pub(crate) listeners: Vec<TcpListener>,
     /// The address book of in-memory nodes, and the name to be found under.
     pub(crate) hub: Option<(Hub, Option<String>)>,
     /// Letters from in-memory peers; also how others wake the loop.
@@ -150,7 +150,7 @@ impl<C: RoleCell> EventLoop<C> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
         epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
-        if let Some(listener) = &setup.listener {
+        for listener in &setup.listeners {
             epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
         }
         if let Some((hub, Some(address))) = &setup.hub {

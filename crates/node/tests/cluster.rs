@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
+use paramill_core::address::Addresses;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -428,7 +429,7 @@ fn a_server_that_listens_everywhere_announces_an_address_that_can_be_reached() {
     let config =
         ServerConfig { coordinate: Some(job_config(1, 1, "bsp")), ..ServerConfig::new("test", "0.0.0.0:0") };
     let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
-    for address in server.data_addresses().iter().map(String::as_str).chain([server.coordinator()]) {
+    for address in server.data_addresses().iter().flat_map(Addresses::iter).chain([server.coordinator()]) {
         assert!(!address.starts_with("0.0.0.0:") && !address.ends_with(":0"), "{address}");
     }
 }

@@ -25,7 +25,8 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let job = config.job.clone();
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
-    let announcement = Announcement { url: url.to_string(), data: server.data_addresses().to_vec() };
+    let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
+    let announcement = Announcement { url: url.to_string(), data };
     announce(&announcement, args.join.is_none(), output)?;
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
@@ -61,7 +62,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     }
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
-        host: args.host.clone(),
+        hosts: args.host.clone(),
         cores: plan.cluster.cores,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
@@ -77,7 +78,7 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         return Err(Failure::Usage(error));
     }
     Ok(ServerConfig {
-        host: args.host.clone(),
+        hosts: args.host.clone(),
         cores: args.cores.unwrap_or(1),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,

@@ -205,8 +205,10 @@ impl Worker {
                 Err(error) => return self.fail(WorkerError::Table(error.to_string())),
             }
         }
-        for (shard, address) in &plan.shards {
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), address.clone()));
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        for (shard, addresses) in &plan.shards {
+            let addresses = addresses.for_caller(rank + shard.core as usize);
+            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), addresses));
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);

@@ -9,17 +9,20 @@ use paramill_core::role::Lost;
 use paramill_core::types::Time;
 use rustix::event::epoll;
 use std::io;
-use std::net::TcpListener;
 use std::time::Duration;
 
 /// How long a loop that could not take a connection waits before it tries again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl<C: RoleCell> EventLoop<C> {
-    /// Takes new TCP connections; each must say hello first.
+    /// Takes new TCP connections on all interfaces; each must say hello first.
     pub(super) fn accept_all(&mut self) {
+        (0..self.setup.listeners.len()).for_each(|listener| self.accept_from(listener));
+    }
+
+    fn accept_from(&mut self, listener: usize) {
         loop {
-            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
+            let accepted = self.setup.listeners[listener].accept();
             match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
                 Ok(tcp) => {
                     self.make_room();
@@ -56,14 +59,19 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Stops listening until a time, or begins again.
     pub(super) fn listen_again_at(&mut self, at: Option<Time>) {
-        let Some(listener) = &self.setup.listener else { return };
-        let data = epoll::EventData::new_u64(LISTENER);
-        let changed = match at {
-            Some(_) => epoll::delete(&self.epoll, listener),
-            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
-        };
-        if let Err(error) = changed {
-            (self.setup.log)(&format!("cannot watch the listener: {error}"));
+        if at.is_some() == self.deaf_until.is_some() {
+            self.deaf_until = at;
+            return;
+        }
+        for listener in &self.setup.listeners {
+            let data = epoll::EventData::new_u64(LISTENER);
+            let changed = match at {
+                Some(_) => epoll::delete(&self.epoll, listener),
+                None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+            };
+            if let Err(error) = changed {
+                (self.setup.log)(&format!("cannot watch the listener: {error}"));
+            }
         }
         self.deaf_until = at;
     }
