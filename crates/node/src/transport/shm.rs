@@ -13,10 +13,12 @@
 
 mod allocator;
 mod copying;
+mod naming;
 mod passing;
 mod segment;
 
 pub(crate) use allocator::SharedAllocator;
+pub(crate) use naming::{connect, host_prefix, listen};
 
 use paramill_core::limits;
 use paramill_core::role::Body;
@@ -38,6 +40,8 @@ pub(crate) enum SharedError {
     Wire(#[from] WireError),
     #[error("the peer runs as user {theirs}, this process as user {ours}; run both as one user, or use TCP")]
     Stranger { theirs: u32, ours: u32 },
+    #[error("{0} is an address of another host")]
+    OtherHost(String),
     #[error("the peer sent more file descriptors than segments")]
     TooManyDescriptors,
     #[error("the peer sent a file descriptor that no frame announces")]
