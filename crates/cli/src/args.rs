@@ -1,7 +1,9 @@
 //! What was typed. What it means is worked out in [`crate::plan`].
 
+mod bench;
 mod job;
 
+pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -41,10 +43,14 @@ pub(crate) enum Command {
     Set(SetArgs),
     Components(ComponentsArgs),
     Sim(SimArgs),
+    Bench(BenchArgs),
     Doctor(DoctorArgs),
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
     WorkerProcess,
+    /// A process of `bench`: its part comes on stdin.
+    #[command(name = "bench-process", hide = true)]
+    BenchProcess,
 }
 
 /// Train a model and report what came of it.
