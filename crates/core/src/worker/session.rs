@@ -192,6 +192,11 @@ impl Worker {
             let sentence = format!("the coordinator's plan does not fit this worker: {why}");
             return self.fail(WorkerError::Table(sentence));
         }
+        if let Some((host, memory)) = &self.shared
+            && plan.shards.iter().any(|(_, of)| of.iter().any(|address| address.starts_with(host)))
+        {
+            self.memory = Arc::clone(memory);
+        }
         let chunks =
             crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
