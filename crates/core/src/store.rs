@@ -143,6 +143,11 @@ impl Buffer {
         bytemuck::cast_slice(self.as_slice())
     }
 
+    /// The elements as the bytes that travel.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.as_mut_slice())
+    }
+
     /// Bytes of memory taken.
     pub fn memory_bytes(&self) -> usize {
         self.len.div_ceil(PAGE_ELEMENTS) * size_of::<Page>()

@@ -3,6 +3,8 @@
 //! The stream is TCP, or a Unix socket with shared memory beside it. Both carry the same frames; over the latter a
 //! payload may lie elsewhere.
 
+mod landing;
+
 use super::shm::{SharedError, SharedMemory};
 use bytemuck::cast_slice_mut;
 use paramill_core::limits;
@@ -47,6 +49,9 @@ pub(crate) struct StreamConnection {
     is_open: bool,
     receive: Buffer,
     filled: usize,
+    /// A frame whose payload is received where it belongs. The receive buffer is empty then.
+    arriving: Option<landing::Arriving>,
+    scratch: landing::Scratch,
     /// Frames are left in the buffer that were not looked at yet.
     has_leftovers: bool,
     waiting: VecDeque<Frame>,
@@ -78,6 +83,8 @@ impl StreamConnection {
             is_open: false,
             receive: Buffer::zeroed(GREETING_BYTES / 4),
             filled: 0,
+            arriving: None,
+            scratch: landing::Scratch::default(),
             has_leftovers: false,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -335,6 +342,13 @@ impl StreamConnection {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream, _) => stream.shutdown(Shutdown::Write),
         };
+    }
+
+    /// Makes room for so many bytes in the receive buffer.
+    fn reserve(&mut self, bytes: usize) {
+        if self.receive.len() * 4 < bytes {
+            self.resize(bytes);
+        }
     }
 
     /// Another buffer, with what is in this one.
