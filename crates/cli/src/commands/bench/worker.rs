@@ -40,7 +40,7 @@ pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Or
         tensors.push(Held { table, gradient: gradient(elements, rank) });
     }
     job.start().context("the job did not start")?;
-    let held = if rank == 0 { Some(held(&job.status()?, exchange.servers)) } else { None };
+    let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
         match orders.recv().context("nobody gives orders any more")? {
@@ -95,14 +95,16 @@ fn gradient(elements: usize, rank: u32) -> Buffer {
 }
 
 /// Parameters on each server.
-fn held(status: &Status, servers: u32) -> Vec<u64> {
-    let mut held = vec![0; servers as usize];
+fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
+    let mut held = vec![0; exchange.servers as usize];
     for shard in &status.shards {
         if let Some(server) = held.get_mut(shard.shard.server.0 as usize) {
             *server += shard.tables.iter().map(|table| table.elements).sum::<u64>();
         }
     }
-    held
+    let (sum, elements) = (held.iter().sum::<u64>(), exchange.elements());
+    ensure!(sum == elements, "the servers hold {sum} parameters instead of {elements}");
+    Ok(held)
 }
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange

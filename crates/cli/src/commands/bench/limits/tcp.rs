@@ -80,7 +80,7 @@ fn measure(exchange: &Exchange, time: Duration, ways: Ways) -> Result<f64> {
         Answer::Flowed { bytes, seconds } => Some((bytes, seconds)),
         _ => None,
     })?;
-    crew.await_end(0..all.len())?;
+    crew.await_end()?;
     let bytes: u64 = flowed.iter().map(|(bytes, _)| bytes).sum();
     let seconds = flowed.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
     if seconds <= 0.0 {
