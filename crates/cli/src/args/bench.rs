@@ -59,6 +59,9 @@ pub(crate) struct ExchangeArgs {
     /// How TCP controls congestion, such as reno, cubic or bbr; for every contender [default: the system's].
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Which CPUs data cores are pinned to, as for `serve`: `auto`, `off`, or a list such as 0-3,8.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: String,
     /// The step that the servers make.
     #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
     pub(crate) optimizer: String,

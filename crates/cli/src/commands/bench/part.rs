@@ -118,8 +118,10 @@ fn start_server(
     debug_assert!(hub.is_some() == (exchange.transport == Transport::Memory));
     let config = ServerConfig {
         coordinate: (number == 0).then(|| exchange.job_config()),
-        host: Some("127.0.0.1".to_owned()),
+        hosts: vec!["127.0.0.1".to_owned()],
+        congestion: Some(exchange.congestion.clone()),
         cores: exchange.cores,
+        pin: exchange.pin.parse()?,
         server: Some(ServerId(number)),
         memory: hub.cloned(),
         ..ServerConfig::new(JOB, coordinator.unwrap_or("127.0.0.1:0"))
@@ -137,6 +139,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 rank: Some(WorkerId(rank)),
                 timeout: exchange.timeout,
                 registry: registry.clone(),
+                congestion: Some(exchange.congestion.clone()),
                 ..options
             };
             orders.push(sender);
