@@ -121,6 +121,7 @@ fn start_server(
         hosts: vec!["127.0.0.1".to_owned()],
         congestion: Some(exchange.congestion.clone()),
         cores: exchange.cores,
+        pin: exchange.pin.parse()?,
         server: Some(ServerId(number)),
         memory: hub.cloned(),
         transport: exchange.transport.between_processes(),
