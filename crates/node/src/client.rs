@@ -125,7 +125,11 @@ impl JobOptions {
             Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, ..JobOptions::at(url) })
+        let transport = match std::env::var(env_vars::TRANSPORT) {
+            Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
+            Err(_) => Transport::default(),
+        };
+        Ok(JobOptions { rank, transport, ..JobOptions::at(url) })
     }
 }
 

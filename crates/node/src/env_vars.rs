@@ -6,3 +6,5 @@ pub const URL: &str = "PARAMILL_URL";
 pub const RANK: &str = "PARAMILL_RANK";
 /// The number of workers in the job; set by `paramill launch`.
 pub const WORKERS: &str = "PARAMILL_WORKERS";
+/// How the worker may reach the servers: auto, tcp or shm; set by `paramill launch --transport`.
+pub const TRANSPORT: &str = "PARAMILL_TRANSPORT";

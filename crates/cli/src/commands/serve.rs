@@ -37,6 +37,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         workers: args.workers,
         servers: args.servers,
         cores: args.cores,
+        transport: args.transport,
         seed: args.seed,
         inject: args.inject.clone(),
         policy: args.policy.clone(),
@@ -64,6 +65,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         coordinate: Some(training::job_config(&plan, &args.job)),
         hosts: args.host.clone(),
         cores: plan.cluster.cores,
+        transport: plan.cluster.transport,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
@@ -80,6 +82,7 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
     Ok(ServerConfig {
         hosts: args.host.clone(),
         cores: args.cores.unwrap_or(1),
+        transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed.unwrap_or(1),
