@@ -8,6 +8,7 @@ pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
@@ -133,6 +134,10 @@ pub(crate) struct ServeArgs {
     /// over all of them [default: the one that routes to the job].
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Vec<String>,
+    /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
+    /// without this option too, from PARAMILL_CONGESTION.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,
@@ -149,6 +154,10 @@ pub(crate) struct ServeArgs {
     /// memory with workers of this host and TCP with others].
     #[arg(long, value_name = "T")]
     pub(crate) transport: Option<paramill_node::Transport>,
+    /// Which CPUs data cores are pinned to: `auto` (if there are more CPUs than data cores), `off`, or a list such as
+    /// 0-3,8, one for each.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: Pin,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A fault to try, as for `train`.

@@ -21,6 +21,7 @@ use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
@@ -83,6 +84,8 @@ pub struct JobOptions {
     pub rank: Option<WorkerId>,
     /// How long calls wait.
     pub timeout: Duration,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// The components that can be named.
     pub registry: Arc<Registry>,
     /// Faults to try.
@@ -102,6 +105,7 @@ impl JobOptions {
             transport: Transport::default(),
             rank: None,
             timeout: DEFAULT_TIMEOUT,
+            congestion: None,
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
@@ -125,11 +129,12 @@ impl JobOptions {
             Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
             Err(_) => None,
         };
+        let congestion = std::env::var(env_vars::CONGESTION).ok();
         let transport = match std::env::var(env_vars::TRANSPORT) {
             Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
             Err(_) => Transport::default(),
         };
-        Ok(JobOptions { rank, transport, ..JobOptions::at(url) })
+        Ok(JobOptions { rank, congestion, transport, ..JobOptions::at(url) })
     }
 }
 
@@ -200,6 +205,7 @@ impl Job {
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
             listeners: Vec::new(),
+            sockets: SocketOptions::new(options.congestion.as_deref())?,
             transport: options.transport,
             memory,
             hub: options.memory.clone().map(|hub| (hub, None)),

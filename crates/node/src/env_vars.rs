@@ -4,6 +4,8 @@
 pub const URL: &str = "PARAMILL_URL";
 /// The worker's rank; set by `paramill launch`.
 pub const RANK: &str = "PARAMILL_RANK";
+/// TCP's congestion control of servers and workers, by name: `reno`, `cubic`, `bbr` or what else the system has.
+pub const CONGESTION: &str = "PARAMILL_CONGESTION";
 /// The number of workers in the job; set by `paramill launch`.
 pub const WORKERS: &str = "PARAMILL_WORKERS";
 /// How the worker may reach the servers: auto, tcp or shm; set by `paramill launch --transport`.

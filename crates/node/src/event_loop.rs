@@ -13,6 +13,7 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
+use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::stream::{Flushed, ReceiveError, Stream, StreamConnection};
 use crate::transport::{Listener, Transport, tcp};
@@ -89,6 +90,8 @@ impl<R: Role> RoleCell for Owned<R> {
 pub(crate) struct Setup {
     /// Where peers come in: on any number of interfaces, and from this host.
     pub(crate) listeners: Vec<Listener>,
+    /// How TCP sockets are set up.
+    pub(crate) sockets: SocketOptions,
     /// How data cores may be reached.
     pub(crate) transport: Transport,
     /// The memory that data cores of this host may share.
@@ -563,7 +566,9 @@ impl<C: RoleCell> EventLoop<C> {
             let (stream, memory) = shm::connect(address, memory).map_err(|error| error.to_string())?;
             return Ok(Stream::Unix(stream, memory));
         }
-        tcp::connect(address, attempt).map(Stream::Tcp).map_err(|error| error.to_string())
+        tcp::connect(address, attempt, &self.setup.sockets)
+            .map(Stream::Tcp)
+            .map_err(|error| error.to_string())
     }
 
     /// Sends a frame, unless a fault says otherwise.

@@ -2,7 +2,9 @@
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::{Listener, Transport, tcp};
 use paramill_core::address::Addresses;
@@ -33,8 +35,12 @@ pub struct ServerConfig {
     pub hosts: Vec<String>,
     /// Data cores.
     pub cores: u32,
+    /// Whether data cores are pinned to CPUs.
+    pub pin: Pin,
     /// The server's number, when it is to have a certain one.
     pub server: Option<ServerId>,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// How workers may reach the data cores.
@@ -56,7 +62,9 @@ impl ServerConfig {
             coordinator: coordinator.into(),
             hosts: Vec::new(),
             cores: 1,
+            pin: Pin::Off,
             server: None,
+            congestion: None,
             memory: None,
             transport: Transport::default(),
             faults: FaultPlan::default(),
@@ -74,17 +82,22 @@ pub struct Server {
     mailboxes: Vec<Arc<Mailbox>>,
     coordinator: String,
     data: Vec<Addresses>,
+    pinning: Pinning,
 }
 
 /// Starts a server. Ports are bound before this returns, so that a port in use is an error here.
 pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     let stop = Arc::new(AtomicBool::new(false));
+    // Servers without a number are told apart as well as can be.
+    let number = config.server.map_or_else(std::process::id, |server| server.0);
+    let pinning = Pinning::choose(&config.pin, config.cores, number)?;
     let mut server = Server {
         threads: Vec::new(),
         stop,
         mailboxes: Vec::new(),
         coordinator: String::new(),
         data: Vec::new(),
+        pinning,
     };
     server.coordinator = match &config.memory {
         Some(_) => format!("{SCHEME}coordinator"),
@@ -101,7 +114,8 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         }
         let coordinator = Coordinator::new(job.clone(), registry.clone());
         let address = server.coordinator.clone();
-        server.spawn("coordinator", &config, listeners, address, Owned(coordinator))?;
+        let thread = Thread { name: "coordinator".into(), cpu: None };
+        server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
     }
     let process = random_number();
     for core in 0..config.cores {
@@ -122,7 +136,9 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         };
         server.data.push(addresses);
         let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
-        server.spawn(&format!("data core {core}"), &config, listeners, name, shard)?;
+        let cpu = server.pinning.cpus.get(core as usize).copied();
+        let thread = Thread { name: format!("data core {core}"), cpu };
+        server.spawn(thread, &config, listeners, name, shard)?;
     }
     Ok(server)
 }
@@ -136,6 +152,16 @@ impl Server {
     /// Where each data core is reached.
     pub fn data_addresses(&self) -> &[Addresses] {
         &self.data
+    }
+
+    /// The CPU of each data core; empty when they are not pinned.
+    pub fn cpus(&self) -> &[usize] {
+        &self.pinning.cpus
+    }
+
+    /// A sentence about which CPUs data cores are pinned to, or why they are not.
+    pub fn pinning(&self) -> String {
+        self.pinning.to_string()
     }
 
     /// Asks all threads to end; frames under way still leave.
@@ -156,7 +182,7 @@ impl Server {
 
     fn spawn<C: RoleCell + Send + 'static>(
         &mut self,
-        thread: &str,
+        thread: Thread,
         config: &ServerConfig,
         listeners: Vec<Listener>,
         name: String,
@@ -166,6 +192,7 @@ impl Server {
         self.mailboxes.push(mailbox.clone());
         let setup = Setup {
             listeners,
+            sockets: SocketOptions::new(config.congestion.as_deref())?,
             transport: config.transport,
             memory: SharedAllocator::new(),
             hub: config.memory.clone().map(|hub| (hub, Some(name))),
@@ -175,10 +202,24 @@ impl Server {
             log: config.log,
         };
         let event_loop = EventLoop::new(role, setup)?;
-        let thread = std::thread::Builder::new().name(thread.to_owned()).spawn(move || event_loop.run())?;
+        let log = config.log;
+        let body = move || {
+            // Before anything large is touched: memory lies where that happens first.
+            if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
+                log(&format!("a data core could not be pinned: {error}; it runs without"));
+            }
+            event_loop.run()
+        };
+        let thread = std::thread::Builder::new().name(thread.name).spawn(body)?;
         self.threads.push(thread);
         Ok(())
     }
+}
+
+/// How a thread is to be set up.
+struct Thread {
+    name: String,
+    cpu: Option<usize>,
 }
 
 /// A server that is dropped ends; so does one that could only be started in part.

@@ -2,10 +2,12 @@
 //! within one process.
 
 pub(crate) mod memory;
+pub(crate) mod options;
 pub(crate) mod shm;
 pub(crate) mod stream;
 pub(crate) mod tcp;
 
+use options::SocketOptions;
 use serde::{Deserialize, Serialize};
 use shm::{SharedError, SharedMemory};
 use std::fmt;
@@ -71,11 +73,11 @@ pub(crate) enum Listener {
 
 impl Listener {
     /// Takes a connection. The inner error is about who connected, not about the listener.
-    pub(crate) fn accept(&self) -> io::Result<Result<Stream, SharedError>> {
+    pub(crate) fn accept(&self, options: &SocketOptions) -> io::Result<Result<Stream, SharedError>> {
         match self {
             Listener::Tcp(listener) => {
-                let stream = listener.accept()?.0;
-                tcp::prepare(&stream)?;
+                let (stream, peer) = listener.accept()?;
+                tcp::prepare(&stream, peer, options)?;
                 Ok(Ok(Stream::Tcp(stream)))
             }
             Listener::Unix(listener) => {

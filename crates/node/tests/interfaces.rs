@@ -88,7 +88,7 @@ fn an_address_that_is_not_this_machines_is_named() {
 
 #[test]
 fn more_addresses_than_a_plan_may_carry_are_refused() {
-    let error = server::start(config(&vec!["127.0.0.1"; MAX_ADDRESSES + 1]), &Arc::new(Registry::builtin()));
+    let error = server::start(config(&["127.0.0.1"; MAX_ADDRESSES + 1]), &Arc::new(Registry::builtin()));
     let error = error.expect_err("too many").to_string();
     assert!(error.contains("9 addresses: expected 1 to 8"), "{error}");
 }

@@ -9,6 +9,7 @@ use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
 use std::io::Write;
@@ -26,8 +27,8 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
     let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
-    let announcement = Announcement { url: url.to_string(), data };
-    announce(&announcement, args.join.is_none(), output)?;
+    let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
+    announce(&announcement, &server.pinning(), args.join.is_none(), output)?;
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
 
@@ -64,6 +65,8 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
         hosts: args.host.clone(),
+        congestion: congestion(args),
+        pin: args.pin.clone(),
         cores: plan.cluster.cores,
         transport: plan.cluster.transport,
         server: Some(ServerId(index)),
@@ -81,6 +84,8 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
     }
     Ok(ServerConfig {
         hosts: args.host.clone(),
+        congestion: congestion(args),
+        pin: args.pin.clone(),
         cores: args.cores.unwrap_or(1),
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
@@ -90,14 +95,20 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
     })
 }
 
+/// What was typed wins over the environment.
+fn congestion(args: &ServeArgs) -> Option<String> {
+    args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok())
+}
+
 /// Says where to join, before anybody can be waiting for it.
-fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result<(), Failure> {
+fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Output) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     if output.json() {
         writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
     } else if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
         writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
+        writeln!(stdout, "{pinning}")?;
         writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
@@ -107,6 +118,7 @@ fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result
             announcement.url,
             announcement.data.join(", ")
         )?;
+        writeln!(stdout, "{pinning}")?;
     }
     Ok(stdout.flush()?)
 }

@@ -22,7 +22,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     fn accept_from(&mut self, listener: usize) {
         loop {
-            match self.setup.listeners[listener].accept() {
+            match self.setup.listeners[listener].accept(&self.setup.sockets) {
                 Ok(Ok(stream)) => {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;

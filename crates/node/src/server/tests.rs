@@ -28,7 +28,8 @@ fn a_dead_address_is_passed_over() {
         coordinator: server.coordinator().to_owned(),
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
-    server.spawn("data core 0", &config, listeners, String::new(), shard).expect("a thread");
+    let thread = Thread { name: "data core 0".into(), cpu: None };
+    server.spawn(thread, &config, listeners, String::new(), shard).expect("a thread");
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
     let job = Job::init(JobOptions::at(url)).expect("a worker");

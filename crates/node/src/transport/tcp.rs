@@ -1,5 +1,6 @@
 //! TCP sockets: how they are made and what is asked of them.
 
+use super::options::SocketOptions;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -8,19 +9,20 @@ use std::time::Duration;
 /// A peer that is silent for this long is probed, and given up after as long again.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Prepares a socket that was connected, or taken by a listener.
-pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
+/// Prepares a socket that was connected to `peer`, or taken by a listener.
+pub(crate) fn prepare(stream: &TcpStream, peer: SocketAddr, options: &SocketOptions) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 5).with_retries(5);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))
+    socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))?;
+    options.apply(socket, peer)
 }
 
 /// Begins to connect; the socket becomes writable when it is decided. A name with several addresses is tried at
 /// another one each time.
-pub(crate) fn connect(address: &str, attempt: usize) -> io::Result<TcpStream> {
+pub(crate) fn connect(address: &str, attempt: usize, options: &SocketOptions) -> io::Result<TcpStream> {
     let targets = resolve(address)?;
     let target = targets[attempt % targets.len()];
     let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
@@ -31,7 +33,7 @@ pub(crate) fn connect(address: &str, attempt: usize) -> io::Result<TcpStream> {
         Err(error) => return Err(error),
     }
     let stream = socket.into();
-    prepare(&stream)?;
+    prepare(&stream, target, options)?;
     Ok(stream)
 }
 

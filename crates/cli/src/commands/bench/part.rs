@@ -119,6 +119,7 @@ fn start_server(
     let config = ServerConfig {
         coordinate: (number == 0).then(|| exchange.job_config()),
         hosts: vec!["127.0.0.1".to_owned()],
+        congestion: Some(exchange.congestion.clone()),
         cores: exchange.cores,
         server: Some(ServerId(number)),
         memory: hub.cloned(),
@@ -139,6 +140,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 timeout: exchange.timeout,
                 transport: exchange.transport.between_processes(),
                 registry: registry.clone(),
+                congestion: Some(exchange.congestion.clone()),
                 ..options
             };
             orders.push(sender);

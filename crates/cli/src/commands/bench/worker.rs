@@ -5,7 +5,7 @@ use super::plan::Exchange;
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::status::Status;
 use paramill_core::store::Buffer;
-use paramill_node::client::{Handle, Job, JobOptions, TableId};
+use paramill_node::client::{Handle, Job, JobOptions, Slab, TableId};
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -23,47 +23,63 @@ pub(super) struct Ran {
     pub(super) longest_us: u32,
 }
 
-/// A tensor as the worker holds it.
-struct Held {
-    table: TableId,
-    gradient: Buffer,
+/// The model as the worker holds it.
+enum Held {
+    /// In memory of its own, which is copied.
+    Own(Vec<(TableId, Buffer)>),
+    /// In memory that frames leave from and arrive in.
+    Lent(Vec<Slab>),
 }
 
 /// Joins, obeys, leaves.
 pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Order>) -> Result<()> {
     let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
     let job = Job::init(options)?;
-    let mut tensors = Vec::new();
+    let mut tables = Vec::new();
     for spec in exchange.specs() {
         let elements = spec.elements() as usize;
-        let table = job.create_table(spec, vec![INITIAL; elements])?;
-        tensors.push(Held { table, gradient: gradient(elements, rank) });
+        tables.push((job.create_table(spec, vec![INITIAL; elements])?, elements));
     }
     job.start().context("the job did not start")?;
+    let mut model = hold(&job, &tables, exchange.copy, rank)?;
     let held = if rank == 0 { Some(held(&job.status()?, exchange.servers)) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
         match orders.recv().context("nobody gives orders any more")? {
             Order::Run { iterations } => {
-                answer(&Answer::Ran(iterate(&job, &mut tensors, iterations, timeout)?))?;
+                answer(&Answer::Ran(iterate(&job, &mut model, iterations, timeout)?))?;
             }
             Order::Leave => break,
             Order::Flow { .. } => bail!("a worker was told to send without end"),
         }
     }
-    let checksum = checksum(&job, &tensors)?;
+    let checksum = checksum(&job, &tables, model)?;
     job.finish()?;
     answer(&Answer::Left { checksum })
 }
 
-fn iterate(job: &Job, tensors: &mut [Held], iterations: u64, timeout: Duration) -> Result<Ran> {
+fn hold(job: &Job, tables: &[(TableId, usize)], copy: bool, rank: u32) -> Result<Held> {
+    if copy {
+        let own = |(table, elements): &(TableId, usize)| {
+            let mut buffer = Buffer::zeroed(*elements);
+            fill(buffer.as_mut_slice(), rank);
+            (*table, buffer)
+        };
+        return Ok(Held::Own(tables.iter().map(own).collect()));
+    }
+    let mut slabs = tables.iter().map(|(table, _)| job.slab(*table)).collect::<Result<Vec<Slab>, _>>()?;
+    slabs.iter_mut().for_each(|slab| fill(slab.gradient_mut(), rank));
+    Ok(Held::Lent(slabs))
+}
+
+fn iterate(job: &Job, model: &mut Held, iterations: u64, timeout: Duration) -> Result<Ran> {
     let stride = iterations.div_ceil(MAX_TIMES as u64).max(1);
     let mut times_us = Vec::with_capacity((iterations / stride) as usize + 1);
     let mut longest = Duration::ZERO;
     let began = Instant::now();
     let mut last = began;
     for iteration in 0..iterations {
-        exchange_all(job, tensors, timeout).with_context(|| format!("iteration {iteration}"))?;
+        exchange_all(job, model, timeout).with_context(|| format!("iteration {iteration}"))?;
         let now = Instant::now();
         let time = now - last;
         last = now;
@@ -76,22 +92,28 @@ fn iterate(job: &Job, tensors: &mut [Held], iterations: u64, timeout: Duration) 
 }
 
 /// One iteration: every tensor leaves, then every tensor is waited for.
-fn exchange_all(job: &Job, tensors: &mut [Held], timeout: Duration) -> Result<()> {
-    let handles: Vec<Handle> = tensors
-        .iter()
-        .map(|tensor| job.push_pull(tensor.table, tensor.gradient.as_slice()))
-        .collect::<Result<_, _>>()?;
-    job.clock();
-    Ok(handles.iter().try_for_each(|handle| handle.wait(timeout))?)
+fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
+    match model {
+        Held::Own(tensors) => {
+            let push = |(table, gradient): &(TableId, Buffer)| job.push_pull(*table, gradient.as_slice());
+            let handles: Vec<Handle> = tensors.iter().map(push).collect::<Result<_, _>>()?;
+            job.clock();
+            handles.iter().try_for_each(|handle| handle.wait(timeout))?;
+        }
+        Held::Lent(slabs) => {
+            let mut exchange = job.exchange(slabs)?;
+            job.clock();
+            *slabs = exchange.wait(timeout)?;
+        }
+    }
+    Ok(())
 }
 
 /// Numbers of one sign, so that parameters move, and small ones, so that they stay finite.
-fn gradient(elements: usize, rank: u32) -> Buffer {
-    let mut gradient = Buffer::zeroed(elements);
-    for (index, value) in gradient.as_mut_slice().iter_mut().enumerate() {
+fn fill(gradient: &mut [f32], rank: u32) {
+    for (index, value) in gradient.iter_mut().enumerate() {
         *value = 0.001 * (1 + index % 7) as f32 * (rank % 3 + 1) as f32;
     }
-    gradient
 }
 
 /// Parameters on each server.
@@ -107,10 +129,13 @@ fn held(status: &Status, servers: u32) -> Vec<u64> {
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange
 /// that exchanges nothing is fast.
-fn checksum(job: &Job, tensors: &[Held]) -> Result<u64> {
+fn checksum(job: &Job, tables: &[(TableId, usize)], model: Held) -> Result<u64> {
+    if let Held::Lent(slabs) = model {
+        slabs.into_iter().for_each(|slab| job.give_back(slab));
+    }
     let (mut sum, mut still) = (0u64, 0u64);
-    for tensor in tensors {
-        job.read(tensor.table, |values| {
+    for (table, _) in tables {
+        job.read(*table, |values| {
             for value in values {
                 sum = sum.rotate_left(5) ^ u64::from(value.to_bits());
                 still += u64::from(*value == INITIAL || !value.is_finite());
