@@ -474,11 +474,13 @@ impl Worker {
             .requests
             .values()
             .filter(|request| request.ticket == ticket)
-            .map(|request| match self.links[&request.shard].is_up() {
-                true => format!("{} has not answered", request.shard),
-                false => {
-                    let addresses = self.links[&request.shard].addresses();
-                    format!("{} at {addresses} is not connected", request.shard)
+            .map(|request| {
+                let link = &self.links[&request.shard];
+                match link.why() {
+                    None => format!("{} has not answered", request.shard),
+                    Some(why) => {
+                        format!("{} at {} is not connected ({why})", request.shard, link.addresses())
+                    }
                 }
             })
             .take(4)

@@ -130,7 +130,11 @@ impl JobOptions {
             Err(_) => None,
         };
         let congestion = std::env::var(env_vars::CONGESTION).ok();
-        Ok(JobOptions { rank, congestion, ..JobOptions::at(url) })
+        let transport = match std::env::var(env_vars::TRANSPORT) {
+            Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
+            Err(_) => Transport::default(),
+        };
+        Ok(JobOptions { rank, congestion, transport, ..JobOptions::at(url) })
     }
 }
 

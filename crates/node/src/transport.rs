@@ -8,6 +8,7 @@ pub(crate) mod stream;
 pub(crate) mod tcp;
 
 use options::SocketOptions;
+use serde::{Deserialize, Serialize};
 use shm::{SharedError, SharedMemory};
 use std::fmt;
 use std::io;
@@ -18,7 +19,8 @@ use std::str::FromStr;
 use stream::Stream;
 
 /// How workers and data cores exchange gradients and parameters. Control messages always go over TCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Shared memory where both are on one host and may share it, TCP elsewhere.
     #[default]
