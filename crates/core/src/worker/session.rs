@@ -28,7 +28,7 @@ impl Worker {
 
     /// The request that a server speaks of, if it was asked of this server.
     fn request_to(&mut self, shard: ShardId, header: &Header) -> Option<&mut Request> {
-        self.requests.get_mut(&header.request).filter(|request| request.shard == shard)
+        self.requests.get_mut(header.request).filter(|request| request.shard == shard)
     }
 
     fn take_acknowledgement(&mut self, from: ShardId, header: &Header) {
@@ -39,8 +39,8 @@ impl Worker {
             pending.acks = pending.acks.saturating_sub(1);
         }
         if done {
-            self.requests.remove(&header.request);
-        } else if self.requests.get(&header.request).is_some_and(|request| request.held) {
+            self.requests.remove(header.request);
+        } else if self.requests.get(header.request).is_some_and(|request| request.held) {
             // The scheduler may have let its pull go already.
             self.send_request(header.request);
         }
@@ -51,7 +51,7 @@ impl Worker {
     /// The server has what a request brought, or will never take it: its memory is free. Says whether nothing else is
     /// to come for the request; `None` when this was known.
     fn note_taken(&mut self, id: u64) -> Option<bool> {
-        let request = self.requests.get_mut(&id)?;
+        let request = self.requests.get_mut(id)?;
         let (table, clock) = (request.table, request.clock);
         let acknowledged = request.acknowledge()?;
         if acknowledged.is_push
@@ -62,31 +62,18 @@ impl Worker {
                 self.unacknowledged.remove(&clock);
             }
         }
-        self.release_buffer(table, acknowledged.buffer);
-        Some(acknowledged.done)
-    }
-
-    /// A gradient's memory is used again once every server has it.
-    fn release_buffer(&mut self, table: usize, id: u64) {
-        let Some((_, users)) = self.buffers.get_mut(&id) else { return };
-        *users -= 1;
-        // A server that answers before it has everything leaves frames behind that still need the memory.
-        if *users == 0
-            && let Some((buffer, _)) = self.buffers.remove(&id)
-        {
-            let local = &mut self.tables[table];
-            if local.lent {
-                local.returned = Some(buffer);
-            } else if let Some(buffer) = Arc::into_inner(buffer) {
-                local.keep_buffer(buffer);
-            }
+        // A gradient's memory is used again once every server has it. One that answers before it has everything leaves
+        // frames behind that still need the memory.
+        if let Some(buffer) = acknowledged.buffer.and_then(Arc::into_inner) {
+            self.tables[table].keep_buffer(buffer);
         }
+        Some(acknowledged.done)
     }
 
     /// Takes a frame of an answer. Without a payload it is in its place already.
     fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: Option<&[u8]>) {
         let (clock, id) = (self.clock, header.request);
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(id) else { return };
         if request.shard != from || !request.wants_params() {
             return;
         }
@@ -105,7 +92,7 @@ impl Worker {
             return;
         }
         if request.answered() {
-            self.requests.remove(&id);
+            self.requests.remove(id);
         }
         let Some(pending) = self.tickets.get_mut(&ticket) else { return };
         match taken {
@@ -130,7 +117,7 @@ impl Worker {
             return self.outputs.push_back(Output::Log(fault.message));
         }
         let was_taken = self.note_taken(header.request).is_none();
-        let Some(request) = self.requests.remove(&header.request) else { return };
+        let Some(request) = self.requests.remove(header.request) else { return };
         let local = &mut self.tables[request.table];
         if !was_taken && local.pushed == Some(request.clock) {
             // It can be pushed again, corrected or later; servers that have it take it once.
@@ -225,11 +212,16 @@ impl Worker {
             let initial = self.tables[index].take_initial();
             let shards: Vec<ShardId> = self.tables[index].shards().collect();
             if is_first {
-                let id = self.next_id();
                 acks += shards.len();
-                self.buffers.insert(id, (Arc::new(initial), shards.len()));
+                let initial = Arc::new(initial);
                 for &shard in &shards {
-                    self.request(Request::new(shard, index, 0, ticket, What::Init { buffer: id }));
+                    self.request(Request::new(
+                        shard,
+                        index,
+                        0,
+                        ticket,
+                        What::Init { buffer: Some(initial.clone()) },
+                    ));
                 }
             }
             answers += shards.len();
@@ -253,9 +245,7 @@ impl Worker {
         self.gone = self.gone.max(Some(clock));
         // A push that is under way is not sent a second time; its pull follows the acknowledgement.
         let is_ready = |request: &Request| request.held && !request.must_be_sent();
-        let held: Vec<u64> =
-            self.requests.iter().filter(|(_, request)| is_ready(request)).map(|(id, _)| *id).collect();
-        held.into_iter().for_each(|id| self.send_request(id));
+        self.requests.numbers(is_ready).into_iter().for_each(|id| self.send_request(id));
     }
 
     /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
@@ -356,16 +346,13 @@ impl Role for Worker {
                     link.connected();
                 }
                 let tickets = &self.tickets;
+                let is_mine = |request: &Request| request.shard == shard;
                 // What nobody waits for and no server misses is not asked for again (blocks that PSP went on without).
-                self.requests.retain(|_, request| {
-                    request.shard != shard || request.must_be_sent() || tickets.contains_key(&request.ticket)
-                });
-                let mine: Vec<u64> = self
-                    .requests
-                    .iter()
-                    .filter(|(_, request)| request.shard == shard)
-                    .map(|(id, _)| *id)
-                    .collect();
+                let is_wanted =
+                    |request: &Request| request.must_be_sent() || tickets.contains_key(&request.ticket);
+                let unwanted = self.requests.numbers(|request| is_mine(request) && !is_wanted(request));
+                unwanted.into_iter().for_each(|id| drop(self.requests.remove(id)));
+                let mine = self.requests.numbers(is_mine);
                 mine.into_iter().for_each(|id| self.send_request(id));
             }
             NodeId::Worker(_) | NodeId::Admin(_) => {}
@@ -414,7 +401,7 @@ impl Role for Worker {
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
         let NodeId::Shard(shard) = from else { return None };
-        let request = self.requests.get(&header.request).filter(|request| request.shard == shard)?;
+        let request = self.requests.get(header.request).filter(|request| request.shard == shard)?;
         let local = &mut self.tables[request.table];
         // What an application may read is changed by whole frames only.
         if header.kind != Kind::Params || !local.lent || !request.wants_params() {
