@@ -123,6 +123,17 @@ pub(crate) enum Transport {
     Auto,
 }
 
+impl Transport {
+    /// What processes are told.
+    pub(crate) fn between_processes(self) -> paramill_node::Transport {
+        match self {
+            Transport::Tcp => paramill_node::Transport::Tcp,
+            Transport::Shm => paramill_node::Transport::Shm,
+            Transport::Memory | Transport::Auto => paramill_node::Transport::Auto,
+        }
+    }
+}
+
 impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

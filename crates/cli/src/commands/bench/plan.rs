@@ -78,7 +78,7 @@ impl Exchange {
             workers: args.workers,
             servers: args.servers,
             cores,
-            transport: transport(args.transport)?,
+            transport: args.transport,
             copy: args.copy,
             congestion: match &args.congestion {
                 Some(asked) => asked.clone(),
@@ -182,14 +182,4 @@ fn tensors(args: &ExchangeArgs) -> Result<(String, Vec<Tensor>)> {
         Tensor { name: format!("tensor{number}"), shape }
     };
     Ok((format!("{elements} elements in {count}"), (0..count).map(tensor).collect()))
-}
-
-fn transport(asked: Transport) -> Result<Transport> {
-    match asked {
-        Transport::Shm => {
-            bail!("--transport shm: this build has no shared-memory transport; use tcp or memory")
-        }
-        Transport::Auto => Ok(Transport::Tcp),
-        chosen => Ok(chosen),
-    }
 }
