@@ -48,6 +48,8 @@ pub struct Place {
 
 impl Place {
     const OFFSET_BITS: u32 = 48;
+    /// Offsets are below this.
+    pub const MAX_OFFSET: u64 = 1 << Place::OFFSET_BITS;
 
     /// As one number that is not 0, for a frame's header.
     pub fn to_bits(self) -> u64 {
