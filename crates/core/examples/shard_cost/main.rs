@@ -1,8 +1,8 @@
 //! What a shard's own work costs per push frame, over tables and workers; no sockets. Run it in release mode:
 //!
-//! `cargo run --release -p paramill-core --example shard_cost`
+//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [f32|f16|bf16]]]`
 
-#![allow(clippy::disallowed_types, reason = "it measures; the core itself takes time as an input")]
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures, and takes arguments")]
 
 mod load;
 
@@ -41,6 +41,22 @@ fn main() {
             ns / per_frame as f64
         );
     };
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [workers, tables, elements, rest @ ..] = &args[..] {
+        let number = |text: &String| text.parse::<usize>().unwrap_or_else(|_| panic!("`{text}`: a number"));
+        let dtype = match rest.get(1).map(String::as_str) {
+            Some("f16") => DType::F16,
+            Some("bf16") => DType::Bf16,
+            _ => DType::F32,
+        };
+        return show(Work {
+            workers: number(workers) as u32,
+            tables: number(tables) as u32,
+            elements: number(elements),
+            dtype,
+            policy: rest.first().map_or(sgd, |optimizer| policy(optimizer)),
+        });
+    }
     for tables in [1, 10, 100, 1000, 10_000] {
         for workers in [1, 2, 8, 64] {
             show(Work { workers, tables, elements: 100, dtype: DType::F32, policy: sgd.clone() });
@@ -50,6 +66,9 @@ fn main() {
         for workers in [1, 2, 8] {
             show(Work { workers, tables, elements, dtype: DType::F32, policy: sgd.clone() });
         }
+    }
+    for dtype in [DType::F16, DType::Bf16] {
+        show(Work { workers: 2, tables: 161, elements: 159_000, dtype, policy: sgd.clone() });
     }
     for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {
         show(Work { workers: 2, tables: 161, elements: 159_000, dtype: DType::F32, policy: policy(optimizer) });
