@@ -18,6 +18,8 @@ pub const MAX_WORKERS: u32 = 4096;
 pub const MAX_SERVERS: u32 = 1024;
 /// Data cores of one server.
 pub const MAX_CORES: u32 = 256;
+/// Addresses of one data core.
+pub const MAX_ADDRESSES: usize = 8;
 /// Tables in one job.
 pub const MAX_TABLES: usize = 1 << 16;
 /// Elements in one table.
@@ -55,6 +57,12 @@ pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
 pub const MAX_HANDSHAKES: usize = 1024;
 /// The largest payload of the first frame on a connection.
 pub const MAX_HELLO_BYTES: usize = 4096;
+/// Segments of memory that a peer may share with a core.
+pub const MAX_SEGMENTS: usize = 64;
+/// Bytes in all segments of a peer: of the address space, and of memory if the peer uses all of it.
+pub const MAX_SHARED_BYTES: u64 = 1 << 40;
+/// Payloads up to this length go through the socket also where memory is shared.
+pub const MAX_INLINE_BYTES: usize = 1024;
 
 /// Clocks that a worker may go on under partial pulling while a server has not acknowledged their pushes.
 pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;
@@ -69,6 +77,8 @@ pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long one attempt to connect may take, the peer's answer to the hello included.
+pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].
 pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a connection is tried again.

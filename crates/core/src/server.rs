@@ -8,6 +8,7 @@ mod part;
 mod pulls;
 mod rounds;
 
+use crate::address::Addresses;
 use crate::consistency::{PullOutcome, Released, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -38,8 +39,8 @@ pub struct ShardConfig {
     pub core: u32,
     /// How many data cores the server has.
     pub cores: u32,
-    /// Where workers reach this core.
-    pub address: String,
+    /// Where workers reach this core: each of these leads to it.
+    pub addresses: Addresses,
     /// Where the coordinator is.
     pub coordinator: String,
 }
@@ -225,7 +226,7 @@ impl Shard {
         self.settle(now, table);
         if header.flags.has(Flags::WANT_PARAMS) {
             let clock = header.clock.saturating_add(1);
-            let Header { request, landing, .. } = *header;
+            let (request, landing) = (header.request, Place::from_bits(header.landing));
             self.ask(now, PendingPull { worker, table, request, clock, landing, rows: None })?;
         }
         Ok(())
@@ -243,9 +244,8 @@ impl Shard {
             true => Some(self.tables[table].check_rows(payload)?),
             false => None,
         };
-        let Header { request, clock, landing, .. } = *header;
+        let (request, clock, landing) = (header.request, header.clock, Place::from_bits(header.landing));
         let pull = PendingPull { worker, table, request, clock, landing, rows };
-        self.check_landing(&pull)?;
         if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
             self.answer(&pull);
             return Ok(());
@@ -265,7 +265,6 @@ impl Shard {
 
     /// Puts a pull to the table's controller, which answers it now or later.
     fn ask(&mut self, now: Time, pull: PendingPull) -> Result<(), Fault> {
-        self.check_landing(&pull)?;
         if let Err(Backlog { pulls, rows }) = self.pulls.admits(&pull) {
             let (worker, name) = (pull.worker, &self.tables[pull.table].spec.name);
             let message = format!(
@@ -284,26 +283,6 @@ impl Shard {
             PullOutcome::Wait => self.pulls.file(pull),
         }
         Ok(())
-    }
-
-    /// A place for the answer must hold all of the table that is here.
-    fn check_landing(&self, pull: &PendingPull) -> Result<(), Fault> {
-        if pull.landing == 0 || pull.rows.is_some() {
-            return Ok(());
-        }
-        let part = &self.tables[pull.table];
-        let end = Place::from_bits(pull.landing).and_then(|place| place.offset.checked_add(part.table_bytes()));
-        if end.is_some_and(|end| end <= Place::MAX_OFFSET) {
-            return Ok(());
-        }
-        let message = format!(
-            "the {} bytes of table `{}` do not fit the shared memory at {:#x} where {} wants them",
-            part.table_bytes(),
-            part.spec.name,
-            pull.landing,
-            pull.worker
-        );
-        Err(Fault { cause: Cause::Shape, message })
     }
 
     /// The initial values are here: pulls that came before them are asked again.
@@ -360,7 +339,8 @@ impl Shard {
                     header.chunk = chunk.number;
                     header.part = index as u32;
                     header.version = chunk.version;
-                    header.landing = if pull.landing == 0 { 0 } else { pull.landing + chunk.table_byte };
+                    let landing = pull.landing.and_then(|place| place.after(chunk.table_byte));
+                    header.landing = landing.map_or(0, Place::to_bits);
                     let body = Body::Stored { buffer: pull.table as u64, start: chunk.start, len: chunk.len };
                     send(header, index + 1 == count, body, chunk.len);
                 }
@@ -557,7 +537,7 @@ impl Role for Shard {
         if let NodeId::Shard(id) = welcome.you {
             self.id = Some(id);
         }
-        self.tell_coordinator(&Control::Register { address: self.config.address.clone() });
+        self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {

@@ -4,5 +4,7 @@
 pub const URL: &str = "PARAMILL_URL";
 /// The worker's rank; set by `paramill launch`.
 pub const RANK: &str = "PARAMILL_RANK";
+/// TCP's congestion control of servers and workers, by name: `reno`, `cubic`, `bbr` or what else the system has.
+pub const CONGESTION: &str = "PARAMILL_CONGESTION";
 /// The number of workers in the job; set by `paramill launch`.
 pub const WORKERS: &str = "PARAMILL_WORKERS";

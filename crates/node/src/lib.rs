@@ -9,8 +9,10 @@ pub mod client;
 mod clock;
 pub mod env_vars;
 mod event_loop;
+pub mod pinning;
 pub mod server;
 mod transport;
 pub mod url;
 
+pub use transport::Transport;
 pub use transport::memory::Hub;

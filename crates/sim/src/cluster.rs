@@ -140,7 +140,7 @@ impl Cluster {
             server: Some(id.server),
             core: id.core,
             cores: self.scenario.cores,
-            address: address.clone(),
+            addresses: address.as_str().into(),
             coordinator: COORDINATOR.into(),
         };
         let shard = Shard::new(Time::ZERO, config, registry.clone());

@@ -32,6 +32,8 @@ pub(crate) struct Announcement {
     pub(crate) url: String,
     /// Where its data cores listen.
     pub(crate) data: Vec<String>,
+    /// The CPU of each data core; empty when they are not pinned.
+    pub(crate) cpus: Vec<usize>,
 }
 
 pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {

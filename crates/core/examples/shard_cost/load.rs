@@ -61,7 +61,7 @@ impl Load {
             server: Some(id.server),
             core: 0,
             cores: 1,
-            address: "here".into(),
+            addresses: ["here".to_owned()].into_iter().collect(),
             coordinator: "there".into(),
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
@@ -76,7 +76,7 @@ impl Load {
                 .map(|n| TableSpec::dense(format!("table{n}"), [work.elements as u64]))
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
-            shards: vec![(id, "here".into())],
+            shards: vec![(id, ["here".to_owned()].into_iter().collect())],
             chunk_elements: CHUNK_ELEMENTS as u32,
             workers: (0..work.workers).map(|rank| (WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),

@@ -204,11 +204,6 @@ impl TablePart {
         !self.spec.rows && open.is_some_and(|round| round.is_stepped(index))
     }
 
-    /// Bytes of the whole table up to the end of what is here.
-    pub(super) fn table_bytes(&self) -> u64 {
-        self.chunks.last().map_or(0, |chunk| (chunk.table_start + chunk.len as u64) * 4)
-    }
-
     pub(super) fn parameter_bytes(&self) -> &[u8] {
         self.parameters.as_bytes()
     }

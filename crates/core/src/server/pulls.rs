@@ -1,6 +1,7 @@
 //! Pulls that were asked for and not yet answered.
 
 use crate::limits;
+use crate::store::Place;
 use crate::types::{Clock, WorkerId};
 
 /// A pull that was asked for and not yet answered.
@@ -10,8 +11,8 @@ pub(super) struct PendingPull {
     pub(super) table: usize,
     pub(super) request: u64,
     pub(super) clock: Clock,
-    /// Where the answer is to lie in memory that the worker shares; 0 for nowhere.
-    pub(super) landing: u64,
+    /// Where the worker wants the table's first element.
+    pub(super) landing: Option<Place>,
     pub(super) rows: Option<Vec<u32>>,
 }
 
@@ -138,7 +139,7 @@ mod tests {
 
     fn pull(worker: u32, table: usize, rows: usize) -> PendingPull {
         let rows = (rows > 0).then(|| vec![0; rows]);
-        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: 0, rows }
+        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: None, rows }
     }
 
     #[test]

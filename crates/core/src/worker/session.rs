@@ -5,7 +5,7 @@ use super::{Ticket, Worker, WorkerError};
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Lost, Output, Role};
+use crate::role::{Landing, Lost, Output, Role};
 use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
@@ -17,7 +17,7 @@ impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
             Kind::PushAck => self.take_acknowledgement(from, header),
-            Kind::Params => self.take_params(now, from, header, payload),
+            Kind::Params => self.take_params(now, from, header, Some(payload)),
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(from, header, fault),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
@@ -73,23 +73,29 @@ impl Worker {
         // A server that answers before it has everything leaves frames behind that still need the memory.
         if *users == 0
             && let Some((buffer, _)) = self.buffers.remove(&id)
-            && let Some(buffer) = Arc::into_inner(buffer)
         {
-            self.tables[table].keep_buffer(buffer);
+            let local = &mut self.tables[table];
+            if local.lent {
+                local.returned = Some(buffer);
+            } else if let Some(buffer) = Arc::into_inner(buffer) {
+                local.keep_buffer(buffer);
+            }
         }
     }
 
-    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
+    /// Takes a frame of an answer. Without a payload it is in its place already.
+    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: Option<&[u8]>) {
         let (clock, id) = (self.clock, header.request);
         let Some(request) = self.requests.get_mut(&id) else { return };
         if request.shard != from || !request.wants_params() {
             return;
         }
-        self.report.bytes_pulled += payload.len() as u64;
+        self.report.bytes_pulled += u64::from(header.payload_bytes);
         let ticket = request.ticket;
         let local = &mut self.tables[request.table];
         // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped. Rows are never blocks.
-        let partial = local.partial.is_some() && !local.spec.rows;
+        // An exchange waits for all of them.
+        let partial = local.partial.is_some() && !local.spec.rows && !local.lent;
         let is_late = partial && header.version < clock && request.is_conditional();
         let taken = match self.tickets.get_mut(&ticket) {
             Some(pending) => request.take_params(local, header, payload, is_late, &mut pending.rows),
@@ -188,6 +194,11 @@ impl Worker {
             let sentence = format!("the coordinator's plan does not fit this worker: {why}");
             return self.fail(WorkerError::Table(sentence));
         }
+        if let Some((host, memory)) = &self.shared
+            && plan.shards.iter().any(|(_, of)| of.iter().any(|address| address.starts_with(host)))
+        {
+            self.memory = Arc::clone(memory);
+        }
         let chunks =
             crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
@@ -196,13 +207,15 @@ impl Worker {
             match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull());
+                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull(), &*self.memory);
                 }
                 Err(error) => return self.fail(WorkerError::Table(error.to_string())),
             }
         }
-        for (shard, address) in &plan.shards {
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), address.clone()));
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        for (shard, addresses) in &plan.shards {
+            let addresses = addresses.for_caller(rank + shard.core as usize);
+            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), addresses));
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
@@ -210,7 +223,7 @@ impl Worker {
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let initial = self.tables[index].take_initial();
-            let shards = self.tables[index].shards();
+            let shards: Vec<ShardId> = self.tables[index].shards().collect();
             if is_first {
                 let id = self.next_id();
                 acks += shards.len();
@@ -390,6 +403,33 @@ impl Role for Worker {
             (from, kind) => {
                 self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
             }
+        }
+    }
+
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        let NodeId::Shard(shard) = from else { return None };
+        let request = self.requests.get(&header.request).filter(|request| request.shard == shard)?;
+        let local = &mut self.tables[request.table];
+        // What an application may read is changed by whole frames only.
+        if header.kind != Kind::Params || !local.lent || !request.wants_params() {
+            return None;
+        }
+        places.extend(request.places(local, frames));
+        places.first().filter(|place| {
+            place.chunk == header.chunk && place.bytes.len() == header.payload_bytes as usize
+        })?;
+        Some(Arc::get_mut(&mut local.values)?.as_mut_bytes())
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        if let NodeId::Shard(shard) = from {
+            self.take_params(now, shard, header, None);
         }
     }
 

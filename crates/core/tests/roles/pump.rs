@@ -45,7 +45,7 @@ impl Pump {
                     server: None,
                     core,
                     cores,
-                    address: format!("shard:{}", server * cores + core),
+                    addresses: format!("shard:{}", server * cores + core).into(),
                     coordinator: "coordinator".into(),
                 };
                 Shard::new(Time::ZERO, config, registry.clone())
