@@ -83,6 +83,12 @@ pub trait Consistency: Send + Debug {
         1.0
     }
 
+    /// Whether a round never closes before every live worker has pushed it, so that nobody gains by hearing of a push
+    /// before the round's last one. MUST be false unless [`Consistency::closes`] always says [`Close::No`].
+    fn waits_for_all(&self) -> bool {
+        false
+    }
+
     /// When a worker may go on with a part of the parameters, if it may.
     fn partial_pull(&self) -> Option<PartialPull> {
         None

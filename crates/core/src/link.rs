@@ -3,6 +3,7 @@
 use crate::limits;
 use crate::role::{Lost, Output};
 use crate::types::{NodeId, Time};
+use std::fmt;
 use std::time::Duration;
 
 /// A connection to one peer, wanted from its creation on.
@@ -12,6 +13,9 @@ pub struct Link {
     address: String,
     state: State,
     pause: Duration,
+    was_up: bool,
+    /// The address is that of an aggregator, which the peer is behind.
+    through_aggregator: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +32,24 @@ impl Link {
     /// A link that is to be connected now.
     pub fn new(now: Time, peer: NodeId, address: impl Into<String>) -> Link {
         let state = State::Down { since: now, retry_at: now, why: "not tried yet".into() };
-        Link { peer, address: address.into(), state, pause: limits::RECONNECT_MIN }
+        Link {
+            peer,
+            address: address.into(),
+            state,
+            pause: limits::RECONNECT_MIN,
+            was_up: false,
+            through_aggregator: false,
+        }
+    }
+
+    /// A link to a peer that is reached through an aggregator, whose address this is.
+    pub fn through_aggregator(now: Time, peer: NodeId, address: impl Into<String>) -> Link {
+        Link { through_aggregator: true, ..Link::new(now, peer, address) }
+    }
+
+    /// Whether it has ever been connected.
+    pub fn was_up(&self) -> bool {
+        self.was_up
     }
 
     /// Where the peer is.
@@ -44,6 +65,7 @@ impl Link {
     /// The driver connected it.
     pub fn connected(&mut self) {
         self.state = State::Up;
+        self.was_up = true;
         self.pause = limits::RECONNECT_MIN;
     }
 
@@ -85,13 +107,21 @@ impl Link {
         };
         (now >= since + limits::CONNECT_DEADLINE).then(|| {
             format!(
-                "{} at {} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
+                "{self} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
                  can be reached from here",
-                self.peer,
-                self.address,
                 limits::CONNECT_DEADLINE.as_secs()
             )
         })
+    }
+}
+
+/// Whom it leads to, and where that is.
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.through_aggregator {
+            true => write!(f, "{} through the aggregator at {}", self.peer, self.address),
+            false => write!(f, "{} at {}", self.peer, self.address),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod group;
 mod part;
 mod rounds;
 
@@ -18,6 +19,7 @@ use crate::table::{self, glob_matches};
 use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use group::Groups;
 use part::{TablePart, Taken};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,6 +56,7 @@ pub struct Shard {
     /// By table, worker and token.
     pulls: BTreeMap<(usize, WorkerId, u64), PendingPull>,
     next_token: u64,
+    groups: Groups,
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
     next_report: Time,
@@ -87,6 +90,7 @@ impl Shard {
             members: BTreeMap::new(),
             pulls: BTreeMap::new(),
             next_token: 0,
+            groups: Groups::default(),
             timers: BTreeSet::new(),
             next_report: now,
             stopped: false,
@@ -148,11 +152,15 @@ impl Shard {
     }
 
     fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        self.refuse_to(self.groups.address(worker), table, request, fault);
+    }
+
+    fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
         self.refused += 1;
         let mut frame = frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to, frame });
     }
 
     /// What every data frame must fulfil: known sender, current plan, known table, our element type.
@@ -255,7 +263,7 @@ impl Shard {
         ack.request = header.request;
         ack.epoch = header.epoch;
         let frame = Frame { header: ack, body: Body::Empty };
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to: self.groups.address(worker), frame });
     }
 
     /// Puts a pull to the table's controller, which answers it now or later.
@@ -293,6 +301,14 @@ impl Shard {
             "{worker} has {pulls} pulls of {waiting_rows} rows of table `{name}` waiting here; wait for them first"
         );
         Err(Fault { cause: Cause::TooFarAhead, message })
+    }
+
+    /// A worker's connection is gone: it asks again for what it still wants.
+    fn cancel_pulls(&mut self, worker: WorkerId) {
+        self.pulls.retain(|(_, of, _), _| *of != worker);
+        for table in &mut self.tables {
+            table.controller.cancel(worker);
+        }
     }
 
     /// Takes out all pulls of a table that wait.
@@ -333,6 +349,7 @@ impl Shard {
 
     /// Sends a table's parameters, or the rows that were asked for.
     fn answer(&mut self, pull: &PendingPull) {
+        let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
         let part = &self.tables[pull.table];
         let mut header = Header::new(Kind::Params);
         header.table = TableId(pull.table as u32);
@@ -340,7 +357,7 @@ impl Shard {
         header.version = part.controller.state().v_train();
         header.request = pull.request;
         header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let to = NodeId::Worker(pull.worker);
+        let to = self.groups.address(pull.worker);
         let mut send = |mut header: Header, last: bool, body: Body, bytes: usize| {
             header.payload_bytes = bytes as u32;
             header.flags = if last { header.flags.with(Flags::LAST) } else { header.flags };
@@ -348,7 +365,13 @@ impl Shard {
             self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
         };
         match &pull.rows {
+            None if edition.is_some_and(|edition| edition.is_same) => {
+                header.flags = Flags::SAME;
+                header.rows = edition.map_or(0, |edition| edition.number);
+                send(header, true, Body::Empty, 0);
+            }
             None => {
+                header.rows = edition.map_or(0, |edition| edition.number);
                 let chunks = part.chunk_bytes();
                 let count = chunks.len();
                 for (index, (number, start, len)) in chunks.enumerate() {
@@ -428,6 +451,7 @@ impl Shard {
             self.members.keys().copied().filter(|worker| !alive.contains(worker)).collect();
         for worker in &gone {
             self.members.remove(worker);
+            self.groups.leave(*worker);
             self.pulls.retain(|(_, of, _), _| of != worker);
             for table in &mut self.tables {
                 table.remove_worker(now, *worker);
@@ -452,6 +476,7 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
             return;
         }
+        self.groups.forget_sent();
         for table in 0..self.tables.len() {
             if !glob_matches(glob, &self.tables[table].spec.name) {
                 continue;
@@ -515,14 +540,19 @@ impl Role for Shard {
                 false,
             );
         }
-        let Party::Worker { rank: Some(worker) } = hello.from else {
-            return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+        let worker = match hello.from {
+            Party::Worker { rank: Some(worker) } => worker,
+            Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
+            _ => {
+                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            }
         };
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
         match self.members.get(&worker) {
             Some(&incarnation) if incarnation == hello.incarnation => {
+                self.groups.leave(worker);
                 Ok(Welcome { you: NodeId::Worker(worker), incarnation })
             }
             _ => refuse(format!("{worker} was declared dead or has left; start it anew"), false),
@@ -551,19 +581,16 @@ impl Role for Shard {
         match peer {
             NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => {
-                self.pulls.retain(|(_, of, _), _| *of != worker);
-                for table in &mut self.tables {
-                    table.controller.cancel(worker);
-                }
-            }
-            NodeId::Shard(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(worker) => self.cancel_pulls(worker),
+            NodeId::Aggregator(id) => self.lose_aggregator(id),
+            NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
         }
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         match (from, header.kind) {
             (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
+            (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),

@@ -5,6 +5,7 @@
 
 pub(crate) mod bounded;
 pub mod control;
+pub mod group;
 mod handshake;
 mod header;
 mod plan;

@@ -42,6 +42,8 @@ pub struct WorkerConfig {
     pub rank: Option<WorkerId>,
     /// Where the coordinator is.
     pub coordinator: String,
+    /// Where the aggregator is that this worker goes through to the servers, if it does.
+    pub aggregator: Option<String>,
 }
 
 /// Something the application can wait for.
@@ -437,9 +439,7 @@ impl Worker {
             .filter(|request| request.ticket == ticket)
             .map(|request| match self.links[&request.shard].is_up() {
                 true => format!("{} has not answered", request.shard),
-                false => {
-                    format!("{} at {} is not connected", request.shard, self.links[&request.shard].address())
-                }
+                false => format!("{} is not connected", self.links[&request.shard]),
             })
             .take(4)
             .collect();

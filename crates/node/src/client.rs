@@ -77,6 +77,8 @@ pub struct JobOptions {
     pub memory: Option<Hub>,
     /// The worker's rank; the coordinator chooses one otherwise.
     pub rank: Option<WorkerId>,
+    /// The address of the aggregator to go through to the servers, if this worker is to go through one.
+    pub aggregator: Option<String>,
     /// How long calls wait.
     pub timeout: Duration,
     /// The components that can be named.
@@ -96,6 +98,7 @@ impl JobOptions {
             url,
             memory: None,
             rank: None,
+            aggregator: None,
             timeout: DEFAULT_TIMEOUT,
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
@@ -120,7 +123,8 @@ impl JobOptions {
             Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, ..JobOptions::at(url) })
+        let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
+        Ok(JobOptions { rank, aggregator, ..JobOptions::at(url) })
     }
 }
 
@@ -168,6 +172,7 @@ impl Job {
             job: options.url.job.clone(),
             rank: options.rank,
             coordinator: options.url.address.clone(),
+            aggregator: options.aggregator.clone(),
         };
         let worker = Worker::new(clock::now(), config, options.registry.clone());
         let shared = Arc::new(Shared {

@@ -4,5 +4,7 @@
 pub const URL: &str = "PARAMILL_URL";
 /// The worker's rank; set by `paramill launch`.
 pub const RANK: &str = "PARAMILL_RANK";
+/// The address of the aggregator that the worker goes through; set by `paramill launch --aggregators`.
+pub const AGGREGATOR: &str = "PARAMILL_AGGREGATOR";
 /// The number of workers in the job; set by `paramill launch`.
 pub const WORKERS: &str = "PARAMILL_WORKERS";

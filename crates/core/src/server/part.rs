@@ -2,6 +2,7 @@
 
 mod push;
 mod step;
+mod sum;
 
 pub(super) use push::Taken;
 

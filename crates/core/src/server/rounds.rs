@@ -109,6 +109,11 @@ impl Round {
 
     /// Adds one range that makes up unit `unit`. The first gradient of a unit is copied: nothing has to be zeroed.
     pub(super) fn add(&mut self, unit: usize, start: usize, values: &[f32]) {
+        self.add_weighted(unit, start, values, 1);
+    }
+
+    /// The same for the sum of `weight` gradients.
+    pub(super) fn add_weighted(&mut self, unit: usize, start: usize, values: &[f32], weight: u32) {
         let sum = &mut self.sum.as_mut_slice()[start..start + values.len()];
         if self.contributions[unit] == 0 {
             sum.copy_from_slice(values);
@@ -116,7 +121,7 @@ impl Round {
         } else {
             kernels::add(sum, values);
         }
-        self.contributions[unit] += 1;
+        self.contributions[unit] = self.contributions[unit].saturating_add(weight);
     }
 
     /// Keeps a worker's whole gradient under its rank instead of adding it.

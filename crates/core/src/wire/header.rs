@@ -1,6 +1,6 @@
 use super::{HEADER_BYTES, WIRE_VERSION};
 use crate::limits;
-use crate::types::{Clock, TableId};
+use crate::types::{Clock, TableId, WorkerId};
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,6 +24,11 @@ pub enum Kind {
     Pull = 8,
     /// Parameters of a chunk.
     Params = 9,
+    /// From an aggregator: these workers' pushes of a table and clock are complete in the sums before. Payload:
+    /// [`super::group`]. Back to it, without payload: noted, as all numbered frames up to this one.
+    Group = 10,
+    /// From an aggregator: a worker's connection to it broke; pulls of that worker are forgotten.
+    Forget = 11,
 }
 
 /// Element type of a payload.
@@ -52,7 +57,9 @@ impl Flags {
     pub const WANT_PARAMS: Flags = Flags(4);
     /// In a pull: answer at once with what is there, whatever the consistency model (for evaluation).
     pub const NOW: Flags = Flags(8);
-    const KNOWN: u8 = 15;
+    /// In parameters to an aggregator, without payload: those of the table that it was sent last.
+    pub const SAME: Flags = Flags(16);
+    const KNOWN: u8 = 31;
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -84,7 +91,8 @@ pub struct Header {
     pub chunk: u32,
     /// This frame's place in its push, initialisation or answer on this shard, from 0.
     pub part: u32,
-    /// Number of rows in the payload, with [`Flags::ROWS`].
+    /// Number of rows in the payload, with [`Flags::ROWS`]. In a dense push of an aggregator, how many gradients the
+    /// payload is the sum of; in dense parameters to it, which answer of this table on this connection they are of.
     pub rows: u32,
     /// Iteration of a push; iterations completed, for a pull.
     pub clock: Clock,
@@ -164,6 +172,18 @@ impl Header {
         }
     }
 
+    /// The worker that an aggregator speaks for in a frame to a shard. It stands where workers name a place in shared
+    /// memory, as a number that is never one.
+    pub fn spoken_for(&self) -> Option<WorkerId> {
+        let rank = self.landing.checked_sub(1)?;
+        u32::try_from(rank).ok().filter(|&rank| rank < limits::MAX_WORKERS).map(WorkerId)
+    }
+
+    /// Names the worker that an aggregator speaks for.
+    pub fn speak_for(&mut self, worker: WorkerId) {
+        self.landing = u64::from(worker.0) + 1;
+    }
+
     /// The header's 64 bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -240,6 +260,8 @@ impl Kind {
             7 => Kind::PushAck,
             8 => Kind::Pull,
             9 => Kind::Params,
+            10 => Kind::Group,
+            11 => Kind::Forget,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -249,7 +271,8 @@ impl Kind {
         match self {
             Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
-            Kind::PushAck => 0,
+            Kind::PushAck | Kind::Forget => 0,
+            Kind::Group => super::group::MAX_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
         }
     }
@@ -261,7 +284,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=9, 0u8..3, 0u8..16, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=11, 0u8..3, 0u8..32, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 Header {
@@ -331,6 +354,19 @@ mod tests {
             format!("{:08x}  {}  {}\n", number * 16, half(left), half(right))
         };
         bytes.chunks_exact(16).enumerate().map(line).collect()
+    }
+
+    #[test]
+    fn the_worker_that_is_spoken_for_is_no_place_in_memory() {
+        let mut header = Header::new(Kind::Pull);
+        assert_eq!(header.spoken_for(), None);
+        for worker in [WorkerId(0), WorkerId(limits::MAX_WORKERS - 1)] {
+            header.speak_for(worker);
+            assert_eq!(header.spoken_for(), Some(worker));
+            assert_eq!(crate::store::Place::from_bits(header.landing), None);
+        }
+        header.speak_for(WorkerId(limits::MAX_WORKERS));
+        assert_eq!(header.spoken_for(), None);
     }
 
     #[test]

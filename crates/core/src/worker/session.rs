@@ -202,7 +202,12 @@ impl Worker {
             }
         }
         for (shard, address) in &plan.shards {
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), address.clone()));
+            let peer = NodeId::Shard(*shard);
+            let link = match &self.config.aggregator {
+                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.clone()),
+                None => Link::new(now, peer, address.clone()),
+            };
+            self.links.insert(*shard, link);
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
@@ -320,10 +325,17 @@ impl Role for Worker {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, peer: NodeId) -> Hello {
+        let through = match (peer, self.id, &self.config.aggregator) {
+            (NodeId::Shard(shard), Some(rank), Some(_)) => {
+                let again = self.links.get(&shard).is_some_and(Link::was_up);
+                Some(Party::Through { rank, shard, again })
+            }
+            _ => None,
+        };
         Hello {
             job: self.config.job.clone(),
-            from: Party::Worker { rank: self.id },
+            from: through.unwrap_or(Party::Worker { rank: self.id }),
             incarnation: self.incarnation,
         }
     }
@@ -355,7 +367,7 @@ impl Role for Worker {
                     .collect();
                 mine.into_iter().for_each(|id| self.send_request(id));
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 
@@ -370,7 +382,7 @@ impl Role for Worker {
                     link.disconnected(now, why);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 
