@@ -40,6 +40,7 @@ pub(super) struct ClusterLayer {
     pub(super) workers: Option<u32>,
     pub(super) servers: Option<u32>,
     pub(super) cores: Option<u32>,
+    pub(super) aggregators: Option<u32>,
     pub(super) processes: Option<bool>,
     pub(super) timeout: Option<Span>,
 }
@@ -94,6 +95,7 @@ impl Layer {
                 workers: args.workers,
                 servers: args.servers,
                 cores: args.cores,
+                aggregators: args.aggregators,
                 processes: args.processes,
                 timeout: args.timeout,
             },
@@ -130,6 +132,7 @@ impl Layer {
                 workers: cluster.workers.or(below.cluster.workers),
                 servers: cluster.servers.or(below.cluster.servers),
                 cores: cluster.cores.or(below.cluster.cores),
+                aggregators: cluster.aggregators.or(below.cluster.aggregators),
                 processes: cluster.processes.or(below.cluster.processes),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },
