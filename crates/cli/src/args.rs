@@ -1,11 +1,14 @@
 //! What was typed. What it means is worked out in [`crate::plan`].
 
+mod bench;
 mod job;
 
+pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
 use clap::{Args as ClapArgs, Parser, Subcommand};
+use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
@@ -42,10 +45,14 @@ pub(crate) enum Command {
     Set(SetArgs),
     Components(ComponentsArgs),
     Sim(SimArgs),
+    Bench(BenchArgs),
     Doctor(DoctorArgs),
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
     WorkerProcess,
+    /// A process of `bench`: its part comes on stdin.
+    #[command(name = "bench-process", hide = true)]
+    BenchProcess,
 }
 
 /// Train a model and report what came of it.
@@ -113,6 +120,7 @@ pub(crate) struct ReproduceArgs {
 #[command(after_help = "\
 Examples:
   paramill serve --workers 8 --servers 2 --sync ssp:s=3
+  paramill serve --host 10.0.0.1 --host 10.1.0.1          two interfaces, both used
   paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
     /// Where the job is to be found.
@@ -124,9 +132,14 @@ pub(crate) struct ServeArgs {
     /// Join the job of another server instead of starting one.
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
     pub(crate) join: Option<String>,
-    /// The address that data cores listen on and announce [default: the one that routes to the job].
+    /// An address that data cores listen on and announce; may be repeated, and workers then spread their connections
+    /// over all of them [default: the one that routes to the job].
     #[arg(long, value_name = "HOST")]
-    pub(crate) host: Option<String>,
+    pub(crate) host: Vec<String>,
+    /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
+    /// without this option too, from PARAMILL_CONGESTION.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
     /// This server's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,
@@ -139,6 +152,10 @@ pub(crate) struct ServeArgs {
     /// Data cores of this server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// Which CPUs data cores are pinned to: `auto` (if there are more CPUs than data cores), `off`, or a list such as
+    /// 0-3,8, one for each.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: Pin,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A fault to try, as for `train`.
@@ -175,6 +192,9 @@ pub(crate) struct AggregateArgs {
     /// anyway, it is 1s at least.
     #[arg(long, value_name = "TIME", default_value = "5ms")]
     pub(crate) hold: Span,
+    /// TCP's congestion control [default: reno within a host, the system's beyond it].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
     /// This aggregator's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,

@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod aggregate;
+mod bench;
 mod components;
 mod config;
 mod doctor;
@@ -24,6 +25,8 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Train(args) => train::run(&args, &registry, output),
         Command::WorkerProcess => train::run_worker(&registry),
+        Command::Bench(args) => bench::run(&args, &registry, output),
+        Command::BenchProcess => bench::run_process(&registry),
         Command::Components(args) => components::run(&args, &registry, output),
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,8 @@ struct Member {
     name: String,
     pid: Pid,
     running: bool,
+    /// Open while the process is to hear more.
+    stdin: Option<ChildStdin>,
 }
 
 impl Supervisor {
@@ -49,12 +51,15 @@ impl Supervisor {
     }
 
     /// Starts a process under a name, with `input` on its stdin. Returns its number in events.
-    pub(crate) fn spawn(
-        &mut self,
-        name: impl Into<String>,
-        mut command: Command,
-        input: &str,
-    ) -> Result<usize> {
+    pub(crate) fn spawn(&mut self, name: impl Into<String>, command: Command, input: &str) -> Result<usize> {
+        let number = self.converse(name, command)?;
+        self.tell(number, input);
+        self.members[number].stdin = None;
+        Ok(number)
+    }
+
+    /// Like [`Supervisor::spawn`], for a process that [`Supervisor::tell`] talks to while it runs.
+    pub(crate) fn converse(&mut self, name: impl Into<String>, mut command: Command) -> Result<usize> {
         let name = name.into();
         let mut child = command
             .stdin(Stdio::piped())
@@ -66,11 +71,8 @@ impl Supervisor {
             .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
         let guard = ChildGuard::new(&child);
         let number = self.members.len();
-        self.members.push(Member { name, pid: Pid::from_child(&child), running: true });
-        let mut stdin = child.stdin.take().expect("stdin is piped");
-        // A process that ends without reading its input is judged by its exit status.
-        let _ = stdin.write_all(input.as_bytes());
-        drop(stdin);
+        let stdin = child.stdin.take();
+        self.members.push(Member { name, pid: Pid::from_child(&child), running: true, stdin });
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
         let out = self.forward(stdout, move |line| Event::Out { child: number, line });
@@ -89,6 +91,18 @@ impl Supervisor {
             }
         });
         Ok(number)
+    }
+
+    /// Writes to the stdin of a process. One that ends without reading it is judged by its exit status.
+    pub(crate) fn tell(&mut self, child: usize, text: &str) {
+        if let Some(stdin) = &mut self.members[child].stdin {
+            let _ = stdin.write_all(text.as_bytes());
+        }
+    }
+
+    /// The process's number in the operating system.
+    pub(crate) fn pid(&self, child: usize) -> u32 {
+        self.members[child].pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// The next event; `None` when the time is over.

@@ -10,6 +10,7 @@ mod lane;
 mod routes;
 mod sums;
 
+use crate::address::Addresses;
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -44,8 +45,8 @@ pub struct AggregatorConfig {
     pub process: u64,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
-    /// Where workers reach it.
-    pub address: String,
+    /// Where workers reach it: each of these leads to it.
+    pub addresses: Addresses,
     /// Where the coordinator is.
     pub coordinator: String,
     /// How long a complete push is held for those of other workers.
@@ -164,8 +165,10 @@ impl Aggregator {
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.live = plan.workers.iter().copied().collect();
         self.zeros = vec![0; plan.chunk_elements.max(limits::CHUNK_ELEMENTS as u32) as usize * 4];
-        for (index, (shard, address)) in (0u64..).zip(&plan.shards) {
-            let link = Link::new(now, NodeId::Shard(*shard), address.clone());
+        let me = self.id.map_or(0, |id| id.0 as usize);
+        for (index, (shard, addresses)) in (0u64..).zip(&plan.shards) {
+            let addresses = addresses.for_caller(me + shard.core as usize);
+            let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
                 let own = (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(&spec.name, own.map(|(number, chunk)| (number, chunk.len as usize)))
@@ -294,7 +297,7 @@ impl Role for Aggregator {
                     self.id = Some(id);
                 }
                 self.next_report = now;
-                self.tell_coordinator(&Control::Register { address: self.config.address.clone() });
+                self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
             }
             NodeId::Shard(shard) => {
                 if let Some((lane, _, mut out)) = self.lane(shard) {

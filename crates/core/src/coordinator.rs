@@ -12,6 +12,7 @@ mod planning;
 
 pub use config::JobConfig;
 
+use crate::address::Addresses;
 use crate::limits;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
@@ -141,7 +142,7 @@ impl Coordinator {
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
         match message {
-            Control::Register { address } => self.register(now, id, address),
+            Control::Register { addresses } => self.register(now, id, addresses),
             Control::Ready => self.take_ready(id),
             Control::ShardReport(report) => self.take_shard_report(now, id, *report),
             Control::Stop { error: Some(error) } => {
@@ -151,13 +152,13 @@ impl Coordinator {
         }
     }
 
-    fn register(&mut self, now: Time, id: ShardId, address: String) {
-        if address.is_empty() || address.len() > limits::MAX_NAME_BYTES {
-            return self.log(format!("{id} gave an address of {} bytes", address.len()));
+    fn register(&mut self, now: Time, id: ShardId, addresses: Addresses) {
+        if let Err(why) = addresses.check() {
+            return self.log(format!("{id} gave {why}"));
         }
-        // Once there is a plan, the address in it is where workers go.
+        // Once there is a plan, the addresses in it are where workers go.
         if let (None, Some(shard)) = (&self.plan, self.shards.get_mut(&id)) {
-            shard.address = Some(address);
+            shard.addresses = Some(addresses);
         }
         self.send_plan(NodeId::Shard(id));
         self.try_plan(now);

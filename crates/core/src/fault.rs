@@ -126,6 +126,11 @@ impl FaultPlan {
         Ok(FaultPlan { rules, traces: Vec::new() })
     }
 
+    /// Whether there are no rules.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
     /// Whether everybody that a rule names is there; a fault that cannot happen was meant for somebody else.
     pub fn check_members(&self, workers: u32, servers: u32) -> Result<(), FaultError> {
         for rule in &self.rules {

@@ -20,6 +20,8 @@ pub const MAX_SERVERS: u32 = 1024;
 pub const MAX_CORES: u32 = 256;
 /// Aggregators in one job.
 pub const MAX_AGGREGATORS: u32 = 1024;
+/// Addresses of one data core.
+pub const MAX_ADDRESSES: usize = 8;
 /// Tables in one job.
 pub const MAX_TABLES: usize = 1 << 16;
 /// Elements in one table.
@@ -84,6 +86,8 @@ pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
+/// How long one attempt to connect may take, the peer's answer to the hello included.
+pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].
 pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a connection is tried again.

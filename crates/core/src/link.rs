@@ -1,5 +1,6 @@
-//! A connection that a role wants to keep: when to try again, and when to give up and name the peer.
+//! A connection that a role wants to keep: where and when to try again, and when to give up and name the peer.
 
+use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
 use crate::types::{NodeId, Time};
@@ -7,10 +8,16 @@ use std::fmt;
 use std::time::Duration;
 
 /// A connection to one peer, wanted from its creation on.
+///
+/// The peer's addresses are tried in order, one right after the other, with a pause once all of them have failed.
 #[derive(Debug, Clone)]
 pub struct Link {
     peer: NodeId,
-    address: String,
+    addresses: Addresses,
+    /// Which address is next, or in use.
+    at: usize,
+    /// Addresses that failed since the last pause.
+    failed: usize,
     state: State,
     pause: Duration,
     was_up: bool,
@@ -30,11 +37,13 @@ enum State {
 
 impl Link {
     /// A link that is to be connected now.
-    pub fn new(now: Time, peer: NodeId, address: impl Into<String>) -> Link {
+    pub fn new(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
         let state = State::Down { since: now, retry_at: now, why: "not tried yet".into() };
         Link {
             peer,
-            address: address.into(),
+            addresses: addresses.into(),
+            at: 0,
+            failed: 0,
             state,
             pause: limits::RECONNECT_MIN,
             was_up: false,
@@ -43,8 +52,8 @@ impl Link {
     }
 
     /// A link to a peer that is reached through an aggregator, whose address this is.
-    pub fn through_aggregator(now: Time, peer: NodeId, address: impl Into<String>) -> Link {
-        Link { through_aggregator: true, ..Link::new(now, peer, address) }
+    pub fn through_aggregator(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
+        Link { through_aggregator: true, ..Link::new(now, peer, addresses) }
     }
 
     /// Whether it has ever been connected.
@@ -52,9 +61,9 @@ impl Link {
         self.was_up
     }
 
-    /// Where the peer is.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// Where the peer is looked for, in the order of trying.
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
     }
 
     /// Whether frames can be sent.
@@ -66,17 +75,39 @@ impl Link {
     pub fn connected(&mut self) {
         self.state = State::Up;
         self.was_up = true;
+        self.failed = 0;
         self.pause = limits::RECONNECT_MIN;
     }
 
     /// The connection broke or could not be made.
     pub fn disconnected(&mut self, now: Time, why: &Lost) {
-        let since = match &self.state {
-            State::Down { since, .. } | State::Connecting { since, .. } => *since,
-            State::Up => now,
+        let (since, is_attempt) = match &self.state {
+            State::Down { since, .. } => (*since, false),
+            State::Connecting { since, .. } => (*since, true),
+            State::Up => {
+                // What was the best address before it broke may be so again.
+                self.at = 0;
+                (now, false)
+            }
         };
-        self.state = State::Down { since, retry_at: now + self.pause, why: why.to_string() };
-        self.pause = (self.pause * 2).min(limits::RECONNECT_MAX);
+        // Who refuses was reached: another address leads to the same answer.
+        let retry_at = match (is_attempt, why) {
+            (true, Lost::Broken(_)) if self.try_next() => now,
+            _ => {
+                let retry_at = now + self.pause;
+                self.pause = (self.pause * 2).min(limits::RECONNECT_MAX);
+                retry_at
+            }
+        };
+        self.state = State::Down { since, retry_at, why: why.to_string() };
+    }
+
+    /// Goes on to the next address. False once all of them have failed in a row.
+    fn try_next(&mut self) -> bool {
+        let count = self.addresses.count().max(1);
+        self.at = (self.at + 1) % count;
+        self.failed = (self.failed + 1) % count;
+        self.failed > 0
     }
 
     /// What to do now, if it is time to try again.
@@ -84,7 +115,8 @@ impl Link {
         match &mut self.state {
             State::Down { since, retry_at, why } if *retry_at <= now => {
                 self.state = State::Connecting { since: *since, why: std::mem::take(why) };
-                Some(Output::Connect { peer: self.peer, address: self.address.clone() })
+                let address = self.addresses.iter().nth(self.at).unwrap_or_default().to_owned();
+                Some(Output::Connect { peer: self.peer, address })
             }
             _ => None,
         }
@@ -93,8 +125,8 @@ impl Link {
     /// When [`Link::poll`] or [`Link::overdue`] will have something to say.
     pub fn next_timeout(&self) -> Option<Time> {
         match &self.state {
-            State::Down { since, retry_at, .. } => Some((*retry_at).min(*since + limits::CONNECT_DEADLINE)),
-            State::Connecting { since, .. } => Some(*since + limits::CONNECT_DEADLINE),
+            State::Down { since, retry_at, .. } => Some((*retry_at).min(*since + self.deadline())),
+            State::Connecting { since, .. } => Some(*since + self.deadline()),
             State::Up => None,
         }
     }
@@ -105,13 +137,19 @@ impl Link {
             State::Down { since, why, .. } | State::Connecting { since, why } => (*since, why),
             State::Up => return None,
         };
-        (now >= since + limits::CONNECT_DEADLINE).then(|| {
+        (now >= since + self.deadline()).then(|| {
             format!(
                 "{self} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
                  can be reached from here",
-                limits::CONNECT_DEADLINE.as_secs()
+                self.deadline().as_secs()
             )
         })
+    }
+
+    /// Long enough for every address to be tried, even if nobody answers at any of the others.
+    fn deadline(&self) -> Duration {
+        let attempts = self.addresses.count() as u32 + 1;
+        limits::CONNECT_DEADLINE.max(limits::ATTEMPT_DEADLINE * attempts)
     }
 }
 
@@ -119,8 +157,8 @@ impl Link {
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.through_aggregator {
-            true => write!(f, "{} through the aggregator at {}", self.peer, self.address),
-            false => write!(f, "{} at {}", self.peer, self.address),
+            true => write!(f, "{} through the aggregator at {}", self.peer, self.addresses),
+            false => write!(f, "{} at {}", self.peer, self.addresses),
         }
     }
 }
@@ -128,6 +166,24 @@ impl fmt::Display for Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Refusal;
+
+    fn broken() -> Lost {
+        Lost::Broken("connection refused".into())
+    }
+
+    fn link(addresses: &[&str]) -> Link {
+        let addresses: Addresses = addresses.iter().map(|&address| address.to_owned()).collect();
+        Link::new(Time::ZERO, NodeId::Coordinator, addresses)
+    }
+
+    /// Where the link wants to go now.
+    fn attempt(link: &mut Link, now: Time) -> Option<String> {
+        link.poll(now).map(|output| match output {
+            Output::Connect { address, .. } => address,
+            other => panic!("a link only connects: {other:?}"),
+        })
+    }
 
     #[test]
     fn tries_again_with_growing_pauses_and_then_names_the_peer() {
@@ -137,7 +193,7 @@ mod tests {
         let sentence = loop {
             if link.poll(now).is_some() {
                 tries += 1;
-                link.disconnected(now, &Lost::Broken("connection refused".into()));
+                link.disconnected(now, &broken());
             }
             if let Some(sentence) = link.overdue(now) {
                 break sentence;
@@ -159,5 +215,71 @@ mod tests {
         link.disconnected(later, &Lost::Broken("reset".into()));
         assert_eq!(link.overdue(later), None);
         assert!(link.poll(later + limits::RECONNECT_MIN).is_some());
+    }
+
+    #[test]
+    fn all_addresses_are_tried_at_once_and_then_there_is_a_pause() {
+        let mut link = link(&["unix:x", "a:1", "b:1"]);
+        let mut now = Time::ZERO;
+        for round in 0..3 {
+            for expected in ["unix:x", "a:1", "b:1"] {
+                assert_eq!(attempt(&mut link, now).as_deref(), Some(expected), "round {round}");
+                link.disconnected(now, &broken());
+            }
+            assert_eq!(attempt(&mut link, now), None);
+            now = link.next_timeout().expect("it wants to be called");
+        }
+        assert_eq!(now, Time::ZERO + 7 * limits::RECONNECT_MIN);
+    }
+
+    #[test]
+    fn the_error_names_every_address() {
+        let mut link = link(&["a:1", "b:1"]);
+        attempt(&mut link, Time::ZERO);
+        link.disconnected(Time::ZERO, &broken());
+        let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
+        assert!(sentence.contains("coordinator at a:1, b:1 is unreachable for 30 s"), "{sentence}");
+    }
+
+    #[test]
+    fn after_a_broken_connection_the_first_choice_is_tried_first() {
+        let mut link = link(&["a:1", "b:1"]);
+        attempt(&mut link, Time::ZERO);
+        link.disconnected(Time::ZERO, &broken());
+        assert_eq!(attempt(&mut link, Time::ZERO).as_deref(), Some("b:1"));
+        link.connected();
+        link.disconnected(Time::ZERO, &broken());
+        let soon = Time::ZERO + limits::RECONNECT_MIN;
+        assert_eq!(attempt(&mut link, soon).as_deref(), Some("a:1"));
+        link.disconnected(soon, &broken());
+        assert_eq!(attempt(&mut link, soon).as_deref(), Some("b:1"));
+    }
+
+    #[test]
+    fn a_peer_that_refuses_for_now_is_asked_again_where_it_was_reached() {
+        let mut link = link(&["a:1", "b:1"]);
+        attempt(&mut link, Time::ZERO);
+        link.disconnected(Time::ZERO, &broken());
+        attempt(&mut link, Time::ZERO);
+        link.disconnected(Time::ZERO, &Lost::Refused(Refusal { reason: "no plan yet".into(), retry: true }));
+        assert_eq!(attempt(&mut link, Time::ZERO), None);
+        let soon = Time::ZERO + limits::RECONNECT_MIN;
+        assert_eq!(attempt(&mut link, soon).as_deref(), Some("b:1"));
+    }
+
+    #[test]
+    fn many_addresses_at_which_nobody_answers_are_all_tried_before_the_end() {
+        let names: Vec<String> = (0..limits::MAX_ADDRESSES).map(|n| format!("h{n}:1")).collect();
+        let mut link =
+            Link::new(Time::ZERO, NodeId::Coordinator, names.iter().cloned().collect::<Addresses>());
+        let mut now = Time::ZERO;
+        for name in &names {
+            assert_eq!(link.overdue(now), None);
+            assert_eq!(attempt(&mut link, now).as_ref(), Some(name));
+            now = now + limits::ATTEMPT_DEADLINE;
+            link.disconnected(now, &Lost::Broken("no answer within the deadline".into()));
+        }
+        assert_eq!(link.overdue(now), None);
+        assert!(link.overdue(now + limits::ATTEMPT_DEADLINE).is_some());
     }
 }

@@ -78,7 +78,7 @@ pub enum Output {
     Connect {
         /// Who is there.
         peer: NodeId,
-        /// Where: `host:port`, or a name of the in-memory transport.
+        /// Where: `host:port`, [`LOCAL`](crate::address::LOCAL) with a name, or a name of the in-memory transport.
         address: String,
     },
     /// Send a frame on the connection to this peer. Without one, the frame is dropped: a role that needs it sent

@@ -8,6 +8,7 @@ mod group;
 mod part;
 mod rounds;
 
+use crate::address::Addresses;
 use crate::consistency::{PullOutcome, Released, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -37,8 +38,8 @@ pub struct ShardConfig {
     pub core: u32,
     /// How many data cores the server has.
     pub cores: u32,
-    /// Where workers reach this core.
-    pub address: String,
+    /// Where workers reach this core: each of these leads to it.
+    pub addresses: Addresses,
     /// Where the coordinator is.
     pub coordinator: String,
 }
@@ -574,7 +575,7 @@ impl Role for Shard {
         if let NodeId::Shard(id) = welcome.you {
             self.id = Some(id);
         }
-        self.tell_coordinator(&Control::Register { address: self.config.address.clone() });
+        self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {

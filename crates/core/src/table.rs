@@ -1,8 +1,12 @@
 //! Tables: what a job trains, how it is cut into chunks, and which policies hold for it.
 
+mod chunking;
+
+pub use chunking::{Chunk, chunks};
+
 use crate::limits;
-use crate::placement::{Part, TableSize};
-use crate::types::{ServerId, ShardId};
+use crate::placement::TableSize;
+use crate::types::ServerId;
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
@@ -88,52 +92,6 @@ impl TableSpec {
             .as_ref()
             .map_or(Ok(()), |policy| policy.check().map_err(|why| format!("table `{name}`: {why}")))
     }
-}
-
-/// One chunk of a table: the unit of work, on one shard for life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Chunk {
-    /// Who holds it.
-    pub shard: ShardId,
-    /// First element in its table.
-    pub start: u64,
-    /// Number of elements.
-    pub len: u32,
-}
-
-/// Cuts the parts of every table into chunks of at most `chunk_elements` (whole rows) and gives each chunk to the
-/// least loaded core of its server. Everybody who knows the parts derives the same chunks.
-pub fn chunks(
-    tables: &[TableSpec],
-    parts: &[Vec<Part>],
-    cores: &[u32],
-    chunk_elements: usize,
-) -> Vec<Vec<Chunk>> {
-    let mut load: Vec<Vec<u64>> = cores.iter().map(|&cores| vec![0; cores as usize]).collect();
-    let cut = |table: &TableSpec, parts: &[Part], load: &mut Vec<Vec<u64>>| {
-        let row = table.row_elements().max(1);
-        let step = (chunk_elements as u64 / row).max(1) * row;
-        let mut chunks = Vec::new();
-        for part in parts {
-            let mut start = part.start;
-            let end = part.start + part.len;
-            while start < end {
-                let len = step.min(end - start);
-                let core = least_loaded(&mut load[part.server.0 as usize], len);
-                let shard = ShardId { server: part.server, core };
-                chunks.push(Chunk { shard, start, len: len as u32 });
-                start += len;
-            }
-        }
-        chunks
-    };
-    tables.iter().zip(parts).map(|(table, parts)| cut(table, parts, &mut load)).collect()
-}
-
-fn least_loaded(loads: &mut [u64], add: u64) -> u32 {
-    let core = (0..loads.len()).min_by_key(|&core| (loads[core], core)).expect("a server has a core");
-    loads[core] += add;
-    core as u32
 }
 
 /// How gradients of a round become one.
@@ -353,38 +311,5 @@ mod tests {
             (sync("w", 0), sync("w", 1), sync("v", 1)),
             ("asp".into(), "ssp:s=3".into(), "asp".into())
         );
-    }
-
-    #[test]
-    fn chunks_cover_parts_keep_rows_and_balance_cores() {
-        let tables = [TableSpec::sparse("rows", 1000, 30), TableSpec::dense("w", [10_000])];
-        let parts = vec![
-            vec![
-                Part { server: ServerId(0), start: 0, len: 15_000 },
-                Part { server: ServerId(1), start: 15_000, len: 15_000 },
-            ],
-            vec![Part { server: ServerId(1), start: 0, len: 10_000 }],
-        ];
-        let chunks = chunks(&tables, &parts, &[2, 3], 1024);
-        for (table, chunks) in tables.iter().zip(&chunks) {
-            let mut next = 0;
-            for chunk in chunks {
-                assert_eq!(chunk.start, next);
-                assert!(chunk.len <= 1024 && u64::from(chunk.len) % table.row_elements() == 0);
-                next += u64::from(chunk.len);
-            }
-            assert_eq!(next, table.elements());
-        }
-        let mut load = std::collections::BTreeMap::new();
-        for chunk in chunks.iter().flatten() {
-            *load.entry(chunk.shard).or_insert(0u64) += u64::from(chunk.len);
-        }
-        assert_eq!(load.len(), 5);
-        for server in [0, 1] {
-            let of_server: Vec<u64> =
-                load.iter().filter(|(shard, _)| shard.server.0 == server).map(|(_, &load)| load).collect();
-            let (min, max) = (of_server.iter().min().unwrap(), of_server.iter().max().unwrap());
-            assert!(max - min <= 1024, "{of_server:?}");
-        }
     }
 }

@@ -12,15 +12,17 @@ mod gate;
 mod local_table;
 mod request;
 mod session;
+mod slab;
 
 pub use error::WorkerError;
+pub use slab::Slab;
 
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Outbox, Output};
 use crate::status::{Status, WorkerReport};
-use crate::store::Buffer;
+use crate::store::{Allocate, Buffer, Heap};
 use crate::table::{NonFinite, TableSpec};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::{Control, Kind, Plan};
@@ -76,7 +78,7 @@ pub struct PullOptions<'a> {
 /// What is still to come for a ticket.
 #[derive(Debug)]
 struct Pending {
-    what: String,
+    what: Purpose,
     since: Time,
     clock: Clock,
     acks: usize,
@@ -86,6 +88,20 @@ struct Pending {
     error: Option<WorkerError>,
     rows: Vec<f32>,
     status: Option<Status>,
+    /// Tables whose slabs are in the exchange.
+    slabs: Vec<usize>,
+}
+
+/// What a ticket is for; made into a sentence when somebody asks.
+#[derive(Debug, Clone)]
+enum Purpose {
+    Start,
+    Push { table: usize, clock: Clock },
+    Pull { table: usize, clock: Clock },
+    Exchange { clock: Clock, tables: usize },
+    Barrier(String),
+    Status,
+    Leave,
 }
 
 /// One worker of a job.
@@ -93,6 +109,7 @@ struct Pending {
 pub struct Worker {
     config: WorkerConfig,
     registry: Arc<Registry>,
+    memory: Arc<dyn Allocate>,
     id: Option<WorkerId>,
     incarnation: u64,
     coordinator: Link,
@@ -109,6 +126,8 @@ pub struct Worker {
     unacknowledged: BTreeMap<Clock, usize>,
     requests: BTreeMap<u64, Request>,
     buffers: BTreeMap<u64, (Arc<Buffer>, usize)>,
+    /// Memory that a server may still write to.
+    parked: Vec<Buffer>,
     tickets: BTreeMap<Ticket, Pending>,
     /// Barriers that are not reached yet, with their numbers.
     barriers: BTreeMap<String, (u64, Ticket)>,
@@ -131,6 +150,7 @@ impl Worker {
             id: config.rank,
             config,
             registry,
+            memory: Arc::new(Heap),
             incarnation: 0,
             links: BTreeMap::new(),
             tables: Vec::new(),
@@ -144,6 +164,7 @@ impl Worker {
             unacknowledged: BTreeMap::new(),
             requests: BTreeMap::new(),
             buffers: BTreeMap::new(),
+            parked: Vec::new(),
             tickets: BTreeMap::new(),
             barriers: BTreeMap::new(),
             last_barrier: 0,
@@ -156,6 +177,12 @@ impl Worker {
             nonfinite: 0,
             outputs: Outbox::default(),
         }
+    }
+
+    /// Takes large buffers from `memory` instead of the heap; before tables are declared.
+    pub fn with_memory(mut self, memory: Arc<dyn Allocate>) -> Worker {
+        self.memory = memory;
+        self
     }
 
     /// Its rank, once it is known.
@@ -196,13 +223,15 @@ impl Worker {
             let sentence = format!("table `{}` is sparse: pull the rows to read", local.spec.name);
             return Err(WorkerError::Order(sentence));
         }
+        local.check_not_lent()?;
         Ok(local.values.clone())
     }
 
     /// Bytes held for parameters and gradients under way.
     pub fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(LocalTable::memory_bytes).sum();
-        tables + self.buffers.values().map(|(buffer, _)| buffer.memory_bytes()).sum::<usize>()
+        let parked: usize = self.parked.iter().map(Buffer::memory_bytes).sum();
+        tables + parked + self.buffers.values().map(|(buffer, _)| buffer.memory_bytes()).sum::<usize>()
     }
 
     /// The status that [`Worker::query_status`] asked for under this ticket, once.
@@ -240,7 +269,7 @@ impl Worker {
             return Err(WorkerError::Order("create a table before `start`".into()));
         }
         // One answer is outstanding until the plan is here and says what else is.
-        let ticket = self.ticket(now, "the job to start", 0, 1);
+        let ticket = self.ticket(now, Purpose::Start, 0, 1);
         self.start = Some(ticket);
         if self.coordinator.is_up() {
             self.send_declaration();
@@ -270,32 +299,34 @@ impl Worker {
         let values = match gradient {
             Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
         };
-        if !crate::kernels::all_finite(values) {
+        let mut buffer = local.take_buffer(values.len(), &*self.memory);
+        if !copy_finite(buffer.as_mut_slice(), values) {
             self.nonfinite += 1;
             if local.nonfinite == NonFinite::Reject {
+                local.keep_buffer(buffer);
                 return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
             }
         }
         local.pushed = Some(clock);
-        let mut buffer = local.take_buffer(values.len());
-        buffer.as_mut_slice().copy_from_slice(values);
+        let landing = if want_params { local.landing(&*self.memory) } else { None };
         let rows = match gradient {
             Gradient::Dense(_) => None,
             Gradient::Rows { rows, .. } => Some(Arc::new(rows.to_vec())),
         };
         let partial = local.partial.is_some();
-        let shards = local.shards();
+        let shards = local.shard_count();
         let id = self.next_id();
-        self.buffers.insert(id, (Arc::new(buffer), shards.len()));
-        let what = format!("the push of table `{}` at clock {clock}", local_name(&self.tables, index));
-        let ticket = self.ticket(now, what, shards.len(), if want_params { shards.len() } else { 0 });
+        self.buffers.insert(id, (Arc::new(buffer), shards));
+        let what = Purpose::Push { table: index, clock };
+        let ticket = self.ticket(now, what, shards, if want_params { shards } else { 0 });
         let pending = self.tickets.get_mut(&ticket).expect("made above");
         pending.partial = partial;
         pending.clock = clock + 1;
-        *self.unacknowledged.entry(clock).or_default() += shards.len();
-        for shard in shards {
+        *self.unacknowledged.entry(clock).or_default() += shards;
+        for shard in 0..shards {
+            let shard = self.tables[index].shard(shard);
             let what = What::Push { buffer: id, rows: rows.clone(), want_params, acknowledged: false };
-            self.request(Request::new(shard, index, clock, ticket, what));
+            self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)
     }
@@ -309,7 +340,8 @@ impl Worker {
     ) -> Result<Ticket, WorkerError> {
         self.check_started()?;
         let index = self.table_index(table)?;
-        let local = &self.tables[index];
+        let local = &mut self.tables[index];
+        local.check_not_lent()?;
         if local.spec.rows != options.rows.is_some() && !options.now {
             let sentence =
                 if local.spec.rows { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
@@ -319,13 +351,12 @@ impl Worker {
         let per_shard = match options.rows {
             Some(rows) => local.rows_by_shard(rows)?,
             None if local.spec.rows => local.all_rows_by_shard(),
-            None => local.shards().into_iter().map(|shard| (shard, Vec::new())).collect(),
+            None => local.shards().map(|shard| (shard, Vec::new())).collect(),
         };
         let elements: usize = per_shard.iter().map(|(_, rows)| rows.len()).sum::<usize>() * local.row_width();
         let partial = local.partial.is_some() && !options.now && options.rows.is_none();
-        let (what, sparse) =
-            (format!("the pull of table `{}` after clock {clock}", local.spec.name), local.spec.rows);
-        let requests: Vec<_> = match sparse {
+        let landing = if options.rows.is_none() { local.landing(&*self.memory) } else { None };
+        let requests: Vec<_> = match local.spec.rows {
             true => per_shard
                 .iter()
                 .flat_map(|(shard, rows)| {
@@ -334,14 +365,14 @@ impl Worker {
                 .collect(),
             false => per_shard.iter().map(|(shard, _)| (*shard, None)).collect(),
         };
-        let ticket = self.ticket(now, what, 0, requests.len());
+        let ticket = self.ticket(now, Purpose::Pull { table: index, clock }, 0, requests.len());
         let pending = self.tickets.get_mut(&ticket).expect("made above");
         pending.rows = vec![0.0; elements];
         pending.clock = clock;
         pending.partial = partial;
         for (shard, rows) in requests {
             let what = What::Pull { rows, now: options.now };
-            self.request(Request::new(shard, index, clock, ticket, what));
+            self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)
     }
@@ -370,7 +401,7 @@ impl Worker {
         if self.barriers.len() >= limits::MAX_BARRIERS && !self.barriers.contains_key(name) {
             return order(format!("at most {} barriers can be waited for at a time", limits::MAX_BARRIERS));
         }
-        let ticket = self.ticket(now, format!("barrier `{name}`"), 0, 1);
+        let ticket = self.ticket(now, Purpose::Barrier(name.to_owned()), 0, 1);
         match self.barriers.get_mut(name) {
             // A wait for it was given up; to the others this worker has been there since.
             Some(waiting) => waiting.1 = ticket,
@@ -389,7 +420,7 @@ impl Worker {
     /// Asks the coordinator how the job stands.
     pub fn query_status(&mut self, now: Time) -> Result<Ticket, WorkerError> {
         self.check_alive()?;
-        let ticket = self.ticket(now, "the job's status", 0, 1);
+        let ticket = self.ticket(now, Purpose::Status, 0, 1);
         self.status_tickets.push(ticket);
         if self.coordinator.is_up() {
             self.tell_coordinator(&Control::StatusQuery);
@@ -399,7 +430,7 @@ impl Worker {
 
     /// Leaves the job; the others go on without this worker.
     pub fn leave(&mut self, now: Time) -> Ticket {
-        let ticket = self.ticket(now, "the coordinator to note that this worker leaves", 0, 1);
+        let ticket = self.ticket(now, Purpose::Leave, 0, 1);
         self.leaving = Some(ticket);
         self.say_leave();
         ticket
@@ -422,16 +453,20 @@ impl Worker {
 
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.
     pub fn redeem(&mut self, ticket: Ticket) -> Vec<f32> {
-        self.tickets.remove(&ticket).map(|pending| pending.rows).unwrap_or_default()
+        let rows = self.tickets.get_mut(&ticket).map(|pending| std::mem::take(&mut pending.rows));
+        for slab in self.redeem_slabs(ticket) {
+            self.give_back(slab);
+        }
+        rows.unwrap_or_default()
     }
 
     /// What a ticket waits for: which servers, which table, since when.
     pub fn explain(&self, now: Time, ticket: Ticket) -> String {
         let Some(pending) = self.tickets.get(&ticket) else { return "nothing".into() };
         let seconds = now.since(pending.since).as_secs_f64();
-        let mut sentence = format!("{} (for {seconds:.1} s)", pending.what);
+        let mut sentence = format!("{} (for {seconds:.1} s)", self.sentence(&pending.what));
         if !self.coordinator.is_up() {
-            sentence += &format!("; the coordinator at {} is not connected", self.coordinator.address());
+            sentence += &format!("; the coordinator at {} is not connected", self.coordinator.addresses());
         }
         let silent: Vec<String> = self
             .requests
@@ -449,10 +484,29 @@ impl Worker {
         sentence
     }
 
-    fn ticket(&mut self, now: Time, what: impl Into<String>, acks: usize, answers: usize) -> Ticket {
+    fn sentence(&self, purpose: &Purpose) -> String {
+        let name = |table: usize| &self.tables[table].spec.name;
+        match purpose {
+            Purpose::Start => "the job to start".into(),
+            Purpose::Push { table, clock } => {
+                format!("the push of table `{}` at clock {clock}", name(*table))
+            }
+            Purpose::Pull { table, clock } => {
+                format!("the pull of table `{}` after clock {clock}", name(*table))
+            }
+            Purpose::Exchange { clock, tables } => {
+                format!("the exchange of {tables} tables at clock {clock}")
+            }
+            Purpose::Barrier(name) => format!("barrier `{name}`"),
+            Purpose::Status => "the job's status".into(),
+            Purpose::Leave => "the coordinator to note that this worker leaves".into(),
+        }
+    }
+
+    fn ticket(&mut self, now: Time, what: Purpose, acks: usize, answers: usize) -> Ticket {
         let ticket = Ticket(self.next_id());
         let pending = Pending {
-            what: what.into(),
+            what,
             since: now,
             clock: 0,
             acks,
@@ -461,6 +515,7 @@ impl Worker {
             error: None,
             rows: Vec::new(),
             status: None,
+            slabs: Vec::new(),
         };
         self.tickets.insert(ticket, pending);
         ticket
@@ -493,12 +548,13 @@ impl Worker {
             buffers: &self.buffers,
         };
         let to = NodeId::Shard(request.shard);
-        for frame in request.frames(&context) {
+        let (outputs, report) = (&mut self.outputs, &mut self.report);
+        request.frames(&context, &mut |frame| {
             if frame.header.kind == Kind::Push {
-                self.report.bytes_pushed += u64::from(frame.header.payload_bytes);
+                report.bytes_pushed += u64::from(frame.header.payload_bytes);
             }
-            self.outputs.push_back(Output::Send { to, frame });
-        }
+            outputs.push_back(Output::Send { to, frame });
+        });
     }
 
     fn check_alive(&self) -> Result<(), WorkerError> {
@@ -522,6 +578,13 @@ impl Worker {
     }
 }
 
-fn local_name(tables: &[LocalTable], index: usize) -> &str {
-    &tables[index].spec.name
+/// Copies a gradient while it is in cache for the check. Whether all of it is finite.
+fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
+    let blocks = buffer.chunks_mut(limits::CHUNK_ELEMENTS).zip(gradient.chunks(limits::CHUNK_ELEMENTS));
+    let mut finite = true;
+    for (to, from) in blocks {
+        finite &= crate::kernels::all_finite(from);
+        to.copy_from_slice(from);
+    }
+    finite
 }

@@ -4,6 +4,7 @@ use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup};
 use crate::server::{announced, random_number};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::transport::tcp;
 use paramill_core::aggregator::{Aggregator as Role, AggregatorConfig as RoleConfig};
 use paramill_core::fault::FaultPlan;
@@ -29,6 +30,8 @@ pub struct AggregatorConfig {
     pub id: Option<AggregatorId>,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// Faults to try.
@@ -52,6 +55,7 @@ impl AggregatorConfig {
             listen: listen.into(),
             id: None,
             hold: limits::HOLD,
+            congestion: None,
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
@@ -75,26 +79,27 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
         let why = format!("hold = {:?}: expected at most {:?}", config.hold, limits::MAX_HOLD);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let (listener, address, coordinator) = match &config.memory {
-        Some(_) => (None, format!("{SCHEME}{}", config.listen), format!("{SCHEME}coordinator")),
+    let (listeners, address, coordinator) = match &config.memory {
+        Some(_) => (Vec::new(), format!("{SCHEME}{}", config.listen), format!("{SCHEME}coordinator")),
         None => {
             let listener = tcp::listen(&config.listen)?;
             let address = announced(&listener, None)?;
-            (Some(listener), address, config.coordinator.clone())
+            (vec![listener], address, config.coordinator.clone())
         }
     };
     let role = RoleConfig {
         job: config.job.clone(),
         process: random_number(),
         id: config.id,
-        address: address.clone(),
+        addresses: address.as_str().into(),
         coordinator,
         hold: config.hold,
     };
     let role = Owned(Role::new(clock::now(), role, registry.clone()));
     let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), Mailbox::new()?);
     let setup = Setup {
-        listener,
+        listeners,
+        sockets: SocketOptions::new(config.congestion.as_deref())?,
         hub: config.memory.clone().map(|hub| (hub, Some(address.clone()))),
         mailbox: mailbox.clone(),
         stop: stop.clone(),

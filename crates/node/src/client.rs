@@ -20,6 +20,7 @@ use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 
 pub use paramill_core::table::TableSpec;
 pub use paramill_core::types::{TableId, WorkerId};
-pub use paramill_core::worker::{Gradient, WorkerError};
+pub use paramill_core::worker::{Gradient, Slab, WorkerError};
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,6 +82,8 @@ pub struct JobOptions {
     pub aggregator: Option<String>,
     /// How long calls wait.
     pub timeout: Duration,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// The components that can be named.
     pub registry: Arc<Registry>,
     /// Faults to try.
@@ -100,6 +103,7 @@ impl JobOptions {
             rank: None,
             aggregator: None,
             timeout: DEFAULT_TIMEOUT,
+            congestion: None,
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
@@ -123,8 +127,9 @@ impl JobOptions {
             Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
             Err(_) => None,
         };
+        let congestion = std::env::var(env_vars::CONGESTION).ok();
         let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
-        Ok(JobOptions { rank, aggregator, ..JobOptions::at(url) })
+        Ok(JobOptions { rank, aggregator, congestion, ..JobOptions::at(url) })
     }
 }
 
@@ -154,6 +159,8 @@ struct Shared {
 struct State {
     worker: Worker,
     ended: Option<String>,
+    /// Tickets that somebody waits for, each by one thread: only for these is anybody woken.
+    waited: Vec<Ticket>,
 }
 
 /// A push or pull under way. Dropping it does not undo anything; its end is then not heard of.
@@ -162,6 +169,13 @@ struct State {
 pub struct Handle {
     shared: Arc<Shared>,
     ticket: Ticket,
+}
+
+/// Slabs under way. Dropping it does not undo anything: the tables are then pushed and pulled as others are.
+#[derive(Debug)]
+#[must_use = "an exchange tells whether it succeeded, and has the slabs"]
+pub struct Exchange {
+    handle: Handle,
 }
 
 impl Job {
@@ -176,13 +190,14 @@ impl Job {
         };
         let worker = Worker::new(clock::now(), config, options.registry.clone());
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { worker, ended: None }),
+            state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
             changed: Condvar::new(),
             mailbox: mailbox.clone(),
         });
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
-            listener: None,
+            listeners: Vec::new(),
+            sockets: SocketOptions::new(options.congestion.as_deref())?,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),
@@ -235,7 +250,7 @@ impl Job {
     /// Ends the iteration.
     pub fn clock(&self) {
         self.shared.lock().worker.clock();
-        self.shared.mailbox.wake();
+        self.shared.mailbox.wake_sleeper();
     }
 
     /// Waits until the table's parameters may be used for the next iteration. After a time-out it may be called again,
@@ -280,6 +295,23 @@ impl Job {
     /// Sends a gradient and asks for the parameters that follow it, in one round.
     pub fn push_pull(&self, table: TableId, gradient: &[f32]) -> Result<Handle, ClientError> {
         self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))
+    }
+
+    /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied.
+    pub fn slab(&self, table: TableId) -> Result<Slab, ClientError> {
+        Ok(self.shared.lock().worker.slab(table)?)
+    }
+
+    /// Ends the loan: the table is pushed and pulled as others are.
+    pub fn give_back(&self, slab: Slab) {
+        self.shared.lock().worker.give_back(slab);
+    }
+
+    /// Sends the gradients of these slabs and asks for the parameters that follow them, all in one round. The slabs
+    /// are taken, and come back with [`Exchange::wait`]; on an error they stay, and nothing was sent. NaN and Inf are
+    /// found by the servers, not here.
+    pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Exchange, ClientError> {
+        Ok(Exchange { handle: self.act(|worker| worker.exchange(clock::now(), slabs))? })
     }
 
     /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
@@ -370,6 +402,24 @@ impl Handle {
     }
 }
 
+impl Exchange {
+    /// Waits until all parameters are here. After a time-out it may be called again, to wait on; after another error
+    /// [`Exchange::into_slabs`] has the slabs.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Slab>, ClientError> {
+        self.handle.wait(timeout)?;
+        Ok(self.redeem())
+    }
+
+    /// Gives up: the slabs as they are.
+    pub fn into_slabs(mut self) -> Vec<Slab> {
+        self.redeem()
+    }
+
+    fn redeem(&mut self) -> Vec<Slab> {
+        self.handle.shared.lock().worker.redeem_slabs(self.handle.ticket)
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.lock().worker.redeem(self.ticket);
@@ -391,11 +441,21 @@ impl Shared {
         }
         let ticket = ask(&mut state.worker)?;
         drop(state);
-        self.mailbox.wake();
+        self.mailbox.wake_sleeper();
         Ok(ticket)
     }
 
     fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
+        self.lock().waited.push(ticket);
+        let outcome = self.wait_for(ticket, timeout);
+        let waited = &mut self.lock().waited;
+        if let Some(index) = waited.iter().position(|other| *other == ticket) {
+            waited.swap_remove(index);
+        }
+        outcome
+    }
+
+    fn wait_for(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
         let began = Instant::now();
         let mut state = self.lock();
         loop {
@@ -461,7 +521,10 @@ impl RoleCell for Cell {
     }
 
     fn progressed(&self) {
-        self.0.changed.notify_all();
+        let state = self.0.lock();
+        if state.waited.iter().any(|ticket| state.worker.outcome(*ticket).is_some()) {
+            self.0.changed.notify_all();
+        }
     }
 
     fn ended(&self, error: Option<&str>) {

@@ -13,7 +13,8 @@ pub(crate) use injected::Injection;
 
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
-use crate::transport::tcp::{ReceiveError, TcpConnection};
+use crate::transport::options::SocketOptions;
+use crate::transport::tcp::{Flushed, ReceiveError, TcpConnection};
 use connection::{Connection, State, Wire};
 use greeting::{Greeting, greet, greet_hello, welcomed};
 use injected::{Injected, Trouble};
@@ -32,13 +33,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a peer may take to say who it is, and a connection attempt to be decided.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+const HANDSHAKE_DEADLINE: Duration = limits::ATTEMPT_DEADLINE;
 /// How long a loop that ends waits for its last frames to leave and its peers to hang up.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Reads from one connection before others get their turn.
 const READS_PER_TURN: usize = 4;
 /// The loop looks at its stop flag at least this often.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Events taken from the kernel at once.
+const EVENTS_PER_TURN: usize = 64;
 
 const LISTENER: u64 = 0;
 const MAILBOX: u64 = 1;
@@ -50,6 +54,12 @@ pub(crate) trait RoleCell {
 
     /// Calls `visit` with the role.
     fn with<T>(&mut self, visit: impl FnOnce(&mut Self::Role) -> T) -> T;
+
+    /// The role, where nobody else can have it. Payloads that are in the role's own memory are read through this; a
+    /// role that is shared has none ([`Body::Stored`]), so its bytes move without its lock.
+    fn lend(&self) -> Option<&Self::Role> {
+        None
+    }
 
     /// Something happened that somebody may wait for.
     fn progressed(&self) {}
@@ -68,12 +78,18 @@ impl<R: Role> RoleCell for Owned<R> {
     fn with<T>(&mut self, visit: impl FnOnce(&mut R) -> T) -> T {
         visit(&mut self.0)
     }
+
+    fn lend(&self) -> Option<&R> {
+        Some(&self.0)
+    }
 }
 
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
-    /// Where TCP peers come in.
-    pub(crate) listener: Option<TcpListener>,
+    /// Where TCP peers come in: on any number of interfaces.
+    pub(crate) listeners: Vec<TcpListener>,
+    /// How TCP sockets are set up.
+    pub(crate) sockets: SocketOptions,
     /// The address book of in-memory nodes, and the name to be found under.
     pub(crate) hub: Option<(Hub, Option<String>)>,
     /// Letters from in-memory peers; also how others wake the loop.
@@ -95,6 +111,16 @@ pub(crate) struct EventLoop<C: RoleCell> {
     connections: BTreeMap<u64, Connection>,
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
+    /// Connections with something to write, to watch for or to close.
+    dirty: Vec<u64>,
+    /// Connections with frames that were received and not handled, because their answers were too much at once.
+    leftovers: Vec<u64>,
+    /// When a handshake is given up, at the earliest.
+    next_expiry: Option<Time>,
+    /// The peer of the last frame that was sent: the next one is most often for the same.
+    last_sent: Option<(NodeId, u64)>,
+    /// Kept from turn to turn for its memory.
+    outputs: Vec<Output>,
     /// Frames that were made late, by the time they leave.
     late: BTreeMap<(Time, u64), Late>,
     /// No connections are taken before this.
@@ -127,7 +153,7 @@ impl<C: RoleCell> EventLoop<C> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
         epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
-        if let Some(listener) = &setup.listener {
+        for listener in &setup.listeners {
             epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
         }
         if let Some((hub, Some(address))) = &setup.hub {
@@ -141,6 +167,11 @@ impl<C: RoleCell> EventLoop<C> {
             connections: BTreeMap::new(),
             peers: BTreeMap::new(),
             next_key: MAILBOX + 1,
+            dirty: Vec::new(),
+            leftovers: Vec::new(),
+            next_expiry: None,
+            last_sent: None,
+            outputs: Vec::new(),
             late: BTreeMap::new(),
             deaf_until: None,
             ending: None,
@@ -149,8 +180,9 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Turns until the role stops or the flag is set. The error is the role's.
     pub(crate) fn run(mut self) -> Result<(), String> {
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
         let result = loop {
-            if let Some(result) = self.turn() {
+            if let Some(result) = self.turn(&mut events) {
                 break result;
             }
         };
@@ -161,27 +193,21 @@ impl<C: RoleCell> EventLoop<C> {
         result
     }
 
-    fn turn(&mut self) -> Option<Result<(), String>> {
-        let mut events = Vec::with_capacity(64);
-        let timeout = self.sleep_until();
-        let spec = rustix::event::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&spec)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Some(Err(format!("cannot wait for events: {error}"))),
+    fn turn(&mut self, events: &mut Vec<epoll::Event>) -> Option<Result<(), String>> {
+        if let Err(error) = self.wait_for_events(events) {
+            return Some(Err(format!("cannot wait for events: {error}")));
         }
         if self.setup.stop.load(Ordering::Relaxed) && self.ending.is_none() {
             self.end(None);
         }
         let began = clock::now();
-        if let Some(node) = self.cell.with(|role| role.node())
+        if self.injected.may_interfere()
+            && let Some(node) = self.cell.with(|role| role.node())
             && let Err(crash) = self.injected.interfere(node, began)
         {
             return Some(Err(crash));
         }
-        for event in events {
+        for event in events.drain(..) {
             let flags = event.flags;
             match event.data.u64() {
                 LISTENER => self.accept_all(),
@@ -201,27 +227,47 @@ impl<C: RoleCell> EventLoop<C> {
         }
         self.send_late(now);
         self.carry_out();
-        self.expire(now);
+        if self.next_expiry.is_some_and(|at| at <= now) {
+            self.expire(now);
+        }
         self.cell.progressed();
         self.injected.slow_down(began);
         self.ended(now)
     }
 
+    /// Sleeps until something happens, or it is time for something.
+    fn wait_for_events(&mut self, events: &mut Vec<epoll::Event>) -> rustix::io::Result<()> {
+        // From here on whoever gives the role something to do also wakes this loop.
+        self.setup.mailbox.set_sleeping(true);
+        let has_work = self.cell.with(|role| role.backlog_bytes() > 0);
+        let timeout = if has_work { Duration::ZERO } else { self.sleep_until() };
+        let spec = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&spec));
+        self.setup.mailbox.set_sleeping(false);
+        match waited {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     fn sleep_until(&mut self) -> Duration {
-        if self.connections.values().any(Connection::has_leftovers) {
+        let is_ready = |key: &u64| self.connections.get(key).is_some_and(Connection::has_leftovers);
+        if !self.dirty.is_empty() || self.leftovers.iter().any(is_ready) {
             return Duration::ZERO;
         }
         let now = clock::now();
         let role = self.cell.with(|role| role.next_timeout());
-        let connections = self.connections.values().filter_map(Connection::handshake_deadline).min();
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
         let late = self.late.keys().next().map(|(at, _)| *at);
-        let next =
-            [role, connections, ending, late, self.injected.next_timeout()].into_iter().flatten().min();
-        next.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
+        let next = [role, self.next_expiry, ending, late, self.deaf_until, self.injected.next_timeout()];
+        next.into_iter().flatten().min().map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
+        self.next_expiry = [self.next_expiry, connection.handshake_deadline()].into_iter().flatten().min();
         if let Wire::Tcp(tcp) = &connection.wire {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
             connection.watched = flags;
@@ -240,6 +286,7 @@ impl<C: RoleCell> EventLoop<C> {
     fn serve(&mut self, key: u64, flags: epoll::EventFlags) {
         if flags.intersects(epoll::EventFlags::OUT) {
             self.finish_connecting(key);
+            self.mark_dirty(key);
         }
         let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(readable) {
@@ -247,20 +294,39 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    /// Goes on with frames that were received and not handled, because their answers were too much at once.
+    /// Goes on with frames that were received and not handled.
     fn serve_leftovers(&mut self) {
-        let left = |(key, connection): (&u64, &Connection)| connection.has_leftovers().then_some(*key);
-        let keys: Vec<u64> = self.connections.iter().filter_map(left).collect();
-        keys.into_iter().for_each(|key| self.read_some(key));
+        for _ in 0..self.leftovers.len() {
+            let key = self.leftovers.remove(0);
+            match self.connections.get(&key) {
+                Some(connection) if connection.has_leftovers() => self.read_some(key),
+                // Its answers have to leave first.
+                Some(_) => self.leftovers.push(key),
+                None => {}
+            }
+        }
+    }
+
+    /// Something waits to be written to this connection, or it is to be looked at for another reason.
+    fn mark_dirty(&mut self, key: u64) {
+        if let Some(connection) = self.connections.get_mut(&key)
+            && !std::mem::replace(&mut connection.dirty, true)
+        {
+            self.dirty.push(key);
+        }
     }
 
     fn read_some(&mut self, key: u64) {
         for _ in 0..READS_PER_TURN {
             match self.read(key) {
                 Ok(true) => {}
-                Ok(false) => return,
+                Ok(false) => break,
                 Err(why) => return self.drop_connection(key, &why),
             }
+        }
+        let has_leftovers = self.connections.get(&key).is_some_and(Connection::has_unhandled);
+        if has_leftovers && !self.leftovers.contains(&key) {
+            self.leftovers.push(key);
         }
     }
 
@@ -276,7 +342,8 @@ impl<C: RoleCell> EventLoop<C> {
             Ok(None) => {
                 let hello = self.cell.with(|role| role.hello(peer));
                 tcp.queue(frame(Kind::Hello, &hello));
-                connection.state = State::AwaitWelcome { peer, deadline: clock::now() + HANDSHAKE_DEADLINE };
+                let deadline = clock::now() + HANDSHAKE_DEADLINE;
+                connection.state = State::AwaitWelcome { peer, deadline };
             }
             Ok(Some(error)) | Err(error) => self.drop_connection(key, &Lost::Broken(error.to_string())),
         }
@@ -291,6 +358,11 @@ impl<C: RoleCell> EventLoop<C> {
         if is_congested {
             return Ok(false);
         }
+        // The bytes are copied out of the kernel before the role is taken: an application's thread may want it.
+        let filled = match tcp.has_leftovers() {
+            true => Ok(true),
+            false => tcp.fill(),
+        };
         let now = clock::now();
         let mut reply = None;
         let mut replaced = None;
@@ -298,38 +370,41 @@ impl<C: RoleCell> EventLoop<C> {
         let mut refused = None;
         let is_stranger = matches!(state, State::AwaitHello { .. });
         let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
-        let received = cell.with(|role| {
-            tcp.receive(limit, |header, payload| {
-                match state {
-                    State::Open { peer } => role.handle_frame(now, *peer, header, payload),
-                    State::AwaitHello { .. } => {
-                        let greeting = greet(role, now, header, payload, peers);
-                        replaced = greeting.replaced;
-                        match greeting.answer {
+        let received = filled.and_then(|filled_the_room| {
+            cell.with(|role| {
+                let wants_more = tcp.handle(limit, |header, payload| {
+                    match state {
+                        State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                        State::AwaitHello { .. } => {
+                            let greeting = greet(role, now, header, payload, peers);
+                            replaced = greeting.replaced;
+                            match greeting.answer {
+                                Ok(welcome) => {
+                                    reply = Some(frame(Kind::Welcome, &welcome));
+                                    opened = Some((welcome.you, welcome.incarnation));
+                                    *state = State::Open { peer: welcome.you };
+                                }
+                                Err(refusal) => {
+                                    reply = Some(frame(Kind::Error, &refusal));
+                                    *closing = true;
+                                    *state = State::Refused;
+                                }
+                            }
+                        }
+                        State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
                             Ok(welcome) => {
-                                reply = Some(frame(Kind::Welcome, &welcome));
-                                opened = Some((welcome.you, welcome.incarnation));
-                                *state = State::Open { peer: welcome.you };
+                                opened = Some((*peer, 0));
+                                role.handle_connected(now, *peer, &welcome);
+                                *state = State::Open { peer: *peer };
                             }
-                            Err(refusal) => {
-                                reply = Some(frame(Kind::Error, &refusal));
-                                *closing = true;
-                                *state = State::Refused;
-                            }
-                        }
+                            Err(lost) => refused = Some(lost),
+                        },
+                        State::Refused | State::Connecting { .. } => {}
                     }
-                    State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
-                        Ok(welcome) => {
-                            opened = Some((*peer, 0));
-                            role.handle_connected(now, *peer, &welcome);
-                            *state = State::Open { peer: *peer };
-                        }
-                        Err(lost) => refused = Some(lost),
-                    },
-                    State::Refused | State::Connecting { .. } => {}
-                }
-                // Answers are taken before more is asked for; so are those to the first words.
-                role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
+                    // Answers are taken before more is asked for; so are those to the first words.
+                    role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
+                })?;
+                Ok(filled_the_room && wants_more)
             })
         });
         let outcome = match (received, refused) {
@@ -348,6 +423,7 @@ impl<C: RoleCell> EventLoop<C> {
             }
             (Err(error), None) => Err(Lost::Broken(error.to_string())),
         };
+        let has_reply = reply.is_some();
         if let Some(reply) = reply {
             tcp.queue(reply);
         }
@@ -359,6 +435,9 @@ impl<C: RoleCell> EventLoop<C> {
         }
         if let Some((peer, incarnation)) = opened {
             self.peers.insert(peer, Peer { key, incarnation });
+        }
+        if has_reply {
+            self.mark_dirty(key);
         }
         outcome
     }
@@ -418,21 +497,26 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Drains the role's outputs and moves bytes.
     fn carry_out(&mut self) {
-        let outputs: Vec<Output> = self.cell.with(|role| std::iter::from_fn(|| role.poll_output()).collect());
-        for output in outputs {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.cell.with(|role| outputs.extend(std::iter::from_fn(|| role.poll_output())));
+        for output in outputs.drain(..) {
             match output {
                 Output::Connect { peer, address } => self.connect(peer, &address),
                 Output::Send { to, frame } => self.send(to, frame),
                 Output::Disconnect { peer } => {
-                    if let Some(connection) = self.connection_of(peer) {
-                        connection.closing = true;
+                    if let Some(key) = self.peers.get(&peer).map(|found| found.key) {
+                        if let Some(connection) = self.connections.get_mut(&key) {
+                            connection.closing = true;
+                        }
+                        self.mark_dirty(key);
                     }
                 }
                 Output::Log(line) => (self.setup.log)(&line),
                 Output::Stop { error } => self.end(error),
             }
         }
-        self.flush_all();
+        self.outputs = outputs;
+        self.flush_dirty();
     }
 
     fn connect(&mut self, peer: NodeId, address: &str) {
@@ -449,10 +533,9 @@ impl<C: RoleCell> EventLoop<C> {
             let hello = self.cell.with(|role| role.hello(peer));
             to.put(Letter::Connect { channel: key, hello, reply_to: self.setup.mailbox.clone() });
             let wire = Wire::Memory { to, channel: None };
-            self.connections.insert(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
-            return;
+            return self.watch(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
         }
-        match TcpConnection::connect(address, key as usize) {
+        match TcpConnection::connect(address, key as usize, &self.setup.sockets) {
             Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
             Err(error) => {
                 let lost = Lost::Broken(error.to_string());
@@ -463,7 +546,14 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Sends a frame, unless a fault says otherwise.
     fn send(&mut self, to: NodeId, frame: Frame) {
-        let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+        let key = match self.last_sent {
+            Some((peer, key)) if peer == to => key,
+            _ => {
+                let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+                self.last_sent = Some((to, key));
+                key
+            }
+        };
         if self.injected.is_idle() {
             return self.dispatch(key, frame);
         }
@@ -502,17 +592,15 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    fn connection_of(&mut self, peer: NodeId) -> Option<&mut Connection> {
-        self.connections.get_mut(&self.peers.get(&peer)?.key)
-    }
-
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
     fn dispatch(&mut self, key: u64, frame: Frame) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         match &mut connection.wire {
             Wire::Tcp(tcp) => {
                 tcp.queue(frame);
-                connection.dirty = true;
+                if !std::mem::replace(&mut connection.dirty, true) {
+                    self.dirty.push(key);
+                }
             }
             Wire::Memory { to, channel: Some(channel) } => {
                 let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
@@ -523,45 +611,43 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Writes what waits, and watches for room where a socket is full.
-    fn flush_all(&mut self) {
-        let mut broken = Vec::new();
-        for (&key, connection) in &mut self.connections {
-            let is_connecting = matches!(connection.state, State::Connecting { .. });
-            let Wire::Tcp(tcp) = &mut connection.wire else {
-                if connection.closing {
-                    broken.push((key, Lost::Broken("closed".into())));
-                }
-                continue;
-            };
-            let done = match is_connecting {
-                true => false,
-                false => match self.cell.with(|role| tcp.flush(role)) {
-                    Ok(done) => done,
-                    Err(error) => {
-                        broken.push((key, Lost::Broken(error.to_string())));
-                        continue;
-                    }
-                },
-            };
-            connection.dirty = !done;
-            if done && connection.closing {
-                broken.push((key, Lost::Broken("closed".into())));
-                continue;
-            }
-            let mut wanted = epoll::EventFlags::empty();
-            wanted.set(epoll::EventFlags::IN, !(connection.accepted && tcp.is_congested()));
-            wanted.set(epoll::EventFlags::OUT, !done);
-            if wanted != connection.watched {
-                connection.watched = wanted;
-                let data = epoll::EventData::new_u64(key);
-                if let Err(error) = epoll::modify(&self.epoll, tcp.stream.as_fd(), data, wanted) {
-                    broken.push((key, Lost::Broken(error.to_string())));
-                }
+    fn flush_dirty(&mut self) {
+        for _ in 0..self.dirty.len() {
+            let key = self.dirty.remove(0);
+            match self.flush(key) {
+                Ok(Flushed::Enough) => self.mark_dirty(key),
+                Ok(Flushed::Done | Flushed::Blocked) => {}
+                Err(lost) => self.drop_connection(key, &lost),
             }
         }
-        for (key, lost) in broken {
-            self.drop_connection(key, &lost);
+    }
+
+    fn flush(&mut self, key: u64) -> Result<Flushed, Lost> {
+        let Some(connection) = self.connections.get_mut(&key) else { return Ok(Flushed::Done) };
+        connection.dirty = false;
+        let is_connecting = matches!(connection.state, State::Connecting { .. });
+        let closed = || Err(Lost::Broken("closed".into()));
+        let Wire::Tcp(tcp) = &mut connection.wire else {
+            return if connection.closing { closed() } else { Ok(Flushed::Done) };
+        };
+        let broken = |error: io::Error| Lost::Broken(error.to_string());
+        let flushed = match is_connecting {
+            true => Flushed::Blocked,
+            false => tcp.flush(self.cell.lend()).map_err(broken)?,
+        };
+        if flushed == Flushed::Done && connection.closing {
+            return closed();
         }
+        let mut wanted = epoll::EventFlags::empty();
+        wanted.set(epoll::EventFlags::IN, !(connection.accepted && tcp.is_congested()));
+        wanted.set(epoll::EventFlags::OUT, flushed == Flushed::Blocked);
+        if wanted != connection.watched {
+            connection.watched = wanted;
+            let data = epoll::EventData::new_u64(key);
+            epoll::modify(&self.epoll, tcp.stream.as_fd(), data, wanted)
+                .map_err(|error| broken(error.into()))?;
+        }
+        Ok(flushed)
     }
 
     /// Gives up on handshakes that take too long.
@@ -575,10 +661,12 @@ impl<C: RoleCell> EventLoop<C> {
         for key in late {
             self.drop_connection(key, &Lost::Broken("no answer within the deadline".into()));
         }
+        self.next_expiry = self.connections.values().filter_map(Connection::handshake_deadline).min();
     }
 
     /// A connection is gone; its role hears of it if it knew of it.
     fn drop_connection(&mut self, key: u64, why: &Lost) {
+        self.last_sent = None;
         let Some(connection) = self.connections.remove(&key) else { return };
         if let Wire::Tcp(tcp) = &connection.wire {
             // Closing the descriptor would remove it too; this keeps the set tidy if a duplicate exists.
@@ -603,6 +691,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Removes a connection that a newer one replaced; the role knows already.
     fn forget(&mut self, key: u64) {
+        self.last_sent = None;
         if let Some(connection) = self.connections.remove(&key) {
             connection.hang_up();
         }
@@ -618,7 +707,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// After a stop: lets frames leave and peers hang up, for a moment, so that their last words are not lost.
     fn ended(&mut self, now: Time) -> Option<Result<(), String>> {
         let ending = self.ending.as_mut()?;
-        let silent = self.connections.values().all(|connection| !connection.dirty);
+        let silent = self.connections.values().all(Connection::is_silent);
         if silent && !ending.hung_up {
             ending.hung_up = true;
             self.connections.values().for_each(Connection::hang_up);

@@ -2,8 +2,11 @@
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
+use crate::transport::options::SocketOptions;
 use crate::transport::tcp;
+use paramill_core::address::Addresses;
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -25,12 +28,17 @@ pub struct ServerConfig {
     pub coordinate: Option<JobConfig>,
     /// Where the job's coordinator is (or is to be): `host:port`. Ignored in memory.
     pub coordinator: String,
-    /// The host that data cores listen on. `None`: the one that routes to the coordinator.
-    pub host: Option<String>,
+    /// The hosts (addresses of this machine's interfaces) that every data core listens on. Workers spread their
+    /// connections over them. None: the one that routes to the coordinator.
+    pub hosts: Vec<String>,
     /// Data cores.
     pub cores: u32,
+    /// Whether data cores are pinned to CPUs.
+    pub pin: Pin,
     /// The server's number, when it is to have a certain one.
     pub server: Option<ServerId>,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// Faults to try.
@@ -48,9 +56,11 @@ impl ServerConfig {
             job: job.into(),
             coordinate: None,
             coordinator: coordinator.into(),
-            host: None,
+            hosts: Vec::new(),
             cores: 1,
+            pin: Pin::Off,
             server: None,
+            congestion: None,
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
@@ -66,18 +76,23 @@ pub struct Server {
     stop: Arc<AtomicBool>,
     mailboxes: Vec<Arc<Mailbox>>,
     coordinator: String,
-    data: Vec<String>,
+    data: Vec<Addresses>,
+    pinning: Pinning,
 }
 
 /// Starts a server. Ports are bound before this returns, so that a port in use is an error here.
 pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     let stop = Arc::new(AtomicBool::new(false));
+    // Servers without a number are told apart as well as can be.
+    let number = config.server.map_or_else(std::process::id, |server| server.0);
+    let pinning = Pinning::choose(&config.pin, config.cores, number)?;
     let mut server = Server {
         threads: Vec::new(),
         stop,
         mailboxes: Vec::new(),
         coordinator: String::new(),
         data: Vec::new(),
+        pinning,
     };
     server.coordinator = match &config.memory {
         Some(_) => format!("{SCHEME}coordinator"),
@@ -86,44 +101,39 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
     if let Some(job) = &config.coordinate {
         job.check(registry)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        let listener = match &config.memory {
-            Some(_) => None,
-            None => {
-                let listener = tcp::listen(&config.coordinator)?;
-                server.coordinator = announced(&listener, config.host.as_deref())?;
-                Some(listener)
-            }
-        };
+        let mut listeners = Vec::new();
+        if config.memory.is_none() {
+            let listener = tcp::listen(&config.coordinator)?;
+            server.coordinator = announced(&listener, config.hosts.first().map(String::as_str))?;
+            listeners.push(listener);
+        }
         let coordinator = Coordinator::new(job.clone(), registry.clone());
         let address = server.coordinator.clone();
-        server.spawn("coordinator", &config, listener, address, Owned(coordinator))?;
+        let thread = Thread { name: "coordinator".into(), cpu: None };
+        server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
     }
     let process = random_number();
     for core in 0..config.cores {
-        let (listener, address) = match &config.memory {
-            Some(_) => (None, format!("{SCHEME}{process:x}/{core}")),
-            None => {
-                let host = match &config.host {
-                    Some(host) => host.clone(),
-                    None => host_towards(&server.coordinator)?,
-                };
-                let listener = tcp::listen(&format!("{host}:0"))?;
-                let address = announced(&listener, config.host.as_deref())?;
-                (Some(listener), address)
-            }
+        let name = format!("{SCHEME}{process:x}/{core}");
+        let (listeners, addresses) = match &config.memory {
+            Some(_) => (Vec::new(), name.as_str().into()),
+            None => data_listeners(&config.hosts, &server.coordinator)?,
         };
+        addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let shard = ShardConfig {
             job: config.job.clone(),
             process,
             server: config.server,
             core,
             cores: config.cores,
-            address: address.clone(),
+            addresses: addresses.clone(),
             coordinator: server.coordinator.clone(),
         };
-        server.data.push(address.clone());
+        server.data.push(addresses);
         let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
-        server.spawn(&format!("data core {core}"), &config, listener, address, shard)?;
+        let cpu = server.pinning.cpus.get(core as usize).copied();
+        let thread = Thread { name: format!("data core {core}"), cpu };
+        server.spawn(thread, &config, listeners, name, shard)?;
     }
     Ok(server)
 }
@@ -134,9 +144,19 @@ impl Server {
         &self.coordinator
     }
 
-    /// Where the data cores are.
-    pub fn data_addresses(&self) -> &[String] {
+    /// Where each data core is reached.
+    pub fn data_addresses(&self) -> &[Addresses] {
         &self.data
+    }
+
+    /// The CPU of each data core; empty when they are not pinned.
+    pub fn cpus(&self) -> &[usize] {
+        &self.pinning.cpus
+    }
+
+    /// A sentence about which CPUs data cores are pinned to, or why they are not.
+    pub fn pinning(&self) -> String {
+        self.pinning.to_string()
     }
 
     /// Asks all threads to end; frames under way still leave.
@@ -157,27 +177,42 @@ impl Server {
 
     fn spawn<C: RoleCell + Send + 'static>(
         &mut self,
-        name: &str,
+        thread: Thread,
         config: &ServerConfig,
-        listener: Option<TcpListener>,
-        address: String,
+        listeners: Vec<TcpListener>,
+        name: String,
         role: C,
     ) -> io::Result<()> {
         let mailbox = Mailbox::new()?;
         self.mailboxes.push(mailbox.clone());
         let setup = Setup {
-            listener,
-            hub: config.memory.clone().map(|hub| (hub, Some(address))),
+            listeners,
+            sockets: SocketOptions::new(config.congestion.as_deref())?,
+            hub: config.memory.clone().map(|hub| (hub, Some(name))),
             mailbox,
             stop: self.stop.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
             log: config.log,
         };
         let event_loop = EventLoop::new(role, setup)?;
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || event_loop.run())?;
+        let log = config.log;
+        let body = move || {
+            // Before anything large is touched: memory lies where that happens first.
+            if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
+                log(&format!("a data core could not be pinned: {error}; it runs without"));
+            }
+            event_loop.run()
+        };
+        let thread = std::thread::Builder::new().name(thread.name).spawn(body)?;
         self.threads.push(thread);
         Ok(())
     }
+}
+
+/// How a thread is to be set up.
+struct Thread {
+    name: String,
+    cpu: Option<usize>,
 }
 
 /// A server that is dropped ends; so does one that could only be started in part.
@@ -185,6 +220,20 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// One listener on each host for one data core, and what others are to be told.
+fn data_listeners(hosts: &[String], coordinator: &str) -> io::Result<(Vec<TcpListener>, Addresses)> {
+    if hosts.is_empty() {
+        let listener = tcp::listen(&format!("{}:0", host_towards(coordinator)?))?;
+        let addresses = announced(&listener, None)?.into();
+        return Ok((vec![listener], addresses));
+    }
+    let listeners: Vec<TcpListener> =
+        hosts.iter().map(|host| tcp::listen(&format!("{host}:0"))).collect::<io::Result<_>>()?;
+    let addresses = listeners.iter().zip(hosts).map(|(listener, host)| announced(listener, Some(host)));
+    let addresses = addresses.collect::<io::Result<_>>()?;
+    Ok((listeners, addresses))
 }
 
 /// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.
@@ -226,3 +275,6 @@ pub(crate) fn random_number() -> u64 {
     hasher.write_u32(std::process::id());
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests;

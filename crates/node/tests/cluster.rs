@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
+use paramill_core::address::Addresses;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -101,6 +102,79 @@ fn both_transports_and_any_number_of_cores_give_the_same_bits() {
     for (rank, values) in over_memory.iter().chain(&over_tcp).enumerate() {
         assert!(values == first, "replica {rank} differs");
     }
+}
+
+/// Trains like [`train`], with buffers that are lent instead of copied.
+fn train_with_slabs(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) -> Vec<Vec<f32>> {
+    let servers = start_servers(job, cores, hub);
+    let worker = |rank: u32| {
+        let job = Job::init(options(job, &servers, hub, rank)).unwrap();
+        let spec = TableSpec::dense("w", [ELEMENTS as u64]);
+        let table = job.create_table(spec, vec![1.0; ELEMENTS]).unwrap();
+        job.start().unwrap();
+        let mut slabs = vec![job.slab(table).unwrap()];
+        assert_eq!(slabs[0].values(), vec![1.0; ELEMENTS]);
+        let lent = job.read(table, |_| ()).unwrap_err().to_string();
+        assert!(lent.contains("is lent as a slab"), "{lent}");
+        for step in 0..steps {
+            slabs[0].gradient_mut().copy_from_slice(&gradient(rank, step));
+            let mut exchange = job.exchange(&mut slabs).unwrap();
+            assert!(slabs.is_empty());
+            job.clock();
+            slabs = exchange.wait(Duration::from_secs(20)).unwrap();
+        }
+        let slab = slabs.pop().unwrap();
+        let values = slab.values().to_vec();
+        job.give_back(slab);
+        assert!(job.read(table, |read| read == values).unwrap());
+        job.finish().unwrap();
+        values
+    };
+    let finals = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..job.workers)
+            .map(|rank| {
+                let worker = &worker;
+                scope.spawn(move || worker(rank))
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    for server in servers {
+        server.join().unwrap();
+    }
+    finals
+}
+
+#[test]
+fn lent_buffers_give_the_same_bits_as_copied_ones() {
+    let job = job_config(2, 2, "bsp");
+    let copied = train(&job, 1, None, 4);
+    assert_eq!(train_with_slabs(&job, 2, None, 4), copied);
+    assert_eq!(train_with_slabs(&job, 1, Some(&Hub::new()), 4), copied);
+}
+
+#[test]
+fn a_slab_that_a_server_refuses_comes_back() {
+    let job = job_config(1, 1, "bsp");
+    let servers = start_servers(&job, 1, None);
+    let client = Job::init(options(&job, &servers, None, 0)).unwrap();
+    let table = client.create_table(TableSpec::dense("w", [20_000]), vec![1.0; 20_000]).unwrap();
+    client.start().unwrap();
+    let mut slabs = vec![client.slab(table).unwrap()];
+    slabs[0].gradient_mut()[0] = f32::NAN;
+    let mut exchange = client.exchange(&mut slabs).unwrap();
+    let error = exchange.wait(Duration::from_secs(20)).unwrap_err().to_string();
+    assert!(error.contains("has NaN or Inf in chunk 0"), "{error}");
+    slabs = exchange.into_slabs();
+    assert_eq!(slabs[0].values(), vec![1.0; 20_000]);
+    // The same clock may be tried again, corrected.
+    slabs[0].gradient_mut().fill(1.0);
+    let mut exchange = client.exchange(&mut slabs).unwrap();
+    slabs = exchange.wait(Duration::from_secs(20)).unwrap();
+    assert_eq!(slabs[0].values(), vec![0.9; 20_000]);
+    drop(client);
+    servers.iter().for_each(Server::stop);
+    servers.into_iter().for_each(|server| drop(server.join()));
 }
 
 #[test]
@@ -237,7 +311,11 @@ fn a_coordinator_of_another_release_is_named_at_once() {
     let job = Job::init(JobOptions::at(url)).unwrap();
     job.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
     let error = job.start().unwrap_err().to_string();
-    assert!(error.contains("the peer speaks wire version 9, this release speaks 1"), "{error}");
+    let ours = paramill_core::wire::WIRE_VERSION;
+    assert!(
+        error.contains(&format!("the peer speaks wire version 9, this release speaks {ours}")),
+        "{error}"
+    );
     other_release.join().unwrap();
 }
 
@@ -351,7 +429,7 @@ fn a_server_that_listens_everywhere_announces_an_address_that_can_be_reached() {
     let config =
         ServerConfig { coordinate: Some(job_config(1, 1, "bsp")), ..ServerConfig::new("test", "0.0.0.0:0") };
     let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
-    for address in server.data_addresses().iter().map(String::as_str).chain([server.coordinator()]) {
+    for address in server.data_addresses().iter().flat_map(Addresses::iter).chain([server.coordinator()]) {
         assert!(!address.starts_with("0.0.0.0:") && !address.ends_with(":0"), "{address}");
     }
 }

@@ -84,7 +84,7 @@ fn a_first_frame_that_is_no_hello_is_refused_before_its_payload_comes() {
         (Kind::Push, 4 << 20, "Push frame announces 4194304 bytes; the limit is 4096"),
         (Kind::Pull, 0, "expected a hello first, got a Pull frame"),
     ] {
-        for address in [server.coordinator(), &server.data_addresses()[0]] {
+        for address in [server.coordinator(), server.data_addresses()[0].iter().next().unwrap()] {
             let mut peer = Raw::connect(address);
             let header = Header { payload_bytes, ..Header::new(kind) };
             peer.0.write_all(&header.encode()).unwrap();
@@ -143,7 +143,7 @@ fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
         }
     });
 
-    let mut greedy = Raw::connect(&plan.shards[0].1);
+    let mut greedy = Raw::connect(plan.shards[0].1.iter().next().unwrap());
     greedy.greet(incarnation);
     let before = memory_bytes();
     // Each of these asks for 16 MB in 512 frames. None of it is ever read.

@@ -156,7 +156,7 @@ impl Cluster {
             server: Some(id.server),
             core: id.core,
             cores: self.scenario.cores,
-            address: address.clone(),
+            addresses: address.as_str().into(),
             coordinator: COORDINATOR.into(),
         };
         let shard = Shard::new(Time::ZERO, config, registry.clone());
@@ -175,7 +175,7 @@ impl Cluster {
             job: JOB.into(),
             process: u64::from(id.0),
             id: Some(id),
-            address: address.clone(),
+            addresses: address.as_str().into(),
             coordinator: COORDINATOR.into(),
             hold: Duration::from_secs_f64(hold_ms * 1e-3),
         };

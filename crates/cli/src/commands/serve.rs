@@ -9,6 +9,7 @@ use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
 use std::io::Write;
@@ -25,8 +26,9 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let job = config.job.clone();
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
-    let announcement = Announcement { url: url.to_string(), data: server.data_addresses().to_vec() };
-    announce(&announcement, args.join.is_none(), output)?;
+    let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
+    let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
+    announce(&announcement, &server.pinning(), args.join.is_none(), output)?;
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
 
@@ -61,7 +63,9 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     }
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
-        host: args.host.clone(),
+        hosts: args.host.clone(),
+        congestion: congestion(args),
+        pin: args.pin.clone(),
         cores: plan.cluster.cores,
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
@@ -77,7 +81,9 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         return Err(Failure::Usage(error));
     }
     Ok(ServerConfig {
-        host: args.host.clone(),
+        hosts: args.host.clone(),
+        congestion: congestion(args),
+        pin: args.pin.clone(),
         cores: args.cores.unwrap_or(1),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,
@@ -86,14 +92,20 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
     })
 }
 
+/// What was typed wins over the environment.
+fn congestion(args: &ServeArgs) -> Option<String> {
+    args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok())
+}
+
 /// Says where to join, before anybody can be waiting for it.
-fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result<(), Failure> {
+fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Output) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     if output.json() {
         writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
     } else if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
         writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
+        writeln!(stdout, "{pinning}")?;
         writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
@@ -103,6 +115,7 @@ fn announce(announcement: &Announcement, first: bool, output: &Output) -> Result
             announcement.url,
             announcement.data.join(", ")
         )?;
+        writeln!(stdout, "{pinning}")?;
     }
     Ok(stdout.flush()?)
 }

@@ -33,6 +33,8 @@ pub(crate) struct Announcement {
     pub(crate) url: String,
     /// Where its data cores listen.
     pub(crate) data: Vec<String>,
+    /// The CPU of each data core; empty when they are not pinned.
+    pub(crate) cpus: Vec<usize>,
 }
 
 /// What an aggregator process writes to stdout once it listens, when it is asked for JSON.

@@ -61,12 +61,15 @@ impl Coordinator {
 
     pub(super) fn handle_aggregator(&mut self, id: AggregatorId, message: Control) {
         match message {
-            Control::Register { address } if address.len() <= limits::MAX_NAME_BYTES => {
-                if let Some(member) = self.aggregators.get_mut(&id) {
-                    member.address = address;
+            Control::Register { addresses } => match addresses.check() {
+                Ok(()) => {
+                    if let Some(member) = self.aggregators.get_mut(&id) {
+                        member.address = addresses.to_string();
+                    }
+                    self.brief_aggregator(id);
                 }
-                self.brief_aggregator(id);
-            }
+                Err(why) => self.log(format!("{id} gave {why}")),
+            },
             Control::AggregatorReport(report) => {
                 if let Some(member) = self.aggregators.get_mut(&id) {
                     member.report = report;

@@ -1,6 +1,7 @@
 //! Who belongs to the job: how workers and servers come, go, and are given up.
 
 use super::Coordinator;
+use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
 use crate::status::{MemberState, ShardReport, WorkerReport};
@@ -62,7 +63,7 @@ pub(super) struct Server {
 /// What the coordinator knows of a shard.
 #[derive(Debug, Default)]
 pub(super) struct ShardMember {
-    pub(super) address: Option<String>,
+    pub(super) addresses: Option<Addresses>,
     /// Since when it is not connected, if it is not.
     pub(super) lost_since: Option<Time>,
     /// The plan was sent on this connection.
@@ -82,7 +83,7 @@ impl Coordinator {
 
     /// Servers all of whose cores are connected and told where they are reached.
     pub(super) fn complete_servers(&self) -> usize {
-        let is_here = |shard: &ShardMember| shard.address.is_some() && shard.lost_since.is_none();
+        let is_here = |shard: &ShardMember| shard.addresses.is_some() && shard.lost_since.is_none();
         let here = |server: ServerId| {
             self.shards.iter().filter(|(id, shard)| id.server == server && is_here(shard)).count()
         };
@@ -309,7 +310,7 @@ impl Coordinator {
         }
         let lost = self.shards.iter().find(|(_, shard)| is_over(self.shard_deadline(shard)));
         if let Some((id, shard)) = lost {
-            let address = shard.address.as_deref().unwrap_or("an unknown address");
+            let address = shard.addresses.as_ref().map_or("an unknown address".into(), Addresses::to_string);
             let seconds = limits::CONNECT_DEADLINE.as_secs();
             let error = format!(
                 "{id} at {address} is away for {seconds} s, and its parameters with it; start the job anew"

@@ -127,13 +127,13 @@ impl Coordinator {
             .and_then(|spec| self.registry.placement.build(&spec))
             .expect("checked before the job started");
         let sizes: Vec<_> = self.tables.iter().map(TableSpec::size).collect();
-        let address =
-            |id: &ShardId| self.shards[id].address.clone().expect("a complete server is registered");
+        let addresses =
+            |id: &ShardId| self.shards[id].addresses.clone().expect("a complete server is registered");
         Plan {
             epoch: 1,
             parts: placement.place(&sizes, self.config.servers),
             tables: self.tables.clone(),
-            shards: self.shards.keys().map(|id| (*id, address(id))).collect(),
+            shards: self.shards.keys().map(|id| (*id, addresses(id))).collect(),
             chunk_elements: self.config.chunk_elements,
             workers: self.workers.iter().map(|(id, member)| (*id, member.incarnation)).collect(),
             policy: self.config.policy.clone(),

@@ -3,6 +3,7 @@
 
 use super::bounded::sequence;
 use super::{Header, Kind, Plan, WireError};
+use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub enum Control {
     /// Shard or aggregator to coordinator: workers reach me here.
     Register {
-        /// `host:port`, or a name of the in-memory transport.
-        address: String,
+        /// Each of them leads to it.
+        addresses: Addresses,
     },
     /// Worker to coordinator: these are my tables, I am ready to start.
     Declare {

@@ -1,6 +1,7 @@
 //! The plan: who holds what, under which policies.
 
 use super::bounded::sequence;
+use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
 use crate::table::{PolicyOverride, TablePolicy, TableSpec};
@@ -24,7 +25,7 @@ pub struct Plan {
     pub parts: Vec<Vec<Part>>,
     /// Every shard and where it is reached, ordered.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
-    pub shards: Vec<(ShardId, String)>,
+    pub shards: Vec<(ShardId, Addresses)>,
     /// Elements per chunk.
     pub chunk_elements: u32,
     /// Every worker with its incarnation, ordered.
@@ -69,11 +70,12 @@ impl Plan {
     /// Servers and their cores are numbered from 0 without a gap, and stand in order.
     fn check_shards(&self) -> Result<(), String> {
         let mut next = [ShardId { server: ServerId(0), core: 0 }; 2];
-        for (shard, _) in &self.shards {
+        for (shard, addresses) in &self.shards {
             let within = shard.server.0 < limits::MAX_SERVERS && shard.core < limits::MAX_CORES;
             if !within || !next.contains(shard) {
                 return Err(format!("{shard} is out of order"));
             }
+            addresses.check().map_err(|why| format!("{shard} has {why}"))?;
             let ShardId { server, core } = *shard;
             next = [ShardId { server, core: core + 1 }, ShardId { server: ServerId(server.0 + 1), core: 0 }];
         }
@@ -154,7 +156,7 @@ mod tests {
         Part { server: ServerId(server), start, len }
     }
 
-    fn shard(server: u32, core: u32) -> (ShardId, String) {
+    fn shard(server: u32, core: u32) -> (ShardId, Addresses) {
         (ShardId { server: ServerId(server), core }, "host:1".into())
     }
 
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 22] = [
+        let cases: [(&str, Spoil); 23] = [
             ("there is no server", |plan| plan.shards.clear()),
             ("server 4294967295 core 0 is out of order", |plan| plan.shards.push(shard(u32::MAX, 0))),
             ("out of order", |plan| plan.shards.push(shard(1, 0))),
@@ -189,6 +191,9 @@ mod tests {
             ("out of order", |plan| plan.shards.swap(0, 1)),
             ("out of order", |plan| {
                 plan.shards.extend((1..=limits::MAX_CORES).map(|core| shard(1, core)));
+            }),
+            ("server 0 core 1 has 9 addresses", |plan| {
+                plan.shards[1].1 = (0..9).map(|n| format!("host:{n}")).collect();
             }),
             ("ranks", |plan| plan.workers.clear()),
             ("ranks", |plan| plan.workers.swap(0, 1)),

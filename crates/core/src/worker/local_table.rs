@@ -2,7 +2,7 @@
 
 use super::{Gradient, WorkerError};
 use crate::consistency::PartialPull;
-use crate::store::Buffer;
+use crate::store::{Allocate, Buffer, Place};
 use crate::table::{Chunk, NonFinite, TableSpec};
 use crate::types::{Clock, ShardId};
 use std::collections::BTreeMap;
@@ -26,8 +26,15 @@ pub(super) struct LocalTable {
     initial: Vec<f32>,
     chunks: Vec<Chunk>,
     /// Chunk numbers of each shard, ascending.
-    by_shard: BTreeMap<ShardId, Vec<u32>>,
+    by_shard: Vec<(ShardId, Vec<u32>)>,
     spare: Vec<Buffer>,
+    /// The application has the values, or an exchange has.
+    pub(super) lent: bool,
+    /// The gradient of an exchange, once all servers have it.
+    pub(super) returned: Option<Arc<Buffer>>,
+    /// Where servers that share memory with this process put answers, before they become the values: those may be in
+    /// use.
+    landing: Option<Buffer>,
 }
 
 impl LocalTable {
@@ -40,21 +47,32 @@ impl LocalTable {
             pushed: None,
             initial,
             chunks: Vec::new(),
-            by_shard: BTreeMap::new(),
+            by_shard: Vec::new(),
             spare: Vec::new(),
+            lent: false,
+            returned: None,
+            landing: None,
         }
     }
 
     /// Takes the plan's word on where the table lives.
-    pub(super) fn plan(&mut self, chunks: Vec<Chunk>, nonfinite: NonFinite, partial: Option<PartialPull>) {
+    pub(super) fn plan(
+        &mut self,
+        chunks: Vec<Chunk>,
+        nonfinite: NonFinite,
+        partial: Option<PartialPull>,
+        memory: &dyn Allocate,
+    ) {
+        let mut by_shard: BTreeMap<ShardId, Vec<u32>> = BTreeMap::new();
         for (number, chunk) in (0..).zip(&chunks) {
-            self.by_shard.entry(chunk.shard).or_default().push(number);
+            by_shard.entry(chunk.shard).or_default().push(number);
         }
+        self.by_shard = by_shard.into_iter().collect();
         self.chunks = chunks;
         self.nonfinite = nonfinite;
         self.partial = partial;
         if !self.spec.rows {
-            self.values = Arc::new(Buffer::zeroed(self.spec.elements() as usize));
+            self.values = Arc::new(memory.zeroed(self.spec.elements() as usize));
         }
     }
 
@@ -66,19 +84,68 @@ impl LocalTable {
         buffer
     }
 
-    pub(super) fn shards(&self) -> Vec<ShardId> {
-        self.by_shard.keys().copied().collect()
+    /// The shards that hold some of it, ascending.
+    pub(super) fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + '_ {
+        self.by_shard.iter().map(|(shard, _)| *shard)
+    }
+
+    pub(super) fn shard_count(&self) -> usize {
+        self.by_shard.len()
+    }
+
+    /// One of [`LocalTable::shards`].
+    pub(super) fn shard(&self, index: usize) -> ShardId {
+        self.by_shard[index].0
+    }
+
+    fn numbers(&self, shard: ShardId) -> &[u32] {
+        match self.by_shard.binary_search_by_key(&shard, |(of, _)| *of) {
+            Ok(index) => &self.by_shard[index].1,
+            Err(_) => &[],
+        }
+    }
+
+    /// Takes the values out, for somebody who lends them.
+    pub(super) fn take_values(&mut self) -> Buffer {
+        let values = std::mem::replace(&mut self.values, Arc::new(Buffer::zeroed(0)));
+        Arc::try_unwrap(values).unwrap_or_else(|shared| Buffer::clone(&shared))
+    }
+
+    /// Where an answer may be put by a server that shares memory with this process.
+    pub(super) fn landing(&mut self, memory: &dyn Allocate) -> Option<Place> {
+        self.values.place()?;
+        self.landing.get_or_insert_with(|| memory.zeroed(self.values.len())).place()
+    }
+
+    pub(super) fn check_not_lent(&self) -> Result<(), WorkerError> {
+        if !self.lent {
+            return Ok(());
+        }
+        let name = &self.spec.name;
+        Err(WorkerError::Order(format!(
+            "table `{name}` is lent as a slab: exchange it, or give it back first"
+        )))
+    }
+
+    /// A table is pushed once per iteration.
+    pub(super) fn check_clock(&self, clock: Clock) -> Result<(), WorkerError> {
+        if self.pushed != Some(clock) {
+            return Ok(());
+        }
+        let name = &self.spec.name;
+        Err(WorkerError::Order(format!(
+            "table `{name}` was pushed at clock {clock} already; call `clock` between iterations"
+        )))
     }
 
     /// The chunks of a shard with their numbers.
     pub(super) fn chunks_of(&self, shard: ShardId) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
-        let numbers: &[u32] = self.by_shard.get(&shard).map_or(&[], Vec::as_slice);
-        numbers.iter().map(|&number| (number, self.chunks[number as usize]))
+        self.numbers(shard).iter().map(|&number| (number, self.chunks[number as usize]))
     }
 
     /// One of the chunks of a shard, counted from its first.
     pub(super) fn chunk_of(&self, shard: ShardId, index: usize) -> Option<(u32, Chunk)> {
-        let number = *self.by_shard.get(&shard)?.get(index)?;
+        let number = *self.numbers(shard).get(index)?;
         Some((number, self.chunks[number as usize]))
     }
 
@@ -88,12 +155,9 @@ impl LocalTable {
 
     /// Whether a gradient fits, and comes at its time.
     pub(super) fn check_gradient(&self, gradient: &Gradient<'_>, clock: Clock) -> Result<(), WorkerError> {
+        self.check_not_lent()?;
+        self.check_clock(clock)?;
         let name = &self.spec.name;
-        if self.pushed == Some(clock) {
-            return Err(WorkerError::Order(format!(
-                "table `{name}` was pushed at clock {clock} already; call `clock` between iterations"
-            )));
-        }
         let shape = |expected: String, found: String| {
             Err(WorkerError::Shape { table: name.clone(), expected, found })
         };
@@ -141,10 +205,10 @@ impl LocalTable {
     }
 
     /// Memory for a gradient of `len` elements, used again when there is some.
-    pub(super) fn take_buffer(&mut self, len: usize) -> Buffer {
+    pub(super) fn take_buffer(&mut self, len: usize, memory: &dyn Allocate) -> Buffer {
         match self.spare.iter().position(|buffer| buffer.len() == len) {
             Some(index) => self.spare.swap_remove(index),
-            None => Buffer::zeroed(len),
+            None => memory.zeroed(len),
         }
     }
 
@@ -156,7 +220,8 @@ impl LocalTable {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.values.memory_bytes() + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
+        let landing = self.landing.as_ref().map_or(0, Buffer::memory_bytes);
+        landing + self.values.memory_bytes() + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
     }
 
     fn check_rows(&self, rows: &[u32]) -> Result<(), WorkerError> {

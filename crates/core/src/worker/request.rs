@@ -3,7 +3,7 @@
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
 use crate::role::{Body, Frame};
-use crate::store::Buffer;
+use crate::store::{Buffer, Place};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::{Flags, Header, Kind};
 use std::collections::BTreeMap;
@@ -19,6 +19,8 @@ pub(super) struct Request {
     pub(super) held: bool,
     /// Chunks, or rows, of the answer that are here.
     received: usize,
+    /// Where the answer may be put, as a header says it.
+    landing: u64,
     what: What,
 }
 
@@ -55,7 +57,13 @@ pub(super) struct Context<'a> {
 
 impl Request {
     pub(super) fn new(shard: ShardId, table: usize, clock: Clock, ticket: Ticket, what: What) -> Request {
-        Request { shard, table, clock, ticket, held: false, received: 0, what }
+        Request { shard, table, clock, ticket, held: false, received: 0, landing: 0, what }
+    }
+
+    /// The answer may be put there by a server that shares memory with this process.
+    pub(super) fn landing_at(mut self, place: Option<Place>) -> Request {
+        self.landing = place.map_or(0, Place::to_bits);
+        self
     }
 
     /// Whether the server must get it even when nobody waits for it any more.
@@ -81,19 +89,20 @@ impl Request {
         }
     }
 
-    /// Everything that the server does not have yet.
-    pub(super) fn frames(&mut self, context: &Context<'_>) -> Vec<Frame> {
+    /// Hands everything that the server does not have yet to `send`.
+    pub(super) fn frames(&mut self, context: &Context<'_>, send: &mut impl FnMut(Frame)) {
         self.received = 0;
         let mut header = Header::new(Kind::Push);
         header.table = TableId(self.table as u32);
         header.clock = self.clock;
         header.request = context.id;
         header.epoch = context.epoch;
+        header.landing = if self.wants_params() { self.landing } else { 0 };
         let may_pull = |clock: Clock| context.overlap || clock == 0 || context.gone >= Some(clock - 1);
         match &mut self.what {
             What::Init { buffer } => {
                 header.kind = Kind::Init;
-                dense_frames(header, self.shard, &context.buffers[buffer].0, context.table)
+                dense_frames(header, self.shard, &context.buffers[buffer].0, context.table, send);
             }
             What::Push { buffer, rows, want_params, acknowledged: false } => {
                 if *want_params && context.overlap {
@@ -102,21 +111,27 @@ impl Request {
                 self.held = *want_params && !context.overlap;
                 let buffer = &context.buffers[buffer].0;
                 match rows {
-                    Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table),
-                    None => dense_frames(header, self.shard, buffer, context.table),
+                    Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table)
+                        .into_iter()
+                        .for_each(send),
+                    None => dense_frames(header, self.shard, buffer, context.table, send),
                 }
             }
             What::Push { acknowledged: true, .. } => {
                 self.held = !may_pull(self.clock + 1);
                 header.clock = self.clock + 1;
-                if self.held { Vec::new() } else { vec![pull_frame(header, None)] }
+                if !self.held {
+                    send(pull_frame(header, None));
+                }
             }
             What::Pull { rows, now } => {
                 self.held = !*now && !may_pull(self.clock);
                 if *now {
                     header.flags = Flags::NOW;
                 }
-                if self.held { Vec::new() } else { vec![pull_frame(header, rows.as_deref())] }
+                if !self.held {
+                    send(pull_frame(header, rows.as_deref()));
+                }
             }
         }
     }
@@ -207,30 +222,35 @@ impl Request {
         if next != number || chunk.len as usize != values.len() || table.spec.rows {
             return None;
         }
-        if !is_late {
-            let start = chunk.start as usize;
-            Arc::make_mut(&mut table.values).as_mut_slice()[start..start + values.len()]
-                .copy_from_slice(values);
+        let range = chunk.start as usize..chunk.start as usize + values.len();
+        // An empty table is lent, and nobody waits for this answer any more.
+        let is_there = |there: &[f32]| there.as_ptr() == values.as_ptr();
+        let is_in_place = table.values.as_slice().get(range.clone()).is_none_or(is_there);
+        if !is_late && !is_in_place {
+            Arc::make_mut(&mut table.values).as_mut_slice()[range].copy_from_slice(values);
         }
         Some((1, table.chunks_of(self.shard).len()))
     }
 }
 
-fn dense_frames(mut header: Header, shard: ShardId, buffer: &Arc<Buffer>, table: &LocalTable) -> Vec<Frame> {
+fn dense_frames(
+    mut header: Header,
+    shard: ShardId,
+    buffer: &Arc<Buffer>,
+    table: &LocalTable,
+    send: &mut impl FnMut(Frame),
+) {
     let chunks = table.chunks_of(shard);
     let count = chunks.len();
     let flags = header.flags;
-    (0..)
-        .zip(chunks)
-        .map(|(part, (number, chunk))| {
-            let (start, len) = (chunk.start as usize * 4, chunk.len as usize * 4);
-            header.chunk = number;
-            header.part = part;
-            header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
-            header.payload_bytes = len as u32;
-            Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start, len } }
-        })
-        .collect()
+    for (part, (number, chunk)) in (0..).zip(chunks) {
+        let (start, len) = (chunk.start as usize * 4, chunk.len as usize * 4);
+        header.chunk = number;
+        header.part = part;
+        header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
+        header.payload_bytes = len as u32;
+        send(Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start, len } });
+    }
 }
 
 /// One frame for every chunk that has some of the rows; one empty frame when the shard has none of them, since the

@@ -73,9 +73,13 @@ impl Worker {
         // A server that answers before it has everything leaves frames behind that still need the memory.
         if *users == 0
             && let Some((buffer, _)) = self.buffers.remove(&id)
-            && let Some(buffer) = Arc::into_inner(buffer)
         {
-            self.tables[table].keep_buffer(buffer);
+            let local = &mut self.tables[table];
+            if local.lent {
+                local.returned = Some(buffer);
+            } else if let Some(buffer) = Arc::into_inner(buffer) {
+                local.keep_buffer(buffer);
+            }
         }
     }
 
@@ -196,16 +200,17 @@ impl Worker {
             match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull());
+                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull(), &*self.memory);
                 }
                 Err(error) => return self.fail(WorkerError::Table(error.to_string())),
             }
         }
-        for (shard, address) in &plan.shards {
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        for (shard, addresses) in &plan.shards {
             let peer = NodeId::Shard(*shard);
             let link = match &self.config.aggregator {
                 Some(aggregator) => Link::through_aggregator(now, peer, aggregator.clone()),
-                None => Link::new(now, peer, address.clone()),
+                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
             };
             self.links.insert(*shard, link);
         }
@@ -215,7 +220,7 @@ impl Worker {
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let initial = self.tables[index].take_initial();
-            let shards = self.tables[index].shards();
+            let shards: Vec<ShardId> = self.tables[index].shards().collect();
             if is_first {
                 let id = self.next_id();
                 acks += shards.len();

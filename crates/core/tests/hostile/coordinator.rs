@@ -106,7 +106,7 @@ fn servers_that_disagree_about_their_cores_are_not_planned_with() {
     // Two cores are promised, one registers; another process claims the same number with one core.
     let first = coordinator.accept(now, &shard_hello(1, Some(0), 0, 2)).unwrap().you;
     coordinator.accept(now, &shard_hello(1, Some(0), 1, 2)).unwrap();
-    say(&mut coordinator, now, first, &message(&Control::Register { address: "a".into() }));
+    say(&mut coordinator, now, first, &message(&Control::Register { addresses: "a".into() }));
     let refusal = coordinator.accept(now, &shard_hello(2, Some(0), 0, 1)).unwrap_err();
     assert!(refusal.retry && refusal.reason.contains("server 0 is another process already"), "{refusal}");
     let refusal = coordinator.accept(now, &shard_hello(1, Some(0), 0, 1)).unwrap_err();
@@ -144,7 +144,7 @@ fn thousands_of_barriers_and_queries_are_one_answer_or_a_refusal() {
     assert!(outputs.len() == 1 && is_refusal(&outputs[0], WorkerId(1)));
 
     let shard = coordinator.accept(now, &shard_hello(1, None, 0, 1)).unwrap().you;
-    say(&mut coordinator, now, shard, &message(&Control::Register { address: "a".into() }));
+    say(&mut coordinator, now, shard, &message(&Control::Register { addresses: "a".into() }));
     say(&mut coordinator, now, shard, &message(&Control::Ready));
     let mut answers = 0;
     for _ in 0..5000 {
@@ -177,7 +177,7 @@ fn a_plan_is_sent_once_on_a_connection() {
     let worker = NodeId::Worker(WorkerId(0));
     let again = message(&Control::Declare { tables: words::honest_tables() });
     assert_eq!(say(coordinator, now, worker, &again), []);
-    let register = message(&Control::Register { address: "elsewhere".into() });
+    let register = message(&Control::Register { addresses: "elsewhere".into() });
     assert_eq!(say(coordinator, now, NodeId::Shard(shard_id(0)), &register), []);
     coordinator.handle_disconnected(now, worker, &Lost::Broken("reset".into()));
     let back = Hello { job: "test".into(), from: Party::Worker { rank: Some(WorkerId(0)) }, incarnation: 1 };

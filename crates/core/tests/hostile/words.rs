@@ -182,7 +182,7 @@ pub(crate) fn honest_tables() -> Vec<TableSpec> {
 /// A plan that is right but for a few of its fields.
 fn plan() -> impl Strategy<Value = Plan> {
     let part = |server, start, len| Part { server: ServerId(server), start, len };
-    let shard = |server, core| (ShardId { server: ServerId(server), core }, format!("shard:{server}"));
+    let shard = |server, core| (ShardId { server: ServerId(server), core }, format!("shard:{server}").into());
     let honest = Plan {
         epoch: 1,
         tables: honest_tables(),
@@ -230,7 +230,7 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         memory_bytes: u64::MAX,
     };
     prop_oneof![
-        name().prop_map(|address| Control::Register { address }),
+        vec(name(), 0..3).prop_map(|names| Control::Register { addresses: names.into_iter().collect() }),
         vec(table(), 0..4).prop_map(|tables| Control::Declare { tables }),
         Just(Control::Declare { tables: honest_tables() }),
         plan().prop_map(|plan| Control::Plan(Box::new(plan))),

@@ -57,7 +57,7 @@ fn a_server_that_goes_before_the_job_starts_can_be_replaced() {
             server: None,
             core,
             cores: 2,
-            address: format!("shard:{core}"),
+            addresses: format!("shard:{core}").into(),
             coordinator: "coordinator".into(),
         };
         pump.shards[core as usize] = Shard::new(pump.now, config, Arc::new(Registry::builtin()));

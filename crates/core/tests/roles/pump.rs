@@ -41,7 +41,7 @@ fn new_aggregator(now: Time, job: &str, index: usize, process: u64) -> Aggregato
         job: job.into(),
         process,
         id: None,
-        address: format!("aggregator:{index}"),
+        addresses: format!("aggregator:{index}").into(),
         coordinator: "coordinator".into(),
         hold: Duration::from_millis(5),
     };
@@ -68,7 +68,7 @@ impl Pump {
                     server: None,
                     core,
                     cores,
-                    address: format!("shard:{}", server * cores + core),
+                    addresses: format!("shard:{}", server * cores + core).into(),
                     coordinator: "coordinator".into(),
                 };
                 Shard::new(Time::ZERO, config, registry.clone())

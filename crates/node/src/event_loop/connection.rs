@@ -13,7 +13,7 @@ pub(super) struct Connection {
     pub(super) state: State,
     /// Ends once everything is written.
     pub(super) closing: bool,
-    /// Something waits to be written.
+    /// Its loop will look at it: something waits to be written, or to be watched for.
     pub(super) dirty: bool,
     /// What epoll watches it for.
     pub(super) watched: epoll::EventFlags,
@@ -74,9 +74,19 @@ impl Connection {
         self.accepted && matches!(&self.wire, Wire::Tcp(tcp) if tcp.is_congested())
     }
 
+    /// Whether frames are here that were not handled.
+    pub(super) fn has_unhandled(&self) -> bool {
+        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers())
+    }
+
     /// Whether frames are here that can be handled now.
     pub(super) fn has_leftovers(&self) -> bool {
-        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers()) && !self.is_congested()
+        self.has_unhandled() && !self.is_congested()
+    }
+
+    /// Whether nothing waits to be written.
+    pub(super) fn is_silent(&self) -> bool {
+        !matches!(&self.wire, Wire::Tcp(tcp) if !tcp.is_silent())
     }
 
     pub(super) fn handshake_deadline(&self) -> Option<Time> {

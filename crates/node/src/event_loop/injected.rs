@@ -46,6 +46,11 @@ impl Injected {
         }
     }
 
+    /// Whether this node, or who it turns out to be, may pause, crash or be slow.
+    pub(super) fn may_interfere(&self) -> bool {
+        !self.injection.plan.is_empty()
+    }
+
     /// Pauses or crashes the node when it is time; also when its thread should do neither, this is cheap.
     pub(super) fn interfere(&mut self, node: NodeId, now: Time) -> Result<(), String> {
         if self.node != Some(node) {

@@ -9,18 +9,26 @@ use paramill_core::role::Lost;
 use paramill_core::types::Time;
 use rustix::event::epoll;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a loop that could not take a connection waits before it tries again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl<C: RoleCell> EventLoop<C> {
-    /// Takes new TCP connections; each must say hello first.
+    /// Takes new TCP connections on all interfaces; each must say hello first.
     pub(super) fn accept_all(&mut self) {
+        (0..self.setup.listeners.len()).for_each(|listener| self.accept_from(listener));
+    }
+
+    fn accept_from(&mut self, listener: usize) {
         loop {
-            let Some(accepted) = self.setup.listener.as_ref().map(TcpListener::accept) else { return };
-            match accepted.and_then(|(stream, _)| TcpConnection::new(stream)) {
+            let accepted = self.setup.listeners[listener].accept();
+            let set_up = |(stream, peer): (TcpStream, SocketAddr)| {
+                self.setup.sockets.apply((&stream).into(), peer)?;
+                TcpConnection::new(stream)
+            };
+            match accepted.and_then(set_up) {
                 Ok(tcp) => {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;
@@ -56,14 +64,19 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Stops listening until a time, or begins again.
     pub(super) fn listen_again_at(&mut self, at: Option<Time>) {
-        let Some(listener) = &self.setup.listener else { return };
-        let data = epoll::EventData::new_u64(LISTENER);
-        let changed = match at {
-            Some(_) => epoll::delete(&self.epoll, listener),
-            None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
-        };
-        if let Err(error) = changed {
-            (self.setup.log)(&format!("cannot watch the listener: {error}"));
+        if at.is_some() == self.deaf_until.is_some() {
+            self.deaf_until = at;
+            return;
+        }
+        for listener in &self.setup.listeners {
+            let data = epoll::EventData::new_u64(LISTENER);
+            let changed = match at {
+                Some(_) => epoll::delete(&self.epoll, listener),
+                None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+            };
+            if let Err(error) = changed {
+                (self.setup.log)(&format!("cannot watch the listener: {error}"));
+            }
         }
         self.deaf_until = at;
     }

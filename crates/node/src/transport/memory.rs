@@ -4,6 +4,7 @@ use paramill_core::wire::{Header, Hello, Refusal, Welcome};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Prefix of addresses on this transport.
@@ -29,12 +30,14 @@ pub(crate) enum Letter {
 pub(crate) struct Mailbox {
     letters: Mutex<VecDeque<Letter>>,
     wake: OwnedFd,
+    /// The owner is about to sleep, or does.
+    sleeps: AtomicBool,
 }
 
 impl Mailbox {
     pub(crate) fn new() -> std::io::Result<Arc<Mailbox>> {
         let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Arc::new(Mailbox { letters: Mutex::default(), wake }))
+        Ok(Arc::new(Mailbox { letters: Mutex::default(), wake, sleeps: AtomicBool::new(false) }))
     }
 
     pub(crate) fn put(&self, letter: Letter) {
@@ -52,6 +55,19 @@ impl Mailbox {
     pub(crate) fn wake(&self) {
         // A full counter already wakes the loop; no other error can happen to an eventfd.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Wakes the owner's event loop if it sleeps. One that does not looks at its role before it does.
+    pub(crate) fn wake_sleeper(&self) {
+        if self.sleeps.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// The owner says that it is about to sleep, or that it does not any more. What it looks at between this and the
+    /// sleep, nobody changes without waking it.
+    pub(crate) fn set_sleeping(&self, sleeps: bool) {
+        self.sleeps.store(sleeps, Ordering::SeqCst);
     }
 
     /// Takes all letters and resets the wake-up.

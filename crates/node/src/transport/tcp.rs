@@ -1,5 +1,6 @@
 //! One TCP connection: a receive buffer that frames are handled in, and frames that wait to be written.
 
+use super::options::SocketOptions;
 use bytemuck::cast_slice_mut;
 use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Role};
@@ -19,6 +20,8 @@ const GREETING_BYTES: usize = 8192;
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Frames gathered into one `writev`: two slices each, three with padding, below the kernel's 1024.
 const GATHER_FRAMES: usize = 256;
+/// Writes to one connection before others get their turn.
+const WRITES_PER_TURN: usize = 4;
 const PADDING: [u8; HEADER_BYTES] = [0; HEADER_BYTES];
 
 /// A connected, or connecting, stream.
@@ -35,6 +38,20 @@ pub(crate) struct TcpConnection {
     /// The rest of a frame that the socket took only in part.
     rest: Vec<u8>,
     rest_sent: usize,
+    /// Kept from write to write for their memory.
+    heads: Vec<[u8; HEADER_BYTES]>,
+    slices: Vec<IoSlice<'static>>,
+}
+
+/// How far a flush came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// Everything is out.
+    Done,
+    /// The socket takes no more for now.
+    Blocked,
+    /// It was others' turn.
+    Enough,
 }
 
 impl TcpConnection {
@@ -54,12 +71,18 @@ impl TcpConnection {
             waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
+            heads: Vec::new(),
+            slices: Vec::new(),
         })
     }
 
     /// Begins to connect; the socket becomes writable when it is decided. A name with several addresses is tried at
     /// another one each time.
-    pub(crate) fn connect(address: &str, attempt: usize) -> io::Result<TcpConnection> {
+    pub(crate) fn connect(
+        address: &str,
+        attempt: usize,
+        options: &SocketOptions,
+    ) -> io::Result<TcpConnection> {
         let targets = resolve(address)?;
         let target = targets[attempt % targets.len()];
         let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
@@ -69,18 +92,17 @@ impl TcpConnection {
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
             Err(error) => return Err(error),
         }
+        options.apply((&socket).into(), target)?;
         TcpConnection::new(socket.into())
     }
 
-    /// Reads once, unless frames are left from the last time, and calls `handle` with every complete frame until it
-    /// says that this is enough for now. A payload of more than `limit` bytes is an error before memory is taken for
-    /// it. `Ok(false)` when nothing more is to be read now.
-    pub(crate) fn receive(
+    /// Calls `handle` with every complete frame that was received until it says that this is enough for now. A payload
+    /// of more than `limit` bytes is an error before memory is taken for it. `Ok(false)` when it was enough.
+    pub(crate) fn handle(
         &mut self,
         limit: usize,
         mut handle: impl FnMut(&Header, &[u8]) -> bool,
     ) -> Result<bool, ReceiveError> {
-        let filled_the_room = self.has_leftovers || self.read()?;
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
@@ -114,11 +136,11 @@ impl TcpConnection {
             // One long message is no reason to keep its memory.
             self.resize(RECEIVE_BYTES);
         }
-        Ok(filled_the_room && wants_more)
+        Ok(wants_more)
     }
 
     /// Reads once. True when as much came as there was room for.
-    fn read(&mut self) -> Result<bool, ReceiveError> {
+    pub(crate) fn fill(&mut self) -> Result<bool, ReceiveError> {
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let room = bytes.len() - self.filled;
         match self.stream.read(&mut bytes[self.filled..]) {
@@ -151,29 +173,29 @@ impl TcpConnection {
         self.waiting.push_back(frame);
     }
 
-    /// Writes as much as the socket takes. True when everything is out.
-    pub(crate) fn flush(&mut self, role: &impl Role) -> io::Result<bool> {
-        loop {
-            while self.rest_sent < self.rest.len() {
-                match self.stream.write(&self.rest[self.rest_sent..]) {
-                    Ok(count) => self.rest_sent += count,
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            self.rest.clear();
-            self.rest_sent = 0;
-            if self.waiting.is_empty() {
-                return Ok(true);
-            }
-            match self.write_gathered(role) {
+    /// Writes as much as the socket takes, up to [`WRITES_PER_TURN`]. `role` finds payloads that it stores itself.
+    pub(crate) fn flush(&mut self, role: Option<&impl Role>) -> io::Result<Flushed> {
+        for _ in 0..WRITES_PER_TURN {
+            let written = if self.rest_sent < self.rest.len() {
+                self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
+            } else if self.waiting.is_empty() {
+                return Ok(Flushed::Done);
+            } else {
+                self.write_gathered(role)
+            };
+            match written {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(if self.is_silent() { Flushed::Done } else { Flushed::Enough })
+    }
+
+    /// Whether nothing waits to be written.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.waiting.is_empty() && self.rest_sent == self.rest.len()
     }
 
     /// Whether so much waits that its owner should not ask for more.
@@ -181,23 +203,21 @@ impl TcpConnection {
         self.waiting.len() > limits::MAX_WAITING_FRAMES || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
     }
 
-    /// One `writev` over many frames, their payloads straight from the role's memory.
-    fn write_gathered(&mut self, role: &impl Role) -> io::Result<()> {
-        let count = self.waiting.len().min(GATHER_FRAMES);
-        let heads: Vec<[u8; HEADER_BYTES]> = self
-            .waiting
-            .iter_mut()
-            .take(count)
-            .map(|frame| {
-                if let Body::Stored { .. } = frame.body {
-                    role.refresh(&mut frame.header);
-                }
-                frame.header.encode()
-            })
-            .collect();
-        let mut slices = Vec::with_capacity(count * 3);
-        for (frame, head) in self.waiting.iter().zip(&heads) {
-            let payload = role.payload(&frame.body);
+    /// One `writev` over many frames, their payloads straight from where they live.
+    fn write_gathered(&mut self, role: Option<&impl Role>) -> io::Result<()> {
+        self.heads.clear();
+        self.heads.extend(self.waiting.iter_mut().take(GATHER_FRAMES).map(|frame| {
+            if let (Body::Stored { .. }, Some(role)) = (&frame.body, role) {
+                role.refresh(&mut frame.header);
+            }
+            frame.header.encode()
+        }));
+        let mut slices = recycled(std::mem::take(&mut self.slices));
+        for (frame, head) in self.waiting.iter().zip(&self.heads) {
+            let payload = match role {
+                Some(role) => role.payload(&frame.body),
+                None => frame.body.bytes().expect("a role that is shared stores nothing itself"),
+            };
             assert_eq!(
                 payload.len(),
                 frame.header.payload_bytes as usize,
@@ -207,27 +227,32 @@ impl TcpConnection {
             slices.push(IoSlice::new(payload));
             slices.push(IoSlice::new(&PADDING[..padded(payload.len()) - payload.len()]));
         }
-        let mut written = self.stream.write_vectored(&slices)?;
+        let written = self.stream.write_vectored(&slices);
         let mut sent = 0;
-        for frame_slices in slices.chunks_exact(3) {
-            let total: usize = frame_slices.iter().map(|slice| slice.len()).sum();
-            sent += 1;
-            if written < total {
-                // The bytes of one frame are taken between two events: what is left of it is copied now.
-                for slice in frame_slices {
-                    let skip = written.min(slice.len());
-                    self.rest.extend_from_slice(&slice[skip..]);
-                    written -= skip;
+        if let Ok(mut written) = written {
+            self.rest.clear();
+            self.rest_sent = 0;
+            for frame_slices in slices.chunks_exact(3) {
+                let total: usize = frame_slices.iter().map(|slice| slice.len()).sum();
+                sent += 1;
+                if written < total {
+                    // The bytes of one frame are taken between two events: what is left of it is copied now.
+                    for slice in frame_slices {
+                        let skip = written.min(slice.len());
+                        self.rest.extend_from_slice(&slice[skip..]);
+                        written -= skip;
+                    }
+                    break;
                 }
-                break;
-            }
-            written -= total;
-            if written == 0 {
-                break;
+                written -= total;
+                if written == 0 {
+                    break;
+                }
             }
         }
+        self.slices = recycled(slices);
         self.waiting_bytes -= self.waiting.drain(..sent).map(|frame| frame.memory_bytes()).sum::<usize>();
-        Ok(())
+        written.map(|_| ())
     }
 
     /// Another buffer, with what is in this one.
@@ -237,6 +262,12 @@ impl TcpConnection {
         other.as_mut_slice()[..words].copy_from_slice(&self.receive.as_slice()[..words]);
         self.receive = other;
     }
+}
+
+/// The memory of an empty list of slices, for slices of another lifetime.
+fn recycled<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+    slices.clear();
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
 }
 
 /// Why nothing more can be received.

@@ -27,16 +27,11 @@ fn cores() -> Check {
     };
     let found =
         format!("{usable}{limited}, {} instructions, {nodes} NUMA node{}", vector_level(), plural(nodes));
-    let check = match (usable, nodes) {
-        (1, _) => Check::warn(
+    let check = match usable {
+        1 => Check::warn(
             "cores",
             found,
             "servers and workers will take turns; two cores or more let them overlap",
-        ),
-        (_, 2..) => Check::warn(
-            "cores",
-            found,
-            "keep a server's memory near its cores: numactl --cpunodebind=0 --membind=0 paramill ...",
         ),
         _ => Check::ok("cores", found),
     };

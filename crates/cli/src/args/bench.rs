@@ -1,0 +1,104 @@
+//! What can be typed after `paramill bench`.
+
+use crate::duration::Span;
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Measure the data path against this machine's own limits.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Exchange(Box<ExchangeArgs>),
+}
+
+/// Exchange a model between workers and servers, and nothing else.
+///
+/// Every iteration each worker pushes a gradient of the whole model and pulls the parameters that follow from it,
+/// synchronously, with an optimizer step on the servers and no computation. Workers and servers are processes of their
+/// own. Goodput is workers x 2 x bytes of the model x iterations/s. The machine's limits are measured in between.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill bench exchange
+  paramill bench exchange --model vgg19 --workers 4 --servers 2 --cores 1 --json
+  paramill bench exchange --elements 262144 --tensors 1 --transport memory
+  paramill bench exchange --congestion reno --against gloo --python venv/bin/python")]
+pub(crate) struct ExchangeArgs {
+    /// The model whose tensors are exchanged [default: resnet50].
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["elements", "tensors"])]
+    pub(crate) model: Option<String>,
+    /// Instead of a model: this many parameters.
+    #[arg(long, value_name = "N")]
+    pub(crate) elements: Option<u64>,
+    /// How many tensors they are cut into [default: 1].
+    #[arg(long, value_name = "K", requires = "elements")]
+    pub(crate) tensors: Option<u64>,
+    /// Workers.
+    #[arg(long, value_name = "W", default_value_t = 2)]
+    pub(crate) workers: u32,
+    /// Servers.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub(crate) servers: u32,
+    /// Data cores of each server [default: this machine's cores, divided among the servers].
+    #[arg(long, value_name = "K")]
+    pub(crate) cores: Option<u32>,
+    /// How bytes travel. `memory` runs everything as threads of one process.
+    #[arg(long, value_name = "T", default_value_t = Transport::Tcp)]
+    pub(crate) transport: Transport,
+    /// Gradients lie in memory of the worker's own and are copied; otherwise they are written where they leave from.
+    #[arg(long)]
+    pub(crate) copy: bool,
+    /// How TCP controls congestion, such as reno, cubic or bbr; for every contender [default: the system's].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
+    /// The step that the servers make.
+    #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
+    pub(crate) optimizer: String,
+    /// How long each contender is measured in a round.
+    #[arg(long, value_name = "X", default_value_t = 2.0, conflicts_with = "iterations")]
+    pub(crate) seconds: f64,
+    /// Iterations in a round, instead of a time.
+    #[arg(long, value_name = "N")]
+    pub(crate) iterations: Option<u64>,
+    /// How long each contender runs before it is measured, in seconds.
+    #[arg(long, value_name = "X", default_value_t = 0.5)]
+    pub(crate) warmup: f64,
+    /// Rounds. In each, every contender is started, measured and ended; medians are reported.
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    pub(crate) rounds: u32,
+    /// Give up on a wait that lasts longer, and name what was waited for.
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    pub(crate) timeout: Span,
+}
+
+/// How bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Transport {
+    /// Loopback TCP.
+    Tcp,
+    /// Shared memory between processes.
+    Shm,
+    /// Mailboxes between threads of one process.
+    Memory,
+    /// What a job would choose on one host.
+    Auto,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Tcp => "tcp",
+            Transport::Shm => "shm",
+            Transport::Memory => "memory",
+            Transport::Auto => "auto",
+        })
+    }
+}

@@ -1,0 +1,31 @@
+//! `paramill bench`: the data path against this machine's own limits, and against others that do the same work.
+
+mod congestion;
+mod contender;
+mod crew;
+mod exchange;
+mod limits;
+mod part;
+mod plan;
+mod report;
+mod statistics;
+mod usage;
+mod worker;
+
+use crate::args::{BenchArgs, BenchCommand};
+use crate::failure::Failure;
+use crate::output::Output;
+use paramill_core::registry::Registry;
+use std::sync::Arc;
+
+/// Measures what was asked for.
+pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
+    match &args.command {
+        BenchCommand::Exchange(args) => exchange::run(args, registry, output),
+    }
+}
+
+/// A process of a measurement.
+pub(crate) fn run_process(registry: &Arc<Registry>) -> Result<(), Failure> {
+    Ok(part::play(registry)?)
+}

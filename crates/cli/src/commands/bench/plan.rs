@@ -1,0 +1,190 @@
+//! What an exchange is, checked.
+
+use super::congestion;
+use crate::args::{ExchangeArgs, Transport};
+use anyhow::{Result, bail, ensure};
+use paramill_core::coordinator::JobConfig;
+use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
+use paramill_core::optimizer::OptimizerPolicy;
+use paramill_core::registry::Registry;
+use paramill_core::table::{TablePolicy, TableSpec};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The name of the job.
+pub(super) const JOB: &str = "bench";
+const MAX_ROUNDS: u32 = 1000;
+const MAX_SECONDS: f64 = 3600.0;
+
+/// Who exchanges what, as every process of it must know.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Exchange {
+    /// What the tensors are of.
+    pub(super) model: String,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) workers: u32,
+    pub(super) servers: u32,
+    /// Data cores of each server.
+    pub(super) cores: u32,
+    pub(super) transport: Transport,
+    /// Whether gradients are copied from the worker's own memory.
+    pub(super) copy: bool,
+    /// Of every socket.
+    pub(super) congestion: String,
+    pub(super) optimizer: String,
+    /// The longest wait before giving up.
+    pub(super) timeout: Duration,
+}
+
+/// One tensor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Tensor {
+    pub(super) name: String,
+    pub(super) shape: Vec<u64>,
+}
+
+/// How it is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Schedule {
+    pub(super) rounds: u32,
+    pub(super) warmup: Duration,
+    pub(super) length: Length,
+}
+
+/// How long a measurement lasts.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Length {
+    Iterations(u64),
+    Time(Duration),
+}
+
+impl Exchange {
+    /// What was typed, or why it cannot work.
+    pub(super) fn resolve(args: &ExchangeArgs, registry: &Registry) -> Result<Exchange> {
+        for (name, value, max) in
+            [("workers", args.workers, MAX_WORKERS), ("servers", args.servers, MAX_SERVERS)]
+        {
+            ensure!((1..=max).contains(&value), "--{name} {value}: expected 1 to {max}");
+        }
+        let cores = args.cores.unwrap_or_else(|| default_cores(args.servers));
+        ensure!((1..=MAX_CORES).contains(&cores), "--cores {cores}: expected 1 to {MAX_CORES}");
+        let (model, tensors) = tensors(args)?;
+        let exchange = Exchange {
+            model,
+            tensors,
+            workers: args.workers,
+            servers: args.servers,
+            cores,
+            transport: transport(args.transport)?,
+            copy: args.copy,
+            congestion: match &args.congestion {
+                Some(asked) => asked.clone(),
+                None => congestion::default()?,
+            },
+            optimizer: args.optimizer.clone(),
+            timeout: args.timeout.0,
+        };
+        ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
+        congestion::check(&exchange.congestion)?;
+        exchange.job_config().check(registry)?;
+        exchange.specs().try_for_each(|spec| spec.check()).map_err(anyhow::Error::msg)?;
+        Ok(exchange)
+    }
+
+    /// The job as its coordinator sees it.
+    pub(super) fn job_config(&self) -> JobConfig {
+        JobConfig {
+            policy: TablePolicy { optimizer: self.optimizer.clone(), ..TablePolicy::default() },
+            ..JobConfig::new(JOB, self.workers, self.servers)
+        }
+    }
+
+    /// The tables of the job.
+    pub(super) fn specs(&self) -> impl Iterator<Item = TableSpec> {
+        self.tensors.iter().map(|tensor| TableSpec::dense(&tensor.name, tensor.shape.clone()))
+    }
+
+    /// Parameters in all.
+    pub(super) fn elements(&self) -> u64 {
+        self.specs().map(|spec| spec.elements()).sum()
+    }
+
+    /// Bytes that one iteration brings where they are wanted: every worker's gradient, and parameters for every worker.
+    pub(super) fn bytes_per_iteration(&self) -> u64 {
+        u64::from(self.workers) * 2 * 4 * self.elements()
+    }
+
+    /// Connections that carry them.
+    pub(super) fn connections(&self) -> u64 {
+        u64::from(self.workers) * u64::from(self.servers) * u64::from(self.cores)
+    }
+
+    /// Bytes that a server cannot do without for this many parameters: themselves, a sum of gradients, and the
+    /// optimizer's state.
+    pub(super) fn ideal_bytes(&self, elements: u64, registry: &Registry) -> Result<u64> {
+        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &self.optimizer)?;
+        Ok(elements * 4 * (2 + optimizer.slots() as u64))
+    }
+}
+
+impl Schedule {
+    pub(super) fn resolve(args: &ExchangeArgs) -> Result<Schedule> {
+        let seconds = |name: &str, value: f64| {
+            ensure!((0.0..=MAX_SECONDS).contains(&value), "--{name} {value}: expected 0 to {MAX_SECONDS}");
+            Ok(Duration::from_secs_f64(value))
+        };
+        ensure!(
+            (1..=MAX_ROUNDS).contains(&args.rounds),
+            "--rounds {}: expected 1 to {MAX_ROUNDS}",
+            args.rounds
+        );
+        let length = match args.iterations {
+            Some(0) => bail!("--iterations 0: expected at least 1"),
+            Some(iterations) => Length::Iterations(iterations),
+            None => Length::Time(seconds("seconds", args.seconds)?),
+        };
+        Ok(Schedule { rounds: args.rounds, warmup: seconds("warmup", args.warmup)?, length })
+    }
+
+    /// How long what has no iterations is measured.
+    pub(super) fn time(&self) -> Duration {
+        match self.length {
+            Length::Time(time) => time.min(Duration::from_secs(1)),
+            Length::Iterations(_) => Duration::from_millis(300),
+        }
+    }
+}
+
+/// This machine's cores are divided among the servers: workers mostly wait while servers add, and the other way round.
+fn default_cores(servers: u32) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    (cores / servers).clamp(1, MAX_CORES)
+}
+
+fn tensors(args: &ExchangeArgs) -> Result<(String, Vec<Tensor>)> {
+    let Some(elements) = args.elements else {
+        let model = paramill_sim::models::model(args.model.as_deref().unwrap_or("resnet50"))?;
+        let tensors =
+            model.tensors.into_iter().map(|tensor| Tensor { name: tensor.name, shape: tensor.shape });
+        return Ok((model.name, tensors.collect()));
+    };
+    let count = args.tensors.unwrap_or(1);
+    let most = elements.min(MAX_TABLES as u64);
+    ensure!(elements > 0, "--elements 0: expected at least 1");
+    ensure!((1..=most).contains(&count), "--tensors {count}: expected 1 to {most}");
+    let tensor = |number: u64| {
+        let shape = vec![elements / count + u64::from(number < elements % count)];
+        Tensor { name: format!("tensor{number}"), shape }
+    };
+    Ok((format!("{elements} elements in {count}"), (0..count).map(tensor).collect()))
+}
+
+fn transport(asked: Transport) -> Result<Transport> {
+    match asked {
+        Transport::Shm => {
+            bail!("--transport shm: this build has no shared-memory transport; use tcp or memory")
+        }
+        Transport::Auto => Ok(Transport::Tcp),
+        chosen => Ok(chosen),
+    }
+}

@@ -1,0 +1,195 @@
+//! What came of an exchange, for people and for programs.
+
+use super::contender::Round;
+use super::exchange::Limits;
+use super::plan::Exchange;
+use super::statistics::{Spread, quantile};
+use crate::args::Transport;
+use crate::output::{Align, Output, Table};
+use anyhow::{Context, Result};
+use paramill_core::registry::Registry;
+use serde::Serialize;
+
+const GB: f64 = 1e9;
+const MB: f64 = 1e6;
+
+/// Figures are medians of rounds; a GB is 10^9 bytes.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    model: String,
+    tensors: usize,
+    elements: u64,
+    workers: u32,
+    servers: u32,
+    cores: u32,
+    transport: Transport,
+    /// Whether gradients were copied from the worker's own memory.
+    copy: bool,
+    optimizer: String,
+    congestion: String,
+    rounds: usize,
+    /// Of each round.
+    iterations: Vec<u64>,
+    /// Workers x 2 x bytes of the model x iterations/s.
+    goodput_gb_s: f64,
+    goodput_spread_gb_s: Spread,
+    iterations_per_s: f64,
+    /// What the limit is of.
+    limit: String,
+    limit_gb_s: f64,
+    fraction_of_limit: f64,
+    limits: LimitSpreads,
+    /// The largest peak of a server process; none when everything is one process.
+    server_rss_mb: Option<f64>,
+    /// Parameters, one sum of gradients and the optimizer's state of that server.
+    server_ideal_mb: Option<f64>,
+    server_rss_ratio: Option<f64>,
+    cpu_s_per_gb: CpuPerGb,
+    iteration_ms: IterationTimes,
+    peers: Vec<Peer>,
+}
+
+#[derive(Debug, Serialize)]
+struct LimitSpreads {
+    loopback_tcp_gb_s: Option<Spread>,
+    connections: u64,
+    memory_copy_gb_s: Spread,
+    fused_update_gb_s: Spread,
+}
+
+#[derive(Debug, Serialize)]
+struct CpuPerGb {
+    servers: f64,
+    workers: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct IterationTimes {
+    p50: f64,
+    p99: f64,
+    max: f64,
+}
+
+/// Somebody else who did the same work.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Peer {
+    pub(super) name: String,
+    pub(super) goodput_gb_s: f64,
+    pub(super) goodput_spread_gb_s: Spread,
+    /// Ours, divided by theirs.
+    pub(super) ratio: f64,
+}
+
+impl Report {
+    pub(super) fn new(
+        exchange: &Exchange,
+        rounds: &[Round],
+        limits: &Limits,
+        registry: &Registry,
+    ) -> Result<Report> {
+        let of = |figure: &dyn Fn(&Round) -> f64| Spread::of(&rounds.iter().map(figure).collect::<Vec<_>>());
+        let bytes = |round: &Round| (exchange.bytes_per_iteration() * round.iterations) as f64;
+        let goodput = of(&|round| bytes(round) / round.seconds / GB);
+        let gigabytes = |rates: &[f64]| Spread::of(&rates.iter().map(|rate| rate / GB).collect::<Vec<_>>());
+        let limit_spreads = LimitSpreads {
+            loopback_tcp_gb_s: (!limits.tcp.is_empty()).then(|| gigabytes(&limits.tcp)),
+            connections: exchange.connections(),
+            memory_copy_gb_s: gigabytes(&limits.copy),
+            fused_update_gb_s: gigabytes(&limits.update),
+        };
+        let (limit, limit_gb_s) = match limit_spreads.loopback_tcp_gb_s {
+            Some(tcp) => (format!("loopback TCP, {} connections", exchange.connections()), tcp.median),
+            None => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
+        };
+        let mut times: Vec<u32> = rounds.iter().flat_map(|round| &round.times_us).copied().collect();
+        times.sort_unstable();
+        let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
+        let memory = rounds.iter().flat_map(|round| &round.servers).max_by_key(|server| server.peak_bytes);
+        let ideal = memory.map(|server| exchange.ideal_bytes(server.elements, registry)).transpose()?;
+        let peak = memory.map(|server| server.peak_bytes as f64);
+        Ok(Report {
+            model: exchange.model.clone(),
+            tensors: exchange.tensors.len(),
+            elements: exchange.elements(),
+            workers: exchange.workers,
+            servers: exchange.servers,
+            cores: exchange.cores,
+            transport: exchange.transport,
+            copy: exchange.copy,
+            optimizer: exchange.optimizer.clone(),
+            congestion: exchange.congestion.clone(),
+            rounds: rounds.len(),
+            iterations: rounds.iter().map(|round| round.iterations).collect(),
+            goodput_gb_s: goodput.median,
+            goodput_spread_gb_s: goodput,
+            iterations_per_s: of(&|round| round.iterations as f64 / round.seconds).median,
+            limit,
+            limit_gb_s,
+            fraction_of_limit: goodput.median / limit_gb_s,
+            limits: limit_spreads,
+            server_rss_mb: peak.map(|peak| peak / MB),
+            server_ideal_mb: ideal.map(|ideal| ideal as f64 / MB),
+            server_rss_ratio: peak.zip(ideal).map(|(peak, ideal)| peak / ideal as f64),
+            cpu_s_per_gb: CpuPerGb {
+                servers: of(&|round| round.server_cpu_s / (bytes(round) / GB)).median,
+                workers: of(&|round| round.worker_cpu_s / (bytes(round) / GB)).median,
+            },
+            iteration_ms: IterationTimes {
+                p50: milliseconds(quantile(&times, 0.5)),
+                p99: milliseconds(quantile(&times, 0.99)),
+                max: milliseconds(rounds.iter().map(|round| round.longest_us).max().context("no rounds")?),
+            },
+            peers: Vec::new(),
+        })
+    }
+
+    pub(super) fn print(&self, output: &Output) -> Result<()> {
+        if output.json() {
+            return Ok(output.object(self)?);
+        }
+        output.text(format!(
+            "{} ({} tensors, {} parameters), {} workers, {} servers x {} cores, {} ({}), {}",
+            self.model,
+            self.tensors,
+            self.elements,
+            self.workers,
+            self.servers,
+            self.cores,
+            self.transport,
+            self.congestion,
+            self.optimizer
+        ))?;
+        let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
+        let limits = &self.limits;
+        let times = &self.iteration_ms;
+        table.row(["goodput, GB/s".to_owned(), self.goodput_spread_gb_s.words()]);
+        table.row(["of the limit".to_owned(), format!("{:.2} ({})", self.fraction_of_limit, self.limit)]);
+        table.row(["iterations/s".to_owned(), format!("{:.2}", self.iterations_per_s)]);
+        let times = format!("{:.2}, {:.2}, {:.2}", times.p50, times.p99, times.max);
+        table.row(["iteration, ms (p50, p99, max)".to_owned(), times]);
+        let cpu = &self.cpu_s_per_gb;
+        table.row([
+            "CPU-s per GB".to_owned(),
+            format!("{:.3} servers, {:.3} workers", cpu.servers, cpu.workers),
+        ]);
+        if let (Some(peak), Some(ideal), Some(ratio)) =
+            (self.server_rss_mb, self.server_ideal_mb, self.server_rss_ratio)
+        {
+            table.row([
+                "server memory, MB".to_owned(),
+                format!("{peak:.0}, {ratio:.2} times the ideal {ideal:.0}"),
+            ]);
+        }
+        if let Some(tcp) = &limits.loopback_tcp_gb_s {
+            table
+                .row([format!("limit: loopback TCP, {} connections, GB/s", limits.connections), tcp.words()]);
+        }
+        table.row(["limit: memory copy, GB/s".to_owned(), limits.memory_copy_gb_s.words()]);
+        table.row(["limit: w -= lr g, GB/s of g".to_owned(), limits.fused_update_gb_s.words()]);
+        for peer in &self.peers {
+            let words = format!("{}; ours is {:.2} times that", peer.goodput_spread_gb_s.words(), peer.ratio);
+            table.row([format!("{}, GB/s", peer.name), words]);
+        }
+        Ok(output.table(&table)?)
+    }
+}

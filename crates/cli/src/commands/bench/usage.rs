@@ -1,0 +1,71 @@
+//! What processes took, in Linux's own books.
+
+use anyhow::{Context, Result};
+use std::fs;
+
+/// Ticks of `/proc/PID/stat` in a second. It is 100 on every platform that Linux promises it for.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Seconds that the threads of a process have computed. `wanted` chooses threads by their names.
+pub(super) fn cpu_seconds(pid: u32, wanted: impl Fn(&str) -> bool) -> Result<f64> {
+    let folder = format!("/proc/{pid}/task");
+    let threads = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))?;
+    let mut total = 0.0;
+    for thread in threads.flatten() {
+        let read = |file: &str| fs::read_to_string(thread.path().join(file)).ok();
+        // A thread that has ended meanwhile took next to nothing.
+        let Some(name) = read("comm") else { continue };
+        if wanted(name.trim_end()) {
+            let precise = read("schedstat").and_then(|text| nanoseconds(&text));
+            total += precise.or_else(|| ticks(&read("stat")?)).unwrap_or(0.0);
+        }
+    }
+    Ok(total)
+}
+
+/// The most memory that a process has had resident, in bytes.
+pub(super) fn peak_rss_bytes(pid: u32) -> Result<u64> {
+    let file = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    Ok(kilobytes.with_context(|| format!("{file} has no VmHWM"))? * 1024)
+}
+
+/// `schedstat` begins with the nanoseconds on a core.
+fn nanoseconds(schedstat: &str) -> Option<f64> {
+    let nanoseconds: u64 = schedstat.split_whitespace().next()?.parse().ok()?;
+    Some(nanoseconds as f64 / 1e9)
+}
+
+/// User and system time are fields 14 and 15; names, which may hold anything, end with the last parenthesis.
+fn ticks(stat: &str) -> Option<f64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) as f64 / TICKS_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_books_are_read() {
+        assert_eq!(nanoseconds("1500000000 17 3\n"), Some(1.5));
+        assert_eq!(ticks("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20 0\n"), Some(1.5));
+        assert_eq!(ticks("nonsense"), None);
+    }
+
+    #[test]
+    fn a_process_that_computes_takes_time_and_memory() {
+        let me = std::process::id();
+        let before = cpu_seconds(me, |_| true).unwrap();
+        let mut x = 1u64;
+        while cpu_seconds(me, |_| true).unwrap() <= before {
+            (0..1_000_000).for_each(|_| x = std::hint::black_box(x.rotate_left(1)));
+        }
+        assert_eq!(cpu_seconds(me, |name| name == "no thread of ours").unwrap(), 0.0);
+        assert!(peak_rss_bytes(me).unwrap() > 100_000);
+    }
+}

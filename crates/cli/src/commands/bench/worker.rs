@@ -1,0 +1,155 @@
+//! One worker of an exchange: it makes as many iterations as it is told to.
+
+use super::part::{Answer, Order, answer};
+use super::plan::Exchange;
+use anyhow::{Context, Result, bail, ensure};
+use paramill_core::status::Status;
+use paramill_core::store::Buffer;
+use paramill_node::client::{Handle, Job, JobOptions, Slab, TableId};
+use serde::{Deserialize, Serialize};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// Iteration times that are told; of more, every n-th is.
+const MAX_TIMES: usize = 20_000;
+const INITIAL: f32 = 0.5;
+
+/// Iterations that were made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Ran {
+    pub(super) seconds: f64,
+    /// Microseconds that iterations took.
+    pub(super) times_us: Vec<u32>,
+    pub(super) longest_us: u32,
+}
+
+/// The model as the worker holds it.
+enum Held {
+    /// In memory of its own, which is copied.
+    Own(Vec<(TableId, Buffer)>),
+    /// In memory that frames leave from and arrive in.
+    Lent(Vec<Slab>),
+}
+
+/// Joins, obeys, leaves.
+pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Order>) -> Result<()> {
+    let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
+    let job = Job::init(options)?;
+    let mut tables = Vec::new();
+    for spec in exchange.specs() {
+        let elements = spec.elements() as usize;
+        tables.push((job.create_table(spec, vec![INITIAL; elements])?, elements));
+    }
+    job.start().context("the job did not start")?;
+    let mut model = hold(&job, &tables, exchange.copy, rank)?;
+    let held = if rank == 0 { Some(held(&job.status()?, exchange.servers)) } else { None };
+    answer(&Answer::Ready { held })?;
+    loop {
+        match orders.recv().context("nobody gives orders any more")? {
+            Order::Run { iterations } => {
+                answer(&Answer::Ran(iterate(&job, &mut model, iterations, timeout)?))?;
+            }
+            Order::Leave => break,
+            Order::Flow { .. } => bail!("a worker was told to send without end"),
+        }
+    }
+    let checksum = checksum(&job, &tables, model)?;
+    job.finish()?;
+    answer(&Answer::Left { checksum })
+}
+
+fn hold(job: &Job, tables: &[(TableId, usize)], copy: bool, rank: u32) -> Result<Held> {
+    if copy {
+        let own = |(table, elements): &(TableId, usize)| {
+            let mut buffer = Buffer::zeroed(*elements);
+            fill(buffer.as_mut_slice(), rank);
+            (*table, buffer)
+        };
+        return Ok(Held::Own(tables.iter().map(own).collect()));
+    }
+    let mut slabs = tables.iter().map(|(table, _)| job.slab(*table)).collect::<Result<Vec<Slab>, _>>()?;
+    slabs.iter_mut().for_each(|slab| fill(slab.gradient_mut(), rank));
+    Ok(Held::Lent(slabs))
+}
+
+fn iterate(job: &Job, model: &mut Held, iterations: u64, timeout: Duration) -> Result<Ran> {
+    let stride = iterations.div_ceil(MAX_TIMES as u64).max(1);
+    let mut times_us = Vec::with_capacity((iterations / stride) as usize + 1);
+    let mut longest = Duration::ZERO;
+    let began = Instant::now();
+    let mut last = began;
+    for iteration in 0..iterations {
+        exchange_all(job, model, timeout).with_context(|| format!("iteration {iteration}"))?;
+        let now = Instant::now();
+        let time = now - last;
+        last = now;
+        longest = longest.max(time);
+        if iteration % stride == 0 {
+            times_us.push(microseconds(time));
+        }
+    }
+    Ok(Ran { seconds: (last - began).as_secs_f64(), times_us, longest_us: microseconds(longest) })
+}
+
+/// One iteration: every tensor leaves, then every tensor is waited for.
+fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
+    match model {
+        Held::Own(tensors) => {
+            let push = |(table, gradient): &(TableId, Buffer)| job.push_pull(*table, gradient.as_slice());
+            let handles: Vec<Handle> = tensors.iter().map(push).collect::<Result<_, _>>()?;
+            job.clock();
+            handles.iter().try_for_each(|handle| handle.wait(timeout))?;
+        }
+        Held::Lent(slabs) => {
+            let mut exchange = job.exchange(slabs)?;
+            job.clock();
+            *slabs = exchange.wait(timeout)?;
+        }
+    }
+    Ok(())
+}
+
+/// Numbers of one sign, so that parameters move, and small ones, so that they stay finite.
+fn fill(gradient: &mut [f32], rank: u32) {
+    for (index, value) in gradient.iter_mut().enumerate() {
+        *value = 0.001 * (1 + index % 7) as f32 * (rank % 3 + 1) as f32;
+    }
+}
+
+/// Parameters on each server.
+fn held(status: &Status, servers: u32) -> Vec<u64> {
+    let mut held = vec![0; servers as usize];
+    for shard in &status.shards {
+        if let Some(server) = held.get_mut(shard.shard.server.0 as usize) {
+            *server += shard.tables.iter().map(|table| table.elements).sum::<u64>();
+        }
+    }
+    held
+}
+
+/// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange
+/// that exchanges nothing is fast.
+fn checksum(job: &Job, tables: &[(TableId, usize)], model: Held) -> Result<u64> {
+    if let Held::Lent(slabs) = model {
+        slabs.into_iter().for_each(|slab| job.give_back(slab));
+    }
+    let (mut sum, mut still) = (0u64, 0u64);
+    for (table, _) in tables {
+        job.read(*table, |values| {
+            for value in values {
+                sum = sum.rotate_left(5) ^ u64::from(value.to_bits());
+                still += u64::from(*value == INITIAL || !value.is_finite());
+            }
+        })?;
+    }
+    ensure!(
+        still == 0 || job.current_clock() == 0,
+        "{still} parameters did not move in {} iterations, or went out of bounds; give another --optimizer",
+        job.current_clock()
+    );
+    Ok(sum)
+}
+
+fn microseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}

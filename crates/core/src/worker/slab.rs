@@ -1,0 +1,136 @@
+//! Buffers of a table that the application and the data plane hand to each other, so that nothing is copied.
+//!
+//! A [`Slab`] belongs to the application or to the data plane, never to both: [`Worker::exchange`] takes it, and
+//! [`Worker::redeem_slabs`] gives it back when gradient and answer are through.
+
+use super::request::{Request, What};
+use super::{Purpose, Ticket, Worker, WorkerError};
+use crate::store::Buffer;
+use crate::types::{TableId, Time};
+use std::sync::Arc;
+
+/// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
+///
+/// Where memory is shared with the servers, neither a push nor a pull copies it.
+#[derive(Debug)]
+pub struct Slab {
+    table: TableId,
+    gradient: Buffer,
+    values: Buffer,
+}
+
+impl Slab {
+    /// Which table.
+    pub fn table(&self) -> TableId {
+        self.table
+    }
+
+    /// The gradient that the next exchange sends.
+    pub fn gradient_mut(&mut self) -> &mut [f32] {
+        self.gradient.as_mut_slice()
+    }
+
+    /// The same, to be read.
+    pub fn gradient(&self) -> &[f32] {
+        self.gradient.as_slice()
+    }
+
+    /// The parameters as the last exchange brought them.
+    pub fn values(&self) -> &[f32] {
+        self.values.as_slice()
+    }
+}
+
+impl Worker {
+    /// Lends a dense table's buffers to the application. Until [`Worker::give_back`], exchanges are the only way to use the table.
+    pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
+        self.check_started()?;
+        let index = self.table_index(table)?;
+        let local = &mut self.tables[index];
+        if local.spec.rows {
+            let sentence = format!("table `{}` is sparse: it is pushed and pulled by rows", local.spec.name);
+            return Err(WorkerError::Order(sentence));
+        }
+        local.check_not_lent()?;
+        if self.requests.values().any(|request| request.table == index) {
+            let sentence =
+                format!("table `{}` is being pushed or pulled: wait for that first", local.spec.name);
+            return Err(WorkerError::Order(sentence));
+        }
+        local.lent = true;
+        let gradient = self.memory.zeroed(local.values.len());
+        Ok(Slab { table, gradient, values: local.take_values() })
+    }
+
+    /// Takes lent buffers back: the table is pushed and pulled as others are.
+    pub fn give_back(&mut self, slab: Slab) {
+        let local = &mut self.tables[slab.table.0 as usize];
+        local.lent = false;
+        local.values = Arc::new(slab.values);
+        local.keep_buffer(slab.gradient);
+    }
+
+    /// Sends the gradients of the current clock and asks for the parameters that follow them, for several tables in
+    /// one go. On success the slabs are taken; on an error they stay where they are, and nothing was sent.
+    ///
+    /// Gradients are checked for NaN and Inf by the servers only: a pass over them here would cost as much as sending
+    /// them.
+    pub fn exchange(&mut self, now: Time, slabs: &mut Vec<Slab>) -> Result<Ticket, WorkerError> {
+        self.check_started()?;
+        let clock = self.clock;
+        for slab in slabs.iter() {
+            let local = &self.tables[self.table_index(slab.table)?];
+            local.check_clock(clock)?;
+        }
+        let ticket = self.ticket(now, Purpose::Exchange { clock, tables: slabs.len() }, 0, 0);
+        let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
+        for Slab { table, gradient, values } in slabs.drain(..) {
+            let index = table.0 as usize;
+            let landing = values.place();
+            let local = &mut self.tables[index];
+            local.pushed = Some(clock);
+            local.values = Arc::new(values);
+            let shards = local.shard_count();
+            requests += shards;
+            lent.push(index);
+            let id = self.next_id();
+            self.buffers.insert(id, (Arc::new(gradient), shards));
+            for shard in 0..shards {
+                let shard = self.tables[index].shard(shard);
+                let what = What::Push { buffer: id, rows: None, want_params: true, acknowledged: false };
+                self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
+            }
+        }
+        *self.unacknowledged.entry(clock).or_default() += requests;
+        let pending = self.tickets.get_mut(&ticket).expect("made above");
+        pending.acks = requests;
+        pending.answers = requests;
+        pending.clock = clock + 1;
+        pending.slabs = lent;
+        Ok(ticket)
+    }
+
+    /// Forgets a ticket of an exchange and returns its slabs.
+    ///
+    /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
+    /// have others.
+    pub fn redeem_slabs(&mut self, ticket: Ticket) -> Vec<Slab> {
+        let Some(pending) = self.tickets.remove(&ticket) else { return Vec::new() };
+        let settled = pending.acks + pending.answers == 0;
+        pending.slabs.into_iter().map(|index| self.take_slab(index, settled)).collect()
+    }
+
+    fn take_slab(&mut self, index: usize, settled: bool) -> Slab {
+        let local = &mut self.tables[index];
+        let len = local.values.len();
+        let mut values = local.take_values();
+        let returned = local.returned.take().and_then(Arc::into_inner);
+        if !settled && self.requests.values().any(|request| request.table == index) {
+            let mut other = self.memory.zeroed(len);
+            other.as_mut_slice().copy_from_slice(values.as_slice());
+            self.parked.push(std::mem::replace(&mut values, other));
+        }
+        let gradient = returned.unwrap_or_else(|| self.memory.zeroed(len));
+        Slab { table: TableId(index as u32), gradient, values }
+    }
+}

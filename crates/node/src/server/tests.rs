@@ -1,0 +1,40 @@
+use super::*;
+use crate::client::{Job, JobOptions};
+use paramill_core::table::TableSpec;
+
+/// One of two interfaces is out of reach from the start: everybody goes on to the other one.
+#[test]
+fn a_dead_address_is_passed_over() {
+    let registry = Arc::new(Registry::builtin());
+    let job = JobConfig::new("test", 1, 1);
+    let config = ServerConfig { coordinate: Some(job), cores: 0, ..ServerConfig::new("test", "127.0.0.1:0") };
+    let mut server = start(config.clone(), &registry).expect("a coordinator");
+    let (listeners, alive) =
+        data_listeners(&["127.0.0.1".into()], server.coordinator()).expect("loopback is always there");
+    // Bound, so that nobody else gets it; not listening, so that everybody is refused.
+    let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    let any: std::net::SocketAddr = ([127, 0, 0, 2], 0).into();
+    dead.bind(&any.into()).expect("a free port");
+    let dead_address = dead.local_addr().expect("it is bound").as_socket().expect("an internet address");
+    let addresses = [dead_address.to_string()].into_iter().chain(alive.iter().map(str::to_owned)).collect();
+    let shard = ShardConfig {
+        job: "test".into(),
+        process: 1,
+        server: None,
+        core: 0,
+        cores: 1,
+        addresses,
+        coordinator: server.coordinator().to_owned(),
+    };
+    let shard = Owned(Shard::new(clock::now(), shard, registry));
+    let thread = Thread { name: "data core 0".into(), cpu: None };
+    server.spawn(thread, &config, listeners, String::new(), shard).expect("a thread");
+
+    let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
+    let job = Job::init(JobOptions::at(url)).expect("a worker");
+    let table = job.create_table(TableSpec::dense("w", [100]), vec![1.0; 100]).expect("a table");
+    job.start().expect("the other address leads to the server");
+    assert_eq!(job.read(table, |values| values.to_vec()).expect("values"), [1.0; 100]);
+    job.finish().expect("all is well");
+    server.join().expect("all is well");
+}

@@ -1,0 +1,104 @@
+//! Options of TCP sockets that depend on how the peer is reached.
+
+use socket2::{Domain, SockRef, Socket, Type};
+use std::io;
+use std::net::SocketAddr;
+
+/// Between processes of one host nothing is ever lost on the way, and an algorithm that paces what it sends (bbr) only
+/// holds it back: loopback carries half as much.
+const WITHIN_THE_HOST: &str = "reno";
+
+/// How sockets are set up.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SocketOptions {
+    congestion: Option<String>,
+}
+
+impl SocketOptions {
+    /// With a congestion control algorithm by name, which is tried now. Otherwise what is best within a host, and the
+    /// system's default beyond it.
+    pub(crate) fn new(congestion: Option<&str>) -> io::Result<SocketOptions> {
+        if let Some(name) = congestion {
+            let trial = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            trial.set_tcp_congestion(name.as_bytes()).map_err(|error| {
+                let sentence = format!(
+                    "cannot use congestion control `{name}`: {error}; this system allows: {}",
+                    allowed()
+                );
+                io::Error::new(error.kind(), sentence)
+            })?;
+        }
+        Ok(SocketOptions { congestion: congestion.map(str::to_owned) })
+    }
+
+    /// Sets up a socket that was accepted from `peer`, or that has begun to connect to it.
+    pub(crate) fn apply(&self, socket: SockRef<'_>, peer: SocketAddr) -> io::Result<()> {
+        match &self.congestion {
+            Some(name) => socket.set_tcp_congestion(name.as_bytes()),
+            None => {
+                let local = socket.local_addr().ok().and_then(|address| address.as_socket());
+                if is_within_the_host(local, peer) {
+                    // A system without it has its reasons; its default carries everything, too.
+                    let _ = socket.set_tcp_congestion(WITHIN_THE_HOST.as_bytes());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Loopback, or the same address on both ends.
+fn is_within_the_host(local: Option<SocketAddr>, peer: SocketAddr) -> bool {
+    let peer = peer.ip().to_canonical();
+    peer.is_loopback() || local.is_some_and(|local| local.ip().to_canonical() == peer)
+}
+
+/// What a user may choose from.
+fn allowed() -> String {
+    let file = if rustix::process::geteuid().is_root() { "available" } else { "allowed" };
+    let path = format!("/proc/sys/net/ipv4/tcp_{file}_congestion_control");
+    std::fs::read_to_string(path).map_or_else(|_| "unknown".into(), |names| names.trim().replace(' ', ", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn congestion(stream: &TcpStream) -> String {
+        let name = SockRef::from(stream).tcp_congestion().expect("Linux tells");
+        String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned()
+    }
+
+    #[test]
+    fn a_name_is_taken_and_loopback_is_not_paced_without_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        // Every Linux has reno, and lets everybody use it.
+        for chosen in [None, Some("reno")] {
+            let options = SocketOptions::new(chosen).expect("it exists");
+            let connecting = TcpStream::connect(address).expect("somebody listens");
+            options.apply((&connecting).into(), address).expect("a socket like any other");
+            let (accepted, peer) = listener.accept().expect("somebody connects");
+            options.apply((&accepted).into(), peer).expect("a socket like any other");
+            assert_eq!([congestion(&connecting), congestion(&accepted)], ["reno", "reno"], "{chosen:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
+        let error = SocketOptions::new(Some("no-such-thing")).expect_err("unknown").to_string();
+        assert!(error.contains("`no-such-thing`") && error.contains("reno"), "{error}");
+    }
+
+    #[test]
+    fn the_same_address_on_both_ends_is_the_same_host() {
+        let address = |text: &str| -> SocketAddr { text.parse().expect("an address") };
+        assert!(is_within_the_host(None, address("127.0.0.9:1")));
+        assert!(is_within_the_host(None, address("[::1]:1")));
+        assert!(is_within_the_host(Some(address("10.0.0.1:7")), address("10.0.0.1:1")));
+        assert!(is_within_the_host(Some(address("[::ffff:10.0.0.1]:7")), address("10.0.0.1:1")));
+        assert!(!is_within_the_host(Some(address("10.0.0.1:7")), address("10.0.0.2:1")));
+        assert!(!is_within_the_host(None, address("10.0.0.2:1")));
+    }
+}
