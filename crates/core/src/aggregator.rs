@@ -21,9 +21,7 @@ use crate::status::AggregatorReport;
 use crate::table::{self, Order, PolicyOverride};
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{
-    Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome,
-};
+use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use copies::Copies;
 use lane::{Lane, Out};
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +157,8 @@ impl Aggregator {
             return;
         }
         if let Err(why) = plan.check() {
-            let error = format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            let error =
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.stop(Some(error));
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
@@ -218,7 +217,10 @@ impl Aggregator {
         // The latest word on the same tables replaces the one before; the coordinator keeps to its limit.
         plan.overrides.retain(|known| {
             let is_switch = known.optimizer.is_none() && known.reduce.is_none() && known.order.is_none();
-            !(is_switch && known.nonfinite.is_none() && known.table == rule.table && known.server == rule.server)
+            !(is_switch
+                && known.nonfinite.is_none()
+                && known.table == rule.table
+                && known.server == rule.server)
         });
         if plan.overrides.len() <= limits::MAX_OVERRIDES {
             plan.overrides.push(rule);
@@ -373,7 +375,8 @@ impl Role for Aggregator {
         if self.stopped {
             return None;
         }
-        let lane = |lane: &Lane| lane.link.next_timeout().into_iter().chain(lane.flights.next_timeout()).min();
+        let lane =
+            |lane: &Lane| lane.link.next_timeout().into_iter().chain(lane.flights.next_timeout()).min();
         let lanes = self.lanes.iter().filter_map(lane).min();
         let report = self.coordinator.is_up().then_some(self.next_report);
         [self.coordinator.next_timeout(), lanes, report].into_iter().flatten().min()

@@ -18,8 +18,7 @@ const ELEMENTS: usize = 50_000;
 const STEPS: u32 = 8;
 
 fn job_config(workers: u32) -> JobConfig {
-    let policy =
-        TablePolicy { optimizer: "sgd:lr=1".into(), reduce: Reduce::Sum, ..TablePolicy::default() };
+    let policy = TablePolicy { optimizer: "sgd:lr=1".into(), reduce: Reduce::Sum, ..TablePolicy::default() };
     JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, 2) }
 }
 
@@ -82,7 +81,9 @@ impl Cluster {
 
 /// Whole numbers: their sum is exact in any order.
 fn gradient(rank: u32, step: u32) -> Vec<f32> {
-    (0..ELEMENTS as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(rank * 31 + step) % 16) as f32).collect()
+    (0..ELEMENTS as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(rank * 31 + step) % 16) as f32)
+        .collect()
 }
 
 /// One worker's part; it dies without a word after `dies_after` steps.

@@ -333,7 +333,8 @@ mod tests {
             let reports = cluster.shard_ids().map(|id| cluster.shard(id).report(now).unwrap());
             reports.fold((0, 0), |(pushed, pulled), r| (pushed + r.bytes_pushed, pulled + r.bytes_pulled))
         };
-        let text = "workers = 6\norder = 'arrival'\naggregators = 2\n[[tables]]\nname = 'w'\nshape = [1000]\n";
+        let text =
+            "workers = 6\norder = 'arrival'\naggregators = 2\n[[tables]]\nname = 'w'\nshape = [1000]\n";
         let scenario = Scenario::parse(text).unwrap();
         let direct = finished(&Scenario { aggregators: 0, ..scenario.clone() });
         let cluster = finished(&scenario);

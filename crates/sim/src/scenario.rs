@@ -167,7 +167,10 @@ impl Scenario {
             require((1..=max).contains(&value), || format!("{name} = {value}: expected 1 to {max}"))?;
         }
         require(self.aggregators <= self.workers, || {
-            format!("aggregators = {}: expected at most one for each of {} workers", self.aggregators, self.workers)
+            format!(
+                "aggregators = {}: expected at most one for each of {} workers",
+                self.aggregators, self.workers
+            )
         })?;
         let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);
         require((0.0..=longest).contains(&hold), || format!("hold_ms = {hold}: expected 0 to {longest}"))?;

@@ -45,7 +45,11 @@ fn announce(announcement: &AggregatorAnnouncement, output: &Output) -> Result<()
     } else {
         let AggregatorAnnouncement { url, address } = announcement;
         writeln!(stdout, "joining {url}; workers come in at {address}")?;
-        writeln!(stdout, "a worker goes through it with {}={address} in its environment", env_vars::AGGREGATOR)?;
+        writeln!(
+            stdout,
+            "a worker goes through it with {}={address} in its environment",
+            env_vars::AGGREGATOR
+        )?;
     }
     Ok(stdout.flush()?)
 }

@@ -205,6 +205,7 @@ impl Lane {
             awaits_ack: header.kind != Kind::Pull,
             awaits_params: wants,
             bytes,
+            landing: header.landing,
         }))
     }
 
@@ -312,9 +313,13 @@ impl Lane {
     fn hand_over(&mut self, header: &Header, body: Body, bytes: usize, out: &mut Out<'_>) {
         let Some(route) = self.routes.get(header.request).filter(|route| route.awaits_params) else { return };
         let is_rows = header.flags.has(Flags::ROWS);
+        let landing = match body {
+            Body::Stored { start, .. } if route.landing != 0 => route.landing.saturating_add(start as u64),
+            _ => 0,
+        };
         let own = Header {
             request: route.request,
-            landing: 0,
+            landing,
             rows: if is_rows { header.rows } else { 0 },
             payload_bytes: bytes as u32,
             ..*header

@@ -21,6 +21,8 @@ pub(super) struct Route {
     pub(super) awaits_params: bool,
     /// Payload bytes that were passed on for it.
     pub(super) bytes: usize,
+    /// Where in the worker's shared memory the table's parameters are to lie; 0 for nowhere.
+    pub(super) landing: u64,
 }
 
 /// All of them, by the aggregator's numbers.

@@ -91,6 +91,8 @@ struct Sum {
     weights: Vec<u32>,
     /// Chunks before this one have left, or nobody has them.
     sealed: usize,
+    /// How far the slowest worker was when that was last looked at.
+    slowest: usize,
     contributors: BTreeSet<WorkerId>,
     complete: BTreeMap<WorkerId, Complete>,
     /// When it ends at the latest.
@@ -346,6 +348,8 @@ impl Lane {
             Ok(sum) => sum,
             Err(fault) => return self.tables[number].refuse_once(worker, header, fault),
         };
+        // Only who is furthest behind holds chunks back.
+        let holds_back = self.flights.sums.get(&sum).is_some_and(|sum| index <= sum.slowest);
         self.add(sum, worker, index, values);
         let table = &mut self.tables[number];
         if table.under_way(worker, clock).is_none() {
@@ -358,7 +362,9 @@ impl Lane {
         if is_last {
             self.complete(now, sum, worker, header);
         }
-        self.seal(number, clock, out);
+        if is_last || holds_back {
+            self.seal(number, clock, out);
+        }
         Ok(())
     }
 
@@ -405,6 +411,7 @@ impl Lane {
                 buffer,
                 weights: vec![0; table.chunks.len()],
                 sealed: 0,
+                slowest: usize::MAX,
                 contributors: BTreeSet::new(),
                 complete: BTreeMap::new(),
                 deadline: None,
@@ -434,7 +441,8 @@ impl Lane {
     fn push_again(&mut self, worker: WorkerId, header: &Header, out: &mut Out<'_>) -> Result<(), Fault> {
         let (number, clock) = (header.table.0 as usize, header.clock);
         let want_params = header.flags.has(Flags::WANT_PARAMS);
-        let is_it = |sum: &Sum| sum.table == number && sum.clock == clock && sum.complete.contains_key(&worker);
+        let is_it =
+            |sum: &Sum| sum.table == number && sum.clock == clock && sum.complete.contains_key(&worker);
         let found = self.flights.sums.iter_mut().rev().find(|(_, sum)| is_it(sum));
         let Some((&id, sum)) = found else {
             // The shard has it.
@@ -465,6 +473,7 @@ impl Lane {
         header.clock = clock;
         header.request = request;
         header.epoch = self.epoch;
+        // Where the parameters are to lie is said with the push; without it they come as bytes.
         self.acknowledge(&pushed(worker, &header, false, 0), out);
         if !want_params {
             return Ok(());
@@ -480,6 +489,9 @@ impl Lane {
         let positions = self.members.keys().map(|&worker| table.position(worker, clock));
         let sealed = positions.min().unwrap_or(table.chunks.len());
         let is_all = sealed == table.chunks.len();
+        if let Some(sum) = self.flights.sums.get_mut(&id) {
+            sum.slowest = sealed;
+        }
         self.send_chunks(id, sealed, out);
         if is_all {
             self.end_sum(id, out);
@@ -647,8 +659,11 @@ impl Lane {
         let routes: Vec<u64> =
             complete.filter_map(|sum| sum.complete.get(&worker)).map(|complete| complete.route).collect();
         let half = self.tables[number].under_way(worker, clock).map(|incoming| incoming.request);
-        let requests: Vec<u64> =
-            routes.into_iter().filter_map(|route| self.routes.close(route)).map(|route| route.request).collect();
+        let requests: Vec<u64> = routes
+            .into_iter()
+            .filter_map(|route| self.routes.close(route))
+            .map(|route| route.request)
+            .collect();
         for request in requests.into_iter().chain(half) {
             self.refuse(worker, TableId(number as u32), request, fault, out);
         }
@@ -693,5 +708,6 @@ fn pushed(worker: WorkerId, header: &Header, want_params: bool, sum: u64) -> Rou
         awaits_ack: true,
         awaits_params: want_params,
         bytes: 0,
+        landing: header.landing,
     }
 }

@@ -96,7 +96,10 @@ impl Shard {
         let fresh = || Peer { process, taken: 0, refused: BTreeMap::new(), sent: BTreeMap::new() };
         let peer = self.groups.peers.entry(id).or_insert_with(fresh);
         if peer.process != process || hello.incarnation != process {
-            return refuse(format!("{id} is another process, which held gradients; start the job anew"), false);
+            return refuse(
+                format!("{id} is another process, which held gradients; start the job anew"),
+                false,
+            );
         }
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
     }

@@ -13,7 +13,10 @@ use proptest::prelude::*;
 enum Act {
     Say(u32, Frame),
     /// An aggregator says something; its numbered frames are in order unless `skip` says otherwise.
-    Aggregate { frame: Frame, skip: bool },
+    Aggregate {
+        frame: Frame,
+        skip: bool,
+    },
     LoseAggregator,
     Disconnect(u32),
     Switch(usize),

@@ -66,19 +66,21 @@ fn header() -> impl Strategy<Value = Header> {
     let numbers = (small(), small(), small(), small());
     let numbers = (numbers, number(), number(), number(), number());
     (kind, dtype, 0u8..32, epoch, numbers).prop_map(
-        |(kind, dtype, flags, epoch, ((table, chunk, part, rows), clock, version, request, landing))| Header {
-            dtype,
-            flags: Flags(flags),
-            epoch,
-            table: TableId(table),
-            chunk,
-            part,
-            rows,
-            clock,
-            version,
-            request,
-            landing,
-            ..Header::new(kind)
+        |(kind, dtype, flags, epoch, ((table, chunk, part, rows), clock, version, request, landing))| {
+            Header {
+                dtype,
+                flags: Flags(flags),
+                epoch,
+                table: TableId(table),
+                chunk,
+                part,
+                rows,
+                clock,
+                version,
+                request,
+                landing,
+                ..Header::new(kind)
+            }
         },
     )
 }

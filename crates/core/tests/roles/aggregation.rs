@@ -35,7 +35,7 @@ fn gradient(worker: usize, clock: u64) -> Vec<f32> {
 fn push(pump: &mut Pump, worker: usize) -> Ticket {
     let now = pump.now;
     let gradient = gradient(worker, pump.workers[worker].current_clock());
-    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
+    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
     pump.workers[worker].clock();
     ticket
 }
@@ -194,7 +194,10 @@ fn a_dead_aggregator_is_named_by_its_workers_and_the_others_go_on() {
     pump.pass(40.0);
     match pump.outcome(0, lost) {
         Some(Err(WorkerError::Unreachable(sentence))) => {
-            assert!(sentence.contains("server 0 core 0 through the aggregator at aggregator:0"), "{sentence}");
+            assert!(
+                sentence.contains("server 0 core 0 through the aggregator at aggregator:0"),
+                "{sentence}"
+            );
         }
         other => panic!("{other:?}"),
     }

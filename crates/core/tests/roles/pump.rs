@@ -124,7 +124,8 @@ impl Pump {
     #[allow(dead_code, reason = "not every test that shares this file needs it")]
     pub(crate) fn inject(&mut self, from: usize, to: usize, frame: Frame) {
         let payload = frame.body.bytes().expect("an injected frame has its bytes with it").to_vec();
-        let of_pair = |((at, _), (peer, _)): &(&(usize, NodeId), &(usize, NodeId))| (*at, *peer) == (to, from);
+        let of_pair =
+            |((at, _), (peer, _)): &(&(usize, NodeId), &(usize, NodeId))| (*at, *peer) == (to, from);
         if let Some((&(_, name), _)) = self.names.iter().find(of_pair) {
             self.wires.push_back((from, to, name, frame.header, payload));
         }

@@ -97,6 +97,9 @@ mod tests {
         let mut checkers = Checkers::default();
         checkers.add(Replicas::new(&cluster).unwrap());
         let violation = cluster.run(Time::from_secs_f64(10.0), &mut checkers).unwrap_err();
-        assert!(violation.what.contains("of table `w` with other bits than server 0 core 0 sent before"), "{violation}");
+        assert!(
+            violation.what.contains("of table `w` with other bits than server 0 core 0 sent before"),
+            "{violation}"
+        );
     }
 }

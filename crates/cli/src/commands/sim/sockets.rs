@@ -112,11 +112,7 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
     Ok(servers)
 }
 
-fn start_aggregators(
-    scenario: &Scenario,
-    url: &JobUrl,
-    registry: &Arc<Registry>,
-) -> Result<Vec<Aggregator>> {
+fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>) -> Result<Vec<Aggregator>> {
     let start = |number: u32| -> Result<Aggregator> {
         let config = AggregatorConfig {
             id: Some(AggregatorId(number)),
