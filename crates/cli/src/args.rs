@@ -3,7 +3,7 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, Transport};
+pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, PeerName, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -57,8 +57,7 @@ pub(crate) enum Command {
 
 /// Train a model and report what came of it.
 ///
-/// Workers and servers run in this process, or as processes of their own over loopback TCP with --processes. The
-/// report has the loss, the metric on held-out data, steps per second, bytes, staleness, and delayed pulls (DPRs).
+/// Workers and servers run in this process, or as processes of their own with --processes. The report has the loss, the metric on held-out data, steps per second, bytes, staleness, and delayed pulls (DPRs).
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -152,6 +151,10 @@ pub(crate) struct ServeArgs {
     /// Data cores of this server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
+    /// memory with workers of this host and TCP with others].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
     /// Which CPUs data cores are pinned to: `auto` (if there are more CPUs than data cores), `off`, or a list such as
     /// 0-3,8, one for each.
     #[arg(long, value_name = "CPUS", default_value = "auto")]
@@ -195,6 +198,10 @@ pub(crate) struct AggregateArgs {
     /// TCP's congestion control [default: reno within a host, the system's beyond it].
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// How workers come in and servers are reached: auto, tcp or shm [default: auto, which is shared memory within a
+    /// host].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
     /// This aggregator's number [default: in the order of joining].
     #[arg(long, value_name = "ID")]
     pub(crate) index: Option<u32>,
@@ -229,6 +236,10 @@ pub(crate) struct LaunchArgs {
     /// Aggregators that workers go through, shared out by rank [default: none].
     #[arg(long, value_name = "A")]
     pub(crate) aggregators: Option<u32>,
+    /// How workers and servers exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared
+    /// memory].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// The command and its arguments.

@@ -13,6 +13,7 @@ use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
+use paramill_node::Transport;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -64,6 +65,8 @@ pub(crate) struct ClusterPlan {
     pub(crate) aggregators: u32,
     /// Whether each is a process of its own.
     pub(crate) processes: bool,
+    /// How processes exchange gradients and parameters.
+    pub(crate) transport: Transport,
     /// The longest wait before giving up.
     pub(crate) timeout: Span,
 }
@@ -152,6 +155,7 @@ impl JobPlan {
                 cores: said.cluster.cores.unwrap_or(1),
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
+                transport: said.cluster.transport.unwrap_or_default(),
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
             policy: PolicyPlan {
@@ -247,6 +251,7 @@ mod tests {
         cores = 2
         aggregators = 3
         processes = true
+        transport = "tcp"
         timeout = "90s"
 
         [policy]
@@ -312,6 +317,7 @@ mod tests {
             ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 4096"),
             ("[cluster]\nworkers = \"four\"", "expected u32"),
             ("[cluster]\naggregators = 5", "aggregators = 5: expected 0 to 4"),
+            ("[cluster]\ntransport = \"udp\"", "expected one of `auto`, `tcp`, `shm`"),
             ("[cluster]\ntimeout = \"soon\"", "such as `500ms`"),
             ("[cluster]\ntimeout = \"0s\"", "timeout = 0s: expected 1ms to 720h"),
             ("[workload]\nname = \"gpt\"", "lr, mf, mlp, cnn"),

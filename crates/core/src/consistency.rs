@@ -83,8 +83,9 @@ pub trait Consistency: Send + Debug {
         1.0
     }
 
-    /// Whether a round never closes before every live worker has pushed it, so that nobody gains by hearing of a push
-    /// before the round's last one. MUST be false unless [`Consistency::closes`] always says [`Close::No`].
+    /// Whether nothing but the pushes of all live workers closes a round, so that a part of the parameters may be
+    /// stepped as soon as it has them. Where it is true, `closes` MUST always be [`Close::No`], `lr_factor` always 1,
+    /// and `admit` MUST give a clock that is not late the round of that clock.
     fn waits_for_all(&self) -> bool {
         false
     }

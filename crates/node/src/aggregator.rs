@@ -5,7 +5,9 @@ use crate::event_loop::{EventLoop, Injection, Owned, Setup};
 use crate::server::{announced, random_number};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
-use crate::transport::tcp;
+use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::{Listener, Transport, tcp};
+use paramill_core::address::Addresses;
 use paramill_core::aggregator::{Aggregator as Role, AggregatorConfig as RoleConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
@@ -32,6 +34,8 @@ pub struct AggregatorConfig {
     pub hold: Duration,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
     pub congestion: Option<String>,
+    /// How workers may come in, and how servers may be reached.
+    pub transport: Transport,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
     /// Faults to try.
@@ -56,6 +60,7 @@ impl AggregatorConfig {
             id: None,
             hold: limits::HOLD,
             congestion: None,
+            transport: Transport::default(),
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
@@ -79,19 +84,23 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
         let why = format!("hold = {:?}: expected at most {:?}", config.hold, limits::MAX_HOLD);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let (listeners, address, coordinator) = match &config.memory {
-        Some(_) => (Vec::new(), format!("{SCHEME}{}", config.listen), format!("{SCHEME}coordinator")),
+    let process = random_number();
+    let (listeners, addresses, coordinator) = match &config.memory {
+        Some(_) => {
+            let name = format!("{SCHEME}{}", config.listen);
+            (Vec::new(), name.into(), format!("{SCHEME}coordinator"))
+        }
         None => {
-            let listener = tcp::listen(&config.listen)?;
-            let address = announced(&listener, None)?;
-            (vec![listener], address, config.coordinator.clone())
+            let (listeners, addresses) = listeners(&config, process)?;
+            (listeners, addresses, config.coordinator.clone())
         }
     };
+    let address = addresses.iter().collect::<Vec<_>>().join(",");
     let role = RoleConfig {
         job: config.job.clone(),
-        process: random_number(),
+        process,
         id: config.id,
-        addresses: address.as_str().into(),
+        addresses: addresses.clone(),
         coordinator,
         hold: config.hold,
     };
@@ -100,6 +109,8 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
     let setup = Setup {
         listeners,
         sockets: SocketOptions::new(config.congestion.as_deref())?,
+        transport: config.transport,
+        memory: SharedAllocator::new(),
         hub: config.memory.clone().map(|hub| (hub, Some(address.clone()))),
         mailbox: mailbox.clone(),
         stop: stop.clone(),
@@ -111,8 +122,30 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
     Ok(Aggregator { thread: Some(thread), stop, mailbox, address })
 }
 
+/// Where workers of this host and of others come in.
+fn listeners(config: &AggregatorConfig, process: u64) -> io::Result<(Vec<Listener>, Addresses)> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    if config.transport.allows(true) {
+        match shm::listen(&format!("{process:x}-aggregator")) {
+            Ok((listener, address)) => {
+                listeners.push(Listener::Unix(listener));
+                addresses.push(address);
+            }
+            // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
+            Err(error) if config.transport == Transport::Shm => return Err(error),
+            Err(error) => (config.log)(&error.to_string()),
+        }
+    }
+    if config.transport.allows(false) {
+        let listener = tcp::listen(&config.listen)?;
+        addresses.push(announced(&listener, None)?);
+        listeners.push(Listener::Tcp(listener));
+    }
+    Ok((listeners, addresses.into_iter().collect()))
+}
+
 impl Aggregator {
-    /// Where workers come in.
+    /// Where workers come in: an address, or several with commas between them, as `JobOptions::aggregator` takes them.
     pub fn address(&self) -> &str {
         &self.address
     }

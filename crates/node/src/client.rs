@@ -19,9 +19,12 @@
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
+use crate::transport::shm::{self, SharedAllocator};
 use crate::url::JobUrl;
+use paramill_core::address::Addresses;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -76,9 +79,12 @@ pub struct JobOptions {
     pub url: JobUrl,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
+    /// How servers may be reached.
+    pub transport: Transport,
     /// The worker's rank; the coordinator chooses one otherwise.
     pub rank: Option<WorkerId>,
-    /// The address of the aggregator to go through to the servers, if this worker is to go through one.
+    /// The address of the aggregator to go through to the servers, if this worker is to go through one. Several, with
+    /// commas between them, are tried in order, those of this host first.
     pub aggregator: Option<String>,
     /// How long calls wait.
     pub timeout: Duration,
@@ -100,6 +106,7 @@ impl JobOptions {
         JobOptions {
             url,
             memory: None,
+            transport: Transport::default(),
             rank: None,
             aggregator: None,
             timeout: DEFAULT_TIMEOUT,
@@ -129,8 +136,17 @@ impl JobOptions {
         };
         let congestion = std::env::var(env_vars::CONGESTION).ok();
         let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
-        Ok(JobOptions { rank, aggregator, congestion, ..JobOptions::at(url) })
+        let transport = match std::env::var(env_vars::TRANSPORT) {
+            Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
+            Err(_) => Transport::default(),
+        };
+        Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
     }
+}
+
+/// Addresses with commas between them.
+fn addresses(text: &str) -> Addresses {
+    text.split(',').map(|address| address.trim().to_owned()).collect()
 }
 
 /// A worker's membership in a job.
@@ -186,9 +202,13 @@ impl Job {
             job: options.url.job.clone(),
             rank: options.rank,
             coordinator: options.url.address.clone(),
-            aggregator: options.aggregator.clone(),
+            aggregator: options.aggregator.as_deref().map(addresses),
         };
-        let worker = Worker::new(clock::now(), config, options.registry.clone());
+        let memory = SharedAllocator::new();
+        let mut worker = Worker::new(clock::now(), config, options.registry.clone());
+        if let Some(host) = shm::host_prefix().filter(|_| options.transport.allows(true)) {
+            worker = worker.with_shared_memory(host, Arc::new(memory.clone()));
+        }
         let shared = Arc::new(Shared {
             state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
             changed: Condvar::new(),
@@ -198,6 +218,8 @@ impl Job {
         let setup = Setup {
             listeners: Vec::new(),
             sockets: SocketOptions::new(options.congestion.as_deref())?,
+            transport: options.transport,
+            memory,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),

@@ -15,4 +15,5 @@ pub mod server;
 mod transport;
 pub mod url;
 
+pub use transport::Transport;
 pub use transport::memory::Hub;

@@ -199,7 +199,7 @@ impl Cluster {
             job: JOB.into(),
             rank: Some(id),
             coordinator: COORDINATOR.into(),
-            aggregator: self.scenario.aggregator_of(id).map(aggregator_address),
+            aggregator: self.scenario.aggregator_of(id).map(|id| aggregator_address(id).into()),
         };
         let program = Program {
             worker: id,

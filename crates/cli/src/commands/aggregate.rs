@@ -26,6 +26,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
     let config = AggregatorConfig {
         id: args.index.map(AggregatorId),
         hold: args.hold.0,
+        transport: args.transport.unwrap_or_default(),
         congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed,

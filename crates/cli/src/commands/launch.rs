@@ -16,17 +16,15 @@ use std::time::Duration;
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let plan = check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
-    let cores = format!("--cores={}", args.cores.unwrap_or(1));
+    let transport = args.transport.unwrap_or_default();
+    let joining = [format!("--cores={}", args.cores.unwrap_or(1)), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();
-    first.extend([
-        format!("--workers={}", args.workers),
-        format!("--servers={}", args.servers),
-        cores.clone(),
-    ]);
-    let url = training::start_servers(&mut processes, args.servers, &first, "", &[cores])?;
+    first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
+    first.extend_from_slice(&joining);
+    let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
     output.note(format!("the job is at {url}"));
     let count = args.aggregators.unwrap_or(0);
-    let aggregators = training::start_aggregators(&mut processes, count, &url, &[])?;
+    let aggregators = training::start_aggregators(&mut processes, count, &url, &joining[1..])?;
     let first_worker = args.servers as usize + aggregators.len();
     for rank in 0..args.workers {
         let mut command = Command::new(&args.command[0]);
@@ -38,6 +36,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         if let Some(aggregator) = plan.cluster.aggregator_of(rank) {
             command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
         }
+        command.env(env_vars::TRANSPORT, transport.to_string());
         processes.spawn(format!("worker {rank}"), command, "")?;
     }
     let workers = first_worker..first_worker + args.workers as usize;

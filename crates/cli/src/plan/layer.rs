@@ -4,6 +4,7 @@ use crate::args::JobArgs;
 use crate::duration::Span;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce};
+use paramill_node::Transport;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,7 @@ pub(super) struct ClusterLayer {
     pub(super) cores: Option<u32>,
     pub(super) aggregators: Option<u32>,
     pub(super) processes: Option<bool>,
+    pub(super) transport: Option<Transport>,
     pub(super) timeout: Option<Span>,
 }
 
@@ -97,6 +99,7 @@ impl Layer {
                 cores: args.cores,
                 aggregators: args.aggregators,
                 processes: args.processes,
+                transport: args.transport,
                 timeout: args.timeout,
             },
             policy: PolicyLayer {
@@ -134,6 +137,7 @@ impl Layer {
                 cores: cluster.cores.or(below.cluster.cores),
                 aggregators: cluster.aggregators.or(below.cluster.aggregators),
                 processes: cluster.processes.or(below.cluster.processes),
+                transport: cluster.transport.or(below.cluster.transport),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },
             policy: PolicyLayer {

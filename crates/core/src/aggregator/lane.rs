@@ -11,6 +11,7 @@ use crate::limits;
 use crate::link::Link;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::status::AggregatorReport;
+use crate::store::Place;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Fault, Flags, Header, Kind};
@@ -314,7 +315,10 @@ impl Lane {
         let Some(route) = self.routes.get(header.request).filter(|route| route.awaits_params) else { return };
         let is_rows = header.flags.has(Flags::ROWS);
         let landing = match body {
-            Body::Stored { start, .. } if route.landing != 0 => route.landing.saturating_add(start as u64),
+            Body::Stored { start, .. } => {
+                let place = Place::from_bits(route.landing).and_then(|place| place.after(start as u64));
+                place.map_or(0, Place::to_bits)
+            }
             _ => 0,
         };
         let own = Header {

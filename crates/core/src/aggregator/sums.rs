@@ -8,13 +8,13 @@
 
 use super::lane::{Lane, Out};
 use super::routes::Route;
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::store::{Buffer, floats};
+use crate::store::Buffer;
 use crate::table::NonFinite;
 use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
-use crate::wire::{Cause, DType, Fault, Flags, Header, Kind, group};
+use crate::wire::{Cause, Fault, Flags, Header, Kind, group};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -207,7 +207,7 @@ impl Table {
     }
 
     /// Whether a frame is the next one of a push that fits; its values.
-    fn check<'a>(&self, worker: WorkerId, header: &Header, payload: &'a [u8]) -> Result<&'a [f32], Fault> {
+    fn check<'a>(&self, worker: WorkerId, header: &Header, payload: &'a [u8]) -> Result<Values<'a>, Fault> {
         let clock = header.clock;
         let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
         if let Some(newer) = newer {
@@ -228,12 +228,14 @@ impl Table {
             chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last
         };
         let chunk = self.chunks.get(index).filter(fits);
-        let values = floats(payload).filter(|values| chunk.is_some_and(|chunk| chunk.len == values.len()));
+        let values = header.dtype.values(payload);
+        let values = values.filter(|values| chunk.is_some_and(|chunk| chunk.len == values.len()));
         let Some(values) = values else {
-            let what = format!("{} bytes for chunk {} as frame {index}", payload.len(), header.chunk);
+            let (bytes, dtype) = (payload.len(), header.dtype);
+            let what = format!("{bytes} bytes of {dtype:?} for chunk {} as frame {index}", header.chunk);
             return Err(self.fault(Cause::Shape, what));
         };
-        if self.policy.nonfinite == NonFinite::Reject && !kernels::all_finite(values) {
+        if self.policy.nonfinite == NonFinite::Reject && !values.all_finite() {
             let what = format!(
                 "the gradient that {worker} pushed at clock {clock} has NaN or Inf in chunk {}; it was not applied \
                  (nonfinite=reject)",
@@ -255,13 +257,13 @@ impl Table {
 }
 
 impl Sum {
-    fn add(&mut self, index: usize, chunk: PartChunk, values: &[f32]) {
+    fn add(&mut self, index: usize, chunk: PartChunk, values: Values<'_>) {
         let sum = &mut self.buffer.as_mut_slice()[chunk.start..chunk.start + chunk.len];
         // The first gradient is copied, so that nothing has to be zeroed.
         if self.weights[index] == 0 {
-            sum.copy_from_slice(values);
+            kernels::copy(sum, values);
         } else {
-            kernels::add(sum, values);
+            kernels::add_values(sum, values);
         }
         self.weights[index] += 1;
     }
@@ -272,9 +274,7 @@ impl Lane {
     /// worker never overtake each other.
     pub(super) fn adds_up(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
         let Some(table) = self.tables.get_mut(header.table.0 as usize) else { return Ok(false) };
-        // Rows, and whatever is not f32, are the shard's business alone. A kernel that decodes while it adds would
-        // begin here and in `Table::check`.
-        if table.is_empty() || header.flags.has(Flags::ROWS) || header.dtype != DType::F32 {
+        if table.is_empty() || header.flags.has(Flags::ROWS) {
             return Ok(false);
         }
         let clock = header.clock;
@@ -368,16 +368,16 @@ impl Lane {
         Ok(())
     }
 
-    fn add(&mut self, sum: u64, worker: WorkerId, index: usize, values: &[f32]) {
+    fn add(&mut self, sum: u64, worker: WorkerId, index: usize, values: Values<'_>) {
         let Some(sum) = self.flights.sums.get_mut(&sum) else { return };
         let table = &self.tables[sum.table];
         sum.contributors.insert(worker);
-        if table.policy.nonfinite == NonFinite::Reject || kernels::all_finite(values) {
+        if table.policy.nonfinite == NonFinite::Reject || values.all_finite() {
             return sum.add(index, table.chunks[index], values);
         }
         let mut clipped = values.to_vec();
         kernels::clip_non_finite(&mut clipped);
-        sum.add(index, table.chunks[index], &clipped);
+        sum.add(index, table.chunks[index], Values::F32(&clipped));
     }
 
     /// The sum that a chunk of a clock goes to. One of which that chunk has left ends.
@@ -515,10 +515,13 @@ impl Lane {
         if let Some(deadline) = sum.deadline.take() {
             self.flights.deadlines.remove(&(deadline, id));
         }
-        out.report.groups += 1;
-        out.report.gradients += sum.complete.len() as u64;
-        let count = sum.weights.len();
         self.tables[sum.table].open.remove(&sum.clock);
+        let is_wanted = |worker: &WorkerId| self.members.contains_key(worker);
+        // Pieces of workers that died before their push was complete.
+        let is_left_over = sum.complete.is_empty() && !sum.contributors.iter().any(is_wanted);
+        out.report.groups += u64::from(!sum.complete.is_empty());
+        out.report.gradients += sum.complete.len() as u64;
+        let count = if is_left_over { 0 } else { sum.weights.len() };
         self.send_chunks(id, count, out);
         self.launch(id, None, out);
     }

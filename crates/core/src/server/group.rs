@@ -4,7 +4,8 @@
 //! it sends again what was not acknowledged; what was taken is skipped, so that every sum is added once. Everything
 //! else comes from an aggregator in a worker's name, and is handled as if that worker had sent it.
 
-use super::{PendingPull, Shard};
+use super::Shard;
+use super::pulls::PendingPull;
 use crate::consistency::Apply;
 use crate::limits;
 use crate::role::{Body, Frame, Output};
@@ -121,7 +122,7 @@ impl Shard {
         if header.kind == Kind::Forget {
             return self.cancel_pulls(worker);
         }
-        if !self.members.contains_key(&worker) {
+        if !self.incarnation(worker).is_some() {
             let fault = not_a_member(worker);
             return self.refuse_to(NodeId::Aggregator(id), header.table, header.request, &fault);
         }
@@ -251,14 +252,14 @@ impl Shard {
         for entry in &entries {
             let worker = entry.worker;
             let fault = match (&table, &refused) {
-                _ if !self.members.contains_key(&worker) => Some(not_a_member(worker)),
+                _ if !self.incarnation(worker).is_some() => Some(not_a_member(worker)),
                 (Err(fault), _) => Some(fault.clone()),
                 (Ok(_), refused) => refused.as_ref().map(|refused| refused.fault.clone()),
             };
             if let Some(fault) = fault {
                 self.refuse_to(NodeId::Aggregator(id), header.table, entry.request, &fault);
             }
-            if let (Ok(table), true) = (&table, counts && self.members.contains_key(&worker)) {
+            if let (Ok(table), true) = (&table, counts && self.incarnation(worker).is_some()) {
                 self.groups.routes.insert(worker, id);
                 self.tables[*table].count_push(now, worker, header.clock);
             }
@@ -270,12 +271,12 @@ impl Shard {
             return;
         }
         for entry in entries.iter().filter(|entry| entry.want_params) {
-            if !self.members.contains_key(&entry.worker) {
+            if !self.incarnation(entry.worker).is_some() {
                 continue;
             }
             self.groups.routes.insert(entry.worker, id);
             let (worker, request, clock) = (entry.worker, entry.request, header.clock.saturating_add(1));
-            let pull = PendingPull { worker, table, request, clock, rows: None };
+            let pull = PendingPull { worker, table, request, clock, landing: None, rows: None };
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, header.table, request, &fault);
             }

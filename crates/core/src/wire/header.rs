@@ -1,4 +1,5 @@
 use super::{HEADER_BYTES, WIRE_VERSION};
+use crate::kernels::Values;
 use crate::limits;
 use crate::types::{Clock, TableId, WorkerId};
 
@@ -24,11 +25,14 @@ pub enum Kind {
     Pull = 8,
     /// Parameters of a chunk.
     Params = 9,
+    /// A segment of memory that the sender shares; its file descriptor comes with this frame. For drivers: no role
+    /// sees it. `landing` has the segment's number and, instead of an offset, its length.
+    Share = 10,
     /// From an aggregator: these workers' pushes of a table and clock are complete in the sums before. Payload:
     /// [`super::group`]. Back to it, without payload: noted, as all numbered frames up to this one.
-    Group = 10,
+    Group = 11,
     /// From an aggregator: a worker's connection to it broke; pulls of that worker are forgotten.
-    Forget = 11,
+    Forget = 12,
 }
 
 /// Element type of a payload.
@@ -38,10 +42,31 @@ pub enum DType {
     /// 32-bit IEEE 754.
     #[default]
     F32 = 0,
-    /// 16-bit IEEE 754; reserved for gradients.
+    /// 16-bit IEEE 754; for gradients only.
     F16 = 1,
-    /// bfloat16; reserved for gradients.
+    /// bfloat16; for gradients only.
     Bf16 = 2,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+        }
+    }
+
+    /// Views a payload as elements of this type; `None` when its length or address does not allow it.
+    pub fn values(self, payload: &[u8]) -> Option<Values<'_>> {
+        Some(match self {
+            // Nothing is nothing at any address.
+            _ if payload.is_empty() => Values::F32(&[]),
+            DType::F32 => Values::F32(bytemuck::try_cast_slice(payload).ok()?),
+            DType::F16 => Values::F16(bytemuck::try_cast_slice(payload).ok()?),
+            DType::Bf16 => Values::Bf16(bytemuck::try_cast_slice(payload).ok()?),
+        })
+    }
 }
 
 /// Bits that qualify a frame.
@@ -57,9 +82,11 @@ impl Flags {
     pub const WANT_PARAMS: Flags = Flags(4);
     /// In a pull: answer at once with what is there, whatever the consistency model (for evaluation).
     pub const NOW: Flags = Flags(8);
+    /// The payload lies in shared memory: a [`super::Descriptor`] follows instead. For drivers: no role sees it.
+    pub const ELSEWHERE: Flags = Flags(16);
     /// In parameters to an aggregator, without payload: those of the table that it was sent last.
-    pub const SAME: Flags = Flags(16);
-    const KNOWN: u8 = 31;
+    pub const SAME: Flags = Flags(32);
+    const KNOWN: u8 = 63;
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -69,6 +96,11 @@ impl Flags {
     /// These bits and those of `other`.
     pub fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
+    }
+
+    /// These bits without those of `other`.
+    pub fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
     }
 }
 
@@ -244,7 +276,18 @@ impl Header {
         if length > limit {
             return Err(WireError::TooLong { kind, bytes: length, limit });
         }
+        if header.flags.has(Flags::ELSEWHERE) && !header.may_be_elsewhere() {
+            return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
+        }
         Ok(header)
+    }
+
+    /// Whether the payload may lie in memory that its sender can change at any time. Only elements may: what is
+    /// counted, indexed by or decoded is read from a copy.
+    pub fn may_be_elsewhere(&self) -> bool {
+        matches!(self.kind, Kind::Init | Kind::Push | Kind::Params)
+            && !self.flags.has(Flags::ROWS)
+            && self.payload_bytes > 0
     }
 }
 
@@ -260,8 +303,9 @@ impl Kind {
             7 => Kind::PushAck,
             8 => Kind::Pull,
             9 => Kind::Params,
-            10 => Kind::Group,
-            11 => Kind::Forget,
+            10 => Kind::Share,
+            11 => Kind::Group,
+            12 => Kind::Forget,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -271,7 +315,7 @@ impl Kind {
         match self {
             Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
-            Kind::PushAck | Kind::Forget => 0,
+            Kind::PushAck | Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
         }
@@ -284,10 +328,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=11, 0u8..3, 0u8..32, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=12, 0u8..3, 0u8..64, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
-                Header {
+                let mut header = Header {
                     kind,
                     dtype: [DType::F32, DType::F16, DType::Bf16][dtype as usize],
                     flags: Flags(flags),
@@ -301,7 +345,11 @@ mod tests {
                     version: b[1],
                     request: b[2],
                     landing: b[3],
+                };
+                if !header.may_be_elsewhere() {
+                    header.flags = header.flags.without(Flags::ELSEWHERE);
                 }
+                header
             },
         )
     }
@@ -384,6 +432,22 @@ mod tests {
             bytes[at] = value;
             let error = Header::decode(&bytes).unwrap_err().to_string();
             assert!(error.contains(word), "byte {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_elements_lie_elsewhere() {
+        let elsewhere = |kind, flags: Flags, payload_bytes| {
+            let header = Header { flags: flags.with(Flags::ELSEWHERE), payload_bytes, ..Header::new(kind) };
+            Header::decode(&header.encode()).is_ok()
+        };
+        for kind in [Kind::Init, Kind::Push, Kind::Params] {
+            assert!(elsewhere(kind, Flags::LAST, 32_768));
+            assert!(!elsewhere(kind, Flags::ROWS, 32_768));
+            assert!(!elsewhere(kind, Flags::LAST, 0));
+        }
+        for kind in [Kind::Hello, Kind::Welcome, Kind::Error, Kind::Control, Kind::Pull] {
+            assert!(!elsewhere(kind, Flags::default(), 64), "{kind:?}");
         }
     }
 }

@@ -65,7 +65,7 @@ fn header() -> impl Strategy<Value = Header> {
     let dtype = prop_oneof![9 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16)];
     let numbers = (small(), small(), small(), small());
     let numbers = (numbers, number(), number(), number(), number());
-    (kind, dtype, 0u8..32, epoch, numbers).prop_map(
+    (kind, dtype, 0u8..64, epoch, numbers).prop_map(
         |(kind, dtype, flags, epoch, ((table, chunk, part, rows), clock, version, request, landing))| {
             Header {
                 dtype,

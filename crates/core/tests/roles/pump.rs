@@ -1,5 +1,6 @@
 //! Roles in one place with a network that delivers at once: enough to test decisions without any driver.
 
+use paramill_core::address::Addresses;
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
@@ -32,6 +33,7 @@ pub(crate) struct Pump {
 }
 
 fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
+    let aggregator = aggregator.map(Addresses::from);
     let config = WorkerConfig { job: job.into(), rank: None, coordinator: "coordinator".into(), aggregator };
     Worker::new(now, config, Arc::new(Registry::builtin()))
 }

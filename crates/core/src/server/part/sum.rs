@@ -1,9 +1,8 @@
 //! Sums of several workers' gradients, as an aggregator makes them.
 
 use super::TablePart;
-use super::step::{Units, open_round};
 use crate::consistency::Admit;
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::limits;
 use crate::server::rounds::Piece;
 use crate::table::NonFinite;
@@ -17,8 +16,10 @@ impl TablePart {
         if self.spec.rows || header.flags.has(Flags::ROWS) {
             return Err(self.shape_fault("a sum of rows".into()));
         }
-        let chunk = self.chunk(header.chunk)?;
-        let values = self.chunk_values(chunk, payload)?;
+        let Some(index) = self.chunk_index(header.chunk) else {
+            return Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk)));
+        };
+        let values = self.chunk_values(self.chunks[index], payload)?;
         if !(1..=limits::MAX_WORKERS).contains(&header.rows) {
             return Err(self.shape_fault(format!("a sum of {} gradients", header.rows)));
         }
@@ -30,26 +31,23 @@ impl TablePart {
         if admit == Admit::TooFarAhead {
             return Err(self.too_far_ahead(header.clock));
         }
-        let mut piece = Piece::Dense { start: chunk.start, values };
         let mut clipped = Vec::new();
-        if !kernels::all_finite(values) {
+        let is_finite = kernels::all_finite(values);
+        if !is_finite {
             self.nonfinite += 1;
             if self.policy.nonfinite == NonFinite::Reject {
                 return Err(self.overflow(header));
             }
             clipped.extend_from_slice(values);
             kernels::clip_non_finite(&mut clipped);
-            piece = piece.with_values(&clipped);
         }
+        let values = Values::F32(if is_finite { values } else { &clipped });
         match admit {
-            Admit::Round(clock) => {
-                let units = Units::new(&self.spec, &self.chunks);
-                let round = open_round(&mut self.rounds, &mut self.spare, clock, units);
-                piece.for_each_range(|start, values| {
-                    round.add_weighted(units.at(start), start, values, header.rows);
-                });
+            Admit::Round(round) => self.add_sum(header.clock, round, index, values, header.rows),
+            Admit::Now => {
+                let start = self.chunks[index].start;
+                self.step_piece(index, Piece::Dense { index, start, values });
             }
-            Admit::Now => self.step_piece(chunk.number, piece),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
         Ok(())
