@@ -4,6 +4,7 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod group;
 mod part;
 mod pulls;
 mod rounds;
@@ -21,6 +22,7 @@ use crate::table::{self, glob_matches};
 use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use group::Groups;
 use part::{TablePart, Taken};
 use pulls::{Backlog, PendingPull, Pulls};
 use std::collections::BTreeSet;
@@ -57,6 +59,7 @@ pub struct Shard {
     /// Incarnations by rank, which is dense; `None` for those that are no members, or no longer.
     members: Vec<Option<u64>>,
     pulls: Pulls,
+    groups: Groups,
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
     /// The timeout of each table, as it stands in `timers`.
@@ -81,6 +84,7 @@ impl Shard {
             tables: Vec::new(),
             members: Vec::new(),
             pulls: Pulls::default(),
+            groups: Groups::default(),
             timers: BTreeSet::new(),
             timer_of: Vec::new(),
             next_report: now,
@@ -143,11 +147,15 @@ impl Shard {
     }
 
     fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        self.refuse_to(self.groups.address(worker), table, request, fault);
+    }
+
+    fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
         self.refused += 1;
         let mut frame = frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to, frame });
     }
 
     /// Which life of a worker is a member of the job, if one is.
@@ -260,7 +268,7 @@ impl Shard {
         ack.request = header.request;
         ack.epoch = header.epoch;
         let frame = Frame { header: ack, body: Body::Empty };
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to: self.groups.address(worker), frame });
     }
 
     /// Puts a pull to the table's controller, which answers it now or later.
@@ -283,6 +291,14 @@ impl Shard {
             PullOutcome::Wait => self.pulls.file(pull),
         }
         Ok(())
+    }
+
+    /// A worker's connection is gone: it asks again for what it still wants.
+    fn cancel_pulls(&mut self, worker: WorkerId) {
+        self.pulls.forget(worker);
+        for table in &mut self.tables {
+            table.controller.cancel(worker);
+        }
     }
 
     /// The initial values are here: pulls that came before them are asked again.
@@ -317,6 +333,7 @@ impl Shard {
 
     /// Sends a table's parameters, or the rows that were asked for.
     fn answer(&mut self, pull: &PendingPull) {
+        let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
         let part = &self.tables[pull.table];
         let mut header = Header::new(Kind::Params);
         header.table = TableId(pull.table as u32);
@@ -324,7 +341,7 @@ impl Shard {
         header.version = part.controller.state().v_train();
         header.request = pull.request;
         header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let to = NodeId::Worker(pull.worker);
+        let to = self.groups.address(pull.worker);
         let mut send = |mut header: Header, last: bool, body: Body, bytes: usize| {
             header.payload_bytes = bytes as u32;
             header.flags = if last { header.flags.with(Flags::LAST) } else { header.flags };
@@ -332,7 +349,13 @@ impl Shard {
             self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
         };
         match &pull.rows {
+            None if edition.is_some_and(|edition| edition.is_same) => {
+                header.flags = Flags::SAME;
+                header.rows = edition.map_or(0, |edition| edition.number);
+                send(header, true, Body::Empty, 0);
+            }
             None => {
+                header.rows = edition.map_or(0, |edition| edition.number);
                 let chunks = part.chunks();
                 let count = chunks.len();
                 for (index, chunk) in chunks.enumerate() {
@@ -421,6 +444,7 @@ impl Shard {
             members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
         for worker in &gone {
             self.members[worker.0 as usize] = None;
+            self.groups.leave(*worker);
             self.pulls.forget(*worker);
             for table in &mut self.tables {
                 table.remove_worker(now, *worker);
@@ -445,6 +469,7 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
             return;
         }
+        self.groups.forget_sent();
         for table in 0..self.tables.len() {
             if !glob_matches(glob, &self.tables[table].spec.name) {
                 continue;
@@ -508,14 +533,19 @@ impl Role for Shard {
                 false,
             );
         }
-        let Party::Worker { rank: Some(worker) } = hello.from else {
-            return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+        let worker = match hello.from {
+            Party::Worker { rank: Some(worker) } => worker,
+            Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
+            _ => {
+                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            }
         };
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
         match self.incarnation(worker) {
             Some(incarnation) if incarnation == hello.incarnation => {
+                self.groups.leave(worker);
                 Ok(Welcome { you: NodeId::Worker(worker), incarnation })
             }
             _ => refuse(format!("{worker} was declared dead or has left; start it anew"), false),
@@ -544,19 +574,16 @@ impl Role for Shard {
         match peer {
             NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => {
-                self.pulls.forget(worker);
-                for table in &mut self.tables {
-                    table.controller.cancel(worker);
-                }
-            }
-            NodeId::Shard(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(worker) => self.cancel_pulls(worker),
+            NodeId::Aggregator(id) => self.lose_aggregator(id),
+            NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
         }
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         match (from, header.kind) {
             (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
+            (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),

@@ -18,6 +18,7 @@ mod slab;
 pub use error::WorkerError;
 pub use slab::Slab;
 
+use crate::address::Addresses;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -46,6 +47,8 @@ pub struct WorkerConfig {
     pub rank: Option<WorkerId>,
     /// Where the coordinator is.
     pub coordinator: String,
+    /// Where the aggregator is that this worker goes through to the servers, if it does.
+    pub aggregator: Option<Addresses>,
 }
 
 /// Something the application can wait for.
@@ -484,9 +487,7 @@ impl Worker {
                 let link = &self.links[&request.shard];
                 match link.why() {
                     None => format!("{} has not answered", request.shard),
-                    Some(why) => {
-                        format!("{} at {} is not connected ({why})", request.shard, link.addresses())
-                    }
+                    Some(why) => format!("{link} is not connected ({why})"),
                 }
             })
             .take(4)

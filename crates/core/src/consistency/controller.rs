@@ -180,14 +180,13 @@ impl Controller {
         if known.pushed().is_some_and(|pushed| clock <= pushed) {
             return Admit::Duplicate;
         }
-        let v_train = self.state.v_train();
-        match self.policy.model.admit(clock, v_train) {
-            Admit::Round(round) if round > v_train => self.admit_ahead(round),
-            Admit::Now | Admit::Round(_) if clock > skip_limit(v_train, known.progress()) => {
-                Admit::TooFarAhead
-            }
-            admit => admit,
-        }
+        self.admit_at(clock, known.progress())
+    }
+
+    /// Where a sum of several workers' gradients of one clock would go, whoever they are. Each of them is counted by
+    /// itself, with [`Controller::push`].
+    pub fn admit_sum(&self, clock: Clock) -> Admit {
+        self.admit_at(clock, self.state.fastest().map_or(-1, |(_, progress)| progress))
     }
 
     /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
@@ -357,6 +356,16 @@ impl Controller {
             };
             Some(Waiting { worker, token, since, reason })
         })
+    }
+
+    /// Where a gradient of somebody with this progress goes.
+    fn admit_at(&self, clock: Clock, progress: i64) -> Admit {
+        let v_train = self.state.v_train();
+        match self.policy.model.admit(clock, v_train) {
+            Admit::Round(round) if round > v_train => self.admit_ahead(round),
+            Admit::Now | Admit::Round(_) if clock > skip_limit(v_train, progress) => Admit::TooFarAhead,
+            admit => admit,
+        }
     }
 
     /// A round beyond the open one needs an accumulator of its own, so their number is bounded. Workers that a former

@@ -2,12 +2,14 @@
 
 mod push;
 mod step;
+mod sum;
 mod under_way;
 
 pub(super) use push::Taken;
 
 use super::rounds::{Round, Rounds};
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
+use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::SpecError;
@@ -66,6 +68,8 @@ pub(super) struct TablePart {
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
     incoming: UnderWay,
+    /// The first round whose sums can hold nothing of a worker that has left.
+    sums_are_regular_from: Clock,
     /// Chunks that have their initial values, from the first on.
     initialised_chunks: usize,
     pub(super) nonfinite: u64,
@@ -112,6 +116,7 @@ impl TablePart {
             rounds: Rounds::default(),
             steps: 0,
             incoming: UnderWay::default(),
+            sums_are_regular_from: 0,
             initialised_chunks: 0,
             nonfinite: 0,
         })
@@ -178,6 +183,7 @@ impl TablePart {
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
         self.incoming.remove(worker);
         self.rounds.iter_mut().for_each(Round::disturb);
+        self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(now, worker);
     }
 

@@ -106,6 +106,8 @@ impl Unit {
     const SUMMED: u32 = 1 << 31;
     /// Everything that was here is stepped.
     const STEPPED: u32 = 1 << 30;
+    /// Who claims to bring more gradients than there can be does not get at the flags.
+    const MAX_COUNT: u32 = Unit::STEPPED - 1;
 
     fn count(self) -> u32 {
         self.0 & !(Unit::SUMMED | Unit::STEPPED)
@@ -149,6 +151,11 @@ impl Round {
 
     /// Adds one gradient of a unit. The first one is copied: nothing has to be zeroed.
     pub(super) fn add(&mut self, unit: usize, start: usize, values: Values<'_>) {
+        self.add_weighted(unit, start, values, 1);
+    }
+
+    /// The same for the sum of `weight` gradients.
+    pub(super) fn add_weighted(&mut self, unit: usize, start: usize, values: Values<'_>, weight: u32) {
         if self.sum.len() < self.elements {
             self.sum = Buffer::zeroed(self.elements);
         }
@@ -158,12 +165,12 @@ impl Round {
         } else {
             kernels::copy(sum, values);
         }
-        self.count(unit, Unit::SUMMED);
+        self.count(unit, weight, Unit::SUMMED);
     }
 
-    /// Whether one more gradient makes this unit complete, with `n` workers that push each unit once.
-    pub(super) fn is_completed_by_one(&self, unit: usize, n: u32) -> bool {
-        self.regular && self.units[unit].count() + 1 == n
+    /// Whether so many more gradients make this unit complete, with `n` workers that push each unit once.
+    pub(super) fn is_completed_by(&self, unit: usize, weight: u32, n: u32) -> bool {
+        self.regular && self.units[unit].count() + weight == n
     }
 
     /// Gradients of a unit so far.
@@ -171,19 +178,19 @@ impl Round {
         self.units[unit].count()
     }
 
-    /// The unit's last gradient is here and is about to be stepped, together with the sum that this returns.
-    pub(super) fn finish(&mut self, unit: usize, range: Range<usize>) -> Option<&[f32]> {
+    /// The unit's last `weight` gradients are here and are about to be stepped, together with the sum that this returns.
+    pub(super) fn finish(&mut self, unit: usize, weight: u32, range: Range<usize>) -> Option<&[f32]> {
         let was_summed = self.units[unit].has(Unit::SUMMED);
-        self.count(unit, Unit::STEPPED);
+        self.count(unit, weight, Unit::STEPPED);
         was_summed.then(|| &self.sum.as_slice()[range])
     }
 
-    fn count(&mut self, unit: usize, flag: u32) {
+    fn count(&mut self, unit: usize, weight: u32, flag: u32) {
         let of_unit = &mut self.units[unit];
         if *of_unit == Unit::default() {
             self.touched.push(unit as u32);
         }
-        *of_unit = Unit((of_unit.count() + 1) | flag);
+        *of_unit = Unit((of_unit.count() + weight).min(Unit::MAX_COUNT) | flag);
     }
 
     /// Whether everything that this round has of a unit is in the parameters.

@@ -2,6 +2,7 @@
 
 use super::request::{Request, What};
 use super::{Ticket, Worker, WorkerError};
+use crate::address::Addresses;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
@@ -182,7 +183,7 @@ impl Worker {
             return self.fail(WorkerError::Table(sentence));
         }
         if let Some((host, memory)) = &self.shared
-            && plan.shards.iter().any(|(_, of)| of.iter().any(|address| address.starts_with(host)))
+            && self.peers(&plan).any(|of| of.iter().any(|address| address.starts_with(host)))
         {
             self.memory = Arc::clone(memory);
         }
@@ -201,8 +202,12 @@ impl Worker {
         }
         let rank = self.id.map_or(0, |id| id.0 as usize);
         for (shard, addresses) in &plan.shards {
-            let addresses = addresses.for_caller(rank + shard.core as usize);
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), addresses));
+            let peer = NodeId::Shard(*shard);
+            let link = match &self.config.aggregator {
+                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.for_caller(rank)),
+                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
+            };
+            self.links.insert(*shard, link);
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
@@ -238,6 +243,13 @@ impl Worker {
             pending.answers = answers;
         }
         self.handle_timeout(now);
+    }
+
+    /// Where those are that this worker connects to, beside the coordinator.
+    fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
+        let shards = plan.shards.iter().map(|(_, addresses)| addresses);
+        let own = shards.filter(|_| self.config.aggregator.is_none());
+        self.config.aggregator.iter().chain(own)
     }
 
     /// Without overlap: the scheduler lets pulls after this clock go.
@@ -323,10 +335,17 @@ impl Role for Worker {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, peer: NodeId) -> Hello {
+        let through = match (peer, self.id, &self.config.aggregator) {
+            (NodeId::Shard(shard), Some(rank), Some(_)) => {
+                let again = self.links.get(&shard).is_some_and(Link::was_up);
+                Some(Party::Through { rank, shard, again })
+            }
+            _ => None,
+        };
         Hello {
             job: self.config.job.clone(),
-            from: Party::Worker { rank: self.id },
+            from: through.unwrap_or(Party::Worker { rank: self.id }),
             incarnation: self.incarnation,
         }
     }
@@ -355,7 +374,7 @@ impl Role for Worker {
                 let mine = self.requests.numbers(is_mine);
                 mine.into_iter().for_each(|id| self.send_request(id));
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 
@@ -370,7 +389,7 @@ impl Role for Worker {
                     link.disconnected(now, why);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 

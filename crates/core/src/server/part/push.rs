@@ -9,7 +9,7 @@ use crate::limits;
 use crate::server::rounds::Piece;
 use crate::table::{NonFinite, Order};
 use crate::types::{Clock, Time, WorkerId};
-use crate::wire::{Cause, DType, Fault, Flags, Header};
+use crate::wire::{Cause, Fault, Flags, Header};
 
 /// What became of a push frame.
 #[derive(Debug, PartialEq)]
@@ -149,7 +149,7 @@ impl TablePart {
         }
         let (chunk, piece) = if !self.spec.rows {
             let chunk = self.chunk_in_turn(header)?;
-            let values = match values(header.dtype, payload) {
+            let values = match header.dtype.values(payload) {
                 Some(values) if values.len() == chunk.len => values,
                 _ => {
                     let found = format!(
@@ -266,18 +266,7 @@ impl TablePart {
         if !ascending || !in_range {
             return Err(self.shape_fault("row numbers out of order or out of range".into()));
         }
-        let values = values(header.dtype, bytes).expect("shorter words follow four-byte words");
+        let values = header.dtype.values(bytes).expect("shorter words follow four-byte words");
         Ok(Piece::Rows { start: chunk.start, rows: numbers, width: self.width, values })
     }
-}
-
-/// Views a payload as elements of a type; `None` when its length or address does not allow it.
-fn values(dtype: DType, payload: &[u8]) -> Option<Values<'_>> {
-    Some(match dtype {
-        // Nothing is nothing at any address.
-        _ if payload.is_empty() => Values::F32(&[]),
-        DType::F32 => Values::F32(bytemuck::try_cast_slice(payload).ok()?),
-        DType::F16 => Values::F16(bytemuck::try_cast_slice(payload).ok()?),
-        DType::Bf16 => Values::Bf16(bytemuck::try_cast_slice(payload).ok()?),
-    })
 }

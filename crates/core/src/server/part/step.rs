@@ -1,7 +1,7 @@
 //! Steps of the optimizer, by single gradients or by whole rounds.
 
 use super::{LocalChunk, TablePart};
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
 use crate::server::rounds::{Piece, Round, Staged};
 use crate::store::Buffer;
@@ -99,7 +99,7 @@ impl TablePart {
         piece.for_each_unit(|unit, start, values| {
             let is_complete = match is_sparse {
                 true => row_is_sure,
-                false => is_last_worker || sums.is_completed_by_one(unit, n),
+                false => is_last_worker || sums.is_completed_by(unit, 1, n),
             };
             if !(steps_early && is_complete) {
                 return sums.add(unit, start, values);
@@ -108,9 +108,42 @@ impl TablePart {
             if reduce == Reduce::Mean {
                 input.scale = 1.0 / gradients as f32;
             }
-            let before = sums.finish(unit, start..start + values.len());
+            let before = sums.finish(unit, 1, start..start + values.len());
             target.step(&input, start, Gradient { before, last: values });
         });
+    }
+
+    /// Adds the sum of `weight` gradients of one chunk in the same way. Who they are from is not known yet: only their
+    /// number tells whether they are the last.
+    pub(super) fn add_sum(
+        &mut self,
+        clock: Clock,
+        round: Clock,
+        index: usize,
+        values: Values<'_>,
+        weight: u32,
+    ) {
+        let steps_early = self.steps_early(round);
+        let n = self.controller.state().n();
+        let LocalChunk { start, len, arrivals, .. } = self.chunks[index];
+        let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
+        let units = Units::new(&self.spec, &self.chunks);
+        let sums = self.rounds.open(round, units.elements(), units.count());
+        // A sum may hold a piece of a worker that has left meanwhile, and was counted out.
+        if clock != round || round < self.sums_are_regular_from {
+            sums.disturb();
+        }
+        if !(steps_early && sums.is_completed_by(index, weight, n)) {
+            return sums.add_weighted(index, start, values, weight);
+        }
+        let gradients = sums.contributions(index) + weight;
+        let scale = if reduce == Reduce::Mean { 1.0 / gradients as f32 } else { 1.0 };
+        let input =
+            StepInput { version: round, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
+        let before = sums.finish(index, weight, start..start + len);
+        let mut target =
+            Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
+        target.step(&input, start, Gradient { before, last: values });
     }
 
     /// One optimizer step with what a round has not stepped yet. A mean is taken over `over` gradients, or over as many
