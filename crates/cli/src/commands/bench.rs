@@ -6,6 +6,7 @@ mod crew;
 mod exchange;
 mod limits;
 mod part;
+mod place;
 mod plan;
 mod report;
 mod statistics;

@@ -3,6 +3,7 @@
 use super::part::{Answer, Order, Part};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -25,6 +26,16 @@ impl Crew {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.arg("bench-process");
+        self.start_program(name, command, part)
+    }
+
+    /// Starts another program that is told its part in the same way.
+    pub(super) fn start_program(
+        &mut self,
+        name: impl Into<String>,
+        command: Command,
+        part: &impl Serialize,
+    ) -> Result<usize> {
         let member = self.processes.converse(name, command)?;
         self.processes.tell(member, &format!("{}\n", serde_json::to_string(part)?));
         Ok(member)

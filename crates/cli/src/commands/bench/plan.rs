@@ -1,6 +1,7 @@
 //! What an exchange is, checked.
 
 use super::congestion;
+use super::place::Places;
 use crate::args::{ExchangeArgs, Transport};
 use anyhow::{Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
@@ -32,6 +33,7 @@ pub(super) struct Exchange {
     /// Of every socket.
     pub(super) congestion: String,
     pub(super) optimizer: String,
+    pub(super) places: Places,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
 }
@@ -82,6 +84,7 @@ impl Exchange {
                 None => congestion::default()?,
             },
             optimizer: args.optimizer.clone(),
+            places: Places::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
