@@ -3,7 +3,7 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, Transport};
+pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, PeerName, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -56,8 +56,7 @@ pub(crate) enum Command {
 
 /// Train a model and report what came of it.
 ///
-/// Workers and servers run in this process, or as processes of their own over loopback TCP with --processes. The
-/// report has the loss, the metric on held-out data, steps per second, bytes, staleness, and delayed pulls (DPRs).
+/// Workers and servers run in this process, or as processes of their own with --processes. The report has the loss, the metric on held-out data, steps per second, bytes, staleness, and delayed pulls (DPRs).
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -151,6 +150,10 @@ pub(crate) struct ServeArgs {
     /// Data cores of this server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
+    /// memory with workers of this host and TCP with others].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
     /// Which CPUs data cores are pinned to: `auto` (if there are more CPUs than data cores), `off`, or a list such as
     /// 0-3,8, one for each.
     #[arg(long, value_name = "CPUS", default_value = "auto")]
@@ -188,6 +191,10 @@ pub(crate) struct LaunchArgs {
     /// Data cores of each server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// How workers and servers exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared
+    /// memory].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// The command and its arguments.

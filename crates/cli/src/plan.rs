@@ -13,6 +13,7 @@ use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
+use paramill_node::Transport;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -62,6 +63,8 @@ pub(crate) struct ClusterPlan {
     pub(crate) cores: u32,
     /// Whether each is a process of its own.
     pub(crate) processes: bool,
+    /// How processes exchange gradients and parameters.
+    pub(crate) transport: Transport,
     /// The longest wait before giving up.
     pub(crate) timeout: Span,
 }
@@ -141,6 +144,7 @@ impl JobPlan {
                 servers: said.cluster.servers.unwrap_or(2),
                 cores: said.cluster.cores.unwrap_or(1),
                 processes: said.cluster.processes.unwrap_or(false),
+                transport: said.cluster.transport.unwrap_or_default(),
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
             policy: PolicyPlan {
@@ -234,6 +238,7 @@ mod tests {
         servers = 3
         cores = 2
         processes = true
+        transport = "tcp"
         timeout = "90s"
 
         [policy]
@@ -298,6 +303,7 @@ mod tests {
             ("[cluster]\nworkerz = 4", "line 2, column 1"),
             ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 4096"),
             ("[cluster]\nworkers = \"four\"", "expected u32"),
+            ("[cluster]\ntransport = \"udp\"", "expected one of `auto`, `tcp`, `shm`"),
             ("[cluster]\ntimeout = \"soon\"", "such as `500ms`"),
             ("[cluster]\ntimeout = \"0s\"", "timeout = 0s: expected 1ms to 720h"),
             ("[workload]\nname = \"gpt\"", "lr, mf, mlp, cnn"),

@@ -57,6 +57,12 @@ pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
 pub const MAX_HANDSHAKES: usize = 1024;
 /// The largest payload of the first frame on a connection.
 pub const MAX_HELLO_BYTES: usize = 4096;
+/// Segments of memory that a peer may share with a core.
+pub const MAX_SEGMENTS: usize = 64;
+/// Bytes in all segments of a peer: of the address space, and of memory if the peer uses all of it.
+pub const MAX_SHARED_BYTES: u64 = 1 << 40;
+/// Payloads up to this length go through the socket also where memory is shared.
+pub const MAX_INLINE_BYTES: usize = 1024;
 
 /// Clocks that a worker may go on under partial pulling while a server has not acknowledged their pushes.
 pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;

@@ -44,6 +44,14 @@ impl Link {
         &self.addresses
     }
 
+    /// Why there is no connection, if there is none.
+    pub fn why(&self) -> Option<&str> {
+        match &self.state {
+            State::Down { why, .. } | State::Connecting { why, .. } => Some(why),
+            State::Up => None,
+        }
+    }
+
     /// Whether frames can be sent.
     pub fn is_up(&self) -> bool {
         self.state == State::Up

@@ -15,11 +15,12 @@ use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
+use crate::store::Place;
 use crate::table::{self, glob_matches};
 use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
-use part::{TablePart, Taken};
+use part::{ChunkBytes, TablePart, Taken};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -73,6 +74,8 @@ struct PendingPull {
     request: u64,
     clock: Clock,
     rows: Option<Vec<u32>>,
+    /// Where the worker wants the table's first element.
+    landing: Option<Place>,
 }
 
 impl Shard {
@@ -223,8 +226,15 @@ impl Shard {
         self.acknowledge(worker, header);
         self.settle(now, table);
         if header.flags.has(Flags::WANT_PARAMS) {
-            let clock = header.clock.saturating_add(1);
-            self.ask(now, PendingPull { worker, table, request: header.request, clock, rows: None })?;
+            let pull = PendingPull {
+                worker,
+                table,
+                request: header.request,
+                clock: header.clock.saturating_add(1),
+                rows: None,
+                landing: Place::from_bits(header.landing),
+            };
+            self.ask(now, pull)?;
         }
         Ok(())
     }
@@ -241,7 +251,9 @@ impl Shard {
             true => Some(self.tables[table].check_rows(payload)?),
             false => None,
         };
-        let pull = PendingPull { worker, table, request: header.request, clock: header.clock, rows };
+        let landing = Place::from_bits(header.landing);
+        let (request, clock) = (header.request, header.clock);
+        let pull = PendingPull { worker, table, request, clock, rows, landing };
         if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
             self.answer(&pull);
             return Ok(());
@@ -352,9 +364,12 @@ impl Shard {
             None => {
                 let chunks = part.chunk_bytes();
                 let count = chunks.len();
-                for (index, (number, start, len)) in chunks.enumerate() {
+                for (index, chunk) in chunks.enumerate() {
+                    let ChunkBytes { number, table_start, start, len } = chunk;
+                    let landing = pull.landing.and_then(|place| place.after(table_start));
                     header.chunk = number;
                     header.part = index as u32;
+                    header.landing = landing.map_or(0, Place::to_bits);
                     let body = Body::Stored { buffer: pull.table as u64, start, len };
                     send(header, index + 1 == count, body, len);
                 }

@@ -49,6 +49,12 @@ pub struct Place {
 impl Place {
     const OFFSET_BITS: u32 = 48;
 
+    /// The place so many bytes after this one, if there can be one.
+    pub fn after(self, bytes: u64) -> Option<Place> {
+        let offset = self.offset.checked_add(bytes).filter(|offset| *offset < 1 << Place::OFFSET_BITS)?;
+        Some(Place { offset, ..self })
+    }
+
     /// As one number that is not 0, for a frame's header.
     pub fn to_bits(self) -> u64 {
         u64::from(self.segment) << Place::OFFSET_BITS | self.offset
@@ -137,6 +143,11 @@ impl Buffer {
         bytemuck::cast_slice(self.as_slice())
     }
 
+    /// The elements as the bytes that travel.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.as_mut_slice())
+    }
+
     /// Bytes of memory taken.
     pub fn memory_bytes(&self) -> usize {
         self.len.div_ceil(PAGE_ELEMENTS) * size_of::<Page>()
@@ -188,6 +199,10 @@ mod tests {
         {
             assert_eq!(Place::from_bits(place.to_bits()), Some(place));
         }
+        let place = Place { segment: 3, offset: 4096 };
+        assert_eq!(place.after(64), Some(Place { segment: 3, offset: 4160 }));
+        assert_eq!(place.after(1 << 48), None);
+        assert_eq!(place.after(u64::MAX), None);
         assert_eq!(Place::from_bits(0), None);
         assert_eq!(Place::from_bits(4096), None);
     }

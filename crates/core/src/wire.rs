@@ -5,11 +5,13 @@
 
 pub(crate) mod bounded;
 pub mod control;
+mod descriptor;
 mod handshake;
 mod header;
 mod plan;
 
 pub use control::{Cause, Control, Fault};
+pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
 pub use plan::Plan;

@@ -108,6 +108,8 @@ pub struct Worker {
     config: WorkerConfig,
     registry: Arc<Registry>,
     memory: Arc<dyn Allocate>,
+    /// Memory for the case that some server is on this host, and what addresses of this host begin with.
+    shared: Option<(String, Arc<dyn Allocate>)>,
     id: Option<WorkerId>,
     incarnation: u64,
     coordinator: Link,
@@ -149,6 +151,7 @@ impl Worker {
             config,
             registry,
             memory: Arc::new(Heap),
+            shared: None,
             incarnation: 0,
             links: BTreeMap::new(),
             tables: Vec::new(),
@@ -177,9 +180,10 @@ impl Worker {
         }
     }
 
-    /// Takes large buffers from `memory` instead of the heap; before tables are declared.
-    pub fn with_memory(mut self, memory: Arc<dyn Allocate>) -> Worker {
-        self.memory = memory;
+    /// Takes large buffers from `memory` instead of the heap if there is a server with an address that begins with
+    /// `host`: one that can share them.
+    pub fn with_shared_memory(mut self, host: String, memory: Arc<dyn Allocate>) -> Worker {
+        self.shared = Some((host, memory));
         self
     }
 
@@ -470,11 +474,13 @@ impl Worker {
             .requests
             .values()
             .filter(|request| request.ticket == ticket)
-            .map(|request| match self.links[&request.shard].is_up() {
-                true => format!("{} has not answered", request.shard),
-                false => {
-                    let addresses = self.links[&request.shard].addresses();
-                    format!("{} at {addresses} is not connected", request.shard)
+            .map(|request| {
+                let link = &self.links[&request.shard];
+                match link.why() {
+                    None => format!("{} has not answered", request.shard),
+                    Some(why) => {
+                        format!("{} at {} is not connected ({why})", request.shard, link.addresses())
+                    }
                 }
             })
             .take(4)

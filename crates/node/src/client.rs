@@ -19,8 +19,10 @@
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
+use crate::transport::shm::{self, SharedAllocator};
 use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
@@ -76,6 +78,8 @@ pub struct JobOptions {
     pub url: JobUrl,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
+    /// How servers may be reached.
+    pub transport: Transport,
     /// The worker's rank; the coordinator chooses one otherwise.
     pub rank: Option<WorkerId>,
     /// How long calls wait.
@@ -98,6 +102,7 @@ impl JobOptions {
         JobOptions {
             url,
             memory: None,
+            transport: Transport::default(),
             rank: None,
             timeout: DEFAULT_TIMEOUT,
             congestion: None,
@@ -125,7 +130,11 @@ impl JobOptions {
             Err(_) => None,
         };
         let congestion = std::env::var(env_vars::CONGESTION).ok();
-        Ok(JobOptions { rank, congestion, ..JobOptions::at(url) })
+        let transport = match std::env::var(env_vars::TRANSPORT) {
+            Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
+            Err(_) => Transport::default(),
+        };
+        Ok(JobOptions { rank, congestion, transport, ..JobOptions::at(url) })
     }
 }
 
@@ -183,7 +192,11 @@ impl Job {
             rank: options.rank,
             coordinator: options.url.address.clone(),
         };
-        let worker = Worker::new(clock::now(), config, options.registry.clone());
+        let memory = SharedAllocator::new();
+        let mut worker = Worker::new(clock::now(), config, options.registry.clone());
+        if let Some(host) = shm::host_prefix().filter(|_| options.transport.allows(true)) {
+            worker = worker.with_shared_memory(host, Arc::new(memory.clone()));
+        }
         let shared = Arc::new(Shared {
             state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
             changed: Condvar::new(),
@@ -193,6 +206,8 @@ impl Job {
         let setup = Setup {
             listeners: Vec::new(),
             sockets: SocketOptions::new(options.congestion.as_deref())?,
+            transport: options.transport,
+            memory,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),

@@ -8,3 +8,5 @@ pub const RANK: &str = "PARAMILL_RANK";
 pub const CONGESTION: &str = "PARAMILL_CONGESTION";
 /// The number of workers in the job; set by `paramill launch`.
 pub const WORKERS: &str = "PARAMILL_WORKERS";
+/// How the worker may reach the servers: auto, tcp or shm; set by `paramill launch --transport`.
+pub const TRANSPORT: &str = "PARAMILL_TRANSPORT";

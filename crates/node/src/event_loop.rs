@@ -14,10 +14,13 @@ pub(crate) use injected::Injection;
 use crate::clock;
 use crate::transport::memory::{self, Hub, Letter, Mailbox};
 use crate::transport::options::SocketOptions;
-use crate::transport::tcp::{Flushed, ReceiveError, TcpConnection};
+use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::stream::{Flushed, ReceiveError, Stream, StreamConnection};
+use crate::transport::{Listener, Transport, tcp};
 use connection::{Connection, State, Wire};
 use greeting::{Greeting, greet, greet_hello, welcomed};
 use injected::{Injected, Trouble};
+use paramill_core::address::LOCAL;
 use paramill_core::limits;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
@@ -26,8 +29,7 @@ use paramill_core::wire::{Kind, Refusal, WireError};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -86,10 +88,14 @@ impl<R: Role> RoleCell for Owned<R> {
 
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
-    /// Where TCP peers come in: on any number of interfaces.
-    pub(crate) listeners: Vec<TcpListener>,
+    /// Where peers come in: on any number of interfaces, and from this host.
+    pub(crate) listeners: Vec<Listener>,
     /// How TCP sockets are set up.
     pub(crate) sockets: SocketOptions,
+    /// How data cores may be reached.
+    pub(crate) transport: Transport,
+    /// The memory that data cores of this host may share.
+    pub(crate) memory: SharedAllocator,
     /// The address book of in-memory nodes, and the name to be found under.
     pub(crate) hub: Option<(Hub, Option<String>)>,
     /// Letters from in-memory peers; also how others wake the loop.
@@ -154,7 +160,7 @@ impl<C: RoleCell> EventLoop<C> {
         let readable = epoll::EventFlags::IN;
         epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
         for listener in &setup.listeners {
-            epoll::add(&epoll, listener, epoll::EventData::new_u64(LISTENER), readable)?;
+            epoll::add(&epoll, listener.as_fd(), epoll::EventData::new_u64(LISTENER), readable)?;
         }
         if let Some((hub, Some(address))) = &setup.hub {
             hub.register(address, setup.mailbox.clone());
@@ -268,11 +274,11 @@ impl<C: RoleCell> EventLoop<C> {
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
         self.next_expiry = [self.next_expiry, connection.handshake_deadline()].into_iter().flatten().min();
-        if let Wire::Tcp(tcp) = &connection.wire {
+        if let Wire::Stream(stream) = &connection.wire {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
             connection.watched = flags;
             if let Err(error) =
-                epoll::add(&self.epoll, tcp.stream.as_fd(), epoll::EventData::new_u64(key), flags)
+                epoll::add(&self.epoll, stream.descriptor(), epoll::EventData::new_u64(key), flags)
             {
                 self.connections.insert(key, connection);
                 return self
@@ -282,7 +288,7 @@ impl<C: RoleCell> EventLoop<C> {
         self.connections.insert(key, connection);
     }
 
-    /// A TCP connection can be read or written.
+    /// A connection can be read or written.
     fn serve(&mut self, key: u64, flags: epoll::EventFlags) {
         if flags.intersects(epoll::EventFlags::OUT) {
             self.finish_connecting(key);
@@ -333,15 +339,16 @@ impl<C: RoleCell> EventLoop<C> {
     /// The connection attempt is decided: say hello, or tell the role that it failed.
     fn finish_connecting(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        let (State::Connecting { peer, .. }, Wire::Tcp(tcp)) = (&connection.state, &mut connection.wire)
+        let (State::Connecting { peer, .. }, Wire::Stream(stream)) =
+            (&connection.state, &mut connection.wire)
         else {
             return;
         };
         let peer = *peer;
-        match tcp.stream.take_error() {
+        match stream.take_error() {
             Ok(None) => {
                 let hello = self.cell.with(|role| role.hello(peer));
-                tcp.queue(frame(Kind::Hello, &hello));
+                stream.queue(frame(Kind::Hello, &hello));
                 let deadline = clock::now() + HANDSHAKE_DEADLINE;
                 connection.state = State::AwaitWelcome { peer, deadline };
             }
@@ -349,21 +356,27 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    /// Reads once from a TCP connection. True when there may be more.
+    /// Reads once from a connection. True when there may be more.
     fn read(&mut self, key: u64) -> Result<bool, Lost> {
         let EventLoop { cell, setup, connections, peers, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(false) };
         let is_congested = connection.is_congested();
-        let Connection { wire: Wire::Tcp(tcp), state, closing, .. } = connection else { return Ok(false) };
+        let Connection { wire: Wire::Stream(stream), state, closing, .. } = connection else {
+            return Ok(false);
+        };
         if is_congested {
             return Ok(false);
         }
-        // The bytes are copied out of the kernel before the role is taken: an application's thread may want it.
-        let filled = match tcp.has_leftovers() {
-            true => Ok(true),
-            false => tcp.fill(),
-        };
         let now = clock::now();
+        // Bytes are copied out of the kernel before the role is taken, since an application's thread may want it; but
+        // for those that go straight to where the role has its memory.
+        let filled = match state {
+            _ if stream.has_leftovers() => Ok(true),
+            State::Open { peer } if stream.is_amid_payload() => cell.with(|role| {
+                stream.fill_landing(role, *peer, |role, header| role.handle_landed(now, *peer, header))
+            }),
+            _ => stream.fill(),
+        };
         let mut reply = None;
         let mut replaced = None;
         let mut opened = None;
@@ -372,7 +385,7 @@ impl<C: RoleCell> EventLoop<C> {
         let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
         let received = filled.and_then(|filled_the_room| {
             cell.with(|role| {
-                let wants_more = tcp.handle(limit, |header, payload| {
+                let wants_more = stream.handle(limit, |header, payload| {
                     match state {
                         State::Open { peer } => role.handle_frame(now, *peer, header, payload),
                         State::AwaitHello { .. } => {
@@ -425,10 +438,10 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let has_reply = reply.is_some();
         if let Some(reply) = reply {
-            tcp.queue(reply);
+            stream.queue(reply);
         }
         if opened.is_some() {
-            tcp.opened();
+            stream.opened();
         }
         if let Some(old) = replaced {
             self.forget(old);
@@ -535,13 +548,31 @@ impl<C: RoleCell> EventLoop<C> {
             let wire = Wire::Memory { to, channel: None };
             return self.watch(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
         }
-        match TcpConnection::connect(address, key as usize, &self.setup.sockets) {
-            Ok(tcp) => self.watch(key, Connection::new(Wire::Tcp(tcp), State::Connecting { peer, deadline })),
-            Err(error) => {
-                let lost = Lost::Broken(error.to_string());
-                self.cell.with(|role| role.handle_disconnected(now, peer, &lost));
+        match self.open(peer, address, key as usize) {
+            Ok(stream) => {
+                let wire = Wire::Stream(StreamConnection::new(stream));
+                self.watch(key, Connection::new(wire, State::Connecting { peer, deadline }));
+            }
+            Err(why) => {
+                self.cell.with(|role| role.handle_disconnected(now, peer, &Lost::Broken(why)));
             }
         }
+    }
+
+    /// Begins to connect a stream, over whatever the address says.
+    fn open(&self, peer: NodeId, address: &str, attempt: usize) -> Result<Stream, String> {
+        let Setup { transport, memory, .. } = &self.setup;
+        let is_local = address.starts_with(LOCAL);
+        if matches!(peer, NodeId::Shard(_)) && !transport.allows(is_local) {
+            return Err(format!("`--transport {transport}` does not allow {address}"));
+        }
+        if is_local {
+            let (stream, memory) = shm::connect(address, memory).map_err(|error| error.to_string())?;
+            return Ok(Stream::Unix(stream, memory));
+        }
+        tcp::connect(address, attempt, &self.setup.sockets)
+            .map(Stream::Tcp)
+            .map_err(|error| error.to_string())
     }
 
     /// Sends a frame, unless a fault says otherwise.
@@ -596,8 +627,8 @@ impl<C: RoleCell> EventLoop<C> {
     fn dispatch(&mut self, key: u64, frame: Frame) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         match &mut connection.wire {
-            Wire::Tcp(tcp) => {
-                tcp.queue(frame);
+            Wire::Stream(stream) => {
+                stream.queue(frame);
                 if !std::mem::replace(&mut connection.dirty, true) {
                     self.dirty.push(key);
                 }
@@ -627,24 +658,24 @@ impl<C: RoleCell> EventLoop<C> {
         connection.dirty = false;
         let is_connecting = matches!(connection.state, State::Connecting { .. });
         let closed = || Err(Lost::Broken("closed".into()));
-        let Wire::Tcp(tcp) = &mut connection.wire else {
+        let Wire::Stream(stream) = &mut connection.wire else {
             return if connection.closing { closed() } else { Ok(Flushed::Done) };
         };
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
-            false => tcp.flush(self.cell.lend()).map_err(broken)?,
+            false => stream.flush(self.cell.lend()).map_err(broken)?,
         };
         if flushed == Flushed::Done && connection.closing {
             return closed();
         }
         let mut wanted = epoll::EventFlags::empty();
-        wanted.set(epoll::EventFlags::IN, !(connection.accepted && tcp.is_congested()));
+        wanted.set(epoll::EventFlags::IN, !(connection.accepted && stream.is_congested()));
         wanted.set(epoll::EventFlags::OUT, flushed == Flushed::Blocked);
         if wanted != connection.watched {
             connection.watched = wanted;
             let data = epoll::EventData::new_u64(key);
-            epoll::modify(&self.epoll, tcp.stream.as_fd(), data, wanted)
+            epoll::modify(&self.epoll, stream.descriptor(), data, wanted)
                 .map_err(|error| broken(error.into()))?;
         }
         Ok(flushed)
@@ -668,9 +699,9 @@ impl<C: RoleCell> EventLoop<C> {
     fn drop_connection(&mut self, key: u64, why: &Lost) {
         self.last_sent = None;
         let Some(connection) = self.connections.remove(&key) else { return };
-        if let Wire::Tcp(tcp) = &connection.wire {
+        if let Wire::Stream(stream) = &connection.wire {
             // Closing the descriptor would remove it too; this keeps the set tidy if a duplicate exists.
-            let _ = epoll::delete(&self.epoll, tcp.stream.as_fd());
+            let _ = epoll::delete(&self.epoll, stream.descriptor());
         }
         connection.hang_up();
         let peer = match connection.state {

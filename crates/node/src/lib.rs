@@ -14,4 +14,5 @@ pub mod server;
 mod transport;
 pub mod url;
 
+pub use transport::Transport;
 pub use transport::memory::Hub;

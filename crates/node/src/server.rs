@@ -5,10 +5,12 @@ use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
-use crate::transport::tcp;
+use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::{Listener, Transport, tcp};
 use paramill_core::address::Addresses;
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::ServerId;
@@ -41,6 +43,8 @@ pub struct ServerConfig {
     pub congestion: Option<String>,
     /// In memory instead of over TCP.
     pub memory: Option<Hub>,
+    /// How workers may reach the data cores.
+    pub transport: Transport,
     /// Faults to try.
     pub faults: FaultPlan,
     /// Decides faults with a probability.
@@ -62,6 +66,7 @@ impl ServerConfig {
             server: None,
             congestion: None,
             memory: None,
+            transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
             log: |line| eprintln!("paramill: {line}"),
@@ -105,7 +110,7 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         if config.memory.is_none() {
             let listener = tcp::listen(&config.coordinator)?;
             server.coordinator = announced(&listener, config.hosts.first().map(String::as_str))?;
-            listeners.push(listener);
+            listeners.push(Listener::Tcp(listener));
         }
         let coordinator = Coordinator::new(job.clone(), registry.clone());
         let address = server.coordinator.clone();
@@ -117,7 +122,7 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         let name = format!("{SCHEME}{process:x}/{core}");
         let (listeners, addresses) = match &config.memory {
             Some(_) => (Vec::new(), name.as_str().into()),
-            None => data_listeners(&config.hosts, &server.coordinator)?,
+            None => data_listeners(&config, &server.coordinator, &format!("{process:x}-{core}"))?,
         };
         addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let shard = ShardConfig {
@@ -179,7 +184,7 @@ impl Server {
         &mut self,
         thread: Thread,
         config: &ServerConfig,
-        listeners: Vec<TcpListener>,
+        listeners: Vec<Listener>,
         name: String,
         role: C,
     ) -> io::Result<()> {
@@ -188,6 +193,8 @@ impl Server {
         let setup = Setup {
             listeners,
             sockets: SocketOptions::new(config.congestion.as_deref())?,
+            transport: config.transport,
+            memory: SharedAllocator::new(),
             hub: config.memory.clone().map(|hub| (hub, Some(name))),
             mailbox,
             stop: self.stop.clone(),
@@ -222,18 +229,36 @@ impl Drop for Server {
     }
 }
 
-/// One listener on each host for one data core, and what others are to be told.
-fn data_listeners(hosts: &[String], coordinator: &str) -> io::Result<(Vec<TcpListener>, Addresses)> {
-    if hosts.is_empty() {
-        let listener = tcp::listen(&format!("{}:0", host_towards(coordinator)?))?;
-        let addresses = announced(&listener, None)?.into();
-        return Ok((vec![listener], addresses));
+/// The listeners of one data core, on each host and for this one, and what others are to be told.
+fn data_listeners(
+    config: &ServerConfig,
+    coordinator: &str,
+    name: &str,
+) -> io::Result<(Vec<Listener>, Addresses)> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+    if config.transport.allows(false) {
+        let hosts = match config.hosts.as_slice() {
+            [] => vec![(host_towards(coordinator)?, None)],
+            hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
+        };
+        for (host, told) in hosts {
+            let listener = tcp::listen(&format!("{host}:0"))?;
+            addresses.push(announced(&listener, told)?);
+            listeners.push(Listener::Tcp(listener));
+        }
     }
-    let listeners: Vec<TcpListener> =
-        hosts.iter().map(|host| tcp::listen(&format!("{host}:0"))).collect::<io::Result<_>>()?;
-    let addresses = listeners.iter().zip(hosts).map(|(listener, host)| announced(listener, Some(host)));
-    let addresses = addresses.collect::<io::Result<_>>()?;
-    Ok((listeners, addresses))
+    if config.transport.allows(true) && addresses.len() < limits::MAX_ADDRESSES {
+        match shm::listen(name) {
+            Ok((listener, address)) => {
+                addresses.push(address);
+                listeners.push(Listener::Unix(listener));
+            }
+            // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
+            Err(error) if config.transport == Transport::Shm => return Err(error),
+            Err(error) => (config.log)(&error.to_string()),
+        }
+    }
+    Ok((listeners, addresses.into_iter().collect()))
 }
 
 /// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.

@@ -99,6 +99,20 @@ fn a_first_frame_that_is_no_hello_is_refused_before_its_payload_comes() {
 }
 
 #[test]
+fn what_belongs_to_shared_memory_is_refused_over_tcp() {
+    let server = start_server(2);
+    let elsewhere = Header { flags: Flags::ELSEWHERE, payload_bytes: 64, ..Header::new(Kind::Push) };
+    for header in [Header { landing: 1 << 48 | 4096, ..Header::new(Kind::Share) }, elsewhere] {
+        let mut peer = Raw::connect(server.coordinator());
+        peer.greet(0);
+        peer.0.write_all(&[header.encode(), [0; HEADER_BYTES]].concat()).unwrap();
+        assert!(peer.is_hung_up(), "{header:?}");
+    }
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
 fn noise_ends_a_connection_and_nothing_else() {
     let server = start_server(2);
     let mut peer = Raw::connect(server.coordinator());

@@ -7,6 +7,7 @@ use paramill_core::limits::MAX_ADDRESSES;
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
 use paramill_core::types::WorkerId;
+use paramill_node::Transport;
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::server::{self, ServerConfig};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -21,6 +22,7 @@ fn config(hosts: &[&str]) -> ServerConfig {
         coordinate: Some(JobConfig::new("test", WORKERS, 1)),
         hosts: hosts.iter().map(|&host| host.to_owned()).collect(),
         cores: 2,
+        transport: Transport::Tcp,
         ..ServerConfig::new("test", "127.0.0.1:0")
     }
 }

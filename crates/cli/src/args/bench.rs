@@ -4,6 +4,7 @@ use crate::duration::Span;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::PathBuf;
 
 /// Measure the data path against this machine's own limits.
 #[derive(Debug, ClapArgs)]
@@ -58,6 +59,9 @@ pub(crate) struct ExchangeArgs {
     /// How TCP controls congestion, such as reno, cubic or bbr; for every contender [default: the system's].
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Which CPUs data cores are pinned to, as for `serve`: `auto`, `off`, or a list such as 0-3,8.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: String,
     /// The step that the servers make.
     #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
     pub(crate) optimizer: String,
@@ -75,14 +79,41 @@ pub(crate) struct ExchangeArgs {
     pub(crate) rounds: u32,
     /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
     /// them to network namespaces, as bench/lab.py does.
-    #[arg(long, value_name = "CMD", requires = "host")]
+    #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
     pub(crate) run_with: Option<String>,
     /// The address of a server; once for each [default: 127.0.0.1].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) host: Vec<String>,
+    /// Others that are to do the same work, in turns with us.
+    #[arg(long, value_name = "PEERS", value_delimiter = ',')]
+    pub(crate) against: Vec<PeerName>,
+    /// A Python that has PyTorch (gloo) or MXNet.
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub(crate) python: PathBuf,
+    /// A Python that has MXNet, where it is another one.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) mxnet_python: Option<PathBuf>,
     /// Give up on a wait that lasts longer, and name what was waited for.
     #[arg(long, value_name = "TIME", default_value = "1m")]
     pub(crate) timeout: Span,
+}
+
+/// Others that can do the same work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PeerName {
+    /// PyTorch on gloo: DistributedDataParallel with bucket views, and a plain all-reduce.
+    Gloo,
+    /// MXNet's KVStore `dist_sync`.
+    Mxnet,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PeerName::Gloo => "gloo",
+            PeerName::Mxnet => "mxnet",
+        })
+    }
 }
 
 /// How bytes travel.
@@ -97,6 +128,17 @@ pub(crate) enum Transport {
     Memory,
     /// What a job would choose on one host.
     Auto,
+}
+
+impl Transport {
+    /// What processes are told.
+    pub(crate) fn between_processes(self) -> paramill_node::Transport {
+        match self {
+            Transport::Tcp => paramill_node::Transport::Tcp,
+            Transport::Shm => paramill_node::Transport::Shm,
+            Transport::Memory | Transport::Auto => paramill_node::Transport::Auto,
+        }
+    }
 }
 
 impl fmt::Display for Transport {

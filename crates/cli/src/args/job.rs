@@ -4,6 +4,7 @@ use crate::duration::Span;
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use paramill_core::table::{NonFinite, Order, Reduce};
+use paramill_node::Transport;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error, StringDeserializer};
@@ -41,9 +42,12 @@ pub(crate) struct JobArgs {
     /// Data cores of each server [default: 1].
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,
-    /// Run every worker and server as a process of its own, over loopback TCP.
+    /// Run every worker and server as a process of its own.
     #[arg(long, value_name = "BOOL", help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_possible_values = true)]
     pub(crate) processes: Option<bool>,
+    /// How these processes exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared memory].
+    #[arg(long, value_name = "T", help_heading = "Cluster")]
+    pub(crate) transport: Option<Transport>,
     /// Give up on a wait that lasts longer, and name who is waited for [default: 1m].
     #[arg(long, value_name = "TIME", help_heading = "Cluster")]
     pub(crate) timeout: Option<Span>,

@@ -1,11 +1,12 @@
 //! `paramill bench`: the data path against this machine's own limits, and against others that do the same work.
 
+mod cluster;
 mod congestion;
-mod contender;
 mod crew;
 mod exchange;
 mod limits;
 mod part;
+mod peers;
 mod place;
 mod plan;
 mod report;

@@ -15,14 +15,12 @@ use std::time::Duration;
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
-    let cores = format!("--cores={}", args.cores.unwrap_or(1));
+    let transport = args.transport.unwrap_or_default();
+    let joining = [format!("--cores={}", args.cores.unwrap_or(1)), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();
-    first.extend([
-        format!("--workers={}", args.workers),
-        format!("--servers={}", args.servers),
-        cores.clone(),
-    ]);
-    let url = training::start_servers(&mut processes, args.servers, &first, "", &[cores])?;
+    first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
+    first.extend_from_slice(&joining);
+    let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
     output.note(format!("the job is at {url}"));
     let servers = args.servers as usize;
     for rank in 0..args.workers {
@@ -31,6 +29,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         command.env(env_vars::URL, &url);
         command.env(env_vars::RANK, rank.to_string());
         command.env(env_vars::WORKERS, args.workers.to_string());
+        command.env(env_vars::TRANSPORT, transport.to_string());
         processes.spawn(format!("worker {rank}"), command, "")?;
     }
     let workers = servers..servers + args.workers as usize;

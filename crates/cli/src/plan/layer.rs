@@ -4,6 +4,7 @@ use crate::args::JobArgs;
 use crate::duration::Span;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce};
+use paramill_node::Transport;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,7 @@ pub(super) struct ClusterLayer {
     pub(super) servers: Option<u32>,
     pub(super) cores: Option<u32>,
     pub(super) processes: Option<bool>,
+    pub(super) transport: Option<Transport>,
     pub(super) timeout: Option<Span>,
 }
 
@@ -95,6 +97,7 @@ impl Layer {
                 servers: args.servers,
                 cores: args.cores,
                 processes: args.processes,
+                transport: args.transport,
                 timeout: args.timeout,
             },
             policy: PolicyLayer {
@@ -131,6 +134,7 @@ impl Layer {
                 servers: cluster.servers.or(below.cluster.servers),
                 cores: cluster.cores.or(below.cluster.cores),
                 processes: cluster.processes.or(below.cluster.processes),
+                transport: cluster.transport.or(below.cluster.transport),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },
             policy: PolicyLayer {

@@ -1,4 +1,4 @@
-//! A training job as separate processes over loopback TCP: this binary, started again in other roles.
+//! A training job as separate processes of this machine: this binary, started again in other roles.
 
 use super::report::{Curve, TrainReport};
 use super::worker::{self, Step, WorkerResult};
@@ -40,7 +40,11 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
     let first = ["--job", JOB, "--config", "-"].map(str::to_owned);
-    let mut joining = vec![format!("--cores={}", plan.cluster.cores), format!("--seed={}", plan.seed)];
+    let mut joining = vec![
+        format!("--cores={}", plan.cluster.cores),
+        format!("--seed={}", plan.seed),
+        format!("--transport={}", plan.cluster.transport),
+    ];
     joining.extend(plan.inject.iter().map(|fault| format!("--inject={fault}")));
     let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &joining)?;
     output.note(format!("the job is at {url}"));
@@ -108,6 +112,7 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     options.timeout = plan.cluster.timeout.0;
     options.faults = faults.clone();
     options.seed = plan.seed;
+    options.transport = plan.cluster.transport;
     let workload = paramill_train::build(&plan.workload_config(rank.0))?;
     let tell = |message: &Message| -> Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(message)?)?)

@@ -35,6 +35,18 @@ struct LocalChunk {
     steps: u64,
 }
 
+/// Where the bytes of a chunk are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChunkBytes {
+    /// The chunk's number in its table.
+    pub(super) number: u32,
+    /// First byte in the table.
+    pub(super) table_start: u64,
+    /// First byte in [`TablePart::parameter_bytes`].
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
 /// One table's part on one shard.
 #[derive(Debug)]
 pub(super) struct TablePart {
@@ -165,9 +177,14 @@ impl TablePart {
         self.controller.remove_worker(now, worker);
     }
 
-    /// The chunks in order: number, first byte and length in [`TablePart::parameter_bytes`].
-    pub(super) fn chunk_bytes(&self) -> impl ExactSizeIterator<Item = (u32, usize, usize)> + '_ {
-        self.chunks.iter().map(|chunk| (chunk.number, chunk.start * 4, chunk.len * 4))
+    /// The chunks in order.
+    pub(super) fn chunk_bytes(&self) -> impl ExactSizeIterator<Item = ChunkBytes> + '_ {
+        self.chunks.iter().map(|chunk| ChunkBytes {
+            number: chunk.number,
+            table_start: chunk.table_start * 4,
+            start: chunk.start * 4,
+            len: chunk.len * 4,
+        })
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {

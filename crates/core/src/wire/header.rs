@@ -24,6 +24,9 @@ pub enum Kind {
     Pull = 8,
     /// Parameters of a chunk.
     Params = 9,
+    /// A segment of memory that the sender shares; its file descriptor comes with this frame. For drivers: no role
+    /// sees it. `landing` has the segment's number and, instead of an offset, its length.
+    Share = 10,
 }
 
 /// Element type of a payload.
@@ -52,7 +55,9 @@ impl Flags {
     pub const WANT_PARAMS: Flags = Flags(4);
     /// In a pull: answer at once with what is there, whatever the consistency model (for evaluation).
     pub const NOW: Flags = Flags(8);
-    const KNOWN: u8 = 15;
+    /// The payload lies in shared memory: a [`super::Descriptor`] follows instead. For drivers: no role sees it.
+    pub const ELSEWHERE: Flags = Flags(16);
+    const KNOWN: u8 = 31;
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -62,6 +67,11 @@ impl Flags {
     /// These bits and those of `other`.
     pub fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
+    }
+
+    /// These bits without those of `other`.
+    pub fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
     }
 }
 
@@ -224,7 +234,18 @@ impl Header {
         if length > limit {
             return Err(WireError::TooLong { kind, bytes: length, limit });
         }
+        if header.flags.has(Flags::ELSEWHERE) && !header.may_be_elsewhere() {
+            return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
+        }
         Ok(header)
+    }
+
+    /// Whether the payload may lie in memory that its sender can change at any time. Only elements may: what is
+    /// counted, indexed by or decoded is read from a copy.
+    pub fn may_be_elsewhere(&self) -> bool {
+        matches!(self.kind, Kind::Init | Kind::Push | Kind::Params)
+            && !self.flags.has(Flags::ROWS)
+            && self.payload_bytes > 0
     }
 }
 
@@ -240,6 +261,7 @@ impl Kind {
             7 => Kind::PushAck,
             8 => Kind::Pull,
             9 => Kind::Params,
+            10 => Kind::Share,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -249,7 +271,7 @@ impl Kind {
         match self {
             Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
-            Kind::PushAck => 0,
+            Kind::PushAck | Kind::Share => 0,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
         }
     }
@@ -261,10 +283,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=9, 0u8..3, 0u8..16, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=10, 0u8..3, 0u8..32, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
-                Header {
+                let mut header = Header {
                     kind,
                     dtype: [DType::F32, DType::F16, DType::Bf16][dtype as usize],
                     flags: Flags(flags),
@@ -278,7 +300,11 @@ mod tests {
                     version: b[1],
                     request: b[2],
                     landing: b[3],
+                };
+                if !header.may_be_elsewhere() {
+                    header.flags = header.flags.without(Flags::ELSEWHERE);
                 }
+                header
             },
         )
     }
@@ -348,6 +374,22 @@ mod tests {
             bytes[at] = value;
             let error = Header::decode(&bytes).unwrap_err().to_string();
             assert!(error.contains(word), "byte {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_elements_lie_elsewhere() {
+        let elsewhere = |kind, flags: Flags, payload_bytes| {
+            let header = Header { flags: flags.with(Flags::ELSEWHERE), payload_bytes, ..Header::new(kind) };
+            Header::decode(&header.encode()).is_ok()
+        };
+        for kind in [Kind::Init, Kind::Push, Kind::Params] {
+            assert!(elsewhere(kind, Flags::LAST, 32_768));
+            assert!(!elsewhere(kind, Flags::ROWS, 32_768));
+            assert!(!elsewhere(kind, Flags::LAST, 0));
+        }
+        for kind in [Kind::Hello, Kind::Welcome, Kind::Error, Kind::Control, Kind::Pull] {
+            assert!(!elsewhere(kind, Flags::default(), 64), "{kind:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
-use crate::role::{Body, Frame};
+use crate::role::{Body, Frame, Landing};
 use crate::store::{Buffer, Place};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::{Flags, Header, Kind};
@@ -168,14 +168,18 @@ impl Request {
         &mut self,
         table: &mut LocalTable,
         header: &Header,
-        payload: &[u8],
+        payload: Option<&[u8]>,
         is_late: bool,
         result: &mut [f32],
     ) -> Result<(), WorkerError> {
-        let taken = crate::store::floats(payload).and_then(|values| match &self.what {
-            What::Pull { rows: Some(rows), .. } => self.put_rows(rows, table.row_width(), values, result),
-            _ => self.put_chunk(table, header.chunk, values, is_late),
-        });
+        let taken = match (payload.map(crate::store::floats), &self.what) {
+            (Some(Some(values)), What::Pull { rows: Some(rows), .. }) => {
+                self.put_rows(rows, table.row_width(), values, result)
+            }
+            (Some(Some(values)), _) => self.put_chunk(table, header.chunk, values, is_late),
+            (None, _) => self.chunk_landed(table, header),
+            (Some(None), _) => None,
+        };
         if let Some((here, expected)) = taken {
             self.received += here;
             if header.flags.has(Flags::LAST) == (self.received == expected) {
@@ -185,8 +189,25 @@ impl Request {
         Err(WorkerError::Shape {
             table: table.spec.name.clone(),
             expected: format!("parameters that fit shape {:?}", table.spec.shape),
-            found: format!("{} bytes for chunk {} from {}", payload.len(), header.chunk, self.shard),
+            found: format!("{} bytes for chunk {} from {}", header.payload_bytes, header.chunk, self.shard),
         })
+    }
+
+    /// Where the chunks that are to come next go.
+    pub(super) fn places(&self, table: &LocalTable, count: usize) -> impl Iterator<Item = Landing> {
+        (self.received..self.received + count).map_while(|index| table.chunk_of(self.shard, index)).map(
+            |(chunk, range)| {
+                let start = range.start as usize * 4;
+                Landing { chunk, bytes: start..start + range.len as usize * 4 }
+            },
+        )
+    }
+
+    /// The next chunk is in its place. How many came (one), and how many the answer has.
+    fn chunk_landed(&self, table: &LocalTable, header: &Header) -> Option<(usize, usize)> {
+        let (next, chunk) = table.chunk_of(self.shard, self.received)?;
+        let fits = next == header.chunk && chunk.len * 4 == header.payload_bytes;
+        fits.then(|| (1, table.chunks_of(self.shard).len()))
     }
 
     /// Puts whole rows to their places. How many came, and how many the answer has; `None` when they do not fit.

@@ -5,7 +5,7 @@ use super::{Ticket, Worker, WorkerError};
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Lost, Output, Role};
+use crate::role::{Landing, Lost, Output, Role};
 use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
@@ -17,7 +17,7 @@ impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
             Kind::PushAck => self.take_acknowledgement(from, header),
-            Kind::Params => self.take_params(now, from, header, payload),
+            Kind::Params => self.take_params(now, from, header, Some(payload)),
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(from, header, fault),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
@@ -83,17 +83,19 @@ impl Worker {
         }
     }
 
-    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
+    /// Takes a frame of an answer. Without a payload it is in its place already.
+    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: Option<&[u8]>) {
         let (clock, id) = (self.clock, header.request);
         let Some(request) = self.requests.get_mut(&id) else { return };
         if request.shard != from || !request.wants_params() {
             return;
         }
-        self.report.bytes_pulled += payload.len() as u64;
+        self.report.bytes_pulled += u64::from(header.payload_bytes);
         let ticket = request.ticket;
         let local = &mut self.tables[request.table];
         // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped. Rows are never blocks.
-        let partial = local.partial.is_some() && !local.spec.rows;
+        // An exchange waits for all of them.
+        let partial = local.partial.is_some() && !local.spec.rows && !local.lent;
         let is_late = partial && header.version < clock && request.is_conditional();
         let taken = match self.tickets.get_mut(&ticket) {
             Some(pending) => request.take_params(local, header, payload, is_late, &mut pending.rows),
@@ -191,6 +193,11 @@ impl Worker {
         if let Err(why) = checked {
             let sentence = format!("the coordinator's plan does not fit this worker: {why}");
             return self.fail(WorkerError::Table(sentence));
+        }
+        if let Some((host, memory)) = &self.shared
+            && plan.shards.iter().any(|(_, of)| of.iter().any(|address| address.starts_with(host)))
+        {
+            self.memory = Arc::clone(memory);
         }
         let chunks =
             crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
@@ -396,6 +403,33 @@ impl Role for Worker {
             (from, kind) => {
                 self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
             }
+        }
+    }
+
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        let NodeId::Shard(shard) = from else { return None };
+        let request = self.requests.get(&header.request).filter(|request| request.shard == shard)?;
+        let local = &mut self.tables[request.table];
+        // What an application may read is changed by whole frames only.
+        if header.kind != Kind::Params || !local.lent || !request.wants_params() {
+            return None;
+        }
+        places.extend(request.places(local, frames));
+        places.first().filter(|place| {
+            place.chunk == header.chunk && place.bytes.len() == header.payload_bytes as usize
+        })?;
+        Some(Arc::get_mut(&mut local.values)?.as_mut_bytes())
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        if let NodeId::Shard(shard) = from {
+            self.take_params(now, shard, header, None);
         }
     }
 

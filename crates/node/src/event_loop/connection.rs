@@ -1,10 +1,9 @@
 //! What a loop keeps for one connection.
 
 use crate::transport::memory::{Letter, Mailbox};
-use crate::transport::tcp::TcpConnection;
+use crate::transport::stream::StreamConnection;
 use paramill_core::types::{NodeId, Time};
 use rustix::event::epoll;
-use std::net::Shutdown;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -26,7 +25,7 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 pub(super) enum Wire {
-    Tcp(TcpConnection),
+    Stream(StreamConnection),
     /// `channel` is the other end's name for this connection, once it is known.
     Memory {
         to: Arc<Mailbox>,
@@ -71,12 +70,12 @@ impl Connection {
 
     /// Whether so much waits to be written that nothing more should be asked for.
     pub(super) fn is_congested(&self) -> bool {
-        self.accepted && matches!(&self.wire, Wire::Tcp(tcp) if tcp.is_congested())
+        self.accepted && matches!(&self.wire, Wire::Stream(stream) if stream.is_congested())
     }
 
     /// Whether frames are here that were not handled.
     pub(super) fn has_unhandled(&self) -> bool {
-        matches!(&self.wire, Wire::Tcp(tcp) if tcp.has_leftovers())
+        matches!(&self.wire, Wire::Stream(stream) if stream.has_leftovers())
     }
 
     /// Whether frames are here that can be handled now.
@@ -86,7 +85,7 @@ impl Connection {
 
     /// Whether nothing waits to be written.
     pub(super) fn is_silent(&self) -> bool {
-        !matches!(&self.wire, Wire::Tcp(tcp) if !tcp.is_silent())
+        !matches!(&self.wire, Wire::Stream(stream) if !stream.is_silent())
     }
 
     pub(super) fn handshake_deadline(&self) -> Option<Time> {
@@ -101,10 +100,7 @@ impl Connection {
     /// Tells the other end that nothing more comes.
     pub(super) fn hang_up(&self) {
         match &self.wire {
-            Wire::Tcp(tcp) => {
-                // An error means that the peer hung up first.
-                let _ = tcp.stream.shutdown(Shutdown::Write);
-            }
+            Wire::Stream(stream) => stream.hang_up(),
             Wire::Memory { to, channel: Some(channel) } => to.put(Letter::Closed { channel: *channel }),
             Wire::Memory { channel: None, .. } => {}
         }

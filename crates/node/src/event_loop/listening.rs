@@ -3,39 +3,35 @@
 use super::connection::{Connection, State, Wire};
 use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
 use crate::clock;
-use crate::transport::tcp::TcpConnection;
+use crate::transport::stream::StreamConnection;
 use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::types::Time;
 use rustix::event::epoll;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// How long a loop that could not take a connection waits before it tries again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl<C: RoleCell> EventLoop<C> {
-    /// Takes new TCP connections on all interfaces; each must say hello first.
+    /// Takes new connections on all interfaces; each must say hello first.
     pub(super) fn accept_all(&mut self) {
         (0..self.setup.listeners.len()).for_each(|listener| self.accept_from(listener));
     }
 
     fn accept_from(&mut self, listener: usize) {
         loop {
-            let accepted = self.setup.listeners[listener].accept();
-            let set_up = |(stream, peer): (TcpStream, SocketAddr)| {
-                self.setup.sockets.apply((&stream).into(), peer)?;
-                TcpConnection::new(stream)
-            };
-            match accepted.and_then(set_up) {
-                Ok(tcp) => {
+            match self.setup.listeners[listener].accept(&self.setup.sockets) {
+                Ok(Ok(stream)) => {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                    let connection = Connection::new(Wire::Tcp(tcp), State::AwaitHello { deadline });
+                    let wire = Wire::Stream(StreamConnection::new(stream));
+                    let connection = Connection::new(wire, State::AwaitHello { deadline });
                     self.next_key += 1;
                     self.watch(self.next_key, connection);
                 }
+                Ok(Err(stranger)) => (self.setup.log)(&format!("refused a connection: {stranger}")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // Who hung up while it waited is no reason to keep others waiting.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -71,8 +67,8 @@ impl<C: RoleCell> EventLoop<C> {
         for listener in &self.setup.listeners {
             let data = epoll::EventData::new_u64(LISTENER);
             let changed = match at {
-                Some(_) => epoll::delete(&self.epoll, listener),
-                None => epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN),
+                Some(_) => epoll::delete(&self.epoll, listener.as_fd()),
+                None => epoll::add(&self.epoll, listener.as_fd(), data, epoll::EventFlags::IN),
             };
             if let Err(error) = changed {
                 (self.setup.log)(&format!("cannot watch the listener: {error}"));

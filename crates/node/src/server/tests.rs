@@ -9,8 +9,9 @@ fn a_dead_address_is_passed_over() {
     let job = JobConfig::new("test", 1, 1);
     let config = ServerConfig { coordinate: Some(job), cores: 0, ..ServerConfig::new("test", "127.0.0.1:0") };
     let mut server = start(config.clone(), &registry).expect("a coordinator");
+    let tcp = ServerConfig { transport: Transport::Tcp, ..config.clone() };
     let (listeners, alive) =
-        data_listeners(&["127.0.0.1".into()], server.coordinator()).expect("loopback is always there");
+        data_listeners(&tcp, server.coordinator(), "unused").expect("loopback is always there");
     // Bound, so that nobody else gets it; not listening, so that everybody is refused.
     let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     let any: std::net::SocketAddr = ([127, 0, 0, 2], 0).into();

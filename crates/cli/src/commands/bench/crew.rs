@@ -92,24 +92,22 @@ impl Crew {
         self.processes.pid(member)
     }
 
-    /// Waits until all of these have ended in good order.
-    pub(super) fn await_end(&mut self, members: std::ops::Range<usize>) -> Result<()> {
+    /// Waits until all have ended in good order.
+    pub(super) fn await_end(&mut self) -> Result<()> {
         let deadline = Instant::now() + END_DEADLINE;
-        while self.processes.any_running(members.clone()) {
+        loop {
+            let running = self.processes.running();
+            if running.is_empty() {
+                return Ok(());
+            }
             match self.processes.next(deadline.saturating_duration_since(Instant::now())) {
                 Some(Event::Exited { child, status }) if !status.success() => {
                     bail!("{} failed ({status})", self.processes.name(child))
                 }
                 Some(Event::Error { child, line }) => eprintln!("{}: {line}", self.processes.name(child)),
                 Some(_) => {}
-                None => {
-                    let running =
-                        members.clone().filter(|child| self.processes.any_running(std::iter::once(*child)));
-                    let names: Vec<&str> = running.map(|child| self.processes.name(child)).collect();
-                    bail!("{} did not end within {} s", names.join(", "), END_DEADLINE.as_secs())
-                }
+                None => bail!("{} did not end within {} s", running.join(", "), END_DEADLINE.as_secs()),
             }
         }
-        Ok(())
     }
 }

@@ -123,8 +123,10 @@ fn start_server(
         hosts: vec![host.to_owned()],
         congestion: Some(exchange.congestion.clone()),
         cores: exchange.cores,
+        pin: exchange.pin.parse()?,
         server: Some(ServerId(number)),
         memory: hub.cloned(),
+        transport: exchange.transport.between_processes(),
         ..ServerConfig::new(JOB, coordinator.unwrap_or(&own))
     };
     server::start(config, registry).context("the server cannot start")
@@ -139,6 +141,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
             let options = JobOptions {
                 rank: Some(WorkerId(rank)),
                 timeout: exchange.timeout,
+                transport: exchange.transport.between_processes(),
                 registry: registry.clone(),
                 congestion: Some(exchange.congestion.clone()),
                 ..options

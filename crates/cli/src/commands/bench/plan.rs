@@ -3,12 +3,13 @@
 use super::congestion;
 use super::place::Places;
 use crate::args::{ExchangeArgs, Transport};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_node::pinning::Pin;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -32,6 +33,8 @@ pub(super) struct Exchange {
     pub(super) copy: bool,
     /// Of every socket.
     pub(super) congestion: String,
+    /// Which CPUs data cores run on, as text.
+    pub(super) pin: String,
     pub(super) optimizer: String,
     pub(super) places: Places,
     /// The longest wait before giving up.
@@ -77,17 +80,19 @@ impl Exchange {
             workers: args.workers,
             servers: args.servers,
             cores,
-            transport: transport(args.transport)?,
+            transport: args.transport,
             copy: args.copy,
             congestion: match &args.congestion {
                 Some(asked) => asked.clone(),
                 None => congestion::default()?,
             },
+            pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
             places: Places::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
+        exchange.pin.parse::<Pin>().context("--pin")?;
         congestion::check(&exchange.congestion)?;
         exchange.job_config().check(registry)?;
         exchange.specs().try_for_each(|spec| spec.check()).map_err(anyhow::Error::msg)?;
@@ -180,14 +185,4 @@ fn tensors(args: &ExchangeArgs) -> Result<(String, Vec<Tensor>)> {
         Tensor { name: format!("tensor{number}"), shape }
     };
     Ok((format!("{elements} elements in {count}"), (0..count).map(tensor).collect()))
-}
-
-fn transport(asked: Transport) -> Result<Transport> {
-    match asked {
-        Transport::Shm => {
-            bail!("--transport shm: this build has no shared-memory transport; use tcp or memory")
-        }
-        Transport::Auto => Ok(Transport::Tcp),
-        chosen => Ok(chosen),
-    }
 }
