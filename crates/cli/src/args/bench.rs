@@ -77,6 +77,13 @@ pub(crate) struct ExchangeArgs {
     /// Rounds. In each, every contender is started, measured and ended; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 5)]
     pub(crate) rounds: u32,
+    /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
+    /// them to network namespaces, as bench/lab.py does.
+    #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
+    pub(crate) run_with: Option<String>,
+    /// The address of a server; once for each [default: 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) host: Vec<String>,
     /// Others that are to do the same work, in turns with us.
     #[arg(long, value_name = "PEERS", value_delimiter = ',')]
     pub(crate) against: Vec<PeerName>,

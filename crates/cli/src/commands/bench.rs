@@ -7,6 +7,7 @@ mod exchange;
 mod limits;
 mod part;
 mod peers;
+mod place;
 mod plan;
 mod report;
 mod statistics;
