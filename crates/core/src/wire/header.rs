@@ -36,10 +36,20 @@ pub enum DType {
     /// 32-bit IEEE 754.
     #[default]
     F32 = 0,
-    /// 16-bit IEEE 754; reserved for gradients.
+    /// 16-bit IEEE 754; for gradients only.
     F16 = 1,
-    /// bfloat16; reserved for gradients.
+    /// bfloat16; for gradients only.
     Bf16 = 2,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+        }
+    }
 }
 
 /// Bits that qualify a frame.
