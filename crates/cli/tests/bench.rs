@@ -50,6 +50,7 @@ fn check_exchange(report: &Value) {
     assert!((positive(report, "/fraction_of_limit") - goodput / limit).abs() < 1e-9);
     for figure in [
         "/limits/loopback_tcp_gb_s/median",
+        "/limits/loopback_tcp_from_memory_gb_s/median",
         "/limits/memory_copy_gb_s/median",
         "/limits/fused_update_gb_s/median",
         "/cpu_s_per_gb/servers",

@@ -16,6 +16,7 @@ use paramill_core::registry::Registry;
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     pub(super) tcp: Vec<f64>,
+    pub(super) tcp_from_memory: Vec<f64>,
     pub(super) copy: Vec<f64>,
     pub(super) update: Vec<f64>,
 }
@@ -56,6 +57,8 @@ pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> 
 fn measure_limits(exchange: &Exchange, schedule: &Schedule, limits: &mut Limits) -> Result<()> {
     let time = schedule.time();
     limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
+    let from_memory = limits::flow_from_memory(exchange, time);
+    limits.tcp_from_memory.push(from_memory.context("the limit of loopback TCP from memory")?);
     limits.copy.push(limits::copy(time / 3)?);
     limits.update.push(limits::update(time / 3)?);
     Ok(())

@@ -38,6 +38,8 @@ pub(super) struct Report {
     limit: String,
     limit_gb_s: f64,
     fraction_of_limit: f64,
+    /// Of loopback TCP from memory to memory; over TCP only.
+    fraction_of_memory_limit: Option<f64>,
     limits: LimitSpreads,
     /// The largest peak of a server process; none when everything is one process.
     server_rss_mb: Option<f64>,
@@ -52,6 +54,8 @@ pub(super) struct Report {
 #[derive(Debug, Serialize)]
 struct LimitSpreads {
     loopback_tcp_gb_s: Spread,
+    /// The same for bytes that come from memory and go to memory.
+    loopback_tcp_from_memory_gb_s: Spread,
     connections: u64,
     memory_copy_gb_s: Spread,
     fused_update_gb_s: Spread,
@@ -123,6 +127,8 @@ impl Report {
             limit,
             limit_gb_s,
             fraction_of_limit: goodput.median / limit_gb_s,
+            fraction_of_memory_limit: (exchange.transport == Transport::Tcp)
+                .then(|| goodput.median / limit_spreads.loopback_tcp_from_memory_gb_s.median),
             limits: limit_spreads,
             server_rss_mb: peak.map(|peak| peak / MB),
             server_ideal_mb: ideal.map(|ideal| ideal as f64 / MB),
@@ -172,6 +178,7 @@ impl Report {
         }
         let tcp = format!("limit: loopback TCP, {} connections, GB/s", limits.connections);
         table.row([tcp, limits.loopback_tcp_gb_s.words()]);
+        table.row(["the same, from memory".to_owned(), limits.loopback_tcp_from_memory_gb_s.words()]);
         table.row(["limit: memory copy, GB/s".to_owned(), limits.memory_copy_gb_s.words()]);
         table.row(["limit: w -= lr g, GB/s of g".to_owned(), limits.fused_update_gb_s.words()]);
         for peer in &self.peers {
@@ -187,6 +194,7 @@ impl LimitSpreads {
         let gigabytes = |rates: &[f64]| Spread::of(&rates.iter().map(|rate| rate / GB).collect::<Vec<_>>());
         LimitSpreads {
             loopback_tcp_gb_s: gigabytes(&limits.tcp),
+            loopback_tcp_from_memory_gb_s: gigabytes(&limits.tcp_from_memory),
             connections: exchange.connections(),
             memory_copy_gb_s: gigabytes(&limits.copy),
             fused_update_gb_s: gigabytes(&limits.update),
