@@ -30,7 +30,10 @@ fn cost(work: Work) -> (f64, f64) {
 fn main() {
     let policy = |optimizer: &str| TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
     let sgd = policy("sgd:lr=0.1");
-    println!("{:>8} {:>9} {:>8} {:>12} {:>10} {:>8}", "workers", "tables", "elements", "ns/frame", "ns/element", "MB");
+    println!(
+        "{:>8} {:>9} {:>8} {:>12} {:>10} {:>8}",
+        "workers", "tables", "elements", "ns/frame", "ns/element", "MB"
+    );
     let show = |work: Work| {
         let (workers, tables, elements, dtype) = (work.workers, work.tables, work.elements, work.dtype);
         let optimizer = work.policy.optimizer.clone();
@@ -71,6 +74,12 @@ fn main() {
         show(Work { workers: 2, tables: 161, elements: 159_000, dtype, policy: sgd.clone() });
     }
     for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {
-        show(Work { workers: 2, tables: 161, elements: 159_000, dtype: DType::F32, policy: policy(optimizer) });
+        show(Work {
+            workers: 2,
+            tables: 161,
+            elements: 159_000,
+            dtype: DType::F32,
+            policy: policy(optimizer),
+        });
     }
 }

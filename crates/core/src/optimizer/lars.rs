@@ -60,7 +60,8 @@ impl Rule for Lars {
         let [velocity] = state(slots);
         let local = Step { lr: step.lr * self.trust_ratio(step), ..*step };
         update(&local, self.beta, parameters, gradient, velocity);
-    }}
+    }
+}
 
 /// The learning rate is inside the velocity: it differs from step to step, and an old step keeps its own.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]

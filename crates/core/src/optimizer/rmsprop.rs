@@ -45,7 +45,13 @@ impl Rule for RmsProp {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn update<G: Source>(step: &Step, rule: &RmsProp, parameters: &mut [f32], gradient: G, mean_square: &mut [f32]) {
+fn update<G: Source>(
+    step: &Step,
+    rule: &RmsProp,
+    parameters: &mut [f32],
+    gradient: G,
+    mean_square: &mut [f32],
+) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
     let RmsProp { decay, epsilon } = *rule;
     gradient.expect_len(parameters.len());

@@ -170,7 +170,10 @@ mod tests {
         assert!(pulls.admits(&pull(1, 2, 0)).is_err());
         assert_eq!((pulls.admits(&pull(0, 2, 0)), pulls.admits(&pull(1, 1, 0))), (Ok(()), Ok(())));
         pulls.keep_early(pull(1, 1, limits::MAX_PENDING_ROWS));
-        assert_eq!(pulls.admits(&pull(1, 1, 1)), Err(Backlog { pulls: 1, rows: limits::MAX_PENDING_ROWS as u32 }));
+        assert_eq!(
+            pulls.admits(&pull(1, 1, 1)),
+            Err(Backlog { pulls: 1, rows: limits::MAX_PENDING_ROWS as u32 })
+        );
         pulls.forget(WorkerId(1));
         assert_eq!((pulls.admits(&pull(1, 2, 0)), pulls.admits(&pull(1, 1, 1))), (Ok(()), Ok(())));
         assert!(pulls.take_early(1).is_empty() && pulls.filed.iter().all(Option::is_none));

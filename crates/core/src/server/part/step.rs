@@ -60,7 +60,14 @@ impl TablePart {
 
     /// Adds a piece to its round. Units that have all their gradients with it are stepped right away if they may be:
     /// their last gradient is then in cache, and is not stored. They get the bits that closing would give them.
-    pub(super) fn add_piece(&mut self, clock: Clock, round: Clock, chunk: usize, piece: Piece<'_>, last: bool) {
+    pub(super) fn add_piece(
+        &mut self,
+        clock: Clock,
+        round: Clock,
+        chunk: usize,
+        piece: Piece<'_>,
+        last: bool,
+    ) {
         let steps_early = self.steps_early(round);
         let state = self.controller.state();
         let n = state.n();
@@ -73,8 +80,14 @@ impl TablePart {
         let units = Units::new(&self.spec, &self.chunks);
         let is_sparse = self.spec.rows;
         let t = self.steps + 1 + self.chunks[chunk].arrivals;
-        let mut input =
-            StepInput { version: round, t, scale: 1.0, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
+        let mut input = StepInput {
+            version: round,
+            t,
+            scale: 1.0,
+            lr_factor: 1.0,
+            parameter_norm: 0.0,
+            gradient_norm: 0.0,
+        };
         let reduce = self.policy.reduce;
         let sums = self.rounds.open(round, units.elements(), units.count());
         if clock != round {
