@@ -174,7 +174,7 @@ fn start_processes(crew: &mut Crew, exchange: &Exchange) -> Result<Processes> {
     let (mut servers, mut coordinator): (Vec<usize>, Option<String>) = (Vec::new(), None);
     for number in 0..exchange.servers {
         let part = Part::Server { exchange: exchange.clone(), number, coordinator: coordinator.clone() };
-        let process = crew.start(format!("server {number}"), &part)?;
+        let process = start_process(crew, exchange, format!("server {number}"), number, &part)?;
         let listening = crew.answers(&[(process, 1)], "address", LISTEN_DEADLINE, |answer| match answer {
             Answer::Listening { addresses } => addresses.into_iter().next(),
             _ => None,
@@ -185,9 +185,23 @@ fn start_processes(crew: &mut Crew, exchange: &Exchange) -> Result<Processes> {
     let coordinator = coordinator.context("there is no server")?;
     let worker = |rank| {
         let part = Part::Worker { exchange: exchange.clone(), rank, coordinator: coordinator.clone() };
-        Ok((crew.start(format!("worker {rank}"), &part)?, 1))
+        let number = exchange.servers + rank;
+        Ok((start_process(crew, exchange, format!("worker {rank}"), number, &part)?, 1))
     };
     Ok((servers, (0..exchange.workers).map(worker).collect::<Result<_>>()?))
+}
+
+/// Starts a process in its place.
+fn start_process(
+    crew: &mut Crew,
+    exchange: &Exchange,
+    name: String,
+    number: u32,
+    part: &Part,
+) -> Result<usize> {
+    let mut command = exchange.places.command(number)?;
+    command.arg("bench-process");
+    crew.start_program(name, command, part)
 }
 
 fn slowest(ran: &[Ran]) -> f64 {

@@ -6,7 +6,7 @@ use super::limits;
 use super::peers::{self, Peer};
 use super::plan::{Exchange, Schedule};
 use super::report::Report;
-use crate::args::{ExchangeArgs, Transport};
+use crate::args::ExchangeArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use anyhow::{Context, Result};
@@ -43,9 +43,9 @@ pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> 
         tell("the machine's limits");
         measure_limits(&exchange, &schedule, &mut limits)?;
         for Measured { peer, rounds } in &mut measured {
-            tell(peer.kind.about());
+            tell(&peer.about());
             let round = peer.start(&exchange).and_then(|cluster| cluster.measure(&schedule));
-            rounds.push(round.with_context(|| format!("round {number} of {}", peer.kind.about()))?);
+            rounds.push(round.with_context(|| format!("round {number} of {}", peer.about()))?);
         }
     }
     drop(progress);
@@ -55,9 +55,7 @@ pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> 
 
 fn measure_limits(exchange: &Exchange, schedule: &Schedule, limits: &mut Limits) -> Result<()> {
     let time = schedule.time();
-    if exchange.transport == Transport::Tcp {
-        limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
-    }
+    limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
     limits.copy.push(limits::copy(time / 3)?);
     limits.update.push(limits::update(time / 3)?);
     Ok(())

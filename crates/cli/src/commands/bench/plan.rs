@@ -1,6 +1,7 @@
 //! What an exchange is, checked.
 
 use super::congestion;
+use super::place::Places;
 use crate::args::{ExchangeArgs, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
@@ -35,6 +36,7 @@ pub(super) struct Exchange {
     /// Which CPUs data cores run on, as text.
     pub(super) pin: String,
     pub(super) optimizer: String,
+    pub(super) places: Places,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
 }
@@ -86,6 +88,7 @@ impl Exchange {
             },
             pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
+            places: Places::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
