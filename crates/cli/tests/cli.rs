@@ -114,6 +114,7 @@ workers = 4
 servers = 2
 cores = 1
 processes = false
+transport = \"auto\"
 timeout = \"1m\"
 
 [policy]
