@@ -124,7 +124,12 @@ impl Table {
     }
 
     /// Whether a frame is the next one of a push that fits; its values.
-    pub(super) fn check<'a>(&self, worker: WorkerId, header: &Header, payload: &'a [u8]) -> Result<Values<'a>, Fault> {
+    pub(super) fn check<'a>(
+        &self,
+        worker: WorkerId,
+        header: &Header,
+        payload: &'a [u8],
+    ) -> Result<Values<'a>, Fault> {
         let clock = header.clock;
         let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
         if let Some(newer) = newer {
@@ -164,7 +169,12 @@ impl Table {
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
-    pub(super) fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<(), Fault> {
+    pub(super) fn refuse_once(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        fault: Fault,
+    ) -> Result<(), Fault> {
         let told = match self.under_way(worker, header.clock) {
             Some(incoming) => std::mem::replace(&mut incoming.refused, true),
             None => true,
