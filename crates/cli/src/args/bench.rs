@@ -17,6 +17,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     Exchange(Box<ExchangeArgs>),
+    Kernels(KernelArgs),
 }
 
 /// Exchange a model between workers and servers, and nothing else.
@@ -84,8 +85,8 @@ pub(crate) struct ExchangeArgs {
     /// The address of a server; once for each [default: 127.0.0.1].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) host: Vec<String>,
-    /// Others that are to do the same work, in turns with us.
-    #[arg(long, value_name = "PEERS", value_delimiter = ',')]
+    /// Others that are to do the same work, in turns with us: gloo, mxnet, or ourselves over tcp or shm.
+    #[arg(long, value_name = "PEERS", hide_possible_values = true, value_delimiter = ',')]
     pub(crate) against: Vec<PeerName>,
     /// A Python that has PyTorch (gloo) or MXNet.
     #[arg(long, value_name = "PATH", default_value = "python3")]
@@ -98,6 +99,33 @@ pub(crate) struct ExchangeArgs {
     pub(crate) timeout: Span,
 }
 
+/// Measure the loops that touch every element: sums of gradients, and steps of every optimizer fused with the last sum.
+///
+/// Gradients are f32, f16 and bf16, in caches and from memory, on one thread and on all cores. Traffic is every byte
+/// that is read or written; from memory it is also given as a fraction of the most that simple loops reach here.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill bench kernels
+  paramill bench kernels --optimizer sgd,adam --json")]
+pub(crate) struct KernelArgs {
+    /// Only these optimizers, by name [default: all].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) optimizer: Vec<String>,
+    /// How long each loop is measured in a round.
+    #[arg(long, value_name = "X", default_value_t = 0.05)]
+    pub(crate) seconds: f64,
+    /// Rounds; medians are reported.
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    pub(crate) rounds: u32,
+    /// Elements of each array of each thread that fit in a cache.
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    pub(crate) cache_elements: usize,
+    /// Elements of each array of each thread that fit in no cache.
+    #[arg(long, value_name = "N", default_value_t = 16 << 20)]
+    pub(crate) memory_elements: usize,
+}
+
 /// Others that can do the same work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PeerName {
@@ -105,6 +133,10 @@ pub(crate) enum PeerName {
     Gloo,
     /// MXNet's KVStore `dist_sync`.
     Mxnet,
+    /// Ourselves over TCP, with registered buffers.
+    Tcp,
+    /// Ourselves over shared memory, with registered buffers.
+    Shm,
 }
 
 impl fmt::Display for PeerName {
@@ -112,6 +144,8 @@ impl fmt::Display for PeerName {
         f.write_str(match self {
             PeerName::Gloo => "gloo",
             PeerName::Mxnet => "mxnet",
+            PeerName::Tcp => "tcp",
+            PeerName::Shm => "shm",
         })
     }
 }

@@ -4,6 +4,7 @@ mod cluster;
 mod congestion;
 mod crew;
 mod exchange;
+mod kernels;
 mod limits;
 mod part;
 mod peers;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     match &args.command {
         BenchCommand::Exchange(args) => exchange::run(args, registry, output),
+        BenchCommand::Kernels(args) => kernels::run(args, registry, output),
     }
 }
 

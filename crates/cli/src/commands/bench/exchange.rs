@@ -6,7 +6,7 @@ use super::limits;
 use super::peers::{self, Peer};
 use super::plan::{Exchange, Schedule};
 use super::report::Report;
-use crate::args::{ExchangeArgs, Transport};
+use crate::args::ExchangeArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use anyhow::{Context, Result};
@@ -16,6 +16,7 @@ use paramill_core::registry::Registry;
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     pub(super) tcp: Vec<f64>,
+    pub(super) tcp_from_memory: Vec<f64>,
     pub(super) copy: Vec<f64>,
     pub(super) update: Vec<f64>,
 }
@@ -43,9 +44,9 @@ pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> 
         tell("the machine's limits");
         measure_limits(&exchange, &schedule, &mut limits)?;
         for Measured { peer, rounds } in &mut measured {
-            tell(peer.kind.about());
+            tell(&peer.about());
             let round = peer.start(&exchange).and_then(|cluster| cluster.measure(&schedule));
-            rounds.push(round.with_context(|| format!("round {number} of {}", peer.kind.about()))?);
+            rounds.push(round.with_context(|| format!("round {number} of {}", peer.about()))?);
         }
     }
     drop(progress);
@@ -55,9 +56,9 @@ pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> 
 
 fn measure_limits(exchange: &Exchange, schedule: &Schedule, limits: &mut Limits) -> Result<()> {
     let time = schedule.time();
-    if exchange.transport == Transport::Tcp {
-        limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
-    }
+    limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
+    let from_memory = limits::flow_from_memory(exchange, time);
+    limits.tcp_from_memory.push(from_memory.context("the limit of loopback TCP from memory")?);
     limits.copy.push(limits::copy(time / 3)?);
     limits.update.push(limits::update(time / 3)?);
     Ok(())

@@ -4,4 +4,4 @@ mod memory;
 mod tcp;
 
 pub(super) use memory::{copy, update};
-pub(super) use tcp::{Sink, Source, flow};
+pub(super) use tcp::{Sink, Source, flow, flow_from_memory};

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::crew::Crew;
 use super::plan::Exchange;
-use crate::args::{ExchangeArgs, PeerName};
+use crate::args::{ExchangeArgs, PeerName, Transport};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -23,16 +23,24 @@ const EXTRA_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A peer that can be run here.
 #[derive(Debug, Clone)]
-pub(super) struct Peer {
-    pub(super) kind: Kind,
-    /// Of its package.
-    pub(super) version: String,
+pub(super) enum Peer {
+    /// A Python package.
+    Package(Package),
+    /// Ourselves over this transport, with registered buffers.
+    Ourselves(Transport),
+}
+
+/// Something that an interpreter can run.
+#[derive(Debug, Clone)]
+pub(super) struct Package {
+    kind: Kind,
+    version: String,
     python: PathBuf,
 }
 
-/// What a peer does.
+/// What a package is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+enum Kind {
     /// DistributedDataParallel on gloo; gradients are views of its buckets.
     GlooDdp,
     /// One all-reduce of all elements on gloo.
@@ -52,24 +60,41 @@ enum PeerPart<'a> {
     MxnetOther { role: &'a str },
 }
 
-impl Kind {
+impl Peer {
     /// As in the report.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
-            Kind::GlooDdp => "gloo",
-            Kind::GlooAllReduce => "gloo_all_reduce",
-            Kind::Mxnet => "mxnet",
-            Kind::MxnetSgd => "mxnet_sgd",
+            Peer::Ourselves(Transport::Shm) => "paramill_shm",
+            Peer::Ourselves(_) => "paramill_tcp",
+            Peer::Package(package) => match package.kind {
+                Kind::GlooDdp => "gloo",
+                Kind::GlooAllReduce => "gloo_all_reduce",
+                Kind::Mxnet => "mxnet",
+                Kind::MxnetSgd => "mxnet_sgd",
+            },
         }
     }
 
     /// For people.
-    pub(super) fn about(self) -> &'static str {
+    pub(super) fn about(&self) -> String {
         match self {
-            Kind::GlooDdp => "PyTorch DDP on gloo, bucket view",
-            Kind::GlooAllReduce => "PyTorch all-reduce on gloo, one tensor",
-            Kind::Mxnet => "MXNet KVStore dist_sync, sum only",
-            Kind::MxnetSgd => "MXNet KVStore dist_sync, SGD step",
+            Peer::Ourselves(transport) => format!("paramill over {transport}, registered buffers"),
+            Peer::Package(Package { kind, version, .. }) => match kind {
+                Kind::GlooDdp => format!("PyTorch {version} DDP on gloo, bucket view"),
+                Kind::GlooAllReduce => format!("PyTorch {version} all-reduce on gloo, one tensor"),
+                Kind::Mxnet => format!("MXNet {version} dist_sync, sum only"),
+                Kind::MxnetSgd => format!("MXNet {version} dist_sync, SGD step"),
+            },
+        }
+    }
+
+    /// Starts its processes for this exchange.
+    pub(super) fn start(&self, exchange: &Exchange) -> Result<Cluster> {
+        match self {
+            Peer::Package(package) => package.start(exchange),
+            Peer::Ourselves(transport) => {
+                Cluster::start(&Exchange { transport: *transport, copy: false, ..exchange.clone() })
+            }
         }
     }
 }
@@ -78,24 +103,28 @@ impl Kind {
 pub(super) fn find(args: &ExchangeArgs) -> Result<Vec<Peer>> {
     let mut peers = Vec::new();
     for name in &args.against {
-        let python = match (name, &args.mxnet_python) {
-            (PeerName::Mxnet, Some(python)) => python,
-            _ => &args.python,
-        };
-        let (module, packages, kinds): (_, _, &[Kind]) = match name {
-            PeerName::Gloo => ("torch", "torch numpy", &[Kind::GlooDdp, Kind::GlooAllReduce]),
-            PeerName::Mxnet => {
-                ("mxnet", "'mxnet==1.9.1' 'numpy<1.24' (it needs Python 3.8)", &[Kind::Mxnet, Kind::MxnetSgd])
+        let (python, module, packages, kinds): (_, _, _, &[Kind]) = match name {
+            PeerName::Tcp => {
+                peers.push(Peer::Ourselves(Transport::Tcp));
+                continue;
             }
+            PeerName::Shm => {
+                peers.push(Peer::Ourselves(Transport::Shm));
+                continue;
+            }
+            PeerName::Gloo => (&args.python, "torch", "torch numpy", &[Kind::GlooDdp, Kind::GlooAllReduce]),
+            PeerName::Mxnet => (
+                args.mxnet_python.as_ref().unwrap_or(&args.python),
+                "mxnet",
+                "'mxnet==1.9.1' 'numpy<1.24' (it needs Python 3.8)",
+                &[Kind::Mxnet, Kind::MxnetSgd],
+            ),
         };
         let version = version(python, module).with_context(|| {
             format!("--against {name}: {0} cannot be used; {0} -m pip install {packages}", python.display())
         })?;
-        peers.extend(kinds.iter().map(|kind| Peer {
-            kind: *kind,
-            version: version.clone(),
-            python: python.clone(),
-        }));
+        let package = |kind: &Kind| Package { kind: *kind, version: version.clone(), python: python.clone() };
+        peers.extend(kinds.iter().map(|kind| Peer::Package(package(kind))));
     }
     Ok(peers)
 }
@@ -123,9 +152,8 @@ fn version(python: &Path, module: &str) -> Result<String> {
     }
 }
 
-impl Peer {
-    /// Starts its processes for this exchange.
-    pub(super) fn start(&self, exchange: &Exchange) -> Result<Cluster> {
+impl Package {
+    fn start(&self, exchange: &Exchange) -> Result<Cluster> {
         let shapes: Vec<&[u64]> = exchange.tensors.iter().map(|tensor| &tensor.shape[..]).collect();
         let mut crew = Crew::new();
         let port = free_port()?;

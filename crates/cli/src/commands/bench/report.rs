@@ -38,6 +38,8 @@ pub(super) struct Report {
     limit: String,
     limit_gb_s: f64,
     fraction_of_limit: f64,
+    /// Of loopback TCP from memory to memory; over TCP only.
+    fraction_of_memory_limit: Option<f64>,
     limits: LimitSpreads,
     /// The largest peak of a server process; none when everything is one process.
     server_rss_mb: Option<f64>,
@@ -51,7 +53,9 @@ pub(super) struct Report {
 
 #[derive(Debug, Serialize)]
 struct LimitSpreads {
-    loopback_tcp_gb_s: Option<Spread>,
+    loopback_tcp_gb_s: Spread,
+    /// The same for bytes that come from memory and go to memory.
+    loopback_tcp_from_memory_gb_s: Spread,
     connections: u64,
     memory_copy_gb_s: Spread,
     fused_update_gb_s: Spread,
@@ -74,8 +78,7 @@ struct IterationTimes {
 #[derive(Debug, Serialize)]
 struct PeerReport {
     name: &'static str,
-    about: &'static str,
-    version: String,
+    about: String,
     goodput_gb_s: f64,
     goodput_spread_gb_s: Spread,
     /// Ours, divided by theirs.
@@ -94,9 +97,12 @@ impl Report {
     ) -> Result<Report> {
         let goodput = goodput(exchange, rounds);
         let limit_spreads = LimitSpreads::new(exchange, limits);
-        let (limit, limit_gb_s) = match limit_spreads.loopback_tcp_gb_s {
-            Some(tcp) => (format!("loopback TCP, {} connections", exchange.connections()), tcp.median),
-            None => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
+        let (limit, limit_gb_s) = match exchange.transport {
+            Transport::Tcp => (
+                format!("loopback TCP, {} connections", exchange.connections()),
+                limit_spreads.loopback_tcp_gb_s.median,
+            ),
+            _ => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
         };
         let memory = largest(rounds);
         let elements = memory.and_then(|server| server.elements);
@@ -121,6 +127,8 @@ impl Report {
             limit,
             limit_gb_s,
             fraction_of_limit: goodput.median / limit_gb_s,
+            fraction_of_memory_limit: (exchange.transport == Transport::Tcp)
+                .then(|| goodput.median / limit_spreads.loopback_tcp_from_memory_gb_s.median),
             limits: limit_spreads,
             server_rss_mb: peak.map(|peak| peak / MB),
             server_ideal_mb: ideal.map(|ideal| ideal as f64 / MB),
@@ -168,15 +176,14 @@ impl Report {
                 format!("{peak:.0}, {ratio:.2} times the ideal {ideal:.0}"),
             ]);
         }
-        if let Some(tcp) = &limits.loopback_tcp_gb_s {
-            table
-                .row([format!("limit: loopback TCP, {} connections, GB/s", limits.connections), tcp.words()]);
-        }
+        let tcp = format!("limit: loopback TCP, {} connections, GB/s", limits.connections);
+        table.row([tcp, limits.loopback_tcp_gb_s.words()]);
+        table.row(["the same, from memory".to_owned(), limits.loopback_tcp_from_memory_gb_s.words()]);
         table.row(["limit: memory copy, GB/s".to_owned(), limits.memory_copy_gb_s.words()]);
         table.row(["limit: w -= lr g, GB/s of g".to_owned(), limits.fused_update_gb_s.words()]);
         for peer in &self.peers {
             let words = format!("{}; ours is {:.2} times that", peer.goodput_spread_gb_s.words(), peer.ratio);
-            table.row([format!("{} {}, GB/s", peer.about, peer.version), words]);
+            table.row([format!("{}, GB/s", peer.about), words]);
         }
         Ok(output.table(&table)?)
     }
@@ -186,7 +193,8 @@ impl LimitSpreads {
     fn new(exchange: &Exchange, limits: &Limits) -> LimitSpreads {
         let gigabytes = |rates: &[f64]| Spread::of(&rates.iter().map(|rate| rate / GB).collect::<Vec<_>>());
         LimitSpreads {
-            loopback_tcp_gb_s: (!limits.tcp.is_empty()).then(|| gigabytes(&limits.tcp)),
+            loopback_tcp_gb_s: gigabytes(&limits.tcp),
+            loopback_tcp_from_memory_gb_s: gigabytes(&limits.tcp_from_memory),
             connections: exchange.connections(),
             memory_copy_gb_s: gigabytes(&limits.copy),
             fused_update_gb_s: gigabytes(&limits.update),
@@ -198,9 +206,8 @@ impl PeerReport {
     fn new(exchange: &Exchange, measured: &Measured, ours: f64) -> PeerReport {
         let goodput = goodput(exchange, &measured.rounds);
         PeerReport {
-            name: measured.peer.kind.name(),
-            about: measured.peer.kind.about(),
-            version: measured.peer.version.clone(),
+            name: measured.peer.name(),
+            about: measured.peer.about(),
             goodput_gb_s: goodput.median,
             goodput_spread_gb_s: goodput,
             ratio: ours / goodput.median,

@@ -8,11 +8,10 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes in a system call. Larger ones leave the caches, smaller ones pay for more calls.
-const BUFFER: usize = 1 << 20;
+/// Bytes in a system call: so many that calls cost next to nothing, and more than the nearest caches hold.
+const BUFFER: usize = 4 << 20;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// In which directions bytes travel on a connection.
@@ -44,18 +43,28 @@ struct Link {
     ways: Ways,
     time: Duration,
     congestion: String,
+    /// Memory that each connection sends from, and as much that it receives into, again and again.
+    region: usize,
 }
 
 /// Bytes per second that reach somebody, in all, over the connections of this exchange: one way or both ways at once,
 /// whichever is more.
 pub(in super::super) fn flow(exchange: &Exchange, time: Duration) -> Result<f64> {
-    let one = measure(exchange, time, Ways::One)?;
-    Ok(one.max(measure(exchange, time, Ways::Both)?))
+    let one = measure(exchange, time, Ways::One, BUFFER)?;
+    Ok(one.max(measure(exchange, time, Ways::Both, BUFFER)?))
 }
 
-fn measure(exchange: &Exchange, time: Duration, ways: Ways) -> Result<f64> {
+/// The same for bytes that come from memory and go to memory, as gradients and parameters do: each worker sends as much
+/// as the model has before it begins again, and both ways at once.
+pub(in super::super) fn flow_from_memory(exchange: &Exchange, time: Duration) -> Result<f64> {
+    let connections = u64::from(exchange.servers) * u64::from(exchange.cores);
+    let region = (exchange.elements() * 4).div_ceil(connections) as usize;
+    measure(exchange, time, Ways::Both, region)
+}
+
+fn measure(exchange: &Exchange, time: Duration, ways: Ways, region: usize) -> Result<f64> {
     let mut crew = Crew::new();
-    let link = Link { ways, time, congestion: exchange.congestion.clone() };
+    let link = Link { ways, time, congestion: exchange.congestion.clone(), region };
     let sink = Sink { listeners: exchange.cores, connections: exchange.workers, link: link.clone() };
     let mut sinks = Vec::new();
     for number in 0..exchange.servers {
@@ -128,20 +137,19 @@ impl Source {
 impl Link {
     /// Receives on all connections until they end, and sends on them for the time if it is to.
     fn carry(&self, streams: Vec<TcpStream>, send: bool) -> Result<()> {
-        // Zeros would be one page of memory that is mapped many times, and never leaves the nearest cache.
-        let data = Arc::new(vec![1u8; BUFFER]);
         let mut receiving = Vec::new();
         let mut sending = Vec::new();
         for stream in streams {
             stream.set_read_timeout(Some(DEADLINE))?;
             stream.set_write_timeout(Some(DEADLINE))?;
             if send {
-                let (stream, data, time) = (stream.try_clone()?, data.clone(), self.time);
-                sending.push(std::thread::spawn(move || send_for(stream, &data, time)));
+                let (stream, region, time) = (stream.try_clone()?, self.region, self.time);
+                sending.push(std::thread::spawn(move || send_for(stream, region, time)));
             } else {
                 stream.shutdown(Shutdown::Write)?;
             }
-            receiving.push(std::thread::spawn(move || receive(stream)));
+            let region = self.region;
+            receiving.push(std::thread::spawn(move || receive(stream, region)));
         }
         let joined = |_| anyhow!("a thread panicked");
         sending.into_iter().try_for_each(|thread| thread.join().map_err(joined)?)?;
@@ -166,14 +174,17 @@ struct Received {
     last: Instant,
 }
 
-fn receive(mut stream: TcpStream) -> Result<Option<Received>> {
-    let mut buffer = vec![0u8; BUFFER];
+fn receive(mut stream: TcpStream, region: usize) -> Result<Option<Received>> {
+    let mut buffer = vec![1u8; region];
     let mut received: Option<Received> = None;
+    let mut at = 0;
     loop {
-        let count = stream.read(&mut buffer).context("loopback TCP stopped")?;
+        let end = region.min(at + BUFFER);
+        let count = stream.read(&mut buffer[at..end]).context("loopback TCP stopped")?;
         if count == 0 {
             return Ok(received);
         }
+        at = (at + count) % region;
         let now = Instant::now();
         let received = received.get_or_insert(Received { bytes: 0, first: now, last: now });
         received.bytes += count as u64;
@@ -181,10 +192,12 @@ fn receive(mut stream: TcpStream) -> Result<Option<Received>> {
     }
 }
 
-fn send_for(mut stream: TcpStream, data: &[u8], time: Duration) -> Result<()> {
+fn send_for(mut stream: TcpStream, region: usize, time: Duration) -> Result<()> {
+    // Zeros would be one page of memory that is mapped many times, and never leaves the nearest cache.
+    let data = vec![1u8; region];
     let began = Instant::now();
-    while began.elapsed() < time {
-        stream.write_all(data).context("loopback TCP stopped")?;
+    for piece in data.chunks(BUFFER).cycle().take_while(|_| began.elapsed() < time) {
+        stream.write_all(piece).context("loopback TCP stopped")?;
     }
     Ok(stream.shutdown(Shutdown::Write)?)
 }
