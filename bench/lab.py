@@ -58,6 +58,7 @@ def parse_arguments():
     parser.add_argument("--servers", type=positive, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--workers", type=positive, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--cores", type=positive, default=1, metavar="K", help="data cores of a server (default: %(default)s)")
+    parser.add_argument("--placement", default="uniform", metavar="P", help="which server holds what (default: %(default)s: all servers' links are used for every tensor)")
     parser.add_argument("--mbit", type=positive, default=1000, metavar="N", help="rate of a link, each way (default: %(default)s)")
     parser.add_argument("--buffer-ms", type=positive, default=10, metavar="N", help="what a port of the switch can hold (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=20, metavar="N", help="how long it is measured (default: %(default)s)")
@@ -146,6 +147,7 @@ def measure(arguments, lab):
         "--servers", str(arguments.servers),
         "--cores", str(arguments.cores),
         "--transport", "tcp",
+        "--placement", arguments.placement,
         "--rounds", "1",
         "--seconds", str(arguments.seconds),
         "--run-with", f"ip netns exec {PREFIX}h{{}}",
