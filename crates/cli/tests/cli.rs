@@ -128,7 +128,9 @@ factors = 16
 workers = 4
 servers = 2
 cores = 1
+aggregators = 0
 processes = false
+transport = \"auto\"
 timeout = \"1m\"
 
 [policy]

@@ -1,4 +1,4 @@
-//! Jobs as separate processes over loopback TCP: they train, they can be asked and changed, they fail with a name,
+//! Jobs as separate processes: they train, they can be asked and changed, they fail with a name,
 //! and they leave nothing behind.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
@@ -135,9 +135,12 @@ fn threads_and_processes_compute_the_same_bits() {
     let common =
         ["train", "mlp", "--examples", "400", "--epochs", "1", "--order", "ranked", "--json", "--quiet"];
     let run = |extra: &[&str]| json(&[&common[..], extra].concat());
-    let (threads, processes) = (run(&[]), run(&["--processes", "--cores", "2"]));
-    for key in ["loss", "test_loss", "metric", "bytes_pushed", "steps"] {
-        assert_eq!(threads[key], processes[key], "{key}");
+    let threads = run(&[]);
+    for transport in ["tcp", "shm"] {
+        let processes = run(&["--processes", "--cores", "2", "--transport", transport]);
+        for key in ["loss", "test_loss", "metric", "bytes_pushed", "steps"] {
+            assert_eq!(threads[key], processes[key], "{key} over {transport}");
+        }
     }
     let psp = run(&["--sync", "psp:c=4,b=1"]);
     assert_eq!(
@@ -187,8 +190,9 @@ fn an_aggregator_without_a_job_says_what_it_misses() {
 
 #[test]
 fn a_running_job_can_be_asked_and_changed() {
+    let job = ["--workers", "2", "--servers", "1", "--transport", "shm"];
     let (mut serve, mut stdout) =
-        spawn(&["serve", "--listen", "127.0.0.1:0", "--workers", "2", "--servers", "1", "--json"]);
+        spawn(&[&["serve", "--listen", "127.0.0.1:0", "--json"], &job[..]].concat());
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     let url = serde_json::from_str::<Value>(&line).unwrap()["url"].as_str().unwrap().to_owned();
@@ -198,8 +202,7 @@ fn a_running_job_can_be_asked_and_changed() {
     assert_eq!(early.status.code(), Some(1));
     assert!(text(&early.stderr).contains("has not started"), "{}", text(&early.stderr));
 
-    let plan =
-        json_plan(&["mlp", "--workers", "2", "--servers", "1", "--examples", "400", "--epochs", "2000"]);
+    let plan = json_plan(&[&["mlp", "--examples", "400", "--epochs", "2000"], &job[..]].concat());
     let mut workers: Vec<Child> = (0..2).map(|rank| worker(&url, rank, &plan)).collect();
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -222,7 +225,7 @@ fn a_running_job_can_be_asked_and_changed() {
         text(&wrong.stderr)
     );
 
-    // A worker that is killed in the middle of its work is declared dead, and the other goes on.
+    // A worker that is killed in the middle of its work, its memory shared, is declared dead, and the other goes on.
     workers[1].kill().unwrap();
     workers[1].wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -9,6 +9,7 @@ mod copies;
 mod lane;
 mod routes;
 mod sums;
+mod table;
 
 use crate::address::Addresses;
 use crate::consistency::{Apply, SyncPolicy};
@@ -18,7 +19,7 @@ use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::table::{self, Order, PolicyOverride};
+use crate::table::{Order, PolicyOverride, chunks};
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
@@ -27,7 +28,7 @@ use lane::{Lane, Out};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use sums::{SumPolicy, Table};
+use table::{SumPolicy, Table};
 
 /// Numbers of buffers from here on are sums; below are tables.
 const FIRST_SUM: u64 = 1 << 63;
@@ -161,7 +162,7 @@ impl Aggregator {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.stop(Some(error));
         }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.live = plan.workers.iter().copied().collect();
         self.zeros = vec![0; plan.chunk_elements.max(limits::CHUNK_ELEMENTS as u32) as usize * 4];
         let me = self.id.map_or(0, |id| id.0 as usize);

@@ -7,10 +7,10 @@ use paramill_core::registry::Registry;
 use paramill_core::status::Status;
 use paramill_core::table::{Reduce, TablePolicy, TableSpec};
 use paramill_core::types::{AggregatorId, WorkerId};
-use paramill_node::Hub;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{ClientError, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::{Hub, Transport};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,12 +27,18 @@ struct Cluster {
     servers: Vec<Server>,
     aggregators: Vec<Aggregator>,
     hub: Option<Hub>,
+    transport: Transport,
 }
 
 impl Cluster {
-    fn start(workers: u32, aggregators: u32, hub: Option<Hub>) -> Cluster {
+    fn start(workers: u32, aggregators: u32, transport: Transport, hub: Option<Hub>) -> Cluster {
         let registry = Arc::new(Registry::builtin());
-        let base = ServerConfig { memory: hub.clone(), cores: 2, ..ServerConfig::new("test", "127.0.0.1:0") };
+        let base = ServerConfig {
+            memory: hub.clone(),
+            cores: 2,
+            transport,
+            ..ServerConfig::new("test", "127.0.0.1:0")
+        };
         let first = ServerConfig { coordinate: Some(job_config(workers)), ..base.clone() };
         let first = server::start(first, &registry).unwrap();
         let coordinator = first.coordinator().to_owned();
@@ -43,11 +49,12 @@ impl Cluster {
             let config = AggregatorConfig {
                 id: Some(AggregatorId(number)),
                 memory: hub.clone(),
+                transport,
                 ..AggregatorConfig::new("test", &coordinator, listen)
             };
             aggregator::start(config, &registry).unwrap()
         });
-        Cluster { servers: vec![first, second], aggregators: aggregators.collect(), hub }
+        Cluster { servers: vec![first, second], aggregators: aggregators.collect(), hub, transport }
     }
 
     /// Two workers to an aggregator, by rank.
@@ -63,6 +70,7 @@ impl Cluster {
         JobOptions {
             rank: Some(WorkerId(rank)),
             aggregator,
+            transport: self.transport,
             timeout: Duration::from_secs(30),
             log: |_| {},
             ..options
@@ -135,8 +143,9 @@ fn expected(who: &[(u32, u32)]) -> Vec<f32> {
 #[test]
 fn two_groups_of_two_end_where_four_workers_do() {
     let everybody: Vec<(u32, u32)> = (0..4).map(|rank| (rank, STEPS)).collect();
-    for hub in [None, Some(Hub::new())] {
-        let cluster = Cluster::start(4, 2, hub);
+    let ways = [(Transport::Tcp, None), (Transport::Shm, None), (Transport::Auto, Some(Hub::new()))];
+    for (transport, hub) in ways {
+        let cluster = Cluster::start(4, 2, transport, hub);
         let (values, status) = train(&cluster, 4, None);
         let expected = expected(&everybody);
         for (rank, values) in values.iter().enumerate() {
@@ -153,7 +162,7 @@ fn two_groups_of_two_end_where_four_workers_do() {
 
 #[test]
 fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
-    let cluster = Cluster::start(4, 2, None);
+    let cluster = Cluster::start(4, 2, Transport::Tcp, None);
     let (values, status) = train(&cluster, 4, Some((3, 3)));
     let expected = expected(&[(0, STEPS), (1, STEPS), (2, STEPS), (3, 3)]);
     for (rank, values) in values[..3].iter().enumerate() {
@@ -166,7 +175,7 @@ fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
 #[test]
 fn some_go_through_an_aggregator_and_some_do_not() {
     let everybody: Vec<(u32, u32)> = (0..3).map(|rank| (rank, STEPS)).collect();
-    let cluster = Cluster::start(3, 1, None);
+    let cluster = Cluster::start(3, 1, Transport::Auto, None);
     let (values, _) = train(&cluster, 3, None);
     let expected = expected(&everybody);
     assert!(values.iter().all(|values| *values == expected));

@@ -6,7 +6,8 @@
 
 use super::copies::{Copies, Unfit};
 use super::routes::{Route, Routes};
-use super::sums::{Flights, Table};
+use super::sums::Flights;
+use super::table::Table;
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Body, Frame, Outbox, Output};
@@ -303,6 +304,8 @@ impl Lane {
                 }
             }
             if let Some((start, len)) = copies.place(table, header.chunk) {
+                // What is handed on is what the copy has, which may be newer than an answer that was late.
+                let header = &Header { version: copies.version(table, header.chunk), ..*header };
                 self.hand_over(header, Body::Stored { buffer: table as u64, start, len }, len, out);
             }
         }

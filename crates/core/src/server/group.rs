@@ -122,7 +122,7 @@ impl Shard {
         if header.kind == Kind::Forget {
             return self.cancel_pulls(worker);
         }
-        if !self.incarnation(worker).is_some() {
+        if self.incarnation(worker).is_none() {
             let fault = not_a_member(worker);
             return self.refuse_to(NodeId::Aggregator(id), header.table, header.request, &fault);
         }
@@ -252,7 +252,7 @@ impl Shard {
         for entry in &entries {
             let worker = entry.worker;
             let fault = match (&table, &refused) {
-                _ if !self.incarnation(worker).is_some() => Some(not_a_member(worker)),
+                _ if self.incarnation(worker).is_none() => Some(not_a_member(worker)),
                 (Err(fault), _) => Some(fault.clone()),
                 (Ok(_), refused) => refused.as_ref().map(|refused| refused.fault.clone()),
             };
@@ -271,7 +271,7 @@ impl Shard {
             return;
         }
         for entry in entries.iter().filter(|entry| entry.want_params) {
-            if !self.incarnation(entry.worker).is_some() {
+            if self.incarnation(entry.worker).is_none() {
                 continue;
             }
             self.groups.routes.insert(entry.worker, id);

@@ -1,0 +1,229 @@
+//! A table on its way through an aggregator: what its workers are pushing of it, and what becomes of that.
+
+use super::lane::Lane;
+use super::routes::Route;
+use crate::kernels::Values;
+use crate::limits;
+use crate::store::Buffer;
+use crate::table::NonFinite;
+use crate::types::{Clock, WorkerId};
+use crate::wire::{Cause, Fault, Flags, Header};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A table's part on one shard, as its gradients pass through here.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pub(super) name: String,
+    pub(super) chunks: Vec<PartChunk>,
+    pub(super) elements: usize,
+    pub(super) policy: SumPolicy,
+    /// Pushes that are half here.
+    pub(super) incoming: BTreeMap<WorkerId, Incoming>,
+    /// The last clock that is complete in a sum.
+    pub(super) done: BTreeMap<WorkerId, Clock>,
+    /// Complete pushes that the shard has not noted.
+    pub(super) held: BTreeMap<WorkerId, usize>,
+    pub(super) passed: BTreeMap<WorkerId, Passed>,
+    /// Clocks that the shard refused, and how often.
+    pub(super) attempts: BTreeMap<Clock, u32>,
+    /// The sum that gradients of a clock go to.
+    pub(super) open: BTreeMap<Clock, u64>,
+    pub(super) spare: Vec<Buffer>,
+}
+
+/// What becomes of a table's gradients here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct SumPolicy {
+    /// Whether they are added up at all.
+    pub(super) adds_up: bool,
+    /// How long a complete push is held for others.
+    pub(super) hold: Duration,
+    pub(super) nonfinite: NonFinite,
+}
+
+/// A chunk of the part.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PartChunk {
+    pub(super) number: u32,
+    /// First element in the part.
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) clock: Clock,
+    pub(super) request: u64,
+    /// Frames before this one were taken.
+    pub(super) next_part: usize,
+    /// A frame of this attempt was refused; the rest of the attempt is ignored.
+    pub(super) refused: bool,
+}
+
+/// Pushes that were passed on as they are, because gradients of the table were not added up then.
+#[derive(Debug, Default)]
+pub(super) struct Passed {
+    /// Clocks that the shard has not acknowledged.
+    pub(super) under_way: BTreeSet<Clock>,
+    /// The last one that it has.
+    pub(super) done: Option<Clock>,
+}
+
+impl Table {
+    /// A table of which this shard holds these chunks: their numbers and lengths.
+    pub(super) fn new(name: &str, chunks: impl Iterator<Item = (u32, usize)>) -> Table {
+        let mut elements = 0;
+        let place = |(number, len)| {
+            let start = elements;
+            elements += len;
+            PartChunk { number, start, len }
+        };
+        let chunks = chunks.map(place).collect();
+        Table { name: name.to_owned(), chunks, elements, ..Table::default() }
+    }
+
+    pub(super) fn set_policy(&mut self, policy: SumPolicy) {
+        self.policy = policy;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.elements
+    }
+
+    pub(super) fn chunk_numbers(&self) -> Vec<u32> {
+        self.chunks.iter().map(|chunk| chunk.number).collect()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.spare.iter().map(Buffer::memory_bytes).sum()
+    }
+
+    /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
+    pub(super) fn position(&self, worker: WorkerId, clock: Clock) -> usize {
+        if self.done.get(&worker).is_some_and(|&done| done >= clock) {
+            return self.chunks.len();
+        }
+        match self.incoming.get(&worker) {
+            Some(incoming) if incoming.clock == clock => incoming.next_part,
+            Some(incoming) if incoming.clock > clock => self.chunks.len(),
+            _ => 0,
+        }
+    }
+
+    pub(super) fn under_way(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Incoming> {
+        self.incoming.get_mut(&worker).filter(|incoming| incoming.clock == clock)
+    }
+
+    pub(super) fn fault(&self, cause: Cause, what: String) -> Fault {
+        Fault { cause, message: format!("table `{}`: {what}", self.name) }
+    }
+
+    /// Whether a frame is the next one of a push that fits; its values.
+    pub(super) fn check<'a>(
+        &self,
+        worker: WorkerId,
+        header: &Header,
+        payload: &'a [u8],
+    ) -> Result<Values<'a>, Fault> {
+        let clock = header.clock;
+        let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
+        if let Some(newer) = newer {
+            let what = format!("{worker} gave up its push of clock {clock} when it began clock {newer}");
+            return Err(self.fault(Cause::Protocol, what));
+        }
+        let index = header.part as usize;
+        if index > self.position(worker, clock) {
+            return Err(self.fault(Cause::Protocol, "frames of a push are missing".into()));
+        }
+        let held = self.held.get(&worker).copied().unwrap_or(0);
+        if held >= limits::MAX_HELD_PUSHES {
+            let what = format!("{held} pushes of {worker} are held here; wait for them before pushing on");
+            return Err(self.fault(Cause::TooFarAhead, what));
+        }
+        let fits = |chunk: &&PartChunk| {
+            let is_last = index + 1 == self.chunks.len();
+            chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last
+        };
+        let chunk = self.chunks.get(index).filter(fits);
+        let values = header.dtype.values(payload);
+        let values = values.filter(|values| chunk.is_some_and(|chunk| chunk.len == values.len()));
+        let Some(values) = values else {
+            let (bytes, dtype) = (payload.len(), header.dtype);
+            let what = format!("{bytes} bytes of {dtype:?} for chunk {} as frame {index}", header.chunk);
+            return Err(self.fault(Cause::Shape, what));
+        };
+        if self.policy.nonfinite == NonFinite::Reject && !values.all_finite() {
+            let what = format!(
+                "the gradient that {worker} pushed at clock {clock} has NaN or Inf in chunk {}; it was not applied \
+                 (nonfinite=reject)",
+                header.chunk
+            );
+            return Err(self.fault(Cause::NonFinite, what));
+        }
+        Ok(values)
+    }
+
+    /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
+    pub(super) fn refuse_once(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        fault: Fault,
+    ) -> Result<(), Fault> {
+        let told = match self.under_way(worker, header.clock) {
+            Some(incoming) => std::mem::replace(&mut incoming.refused, true),
+            None => true,
+        };
+        if told && header.part > 0 { Ok(()) } else { Err(fault) }
+    }
+}
+
+impl Lane {
+    /// Whether a worker's push is added up here. One that is sent again goes the way it went before, and the pushes of a
+    /// worker never overtake each other.
+    pub(super) fn adds_up(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
+        let Some(table) = self.tables.get_mut(header.table.0 as usize) else { return Ok(false) };
+        if table.is_empty() || header.flags.has(Flags::ROWS) {
+            return Ok(false);
+        }
+        let clock = header.clock;
+        let is_done = table.done.get(&worker).is_some_and(|&done| clock <= done);
+        let was_passed = |passed: &Passed| {
+            passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done && !is_done)
+        };
+        if table.passed.get(&worker).is_some_and(was_passed) {
+            return Ok(false);
+        }
+        // What is in the middle of a push that did not begin is passed over here.
+        if is_done || header.part > 0 || table.under_way(worker, clock).is_some() {
+            return Ok(true);
+        }
+        let passing = table.passed.get(&worker).map_or(0, |passed| passed.under_way.len());
+        let holding = table.held.get(&worker).copied().unwrap_or(0);
+        if passing == 0 && (holding > 0 || table.policy.adds_up) {
+            return Ok(true);
+        }
+        if passing >= limits::MAX_HELD_PUSHES {
+            let what = format!("{passing} pushes of {worker} are under way; wait for them before pushing on");
+            return Err(table.fault(Cause::TooFarAhead, what));
+        }
+        table.passed.entry(worker).or_default().under_way.insert(clock);
+        Ok(false)
+    }
+
+    /// The shard acknowledged a push that was passed on, or refused it.
+    pub(super) fn note_passed(&mut self, route: &Route, is_taken: bool) {
+        let table = self.tables.get_mut(route.table).filter(|_| route.is_push);
+        if let Some(passed) = table.and_then(|table| table.passed.get_mut(&route.worker)) {
+            passed.under_way.remove(&route.clock);
+            if is_taken {
+                passed.done = passed.done.max(Some(route.clock));
+            }
+        }
+    }
+}
