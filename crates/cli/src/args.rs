@@ -3,7 +3,7 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, Transport};
+pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, KernelArgs, PeerName, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     Reproduce(ReproduceArgs),
     Serve(ServeArgs),
+    Aggregate(AggregateArgs),
     Launch(LaunchArgs),
     Status(StatusArgs),
     Set(SetArgs),
@@ -173,6 +174,47 @@ pub(crate) struct ServeArgs {
     pub(crate) end_with_parent: bool,
 }
 
+/// Add up the gradients of the workers of a host or rack on their way to the servers.
+///
+/// Servers get one sum where several workers pushed, and send parameters once for all of them. They still learn of every
+/// worker's progress, so that consistency models mean the same. Workers go through it when they are told to:
+/// PARAMILL_AGGREGATOR=HOST:PORT in their environment.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill aggregate --job paramill://10.0.0.1:7070/job --listen 10.0.1.1:7071
+  paramill train --processes --workers 4 --aggregators 2")]
+pub(crate) struct AggregateArgs {
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    #[arg(long, value_name = "URL")]
+    pub(crate) job: String,
+    /// Where workers come in.
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7071")]
+    pub(crate) listen: String,
+    /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
+    /// anyway, it is 1s at least.
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub(crate) hold: Span,
+    /// TCP's congestion control [default: reno within a host, the system's beyond it].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
+    /// How workers come in and servers are reached: auto, tcp or shm [default: auto, which is shared memory within a
+    /// host].
+    #[arg(long, value_name = "T")]
+    pub(crate) transport: Option<paramill_node::Transport>,
+    /// This aggregator's number [default: in the order of joining].
+    #[arg(long, value_name = "ID")]
+    pub(crate) index: Option<u32>,
+    /// A fault to try, as for `train`.
+    #[arg(long, value_name = "FAULT")]
+    pub(crate) inject: Vec<String>,
+    /// Everything random follows from it.
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) seed: u64,
+    #[arg(long, hide = true)]
+    pub(crate) end_with_parent: bool,
+}
+
 /// Start servers and N copies of a command as workers.
 ///
 /// Each copy finds its identity in the environment. Output is forwarded with a prefix. The first that fails ends all,
@@ -191,6 +233,9 @@ pub(crate) struct LaunchArgs {
     /// Data cores of each server.
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
+    /// Aggregators that workers go through, shared out by rank [default: none].
+    #[arg(long, value_name = "A")]
+    pub(crate) aggregators: Option<u32>,
     /// How workers and servers exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared
     /// memory].
     #[arg(long, value_name = "T")]

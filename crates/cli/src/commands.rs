@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod aggregate;
 mod bench;
 mod components;
 mod config;
@@ -30,6 +31,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Config(args) => config::run(&args, &registry, output),
         Command::Reproduce(args) => reproduce::run(&args, output),
         Command::Serve(args) => serve::run(&args, &registry, output),
+        Command::Aggregate(args) => aggregate::run(&args, &registry, output),
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),

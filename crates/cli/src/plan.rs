@@ -61,12 +61,22 @@ pub(crate) struct ClusterPlan {
     pub(crate) servers: u32,
     /// Data cores of each server.
     pub(crate) cores: u32,
+    /// Aggregators that workers go through; none when 0.
+    pub(crate) aggregators: u32,
     /// Whether each is a process of its own.
     pub(crate) processes: bool,
     /// How processes exchange gradients and parameters.
     pub(crate) transport: Transport,
     /// The longest wait before giving up.
     pub(crate) timeout: Span,
+}
+
+impl ClusterPlan {
+    /// The aggregator that a worker goes through, if it goes through one.
+    pub(crate) fn aggregator_of(&self, rank: u32) -> Option<usize> {
+        let share = u64::from(rank) * u64::from(self.aggregators) / u64::from(self.workers.max(1));
+        (self.aggregators > 0).then_some(share as usize)
+    }
 }
 
 /// Which components decide.
@@ -143,6 +153,7 @@ impl JobPlan {
                 workers: said.cluster.workers.unwrap_or(4),
                 servers: said.cluster.servers.unwrap_or(2),
                 cores: said.cluster.cores.unwrap_or(1),
+                aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
                 transport: said.cluster.transport.unwrap_or_default(),
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
@@ -170,6 +181,7 @@ impl JobPlan {
         within("workers", cluster.workers, 1..=limits::MAX_WORKERS)?;
         within("servers", cluster.servers, 1..=limits::MAX_SERVERS)?;
         within("cores", cluster.cores, 1..=limits::MAX_CORES)?;
+        within("aggregators", cluster.aggregators, 0..=cluster.workers.min(limits::MAX_AGGREGATORS))?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
         self.workload_config(0).check()?;
         FaultPlan::parse(&self.inject)?.check_members(cluster.workers, cluster.servers)?;
@@ -237,6 +249,7 @@ mod tests {
         workers = 8
         servers = 3
         cores = 2
+        aggregators = 3
         processes = true
         transport = "tcp"
         timeout = "90s"
@@ -303,6 +316,7 @@ mod tests {
             ("[cluster]\nworkerz = 4", "line 2, column 1"),
             ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 4096"),
             ("[cluster]\nworkers = \"four\"", "expected u32"),
+            ("[cluster]\naggregators = 5", "aggregators = 5: expected 0 to 4"),
             ("[cluster]\ntransport = \"udp\"", "expected one of `auto`, `tcp`, `shm`"),
             ("[cluster]\ntimeout = \"soon\"", "such as `500ms`"),
             ("[cluster]\ntimeout = \"0s\"", "timeout = 0s: expected 1ms to 720h"),

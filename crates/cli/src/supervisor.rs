@@ -127,6 +127,11 @@ impl Supervisor {
         children.any(|child| self.members[child].running)
     }
 
+    /// The names of those that run.
+    pub(crate) fn running(&self) -> Vec<String> {
+        self.members.iter().filter(|member| member.running).map(|member| member.name.clone()).collect()
+    }
+
     /// Asks the processes that still run to end, and makes them after a while.
     pub(crate) fn end_all(&mut self) {
         self.signal(Signal::TERM);

@@ -5,7 +5,10 @@ mod processes;
 mod report;
 mod worker;
 
-pub(crate) use processes::{Announcement, end_with_parent, run_worker_process, start_servers};
+pub(crate) use processes::{
+    AggregatorAnnouncement, Announcement, end_with_parent, run_worker_process, start_aggregators,
+    start_servers,
+};
 pub(crate) use report::TrainReport;
 
 use crate::output::Output;

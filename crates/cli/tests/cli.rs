@@ -42,18 +42,33 @@ fn json(arguments: &[&str]) -> Value {
 #[test]
 fn help_teaches_every_command_by_example() {
     let top = answer(&["--help"]);
-    let commands =
-        ["train", "config", "reproduce", "serve", "launch", "status", "set", "components", "doctor", "sim"];
+    let commands = [
+        "train",
+        "config",
+        "reproduce",
+        "serve",
+        "launch",
+        "status",
+        "set",
+        "components",
+        "doctor",
+        "sim",
+        "bench",
+    ];
     for command in commands {
         assert!(top.contains(&format!("\n  {command} ")), "{command} is missing in:\n{top}");
     }
-    for command in commands.iter().filter(|command| **command != "sim") {
+    for command in commands.iter().filter(|command| !["sim", "bench"].contains(command)) {
         let help = answer(&[command, "--help"]);
         assert!(help.contains(&format!("Examples:\n  paramill {command}")), "{help}");
     }
     for command in ["swarm", "run"] {
         let help = answer(&["sim", command, "--help"]);
         assert!(help.contains(&format!("Examples:\n  paramill sim {command}")), "{help}");
+    }
+    for command in ["exchange", "kernels"] {
+        let help = answer(&["bench", command, "--help"]);
+        assert!(help.contains(&format!("Examples:\n  paramill bench {command}")), "{help}");
     }
 }
 

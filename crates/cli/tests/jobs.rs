@@ -148,6 +148,44 @@ fn threads_and_processes_compute_the_same_bits() {
         (&threads["loss"], &threads["test_loss"]),
         "psp with c = N is bsp"
     );
+    for extra in [&["--aggregators", "2"][..], &["--aggregators", "1", "--processes"]] {
+        let through = run(extra);
+        for key in ["loss", "test_loss", "steps"] {
+            assert_eq!(threads[key], through[key], "{key} with {extra:?}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_model_trains_through_aggregators() {
+    for sync in ["bsp", "ssp:s=2", "drop:n=3"] {
+        let report = json(&[
+            "train",
+            "mlp",
+            "--examples",
+            "400",
+            "--epochs",
+            "2",
+            "--processes",
+            "--aggregators",
+            "2",
+            "--json",
+            "--quiet",
+            "--sync",
+            sync,
+        ]);
+        let loss = report["loss"].as_f64().unwrap();
+        assert!(loss.is_finite() && loss < 2.3, "{sync}: loss {loss}");
+    }
+}
+
+#[test]
+fn an_aggregator_without_a_job_says_what_it_misses() {
+    let output = paramill(&["aggregate", "--job", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--hold", "1h"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("hold = 1h: expected at most 10s"), "{}", text(&output.stderr));
+    let output = paramill(&["aggregate", "--listen", "127.0.0.1:0"]);
+    assert!(text(&output.stderr).contains("--job <URL>"), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -63,3 +63,13 @@ fn faults_change_when_things_happen_and_not_what_comes_of_them() {
     assert_eq!(expected, tables(&troubled, &[]), "simulated");
     assert_eq!(expected, tables(&troubled, &["--sockets"]), "over sockets");
 }
+
+#[test]
+fn gradients_that_stay_alone_on_their_way_through_aggregators_change_no_bit() {
+    let direct = format!("optimizer = \"momentum:lr=0.05\"\n{WORLD}");
+    let expected = tables(&direct, &[]);
+    let through = format!("aggregators = 2\n{direct}");
+    assert_eq!(expected, tables(&through, &["--sockets"]), "over sockets");
+    let troubled = format!("faults = [\"link:reset,p=0.01\"]\n{through}");
+    assert_eq!(expected, tables(&troubled, &[]), "simulated");
+}

@@ -83,6 +83,13 @@ pub trait Consistency: Send + Debug {
         1.0
     }
 
+    /// Whether nothing but the pushes of all live workers closes a round, so that a part of the parameters may be
+    /// stepped as soon as it has them. Where it is true, `closes` MUST always be [`Close::No`], `lr_factor` always 1,
+    /// and `admit` MUST give a clock that is not late the round of that clock.
+    fn waits_for_all(&self) -> bool {
+        false
+    }
+
     /// When a worker may go on with a part of the parameters, if it may.
     fn partial_pull(&self) -> Option<PartialPull> {
         None

@@ -4,6 +4,7 @@
 //! same tables, places them, and hands out one plan. After that it watches: a worker that is silent too long is
 //! declared dead, and the shards go on without it.
 
+mod aggregators;
 mod config;
 mod gate;
 mod members;
@@ -17,9 +18,10 @@ use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::TableSpec;
-use crate::types::{Clock, NodeId, ServerId, ShardId, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use aggregators::AggregatorMember;
 use gate::Gate;
 use members::{Member, Server, ShardMember};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +43,7 @@ pub struct Coordinator {
     servers: BTreeMap<ServerId, Server>,
     shards: BTreeMap<ShardId, ShardMember>,
     workers: BTreeMap<WorkerId, Member>,
+    aggregators: BTreeMap<AggregatorId, AggregatorMember>,
     /// What the workers have declared so far, all of them the same.
     tables: Vec<TableSpec>,
     /// Switches of policies since the job began are at the end of its exceptions.
@@ -64,6 +67,7 @@ impl Coordinator {
             servers: BTreeMap::new(),
             shards: BTreeMap::new(),
             workers: BTreeMap::new(),
+            aggregators: BTreeMap::new(),
             tables: Vec::new(),
             plan: None,
             started: false,
@@ -92,6 +96,7 @@ impl Coordinator {
             epoch: self.epoch,
             workers: self.workers.iter().map(worker).collect(),
             shards: self.shards.values().filter_map(|shard| shard.report.clone()).collect(),
+            aggregators: self.aggregator_statuses(),
         }
     }
 
@@ -258,6 +263,7 @@ impl Coordinator {
             self.over = true;
             let message = Control::Stop { error: error.clone() };
             self.tell_shards(&message);
+            self.tell_aggregators(&message);
             self.tell_workers(&message);
             self.outputs.push_back(Output::Stop { error });
         }
@@ -302,6 +308,11 @@ impl Role for Coordinator {
                 self.next_command = self.next_command.wrapping_add(1);
                 Ok(Welcome { you: NodeId::Admin(self.next_command), incarnation: 0 })
             }
+            Party::Aggregator { process, id } => self.accept_aggregator(process, id),
+            Party::Through { .. } => {
+                let reason = "this is no aggregator; give --aggregator the address of one".into();
+                Err(Refusal { reason, retry: false })
+            }
         }
     }
 
@@ -316,7 +327,8 @@ impl Role for Coordinator {
         match peer {
             NodeId::Worker(id) => self.lose_worker(now, id),
             NodeId::Shard(id) => self.lose_shard(now, id, why),
-            NodeId::Admin(_) | NodeId::Coordinator => {}
+            NodeId::Aggregator(id) => self.lose_aggregator(id, why),
+            NodeId::Admin(_) | NodeId::Coordinator | NodeId::Through(..) => {}
         }
         self.queries.retain(|query| query.asker != peer);
     }
@@ -339,7 +351,8 @@ impl Role for Coordinator {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(_), Ok(message)) => self.handle_command(now, from, message),
-            (NodeId::Coordinator, Ok(_)) => {}
+            (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(id, message),
+            (NodeId::Coordinator | NodeId::Through(..), Ok(_)) => {}
             (from, Err(error)) => self.log(format!("{from}: {error}")),
         }
     }

@@ -288,7 +288,9 @@ impl Selector {
     /// Whether this node is meant.
     fn names(self, node: NodeId) -> bool {
         match (self, node) {
-            (Selector::Worker(only), NodeId::Worker(worker)) => only.is_none_or(|only| only == worker),
+            (Selector::Worker(only), NodeId::Worker(worker) | NodeId::Through(worker, _)) => {
+                only.is_none_or(|only| only == worker)
+            }
             (Selector::Server(only), NodeId::Shard(shard)) => only.is_none_or(|only| only == shard.server),
             _ => false,
         }
@@ -311,6 +313,10 @@ fn number(node: NodeId) -> u64 {
         NodeId::Shard(shard) => 1 << 56 | u64::from(shard.server.0) << 24 | u64::from(shard.core),
         NodeId::Worker(worker) => 2 << 56 | u64::from(worker.0),
         NodeId::Admin(admin) => 3 << 56 | u64::from(admin),
+        NodeId::Aggregator(aggregator) => 4 << 56 | u64::from(aggregator.0),
+        NodeId::Through(worker, shard) => {
+            5 << 56 | u64::from(worker.0) << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core)
+        }
     }
 }
 

@@ -5,16 +5,21 @@
 //! gives the same bits on every level; tests compare each with a scalar twin. Two slices of different length are
 //! a bug of the caller and panic.
 //!
+//! A loop that reads a gradient is generic over [`Source`]: one text for every element type, and for a sum that is not
+//! stored. Its scalar twin is the same loop over the stored sum of the converted values.
+//!
 //! An optimizer's step kernel lives in its own file under [`crate::optimizer`], so that adding a rule touches
 //! nothing here.
 
 mod accumulate;
 mod finite;
 mod norm;
+mod values;
 
-pub use accumulate::{add, add_scaled, fill, scale};
+pub use accumulate::{add, add_scaled, add_values, copy, fill, scale};
 pub use finite::{all_finite, clip_non_finite};
 pub use norm::squared_norm;
+pub use values::{Bf16, Element, F16, Source, Sum, Values};
 
 #[cfg(test)]
 pub(crate) mod samples {
@@ -35,6 +40,11 @@ pub(crate) mod samples {
     /// Two slices of one length.
     pub(crate) fn any_pair() -> impl Strategy<Value = (Vec<f32>, Vec<f32>)> {
         prop::collection::vec((any_value(), any_value()), 0..300).prop_map(|pairs| pairs.into_iter().unzip())
+    }
+
+    /// Any bits of a 16-bit number.
+    pub(crate) fn any_halves() -> impl Strategy<Value = Vec<u16>> {
+        prop::collection::vec(any::<u16>(), 0..300)
     }
 
     /// Bits, so that equality also tells the zeros and NaN apart. Which NaN it is may differ between CPU levels:

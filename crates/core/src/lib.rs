@@ -8,6 +8,7 @@
 //! machines behind one contract, [`role::Role`].
 
 pub mod address;
+pub mod aggregator;
 pub mod consistency;
 pub mod coordinator;
 pub mod fault;

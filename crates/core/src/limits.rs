@@ -18,6 +18,8 @@ pub const MAX_WORKERS: u32 = 4096;
 pub const MAX_SERVERS: u32 = 1024;
 /// Data cores of one server.
 pub const MAX_CORES: u32 = 256;
+/// Aggregators in one job.
+pub const MAX_AGGREGATORS: u32 = 1024;
 /// Addresses of one data core.
 pub const MAX_ADDRESSES: usize = 8;
 /// Tables in one job.
@@ -66,6 +68,19 @@ pub const MAX_INLINE_BYTES: usize = 1024;
 
 /// Clocks that a worker may go on under partial pulling while a server has not acknowledged their pushes.
 pub const MAX_CLOCKS_UNACKNOWLEDGED: usize = 8;
+
+/// Pushes of one table that an aggregator holds for a worker before it refuses more.
+pub const MAX_HELD_PUSHES: usize = 16;
+/// Requests, beside one of each table, that an aggregator passes on for a worker at a time.
+pub const MAX_PASSED_REQUESTS: usize = 4096;
+/// Sums that a shard remembers to have refused from one aggregator.
+pub const MAX_REFUSED_SUMS: usize = 1024;
+/// How long an aggregator holds a complete push for those of its other workers, unless it is told otherwise.
+pub const HOLD: Duration = Duration::from_millis(5);
+/// The same where a round waits for every worker anyway, so that nobody gains by hearing of a push earlier.
+pub const ROUND_HOLD: Duration = Duration::from_secs(1);
+/// The longest time that an aggregator may be told to hold pushes.
+pub const MAX_HOLD: Duration = Duration::from_secs(10);
 
 /// How often a node reports to the coordinator.
 pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);

@@ -4,6 +4,7 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
 use crate::types::{NodeId, Time};
+use std::fmt;
 use std::time::Duration;
 
 /// A connection to one peer, wanted from its creation on.
@@ -19,6 +20,9 @@ pub struct Link {
     failed: usize,
     state: State,
     pause: Duration,
+    was_up: bool,
+    /// The address is that of an aggregator, which the peer is behind.
+    through_aggregator: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -35,8 +39,26 @@ impl Link {
     /// A link that is to be connected now.
     pub fn new(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
         let state = State::Down { since: now, retry_at: now, why: "not tried yet".into() };
-        let addresses = addresses.into();
-        Link { peer, addresses, at: 0, failed: 0, state, pause: limits::RECONNECT_MIN }
+        Link {
+            peer,
+            addresses: addresses.into(),
+            at: 0,
+            failed: 0,
+            state,
+            pause: limits::RECONNECT_MIN,
+            was_up: false,
+            through_aggregator: false,
+        }
+    }
+
+    /// A link to a peer that is reached through an aggregator, whose address this is.
+    pub fn through_aggregator(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
+        Link { through_aggregator: true, ..Link::new(now, peer, addresses) }
+    }
+
+    /// Whether it has ever been connected.
+    pub fn was_up(&self) -> bool {
+        self.was_up
     }
 
     /// Where the peer is looked for, in the order of trying.
@@ -60,6 +82,7 @@ impl Link {
     /// The driver connected it.
     pub fn connected(&mut self) {
         self.state = State::Up;
+        self.was_up = true;
         self.failed = 0;
         self.pause = limits::RECONNECT_MIN;
     }
@@ -124,10 +147,8 @@ impl Link {
         };
         (now >= since + self.deadline()).then(|| {
             format!(
-                "{} at {} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
+                "{self} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
                  can be reached from here",
-                self.peer,
-                self.addresses,
                 self.deadline().as_secs()
             )
         })
@@ -137,6 +158,16 @@ impl Link {
     fn deadline(&self) -> Duration {
         let attempts = self.addresses.count() as u32 + 1;
         limits::CONNECT_DEADLINE.max(limits::ATTEMPT_DEADLINE * attempts)
+    }
+}
+
+/// Whom it leads to, and where that is.
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.through_aggregator {
+            true => write!(f, "{} through the aggregator at {}", self.peer, self.addresses),
+            false => write!(f, "{} at {}", self.peer, self.addresses),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The optimizer axis: how an aggregated gradient changes parameters.
 //!
-//! A rule ([`Optimizer`]) is one file below. What every rule shares (learning rate and its [`Schedule`], weight
+//! A rule ([`Rule`], and by that an [`Optimizer`]) is one file below. What every rule shares (learning rate and its [`Schedule`], weight
 //! decay, clipping) is taken from the text form by [`OptimizerPolicy`], which is what a server holds per table.
 
 mod adagrad;
@@ -17,6 +17,7 @@ mod sgd;
 pub use policy::{OptimizerPolicy, StepInput};
 pub use schedule::Schedule;
 
+use crate::kernels::{self, Source, Sum, Values};
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
 use std::fmt;
@@ -38,21 +39,126 @@ pub struct Step {
     pub gradient_norm: f32,
 }
 
-/// An update rule. Two methods are required.
+/// An update rule as a server holds it. Two methods are required.
 ///
 /// A rule holds hyper-parameters only; its state lives beside the parameters, in `slots` arrays of the same
 /// length, zero at first. `step` MUST be element-wise given [`Step`], so that a table may be cut anywhere and
 /// stepped in pieces with bit-identical results; it MUST NOT allocate.
+///
+/// Who writes a rule as a loop implements [`Rule`] instead, and has all of this.
 pub trait Optimizer: Send + Sync + fmt::Debug {
-    /// How many state arrays the rule keeps (momentum: 1, Adam: 2).
+    /// How many state arrays the rule keeps (momentum: 1, Adam: 2), at most [`MAX_SLOTS`].
     fn slots(&self) -> usize;
 
     /// Changes `parameters` by one gradient. All slices have the same length; `slots` has [`Optimizer::slots`] items.
     fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]);
 
+    /// The same with a gradient that is of another type, or not added up yet. MUST give the bits that `step` gives
+    /// with the sum.
+    fn step_with(
+        &self,
+        step: &Step,
+        parameters: &mut [f32],
+        gradient: Gradient<'_>,
+        slots: &mut [&mut [f32]],
+    ) {
+        step_in_blocks(self, step, parameters, gradient, slots);
+    }
+
     /// Whether [`Step`]'s norms must be filled (LARS).
     fn needs_norms(&self) -> bool {
         false
+    }
+}
+
+/// The most state arrays that a rule keeps. An array of that many views needs no allocation.
+pub const MAX_SLOTS: usize = 4;
+
+/// A rule that is one loop over the elements, written once for gradients of every kind: then adding the last gradient
+/// and stepping are one pass over memory. Two items are required.
+pub trait Rule: Send + Sync + fmt::Debug {
+    /// How many state arrays the rule keeps, at most [`MAX_SLOTS`].
+    const SLOTS: usize;
+    /// Whether [`Step`]'s norms must be filled.
+    const NEEDS_NORMS: bool = false;
+
+    /// [`Optimizer::step`], whose MUSTs hold here too.
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]);
+}
+
+impl<R: Rule> Optimizer for R {
+    fn slots(&self) -> usize {
+        R::SLOTS
+    }
+
+    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+        self.update(step, parameters, gradient, slots);
+    }
+
+    fn step_with(
+        &self,
+        step: &Step,
+        parameters: &mut [f32],
+        gradient: Gradient<'_>,
+        slots: &mut [&mut [f32]],
+    ) {
+        let Gradient { before, last } = gradient;
+        match (before, last) {
+            (None, Values::F32(last)) => self.update(step, parameters, last, slots),
+            (None, Values::F16(last)) => self.update(step, parameters, last, slots),
+            (None, Values::Bf16(last)) => self.update(step, parameters, last, slots),
+            (Some(before), Values::F32(last)) => self.update(step, parameters, Sum { before, last }, slots),
+            (Some(before), Values::F16(last)) => self.update(step, parameters, Sum { before, last }, slots),
+            (Some(before), Values::Bf16(last)) => self.update(step, parameters, Sum { before, last }, slots),
+        }
+    }
+
+    fn needs_norms(&self) -> bool {
+        R::NEEDS_NORMS
+    }
+}
+
+/// What a step is made with: the last gradient of a round, and the sum of those before it, if there were any.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gradient<'a> {
+    /// The sum of the gradients before the last.
+    pub before: Option<&'a [f32]>,
+    /// The last gradient.
+    pub last: Values<'a>,
+}
+
+impl<'a> From<&'a [f32]> for Gradient<'a> {
+    fn from(whole: &'a [f32]) -> Gradient<'a> {
+        Gradient { before: None, last: Values::F32(whole) }
+    }
+}
+
+/// Adds a few elements at a time where they stay in cache, for rules that know stored sums only.
+fn step_in_blocks(
+    rule: &(impl Optimizer + ?Sized),
+    step: &Step,
+    parameters: &mut [f32],
+    gradient: Gradient<'_>,
+    slots: &mut [&mut [f32]],
+) {
+    const BLOCK: usize = 512;
+    let mut block = [0.0; BLOCK];
+    let count = slots.len();
+    for start in (0..parameters.len()).step_by(BLOCK) {
+        let range = start..parameters.len().min(start + BLOCK);
+        let sum = &mut block[..range.len()];
+        match gradient.before {
+            None => kernels::copy(sum, gradient.last.slice(range.clone())),
+            Some(before) => {
+                sum.copy_from_slice(&before[range.clone()]);
+                kernels::add_values(sum, gradient.last.slice(range.clone()));
+            }
+        }
+        let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
+        for (view, slot) in views.iter_mut().zip(slots.iter_mut()) {
+            *view = &mut slot[range.clone()];
+        }
+        rule.step(step, &mut parameters[range], sum, &mut views[..count]);
     }
 }
 

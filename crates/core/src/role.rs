@@ -10,6 +10,7 @@ use crate::store::Buffer;
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A frame that a role wants sent.
@@ -166,6 +167,15 @@ impl Lost {
     }
 }
 
+/// Where the payload of a frame goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Landing {
+    /// The frame's chunk.
+    pub chunk: u32,
+    /// Which bytes of the memory.
+    pub bytes: Range<usize>,
+}
+
 /// A role: coordinator, shard of a server, worker.
 pub trait Role {
     /// Who this is, once it is known.
@@ -185,6 +195,25 @@ pub trait Role {
 
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]);
+
+    /// Where payloads go that are about to be received: that of a frame of which only the header is here, and those of
+    /// up to `frames - 1` frames that follow it if all goes well. They are put into `places`, ascending in the memory
+    /// that is returned, and the driver receives them there. `None`, the default, when nothing is known.
+    ///
+    /// A driver says [`Role::handle_landed`] for a frame that came so. Other bytes may be written to these places too,
+    /// if what is foreseen does not happen: only memory whose contents nobody uses until then is given.
+    fn landing(
+        &mut self,
+        _from: NodeId,
+        _header: &Header,
+        _frames: usize,
+        _places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        None
+    }
+
+    /// A frame arrived, and its payload lies where [`Role::landing`] said.
+    fn handle_landed(&mut self, _now: Time, _from: NodeId, _header: &Header) {}
 
     /// The time of [`Role::next_timeout`] has come. Calling it early does no harm.
     fn handle_timeout(&mut self, now: Time);

@@ -4,7 +4,9 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod group;
 mod part;
+mod pulls;
 mod rounds;
 
 use crate::address::Addresses;
@@ -17,11 +19,13 @@ use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::store::Place;
 use crate::table::{self, glob_matches};
-use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
-use part::{ChunkBytes, TablePart, Taken};
-use std::collections::{BTreeMap, BTreeSet};
+use group::Groups;
+use part::{TablePart, Taken};
+use pulls::{Backlog, PendingPull, Pulls};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What a shard needs to know to begin.
@@ -52,30 +56,20 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     tables: Vec<TablePart>,
-    members: BTreeMap<WorkerId, u64>,
-    /// By table, worker and token.
-    pulls: BTreeMap<(usize, WorkerId, u64), PendingPull>,
-    next_token: u64,
+    /// Incarnations by rank, which is dense; `None` for those that are no members, or no longer.
+    members: Vec<Option<u64>>,
+    pulls: Pulls,
+    groups: Groups,
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
+    /// The timeout of each table, as it stands in `timers`.
+    timer_of: Vec<Option<Time>>,
     next_report: Time,
     stopped: bool,
     outputs: Outbox,
     bytes_pushed: u64,
     bytes_pulled: u64,
     refused: u64,
-}
-
-/// A pull that was asked for and not yet answered.
-#[derive(Debug)]
-struct PendingPull {
-    worker: WorkerId,
-    table: usize,
-    request: u64,
-    clock: Clock,
-    rows: Option<Vec<u32>>,
-    /// Where the worker wants the table's first element.
-    landing: Option<Place>,
 }
 
 impl Shard {
@@ -88,10 +82,11 @@ impl Shard {
             registry,
             plan: None,
             tables: Vec::new(),
-            members: BTreeMap::new(),
-            pulls: BTreeMap::new(),
-            next_token: 0,
+            members: Vec::new(),
+            pulls: Pulls::default(),
+            groups: Groups::default(),
             timers: BTreeSet::new(),
+            timer_of: Vec::new(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -152,11 +147,20 @@ impl Shard {
     }
 
     fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        self.refuse_to(self.groups.address(worker), table, request, fault);
+    }
+
+    fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
         self.refused += 1;
         let mut frame = frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to, frame });
+    }
+
+    /// Which life of a worker is a member of the job, if one is.
+    fn incarnation(&self, worker: WorkerId) -> Option<u64> {
+        *self.members.get(worker.0 as usize)?
     }
 
     /// What every data frame must fulfil: known sender, current plan, known table, our element type.
@@ -165,7 +169,7 @@ impl Shard {
         let Some(plan) = &self.plan else {
             return fault(Cause::StaleEpoch, "this server has no plan yet".into());
         };
-        if !self.members.contains_key(&worker) {
+        if self.incarnation(worker).is_none() {
             return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
         }
         if header.epoch != plan.epoch {
@@ -182,8 +186,11 @@ impl Shard {
         if self.tables[table].elements() == 0 {
             return fault(Cause::Shape, format!("nothing of table `{name}` is on this server"));
         }
-        if header.dtype != DType::F32 {
-            let message = format!("table `{name}` holds f32; {worker} sent {:?}", header.dtype);
+        if header.dtype != DType::F32 && header.kind != Kind::Push {
+            let message = format!(
+                "table `{name}` holds f32, and only gradients may be shorter; {worker} sent {:?}",
+                header.dtype
+            );
             return fault(Cause::Shape, message);
         }
         Ok(table)
@@ -226,15 +233,9 @@ impl Shard {
         self.acknowledge(worker, header);
         self.settle(now, table);
         if header.flags.has(Flags::WANT_PARAMS) {
-            let pull = PendingPull {
-                worker,
-                table,
-                request: header.request,
-                clock: header.clock.saturating_add(1),
-                rows: None,
-                landing: Place::from_bits(header.landing),
-            };
-            self.ask(now, pull)?;
+            let clock = header.clock.saturating_add(1);
+            let (request, landing) = (header.request, Place::from_bits(header.landing));
+            self.ask(now, PendingPull { worker, table, request, clock, landing, rows: None })?;
         }
         Ok(())
     }
@@ -251,9 +252,8 @@ impl Shard {
             true => Some(self.tables[table].check_rows(payload)?),
             false => None,
         };
-        let landing = Place::from_bits(header.landing);
-        let (request, clock) = (header.request, header.clock);
-        let pull = PendingPull { worker, table, request, clock, rows, landing };
+        let (request, clock, landing) = (header.request, header.clock, Place::from_bits(header.landing));
+        let pull = PendingPull { worker, table, request, clock, landing, rows };
         if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
             self.answer(&pull);
             return Ok(());
@@ -268,57 +268,42 @@ impl Shard {
         ack.request = header.request;
         ack.epoch = header.epoch;
         let frame = Frame { header: ack, body: Body::Empty };
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to: self.groups.address(worker), frame });
     }
 
     /// Puts a pull to the table's controller, which answers it now or later.
     fn ask(&mut self, now: Time, pull: PendingPull) -> Result<(), Fault> {
-        self.check_pull(&pull)?;
-        let token = self.next_token;
-        self.next_token += 1;
+        if let Err(Backlog { pulls, rows }) = self.pulls.admits(&pull) {
+            let (worker, name) = (pull.worker, &self.tables[pull.table].spec.name);
+            let message = format!(
+                "{worker} has {pulls} pulls of {rows} rows of table `{name}` waiting here; wait for them first"
+            );
+            return Err(Fault { cause: Cause::TooFarAhead, message });
+        }
         let part = &mut self.tables[pull.table];
-        let outcome = match part.is_initialised() {
-            true => part.controller.pull(now, pull.worker, pull.clock, token),
+        if !part.is_initialised() {
             // Pulls that come before the initial values wait for them; they are not delayed by a condition.
-            false => PullOutcome::Wait,
-        };
-        match outcome {
+            self.pulls.keep_early(pull);
+            return Ok(());
+        }
+        match part.controller.pull(now, pull.worker, pull.clock, self.pulls.next_token()) {
             PullOutcome::Answer { .. } => self.answer(&pull),
-            PullOutcome::Wait => {
-                self.pulls.insert((pull.table, pull.worker, token), pull);
-            }
+            PullOutcome::Wait => self.pulls.file(pull),
         }
         Ok(())
     }
 
-    /// A worker's pulls take memory while they wait, so that there is an end to them.
-    fn check_pull(&self, pull: &PendingPull) -> Result<(), Fault> {
-        let PendingPull { table, worker, .. } = *pull;
-        let rows = |pull: &PendingPull| pull.rows.as_ref().map_or(0, Vec::len);
-        let waiting = self.pulls.range((table, worker, 0)..=(table, worker, u64::MAX));
-        let (pulls, waiting_rows) =
-            waiting.fold((0, 0), |(count, sum), (_, pull)| (count + 1, sum + rows(pull)));
-        if pulls < limits::MAX_PENDING_PULLS && waiting_rows + rows(pull) <= limits::MAX_PENDING_ROWS {
-            return Ok(());
+    /// A worker's connection is gone: it asks again for what it still wants.
+    fn cancel_pulls(&mut self, worker: WorkerId) {
+        self.pulls.forget(worker);
+        for table in &mut self.tables {
+            table.controller.cancel(worker);
         }
-        let name = &self.tables[table].spec.name;
-        let message = format!(
-            "{worker} has {pulls} pulls of {waiting_rows} rows of table `{name}` waiting here; wait for them first"
-        );
-        Err(Fault { cause: Cause::TooFarAhead, message })
-    }
-
-    /// Takes out all pulls of a table that wait.
-    fn take_pulls(&mut self, table: usize) -> Vec<PendingPull> {
-        let mut after = self.pulls.split_off(&(table, WorkerId(0), 0));
-        let mut beyond = after.split_off(&(table + 1, WorkerId(0), 0));
-        self.pulls.append(&mut beyond);
-        after.into_values().collect()
     }
 
     /// The initial values are here: pulls that came before them are asked again.
     fn answer_first_pulls(&mut self, now: Time, table: usize) {
-        for pull in self.take_pulls(table) {
+        for pull in self.pulls.take_early(table) {
             let (worker, request) = (pull.worker, pull.request);
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, TableId(table as u32), request, &fault);
@@ -329,8 +314,8 @@ impl Shard {
     /// Advances the table as far as its pushes allow, and answers what that releases.
     fn settle(&mut self, now: Time, table: usize) {
         loop {
-            while let Some(Released { worker, token, .. }) = self.tables[table].controller.poll_released() {
-                if let Some(pull) = self.pulls.remove(&(table, worker, token)) {
+            while let Some(Released { token, .. }) = self.tables[table].controller.poll_released() {
+                if let Some(pull) = self.pulls.take(token) {
                     self.answer(&pull);
                 }
             }
@@ -338,14 +323,17 @@ impl Shard {
                 break;
             }
         }
-        self.timers.retain(|(_, of)| *of != table);
-        if let Some(at) = self.tables[table].controller.next_timeout() {
-            self.timers.insert((at, table));
+        let at = self.tables[table].controller.next_timeout();
+        if at != self.timer_of[table] {
+            let before = std::mem::replace(&mut self.timer_of[table], at);
+            before.map(|before| self.timers.remove(&(before, table)));
+            at.map(|at| self.timers.insert((at, table)));
         }
     }
 
     /// Sends a table's parameters, or the rows that were asked for.
     fn answer(&mut self, pull: &PendingPull) {
+        let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
         let part = &self.tables[pull.table];
         let mut header = Header::new(Kind::Params);
         header.table = TableId(pull.table as u32);
@@ -353,7 +341,7 @@ impl Shard {
         header.version = part.controller.state().v_train();
         header.request = pull.request;
         header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let to = NodeId::Worker(pull.worker);
+        let to = self.groups.address(pull.worker);
         let mut send = |mut header: Header, last: bool, body: Body, bytes: usize| {
             header.payload_bytes = bytes as u32;
             header.flags = if last { header.flags.with(Flags::LAST) } else { header.flags };
@@ -361,17 +349,23 @@ impl Shard {
             self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
         };
         match &pull.rows {
+            None if edition.is_some_and(|edition| edition.is_same) => {
+                header.flags = Flags::SAME;
+                header.rows = edition.map_or(0, |edition| edition.number);
+                send(header, true, Body::Empty, 0);
+            }
             None => {
-                let chunks = part.chunk_bytes();
+                header.rows = edition.map_or(0, |edition| edition.number);
+                let chunks = part.chunks();
                 let count = chunks.len();
                 for (index, chunk) in chunks.enumerate() {
-                    let ChunkBytes { number, table_start, start, len } = chunk;
-                    let landing = pull.landing.and_then(|place| place.after(table_start));
-                    header.chunk = number;
+                    header.chunk = chunk.number;
                     header.part = index as u32;
+                    header.version = chunk.version;
+                    let landing = pull.landing.and_then(|place| place.after(chunk.table_byte));
                     header.landing = landing.map_or(0, Place::to_bits);
-                    let body = Body::Stored { buffer: pull.table as u64, start, len };
-                    send(header, index + 1 == count, body, len);
+                    let body = Body::Stored { buffer: pull.table as u64, start: chunk.start, len: chunk.len };
+                    send(header, index + 1 == count, body, chunk.len);
                 }
             }
             Some(rows) => {
@@ -417,16 +411,21 @@ impl Shard {
             return self.fail(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        self.members = plan.workers.iter().copied().collect();
+        let workers = || plan.workers.iter().map(|(worker, _)| *worker);
+        self.members.clear();
+        for &(worker, incarnation) in &plan.workers {
+            self.members.resize(worker.0 as usize, None);
+            self.members.push(Some(incarnation));
+        }
         self.tables.clear();
+        self.timer_of = vec![None; plan.tables.len()];
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
             let own =
                 (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
             let policy = plan.policy_of(TableId(number as u32), id.server);
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
-            let workers = self.members.keys().copied();
-            match TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed) {
+            match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
                 Ok(part) => self.tables.push(part),
                 Err(error) => {
                     let error = format!("table `{}`: {error}", spec.name);
@@ -440,11 +439,13 @@ impl Shard {
 
     fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
         let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
+        let members = (0..).map(WorkerId).zip(&self.members).filter(|(_, member)| member.is_some());
         let gone: Vec<WorkerId> =
-            self.members.keys().copied().filter(|worker| !alive.contains(worker)).collect();
+            members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
         for worker in &gone {
-            self.members.remove(worker);
-            self.pulls.retain(|(_, of, _), _| of != worker);
+            self.members[worker.0 as usize] = None;
+            self.groups.leave(*worker);
+            self.pulls.forget(*worker);
             for table in &mut self.tables {
                 table.remove_worker(now, *worker);
             }
@@ -468,6 +469,7 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
             return;
         }
+        self.groups.forget_sent();
         for table in 0..self.tables.len() {
             if !glob_matches(glob, &self.tables[table].spec.name) {
                 continue;
@@ -531,14 +533,19 @@ impl Role for Shard {
                 false,
             );
         }
-        let Party::Worker { rank: Some(worker) } = hello.from else {
-            return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+        let worker = match hello.from {
+            Party::Worker { rank: Some(worker) } => worker,
+            Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
+            _ => {
+                return refuse("a server's data address takes workers only; use the job's URL".into(), false);
+            }
         };
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
-        match self.members.get(&worker) {
-            Some(&incarnation) if incarnation == hello.incarnation => {
+        match self.incarnation(worker) {
+            Some(incarnation) if incarnation == hello.incarnation => {
+                self.groups.leave(worker);
                 Ok(Welcome { you: NodeId::Worker(worker), incarnation })
             }
             _ => refuse(format!("{worker} was declared dead or has left; start it anew"), false),
@@ -567,19 +574,16 @@ impl Role for Shard {
         match peer {
             NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => {
-                self.pulls.retain(|(_, of, _), _| *of != worker);
-                for table in &mut self.tables {
-                    table.controller.cancel(worker);
-                }
-            }
-            NodeId::Shard(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(worker) => self.cancel_pulls(worker),
+            NodeId::Aggregator(id) => self.lose_aggregator(id),
+            NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
         }
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         match (from, header.kind) {
             (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
+            (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
@@ -602,6 +606,7 @@ impl Role for Shard {
             && at <= now
         {
             self.timers.pop_first();
+            self.timer_of[table] = None;
             self.settle(now, table);
         }
         if self.coordinator.is_up() && self.next_report <= now {
@@ -629,7 +634,7 @@ impl Role for Shard {
     fn refresh(&self, header: &mut Header) {
         // Rows were gathered when the answer was made; chunks are read from the store when they leave.
         if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
-            header.version = self.tables[header.table.0 as usize].controller.state().v_train();
+            header.version = self.tables[header.table.0 as usize].version_of(header.part as usize);
         }
     }
 

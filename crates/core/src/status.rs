@@ -1,7 +1,7 @@
 //! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
 
 use crate::limits;
-use crate::types::{Clock, ShardId, WorkerId};
+use crate::types::{AggregatorId, Clock, ShardId, WorkerId};
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
@@ -68,6 +68,40 @@ pub struct WaitReport {
     pub reason: String,
 }
 
+/// How an aggregator stands, in its own words.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct AggregatorReport {
+    /// Live workers that go through it.
+    pub workers: u32,
+    /// Sums of gradients sent to servers.
+    pub groups: u64,
+    /// Gradients in these sums.
+    pub gradients: u64,
+    /// Payload bytes of gradients received from workers.
+    pub bytes_from_workers: u64,
+    /// Payload bytes of gradients sent to servers.
+    pub bytes_to_servers: u64,
+    /// Payload bytes of parameters received from servers.
+    pub bytes_from_servers: u64,
+    /// Payload bytes of parameters sent to workers.
+    pub bytes_to_workers: u64,
+    /// Bytes held for sums and parameters.
+    pub memory_bytes: u64,
+}
+
+/// What the coordinator says about an aggregator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AggregatorStatus {
+    /// Which aggregator.
+    pub aggregator: AggregatorId,
+    /// Where workers reach it.
+    pub address: String,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Its own words.
+    pub report: AggregatorReport,
+}
+
 /// What the coordinator says about a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
@@ -111,4 +145,7 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,
+    /// Every aggregator.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_AGGREGATORS as usize }>")]
+    pub aggregators: Vec<AggregatorStatus>,
 }

@@ -10,7 +10,17 @@ const PAGE_ELEMENTS: usize = 1024;
 #[repr(C, align(4096))]
 struct Page([f32; PAGE_ELEMENTS]);
 
-/// A page-aligned array of `f32`: on the heap, or in memory that other processes of the host see too.
+const LINE_ELEMENTS: usize = 16;
+
+/// One cache line of floats.
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; LINE_ELEMENTS]);
+
+/// An aligned array of `f32`: on the heap, or in memory that other processes of the host see too.
+///
+/// It begins at a page. One that is shorter than a page begins at a cache line: a thousand small tensors that all began
+/// at a page would share a few sets of the cache and push each other out.
 #[derive(Debug)]
 pub struct Buffer {
     backing: Backing,
@@ -19,7 +29,8 @@ pub struct Buffer {
 
 #[derive(Debug)]
 enum Backing {
-    Heap(Vec<Page>),
+    Pages(Vec<Page>),
+    Lines(Vec<Line>),
     Shared(Box<dyn Memory>),
 }
 
@@ -86,16 +97,16 @@ impl Allocate for Heap {
 impl Buffer {
     /// `len` zeros. The pages are touched now, so that no page fault falls into the data path.
     pub fn zeroed(len: usize) -> Buffer {
-        Buffer { backing: Backing::Heap(vec![Page::zeroed(); len.div_ceil(PAGE_ELEMENTS)]), len }
+        Buffer::try_zeroed(len).expect("memory for a buffer")
     }
 
     /// Like [`Buffer::zeroed`], for lengths that others decide; `None` when the machine does not have so much memory.
     pub fn try_zeroed(len: usize) -> Option<Buffer> {
-        let count = len.div_ceil(PAGE_ELEMENTS);
-        let mut pages = Vec::new();
-        pages.try_reserve_exact(count).ok()?;
-        pages.resize(count, Page::zeroed());
-        Some(Buffer { backing: Backing::Heap(pages), len })
+        let backing = match len < PAGE_ELEMENTS {
+            true => Backing::Lines(try_vec(len.div_ceil(LINE_ELEMENTS))?),
+            false => Backing::Pages(try_vec(len.div_ceil(PAGE_ELEMENTS))?),
+        };
+        Some(Buffer { backing, len })
     }
 
     /// The first `len` elements of memory that a driver provides.
@@ -107,7 +118,7 @@ impl Buffer {
     /// Where processes of this host find it, if they do.
     pub fn place(&self) -> Option<Place> {
         match &self.backing {
-            Backing::Heap(_) => None,
+            Backing::Pages(_) | Backing::Lines(_) => None,
             Backing::Shared(memory) => Some(memory.place()),
         }
     }
@@ -125,7 +136,8 @@ impl Buffer {
     /// The elements.
     pub fn as_slice(&self) -> &[f32] {
         match &self.backing {
-            Backing::Heap(pages) => &bytemuck::cast_slice(pages)[..self.len],
+            Backing::Pages(pages) => &bytemuck::cast_slice(pages)[..self.len],
+            Backing::Lines(lines) => &bytemuck::cast_slice(lines)[..self.len],
             Backing::Shared(memory) => &memory.as_slice()[..self.len],
         }
     }
@@ -133,7 +145,8 @@ impl Buffer {
     /// The elements.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         match &mut self.backing {
-            Backing::Heap(pages) => &mut bytemuck::cast_slice_mut(pages)[..self.len],
+            Backing::Pages(pages) => &mut bytemuck::cast_slice_mut(pages)[..self.len],
+            Backing::Lines(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len],
             Backing::Shared(memory) => &mut memory.as_mut_slice()[..self.len],
         }
     }
@@ -143,10 +156,27 @@ impl Buffer {
         bytemuck::cast_slice(self.as_slice())
     }
 
+    /// The elements as the bytes that travel.
+    pub fn as_mut_bytes(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.as_mut_slice())
+    }
+
     /// Bytes of memory taken.
     pub fn memory_bytes(&self) -> usize {
-        self.len.div_ceil(PAGE_ELEMENTS) * size_of::<Page>()
+        match &self.backing {
+            Backing::Pages(pages) => pages.len() * size_of::<Page>(),
+            Backing::Lines(lines) => lines.len() * size_of::<Line>(),
+            Backing::Shared(_) => self.len.div_ceil(PAGE_ELEMENTS) * size_of::<Page>(),
+        }
     }
+}
+
+/// Zeros, touched now; `None` when there is no memory for them.
+fn try_vec<T: Zeroable + Clone>(count: usize) -> Option<Vec<T>> {
+    let mut items = Vec::new();
+    items.try_reserve_exact(count).ok()?;
+    items.resize(count, T::zeroed());
+    Some(items)
 }
 
 /// A copy is on the heap: nobody was told of another place.
@@ -179,7 +209,8 @@ mod tests {
         for len in [0, 1, 1023, 1024, 1025] {
             let buffer = Buffer::zeroed(len);
             assert_eq!(buffer.as_slice().len(), len);
-            assert_eq!(buffer.as_slice().as_ptr() as usize % 4096, 0);
+            let alignment = if len < 1024 { 64 } else { 4096 };
+            assert_eq!(buffer.as_slice().as_ptr() as usize % alignment, 0);
             assert!(buffer.as_slice().iter().all(|&x| x == 0.0));
             assert_eq!(buffer.as_bytes().len(), len * 4);
             assert_eq!(Buffer::try_zeroed(len), Some(buffer));

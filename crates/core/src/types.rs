@@ -25,6 +25,10 @@ pub struct ShardId {
     pub core: u32,
 }
 
+/// An aggregator's number, fixed for the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct AggregatorId(pub u32);
+
 /// A table's number: its place in creation order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TableId(pub u32);
@@ -43,6 +47,10 @@ pub enum NodeId {
     Worker(WorkerId),
     /// A command that asks or sets something and goes away.
     Admin(u32),
+    /// Sums the gradients of some workers, and fans parameters out to them.
+    Aggregator(AggregatorId),
+    /// A worker as an aggregator sees it, which it talks to one shard through: a connection for each shard.
+    Through(WorkerId, ShardId),
 }
 
 /// Nanoseconds since the driver's own zero. The core never asks what time it is.
@@ -95,6 +103,12 @@ impl fmt::Display for ShardId {
     }
 }
 
+impl fmt::Display for AggregatorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "aggregator {}", self.0)
+    }
+}
+
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -102,6 +116,8 @@ impl fmt::Display for NodeId {
             NodeId::Shard(shard) => write!(f, "{shard}"),
             NodeId::Worker(worker) => write!(f, "{worker}"),
             NodeId::Admin(number) => write!(f, "command {number}"),
+            NodeId::Aggregator(aggregator) => write!(f, "{aggregator}"),
+            NodeId::Through(worker, shard) => write!(f, "{worker} on its way to {shard}"),
         }
     }
 }

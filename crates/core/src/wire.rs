@@ -6,6 +6,7 @@
 pub(crate) mod bounded;
 pub mod control;
 mod descriptor;
+pub mod group;
 mod handshake;
 mod header;
 mod plan;

@@ -11,12 +11,14 @@ mod error;
 mod gate;
 mod local_table;
 mod request;
+mod requests;
 mod session;
 mod slab;
 
 pub use error::WorkerError;
 pub use slab::Slab;
 
+use crate::address::Addresses;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -29,6 +31,7 @@ use crate::wire::{Control, Kind, Plan};
 use gate::PullGate;
 use local_table::LocalTable;
 use request::{Request, What};
+use requests::Requests;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -44,6 +47,8 @@ pub struct WorkerConfig {
     pub rank: Option<WorkerId>,
     /// Where the coordinator is.
     pub coordinator: String,
+    /// Where the aggregator is that this worker goes through to the servers, if it does.
+    pub aggregator: Option<Addresses>,
 }
 
 /// Something the application can wait for.
@@ -124,10 +129,9 @@ pub struct Worker {
     unreported: VecDeque<Clock>,
     gone: Option<Clock>,
     unacknowledged: BTreeMap<Clock, usize>,
-    requests: BTreeMap<u64, Request>,
-    buffers: BTreeMap<u64, (Arc<Buffer>, usize)>,
+    requests: Requests,
     /// Memory that a server may still write to.
-    parked: Vec<Buffer>,
+    parked: Vec<Arc<Buffer>>,
     tickets: BTreeMap<Ticket, Pending>,
     /// Barriers that are not reached yet, with their numbers.
     barriers: BTreeMap<String, (u64, Ticket)>,
@@ -163,8 +167,7 @@ impl Worker {
             unreported: VecDeque::new(),
             gone: None,
             unacknowledged: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            buffers: BTreeMap::new(),
+            requests: Requests::default(),
             parked: Vec::new(),
             tickets: BTreeMap::new(),
             barriers: BTreeMap::new(),
@@ -232,8 +235,15 @@ impl Worker {
     /// Bytes held for parameters and gradients under way.
     pub fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(LocalTable::memory_bytes).sum();
-        let parked: usize = self.parked.iter().map(Buffer::memory_bytes).sum();
-        tables + parked + self.buffers.values().map(|(buffer, _)| buffer.memory_bytes()).sum::<usize>()
+        let parked: usize = self.parked.iter().map(|buffer| buffer.memory_bytes()).sum();
+        // Requests to several shards share one buffer.
+        let under_way: BTreeMap<*const Buffer, usize> = self
+            .requests
+            .values()
+            .filter_map(Request::buffer)
+            .map(|buffer| (Arc::as_ptr(buffer), buffer.memory_bytes()))
+            .collect();
+        tables + parked + under_way.values().sum::<usize>()
     }
 
     /// The status that [`Worker::query_status`] asked for under this ticket, once.
@@ -317,8 +327,7 @@ impl Worker {
         };
         let partial = local.partial.is_some();
         let shards = local.shard_count();
-        let id = self.next_id();
-        self.buffers.insert(id, (Arc::new(buffer), shards));
+        let buffer = Arc::new(buffer);
         let what = Purpose::Push { table: index, clock };
         let ticket = self.ticket(now, what, shards, if want_params { shards } else { 0 });
         let pending = self.tickets.get_mut(&ticket).expect("made above");
@@ -327,7 +336,7 @@ impl Worker {
         *self.unacknowledged.entry(clock).or_default() += shards;
         for shard in 0..shards {
             let shard = self.tables[index].shard(shard);
-            let what = What::Push { buffer: id, rows: rows.clone(), want_params, acknowledged: false };
+            let what = What::Push { buffer: Some(buffer.clone()), rows: rows.clone(), want_params };
             self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)
@@ -478,9 +487,7 @@ impl Worker {
                 let link = &self.links[&request.shard];
                 match link.why() {
                     None => format!("{} has not answered", request.shard),
-                    Some(why) => {
-                        format!("{} at {} is not connected ({why})", request.shard, link.addresses())
-                    }
+                    Some(why) => format!("{link} is not connected ({why})"),
                 }
             })
             .take(4)
@@ -535,16 +542,15 @@ impl Worker {
 
     /// Files a request and sends it if its server is connected.
     fn request(&mut self, request: Request) {
-        let id = self.next_id();
         let shard = request.shard;
-        self.requests.insert(id, request);
+        let id = self.requests.insert(request);
         if self.links[&shard].is_up() {
             self.send_request(id);
         }
     }
 
     fn send_request(&mut self, id: u64) {
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(id) else { return };
         let epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
         let context = request::Context {
             id,
@@ -552,7 +558,6 @@ impl Worker {
             overlap: self.overlap,
             gone: self.gone,
             table: &self.tables[request.table],
-            buffers: &self.buffers,
         };
         let to = NodeId::Shard(request.shard);
         let (outputs, report) = (&mut self.outputs, &mut self.report);

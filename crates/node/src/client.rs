@@ -24,6 +24,7 @@ use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::url::JobUrl;
+use paramill_core::address::Addresses;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -82,6 +83,9 @@ pub struct JobOptions {
     pub transport: Transport,
     /// The worker's rank; the coordinator chooses one otherwise.
     pub rank: Option<WorkerId>,
+    /// The address of the aggregator to go through to the servers, if this worker is to go through one. Several, with
+    /// commas between them, are tried in order, those of this host first.
+    pub aggregator: Option<String>,
     /// How long calls wait.
     pub timeout: Duration,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
@@ -104,6 +108,7 @@ impl JobOptions {
             memory: None,
             transport: Transport::default(),
             rank: None,
+            aggregator: None,
             timeout: DEFAULT_TIMEOUT,
             congestion: None,
             registry: Arc::new(Registry::builtin()),
@@ -130,12 +135,18 @@ impl JobOptions {
             Err(_) => None,
         };
         let congestion = std::env::var(env_vars::CONGESTION).ok();
+        let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
         let transport = match std::env::var(env_vars::TRANSPORT) {
             Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
             Err(_) => Transport::default(),
         };
-        Ok(JobOptions { rank, congestion, transport, ..JobOptions::at(url) })
+        Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
     }
+}
+
+/// Addresses with commas between them.
+fn addresses(text: &str) -> Addresses {
+    text.split(',').map(|address| address.trim().to_owned()).collect()
 }
 
 /// A worker's membership in a job.
@@ -191,6 +202,7 @@ impl Job {
             job: options.url.job.clone(),
             rank: options.rank,
             coordinator: options.url.address.clone(),
+            aggregator: options.aggregator.as_deref().map(addresses),
         };
         let memory = SharedAllocator::new();
         let mut worker = Worker::new(clock::now(), config, options.registry.clone());

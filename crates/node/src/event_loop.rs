@@ -367,12 +367,16 @@ impl<C: RoleCell> EventLoop<C> {
         if is_congested {
             return Ok(false);
         }
-        // The bytes are copied out of the kernel before the role is taken: an application's thread may want it.
-        let filled = match stream.has_leftovers() {
-            true => Ok(true),
-            false => stream.fill(),
-        };
         let now = clock::now();
+        // Bytes are copied out of the kernel before the role is taken, since an application's thread may want it; but
+        // for those that go straight to where the role has its memory.
+        let filled = match state {
+            _ if stream.has_leftovers() => Ok(true),
+            State::Open { peer } if stream.is_amid_payload() => cell.with(|role| {
+                stream.fill_landing(role, *peer, |role, header| role.handle_landed(now, *peer, header))
+            }),
+            _ => stream.fill(),
+        };
         let mut reply = None;
         let mut replaced = None;
         let mut opened = None;

@@ -262,7 +262,7 @@ fn data_listeners(
 }
 
 /// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.
-fn announced(listener: &TcpListener, host: Option<&str>) -> io::Result<String> {
+pub(crate) fn announced(listener: &TcpListener, host: Option<&str>) -> io::Result<String> {
     let bound = listener.local_addr()?;
     match host {
         Some(host) => Ok(format!("{host}:{}", bound.port())),

@@ -3,6 +3,7 @@
 use crate::canary::BrokenShard;
 use crate::operator::Operator;
 use crate::player::Player;
+use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
@@ -18,6 +19,8 @@ pub enum Actor {
     Shard(Box<Shard>),
     /// A data core with a planted bug.
     Broken(Box<BrokenShard>),
+    /// Something between workers and data cores.
+    Aggregator(Box<Aggregator>),
     /// A worker and its application.
     Worker(Box<Player>),
     /// Somebody who changes policies while the job runs.
@@ -47,6 +50,7 @@ impl Actor {
             Actor::Coordinator(role) => &**role,
             Actor::Shard(role) => &**role,
             Actor::Broken(role) => &**role,
+            Actor::Aggregator(role) => &**role,
             Actor::Worker(role) => &**role,
             Actor::Operator(role) => &**role,
         }
@@ -57,6 +61,7 @@ impl Actor {
             Actor::Coordinator(role) => &mut **role,
             Actor::Shard(role) => &mut **role,
             Actor::Broken(role) => &mut **role,
+            Actor::Aggregator(role) => &mut **role,
             Actor::Worker(role) => &mut **role,
             Actor::Operator(role) => &mut **role,
         }

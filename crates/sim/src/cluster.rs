@@ -10,11 +10,12 @@ use crate::player::{Player, Program};
 use crate::rules::Injected;
 use crate::scenario::{Scenario, ScenarioError};
 use crate::world::{Observer, Violation, World};
+use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Worker, WorkerConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +60,7 @@ impl Cluster {
         };
         cluster.add_coordinator(config, &registry);
         cluster.shard_ids().for_each(|id| cluster.add_shard(id, canary, &registry));
+        cluster.aggregator_ids().for_each(|id| cluster.add_aggregator(id, &registry));
         cluster.worker_ids().for_each(|id| cluster.add_worker(id, gradients, &faults, &registry));
         cluster.inject(&faults);
         Ok(cluster)
@@ -79,6 +81,19 @@ impl Cluster {
         let cores = self.scenario.cores;
         (0..self.scenario.servers)
             .flat_map(move |server| (0..cores).map(move |core| ShardId { server: ServerId(server), core }))
+    }
+
+    /// The aggregators.
+    pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
+        (0..self.scenario.aggregators).map(AggregatorId)
+    }
+
+    /// An aggregator.
+    pub fn aggregator(&self, id: AggregatorId) -> &Aggregator {
+        match self.world.role(NodeId::Aggregator(id)) {
+            Some(Actor::Aggregator(aggregator)) => aggregator,
+            _ => panic!("every aggregator was added"),
+        }
     }
 
     /// A worker with its application.
@@ -113,7 +128,8 @@ impl Cluster {
     /// Runs until the coordinator has ended the job and the shards have heard of it, or until `until`. Says whether the
     /// coordinator has ended the job.
     pub fn run<O: Observer<Actor>>(&mut self, until: Time, observer: &mut O) -> Result<bool, Violation> {
-        let shards: Vec<NodeId> = self.shard_ids().map(NodeId::Shard).collect();
+        let aggregators = self.aggregator_ids().map(NodeId::Aggregator);
+        let shards: Vec<NodeId> = self.shard_ids().map(NodeId::Shard).chain(aggregators).collect();
         self.world.run(until, observer, |world| {
             let ended = |node: &NodeId| world.ended(*node).is_some();
             ended(&NodeId::Coordinator) && shards.iter().all(ended)
@@ -152,6 +168,25 @@ impl Cluster {
         self.world.add(NodeId::Shard(id), &address, self.server_host(id.server), handling, shard);
     }
 
+    fn add_aggregator(&mut self, id: AggregatorId, registry: &Arc<Registry>) {
+        let Scenario { servers, workers, hold_ms, network, .. } = &self.scenario;
+        let address = aggregator_address(id);
+        let config = AggregatorConfig {
+            job: JOB.into(),
+            process: u64::from(id.0),
+            id: Some(id),
+            addresses: address.as_str().into(),
+            coordinator: COORDINATOR.into(),
+            hold: Duration::from_secs_f64(hold_ms * 1e-3),
+        };
+        // On a host of its own, as one of a rack is.
+        let host = HostId(servers + workers + 1 + id.0);
+        let handling = Duration::from_nanos((network.handling_us * 1e3) as u64);
+        let aggregator = Box::new(Aggregator::new(Time::ZERO, config, registry.clone()));
+        let actor = Actor::Aggregator(aggregator);
+        self.world.add(NodeId::Aggregator(id), &address, host, handling, actor);
+    }
+
     fn add_worker(
         &mut self,
         id: WorkerId,
@@ -160,7 +195,12 @@ impl Cluster {
         registry: &Arc<Registry>,
     ) {
         let Scenario { seed, servers, colocated, compute, .. } = &self.scenario;
-        let config = WorkerConfig { job: JOB.into(), rank: Some(id), coordinator: COORDINATOR.into() };
+        let config = WorkerConfig {
+            job: JOB.into(),
+            rank: Some(id),
+            coordinator: COORDINATOR.into(),
+            aggregator: self.scenario.aggregator_of(id).map(|id| aggregator_address(id).into()),
+        };
         let program = Program {
             worker: id,
             tables: self.scenario.table_specs(),
@@ -192,6 +232,10 @@ impl Cluster {
             self.world.rules().add(injected);
         }
     }
+}
+
+fn aggregator_address(id: AggregatorId) -> String {
+    format!("aggregator {}", id.0)
 }
 
 #[cfg(test)]
@@ -249,5 +293,54 @@ mod tests {
             panic!("{:?}", cluster.world.ended(NodeId::Coordinator));
         };
         assert!(error.contains("worker 0 was gone before the initial values of table `w`"), "{error}");
+    }
+
+    /// Tags are whole numbers: their sums are exact in any order.
+    fn tagged(aggregators: u32, sync: &str) -> Cluster {
+        let text = format!(
+            "sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk_elements = 8\norder = 'arrival'\n\
+             reduce = 'sum'\noptimizer = 'sgd:lr=1'\naggregators = {aggregators}\n\
+             [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
+        );
+        let scenario = Scenario::parse(&text).unwrap();
+        let mut cluster = Cluster::with(&scenario, Gradients::Tagged { workers: 6 }, None).unwrap();
+        assert!(cluster.run(Time::from_secs_f64(1e3), &mut Unobserved).unwrap());
+        cluster
+    }
+
+    #[test]
+    fn a_job_ends_with_the_same_bits_with_and_without_aggregators() {
+        for sync in ["bsp", "ssp:s=2", "asp"] {
+            let direct = tagged(0, sync);
+            for aggregators in [1, 2, 3] {
+                let cluster = tagged(aggregators, sync);
+                for table in [TableId(0), TableId(1)] {
+                    let (with, without) = (cluster.parameters(table), direct.parameters(table));
+                    assert_eq!(with, without, "{sync} with {aggregators} aggregators");
+                }
+                for id in cluster.shard_ids() {
+                    let report = cluster.shard(id).report(cluster.world.now()).unwrap();
+                    assert!(report.tables.iter().all(|table| table.stats.pushes == 6 * 20), "{report:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn under_bsp_servers_see_one_gradient_and_one_pull_per_aggregator() {
+        let pushed = |cluster: &Cluster| {
+            let now = cluster.world.now();
+            let reports = cluster.shard_ids().map(|id| cluster.shard(id).report(now).unwrap());
+            reports.fold((0, 0), |(pushed, pulled), r| (pushed + r.bytes_pushed, pulled + r.bytes_pulled))
+        };
+        let text =
+            "workers = 6\norder = 'arrival'\naggregators = 2\n[[tables]]\nname = 'w'\nshape = [1000]\n";
+        let scenario = Scenario::parse(text).unwrap();
+        let direct = finished(&Scenario { aggregators: 0, ..scenario.clone() });
+        let cluster = finished(&scenario);
+        assert_eq!(pushed(&cluster).0 * 3, pushed(&direct).0);
+        assert_eq!(pushed(&cluster).1 * 3, pushed(&direct).1);
+        let reports = cluster.aggregator_ids().map(|id| cluster.aggregator(id).report());
+        assert!(reports.into_iter().all(|report| report.groups * 3 == report.gradients));
     }
 }

@@ -8,7 +8,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
 use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
-use paramill_core::types::ServerId;
+use paramill_core::types::{AggregatorId, ServerId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// A job to run. Everything has a default but the tables.
@@ -23,6 +23,11 @@ pub struct Scenario {
     pub servers: u32,
     /// Data cores of each server.
     pub cores: u32,
+    /// Aggregators between workers and servers; workers are shared out among them by rank. 0: workers talk to the
+    /// servers themselves.
+    pub aggregators: u32,
+    /// How long an aggregator holds a complete push for others, in milliseconds.
+    pub hold_ms: f64,
     /// Iterations that each worker does.
     pub iterations: u64,
     /// Placement, in text form.
@@ -114,6 +119,8 @@ impl Default for Scenario {
             workers: 4,
             servers: 2,
             cores: 1,
+            aggregators: 0,
+            hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             placement: "heuristic".into(),
             sync: "bsp".into(),
@@ -159,6 +166,14 @@ impl Scenario {
         ] {
             require((1..=max).contains(&value), || format!("{name} = {value}: expected 1 to {max}"))?;
         }
+        require(self.aggregators <= self.workers, || {
+            format!(
+                "aggregators = {}: expected at most one for each of {} workers",
+                self.aggregators, self.workers
+            )
+        })?;
+        let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);
+        require((0.0..=longest).contains(&hold), || format!("hold_ms = {hold}: expected 0 to {longest}"))?;
         let limit = self.limit_s;
         require(limit > 0.0 && limit <= 1e9, || format!("limit_s = {limit}: expected above 0, at most 1e9"))?;
         require(!self.tables.is_empty(), || "tables: expected at least one".into())?;
@@ -208,6 +223,12 @@ impl Scenario {
             seed: self.seed,
             ..JobConfig::new(job, self.workers, self.servers)
         }
+    }
+
+    /// The aggregator that a worker goes through, if it goes through one.
+    pub fn aggregator_of(&self, worker: WorkerId) -> Option<AggregatorId> {
+        let share = u64::from(worker.0) * u64::from(self.aggregators) / u64::from(self.workers);
+        (self.aggregators > 0).then_some(AggregatorId(share as u32))
     }
 
     /// The policy of every table, before the overrides.
@@ -282,6 +303,8 @@ mod tests {
             ),
             ("[[tables]]\nname='w'\nshape=[1]\n[network]\nlatency_us=-1", "network.latency_us = -1"),
             ("[[tables]]\nname='w'\nshape=[1]\n[compute]\nstraggle_p=2", "compute.straggle_p = 2"),
+            ("aggregators=5\n[[tables]]\nname='w'\nshape=[1]", "aggregators = 5: expected at most one"),
+            ("hold_ms=-1\n[[tables]]\nname='w'\nshape=[1]", "hold_ms = -1: expected 0 to 10000"),
             ("seed = \n", "TOML parse error"),
         ] {
             let error = Scenario::parse(text).unwrap_err().to_string();

@@ -489,6 +489,9 @@ fn label(id: NodeId) -> u64 {
         NodeId::Admin(number) => 2 << 40 | u64::from(number),
         NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
         NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
+        NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
+        // The name of a connection, not of a node.
+        NodeId::Through(worker, _) => label(NodeId::Worker(worker)),
     }
 }
 

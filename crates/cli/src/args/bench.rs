@@ -4,6 +4,7 @@ use crate::duration::Span;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::PathBuf;
 
 /// Measure the data path against this machine's own limits.
 #[derive(Debug, ClapArgs)]
@@ -16,6 +17,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     Exchange(Box<ExchangeArgs>),
+    Kernels(KernelArgs),
 }
 
 /// Exchange a model between workers and servers, and nothing else.
@@ -58,6 +60,9 @@ pub(crate) struct ExchangeArgs {
     /// How TCP controls congestion, such as reno, cubic or bbr; for every contender [default: the system's].
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Which CPUs data cores are pinned to, as for `serve`: `auto`, `off`, or a list such as 0-3,8.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub(crate) pin: String,
     /// The step that the servers make.
     #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
     pub(crate) optimizer: String,
@@ -73,9 +78,76 @@ pub(crate) struct ExchangeArgs {
     /// Rounds. In each, every contender is started, measured and ended; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 5)]
     pub(crate) rounds: u32,
+    /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
+    /// them to network namespaces, as bench/lab.py does.
+    #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
+    pub(crate) run_with: Option<String>,
+    /// The address of a server; once for each [default: 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) host: Vec<String>,
+    /// Others that are to do the same work, in turns with us: gloo, mxnet, or ourselves over tcp or shm.
+    #[arg(long, value_name = "PEERS", hide_possible_values = true, value_delimiter = ',')]
+    pub(crate) against: Vec<PeerName>,
+    /// A Python that has PyTorch (gloo) or MXNet.
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub(crate) python: PathBuf,
+    /// A Python that has MXNet, where it is another one.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) mxnet_python: Option<PathBuf>,
     /// Give up on a wait that lasts longer, and name what was waited for.
     #[arg(long, value_name = "TIME", default_value = "1m")]
     pub(crate) timeout: Span,
+}
+
+/// Measure the loops that touch every element: sums of gradients, and steps of every optimizer fused with the last sum.
+///
+/// Gradients are f32, f16 and bf16, in caches and from memory, on one thread and on all cores. Traffic is every byte
+/// that is read or written; from memory it is also given as a fraction of the most that simple loops reach here.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill bench kernels
+  paramill bench kernels --optimizer sgd,adam --json")]
+pub(crate) struct KernelArgs {
+    /// Only these optimizers, by name [default: all].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) optimizer: Vec<String>,
+    /// How long each loop is measured in a round.
+    #[arg(long, value_name = "X", default_value_t = 0.05)]
+    pub(crate) seconds: f64,
+    /// Rounds; medians are reported.
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    pub(crate) rounds: u32,
+    /// Elements of each array of each thread that fit in a cache.
+    #[arg(long, value_name = "N", default_value_t = 8192)]
+    pub(crate) cache_elements: usize,
+    /// Elements of each array of each thread that fit in no cache.
+    #[arg(long, value_name = "N", default_value_t = 16 << 20)]
+    pub(crate) memory_elements: usize,
+}
+
+/// Others that can do the same work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PeerName {
+    /// PyTorch on gloo: DistributedDataParallel with bucket views, and a plain all-reduce.
+    Gloo,
+    /// MXNet's KVStore `dist_sync`.
+    Mxnet,
+    /// Ourselves over TCP, with registered buffers.
+    Tcp,
+    /// Ourselves over shared memory, with registered buffers.
+    Shm,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PeerName::Gloo => "gloo",
+            PeerName::Mxnet => "mxnet",
+            PeerName::Tcp => "tcp",
+            PeerName::Shm => "shm",
+        })
+    }
 }
 
 /// How bytes travel.

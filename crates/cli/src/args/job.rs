@@ -42,6 +42,9 @@ pub(crate) struct JobArgs {
     /// Data cores of each server [default: 1].
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,
+    /// Aggregators that workers go through, shared out by rank [default: none].
+    #[arg(long, value_name = "A", help_heading = "Cluster")]
+    pub(crate) aggregators: Option<u32>,
     /// Run every worker and server as a process of its own.
     #[arg(long, value_name = "BOOL", help_heading = "Cluster", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_possible_values = true)]
     pub(crate) processes: Option<bool>,

@@ -1,11 +1,14 @@
 //! `paramill bench`: the data path against this machine's own limits, and against others that do the same work.
 
+mod cluster;
 mod congestion;
-mod contender;
 mod crew;
 mod exchange;
+mod kernels;
 mod limits;
 mod part;
+mod peers;
+mod place;
 mod plan;
 mod report;
 mod statistics;
@@ -22,6 +25,7 @@ use std::sync::Arc;
 pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     match &args.command {
         BenchCommand::Exchange(args) => exchange::run(args, registry, output),
+        BenchCommand::Kernels(args) => kernels::run(args, registry, output),
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
+use crate::plan::JobPlan;
 use crate::supervisor::{Event, Supervisor};
 use crate::training;
 use anyhow::{Result, anyhow};
@@ -13,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
-    check(args, registry).or_usage()?;
+    let plan = check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
     let transport = args.transport.unwrap_or_default();
     let joining = [format!("--cores={}", args.cores.unwrap_or(1)), format!("--transport={transport}")];
@@ -22,17 +23,23 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     first.extend_from_slice(&joining);
     let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
     output.note(format!("the job is at {url}"));
-    let servers = args.servers as usize;
+    let count = args.aggregators.unwrap_or(0);
+    let aggregators = training::start_aggregators(&mut processes, count, &url, &joining[1..])?;
+    let first_worker = args.servers as usize + aggregators.len();
     for rank in 0..args.workers {
         let mut command = Command::new(&args.command[0]);
         command.args(&args.command[1..]);
         command.env(env_vars::URL, &url);
         command.env(env_vars::RANK, rank.to_string());
         command.env(env_vars::WORKERS, args.workers.to_string());
+        command.env_remove(env_vars::AGGREGATOR);
+        if let Some(aggregator) = plan.cluster.aggregator_of(rank) {
+            command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
+        }
         command.env(env_vars::TRANSPORT, transport.to_string());
         processes.spawn(format!("worker {rank}"), command, "")?;
     }
-    let workers = servers..servers + args.workers as usize;
+    let workers = first_worker..first_worker + args.workers as usize;
     while processes.any_running(workers.clone()) {
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
@@ -67,14 +74,14 @@ struct Launched {
 }
 
 /// Policies and numbers are checked before anything is started.
-fn check(args: &LaunchArgs, registry: &Registry) -> Result<()> {
+fn check(args: &LaunchArgs, registry: &Registry) -> Result<JobPlan> {
     let job = crate::args::JobArgs {
         workers: Some(args.workers),
         servers: Some(args.servers),
         cores: args.cores,
+        aggregators: args.aggregators,
         policy: args.policy.clone(),
         ..Default::default()
     };
-    crate::plan::JobPlan::resolve(&job, registry)?;
-    Ok(())
+    JobPlan::resolve(&job, registry)
 }

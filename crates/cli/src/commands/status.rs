@@ -3,7 +3,7 @@
 use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes};
-use paramill_core::status::{MemberState, ShardReport, Status, WorkerStatus};
+use paramill_core::status::{AggregatorStatus, MemberState, ShardReport, Status, WorkerStatus};
 use paramill_node::admin::Admin;
 use std::time::Duration;
 
@@ -18,6 +18,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     }
     output.text(format!("job `{}`: {}", status.job, status.phase))?;
     output.table(&workers(&status.workers))?;
+    if !status.aggregators.is_empty() {
+        output.table(&aggregators(&status.aggregators))?;
+    }
     output.table(&tables(&status.shards))?;
     for line in waits(&status) {
         output.text(line)?;
@@ -48,6 +51,35 @@ fn workers(workers: &[WorkerStatus]) -> Table {
                 MemberState::Running | MemberState::Joining => report.waiting.clone().unwrap_or_default(),
                 MemberState::Left | MemberState::Dead => String::new(),
             },
+        ]);
+    }
+    table
+}
+
+fn aggregators(aggregators: &[AggregatorStatus]) -> Table {
+    let mut table = Table::new([
+        ("aggregator", Align::Right),
+        ("address", Align::Left),
+        ("state", Align::Left),
+        ("workers", Align::Right),
+        ("gradients a sum", Align::Right),
+        ("from workers", Align::Right),
+        ("to servers", Align::Right),
+        ("from servers", Align::Right),
+        ("to workers", Align::Right),
+    ]);
+    for aggregator in aggregators {
+        let report = &aggregator.report;
+        table.row([
+            aggregator.aggregator.0.to_string(),
+            aggregator.address.clone(),
+            if aggregator.connected { "running" } else { "away" }.to_owned(),
+            report.workers.to_string(),
+            format!("{:.2}", report.gradients as f64 / report.groups.max(1) as f64),
+            bytes(report.bytes_from_workers),
+            bytes(report.bytes_to_servers),
+            bytes(report.bytes_from_servers),
+            bytes(report.bytes_to_workers),
         ]);
     }
     table

@@ -7,8 +7,9 @@ use crate::output::Output;
 use crate::plan::JobPlan;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::registry::Registry;
-use paramill_core::types::{ServerId, WorkerId};
+use paramill_core::types::{AggregatorId, ServerId, WorkerId};
 use paramill_node::Hub;
+use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{ClientError, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     let total = workloads[0].steps_per_epoch() * plan.workload.epochs;
     let hub = Hub::new();
     let servers = start_servers(plan, &hub, registry)?;
+    let aggregators = start_aggregators(plan, &hub, registry)?;
     let mut progress = output.progress(total * u64::from(plan.cluster.workers));
     let mut curve = Curve::new(plan.cluster.workers);
     let (sender, steps) = mpsc::channel();
@@ -30,6 +32,10 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
             .map(|(workload, rank)| {
                 let options = JobOptions {
                     rank: Some(WorkerId(rank)),
+                    aggregator: plan
+                        .cluster
+                        .aggregator_of(rank)
+                        .map(|number| aggregators[number].address().to_owned()),
                     timeout: plan.cluster.timeout.0,
                     registry: registry.clone(),
                     faults: faults.clone(),
@@ -59,6 +65,9 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
             for server in servers {
                 server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
             }
+            for aggregator in aggregators {
+                aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
+            }
             TrainReport::new(plan, results, curve)
         }
         Err(error) => {
@@ -83,6 +92,20 @@ fn start_servers(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Result<
             Ok(server::start(config, registry)?)
         })
         .collect()
+}
+
+fn start_aggregators(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Result<Vec<Aggregator>> {
+    let start = |number: u32| -> Result<Aggregator> {
+        let config = AggregatorConfig {
+            id: Some(AggregatorId(number)),
+            memory: Some(hub.clone()),
+            faults: faults(&plan.inject)?,
+            seed: plan.seed,
+            ..AggregatorConfig::new(JOB, "", format!("aggregator {number}"))
+        };
+        Ok(aggregator::start(config, registry)?)
+    };
+    (0..plan.cluster.aggregators).map(start).collect()
 }
 
 /// All results, or the error that the others followed from: a worker that stops makes its siblings' waits fail.

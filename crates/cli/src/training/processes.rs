@@ -9,6 +9,7 @@ use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use paramill_node::client::JobOptions;
 use paramill_node::env_vars;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::process::Command;
@@ -36,6 +37,15 @@ pub(crate) struct Announcement {
     pub(crate) cpus: Vec<usize>,
 }
 
+/// What an aggregator process writes to stdout once it listens, when it is asked for JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct AggregatorAnnouncement {
+    /// The job's URL.
+    pub(crate) url: String,
+    /// Where workers come in.
+    pub(crate) address: String,
+}
+
 pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
@@ -48,11 +58,17 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     joining.extend(plan.inject.iter().map(|fault| format!("--inject={fault}")));
     let url = start_servers(&mut processes, plan.cluster.servers, &first, &text, &joining)?;
     output.note(format!("the job is at {url}"));
-    let first_worker = plan.cluster.servers as usize;
+    let aggregators = start_aggregators(&mut processes, plan.cluster.aggregators, &url, &joining[1..])?;
+    let first_worker = plan.cluster.servers as usize + aggregators.len();
     let workers = plan.cluster.workers;
     for rank in 0..workers {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
+        // What this process goes through, if anything, is not for its workers.
+        command.env_remove(env_vars::AGGREGATOR);
+        if let Some(aggregator) = plan.cluster.aggregator_of(rank) {
+            command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
+        }
         processes.spawn(format!("worker {rank}"), command, &text)?;
     }
     let all_workers = first_worker..first_worker + workers as usize;
@@ -140,18 +156,36 @@ pub(crate) fn start_servers(
     let mut command = serve(0)?;
     command.args(["--listen", "127.0.0.1:0"]).args(first);
     let number = processes.spawn("server 0", command, input)?;
-    let url = announce(processes, number)?.url;
+    let url = announce::<Announcement>(processes, number)?.url;
     for number in 1..servers {
         let mut command = serve(number)?;
         command.args(["--join", &url]).args(joining);
         let number = processes.spawn(format!("server {number}"), command, "")?;
-        announce(processes, number)?;
+        announce::<Announcement>(processes, number)?;
     }
     Ok(url)
 }
 
-/// Waits for a server process to say where it listens.
-fn announce(processes: &mut Supervisor, server: usize) -> Result<Announcement> {
+/// Starts the aggregators of a job on this machine with these arguments, and returns where workers come in.
+pub(crate) fn start_aggregators(
+    processes: &mut Supervisor,
+    aggregators: u32,
+    url: &str,
+    arguments: &[String],
+) -> Result<Vec<String>> {
+    let start = |number: u32| -> Result<String> {
+        let mut command =
+            Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+        command.args(["aggregate", "--json", "--end-with-parent", "--index", &number.to_string()]);
+        command.args(["--job", url, "--listen", "127.0.0.1:0"]).args(arguments);
+        let number = processes.spawn(format!("aggregator {number}"), command, "")?;
+        Ok(announce::<AggregatorAnnouncement>(processes, number)?.address)
+    };
+    (0..aggregators).map(start).collect()
+}
+
+/// Waits for a process to say where it listens.
+fn announce<T: DeserializeOwned>(processes: &mut Supervisor, server: usize) -> Result<T> {
     loop {
         let name = processes.name(server).to_owned();
         match processes.next(SERVER_DEADLINE) {

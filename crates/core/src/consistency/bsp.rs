@@ -38,6 +38,10 @@ impl Consistency for Bsp {
         Apply::OnRound
     }
 
+    fn waits_for_all(&self) -> bool {
+        true
+    }
+
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(0)
     }

@@ -28,11 +28,9 @@ pub struct Controller {
     closing_since: Option<Time>,
     /// How far the fastest worker may have been when the model was set, by the former model's leave.
     ahead_when_set: Clock,
-    /// Delayed pulls by progress, which is the order in which they are answered.
-    delayed: BTreeMap<(i64, WorkerId, u64), Delayed>,
+    /// Delayed pulls as they came; they are put in order when some of them are answered.
+    delayed: Vec<Delayed>,
     released: VecDeque<Due>,
-    /// Highest progress of each worker's delayed pulls, so that a pull that is sent again is not another DPR.
-    last_dpr: BTreeMap<WorkerId, i64>,
     /// Last push of workers that left: one that comes back must not have a push applied twice.
     departed: BTreeMap<WorkerId, Clock>,
     stats: SyncStats,
@@ -116,8 +114,18 @@ impl fmt::Display for Reason {
 
 #[derive(Debug, Clone)]
 struct Delayed {
+    progress: i64,
+    worker: WorkerId,
+    token: u64,
     since: Time,
     condition: Arc<str>,
+}
+
+impl Delayed {
+    /// Delayed pulls are answered by progress.
+    fn turn(&self) -> (i64, WorkerId, u64) {
+        (self.progress, self.worker, self.token)
+    }
 }
 
 /// A delayed pull on its way out. Its staleness is taken when it is polled, after all steps before it are made.
@@ -144,9 +152,8 @@ impl Controller {
             rng: Prng::new(seed),
             closing_since: None,
             ahead_when_set: 0,
-            delayed: BTreeMap::new(),
+            delayed: Vec::new(),
             released: VecDeque::new(),
-            last_dpr: BTreeMap::new(),
             departed: BTreeMap::new(),
             stats: SyncStats::default(),
         }
@@ -173,14 +180,13 @@ impl Controller {
         if known.pushed().is_some_and(|pushed| clock <= pushed) {
             return Admit::Duplicate;
         }
-        let v_train = self.state.v_train();
-        match self.policy.model.admit(clock, v_train) {
-            Admit::Round(round) if round > v_train => self.admit_ahead(round),
-            Admit::Now | Admit::Round(_) if clock > skip_limit(v_train, known.progress()) => {
-                Admit::TooFarAhead
-            }
-            admit => admit,
-        }
+        self.admit_at(clock, known.progress())
+    }
+
+    /// Where a sum of several workers' gradients of one clock would go, whoever they are. Each of them is counted by
+    /// itself, with [`Controller::push`].
+    pub fn admit_sum(&self, clock: Clock) -> Admit {
+        self.admit_at(clock, self.state.fastest().map_or(-1, |(_, progress)| progress))
     }
 
     /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
@@ -250,12 +256,13 @@ impl Controller {
         match self.judge(&view) {
             Decision::Answer => PullOutcome::Answer { staleness: self.answered(now, worker, progress) },
             Decision::Wait(condition) => {
-                if self.last_dpr.get(&worker).is_none_or(|&last| progress > last) {
-                    self.last_dpr.insert(worker, progress);
+                let delayed = Delayed { progress, worker, token, since: now, condition };
+                if self.state.delayed(worker, progress) {
                     self.stats.dprs += 1;
+                    self.delayed.push(delayed);
+                } else if self.delayed.iter().all(|known| known.turn() != delayed.turn()) {
+                    self.delayed.push(delayed);
                 }
-                let delayed = Delayed { since: now, condition };
-                self.delayed.entry((progress, worker, token)).or_insert(delayed);
                 PullOutcome::Wait
             }
         }
@@ -272,7 +279,7 @@ impl Controller {
 
     /// The worker's connection is gone: its pulls are forgotten. What it sends again is not another DPR.
     pub fn cancel(&mut self, worker: WorkerId) {
-        self.delayed.retain(|&(_, waits, _), _| waits != worker);
+        self.delayed.retain(|delayed| delayed.worker != worker);
         self.released.retain(|due| due.worker != worker);
     }
 
@@ -289,15 +296,16 @@ impl Controller {
         self.policy = policy;
         self.policy.model.observe(&self.state);
         self.closing_since = None;
-        for ((progress, worker, token), delayed) in std::mem::take(&mut self.delayed) {
+        let mut delayed = std::mem::take(&mut self.delayed);
+        delayed.sort_unstable_by_key(Delayed::turn);
+        for Delayed { progress, worker, token, since, .. } in delayed {
             let significance = self.state.worker(worker).and_then(|known| known.significance());
             match self.judge(&PullView { worker, progress, significance }) {
                 Decision::Answer => {
-                    self.released.push_back(Due { worker, token, progress, since: delayed.since, at: now });
+                    self.released.push_back(Due { worker, token, progress, since, at: now });
                 }
                 Decision::Wait(condition) => {
-                    self.delayed
-                        .insert((progress, worker, token), Delayed { since: delayed.since, condition });
+                    self.delayed.push(Delayed { progress, worker, token, since, condition });
                 }
             }
         }
@@ -315,7 +323,6 @@ impl Controller {
     /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten.
     pub fn remove_worker(&mut self, _now: Time, worker: WorkerId) {
         self.cancel(worker);
-        self.last_dpr.remove(&worker);
         if let Some(pushed) = self.state.leave(worker).and_then(|left| left.pushed()) {
             self.departed.insert(worker, pushed);
         }
@@ -323,16 +330,22 @@ impl Controller {
 
     /// When [`Controller::advance`] should be called though nothing happened.
     pub fn next_timeout(&self) -> Option<Time> {
-        match (self.closing_since, self.closes()) {
-            (Some(since), Close::After(tau)) => Some(since + tau),
-            _ => None,
+        let since = self.closing_since?;
+        match self.closes() {
+            Close::After(tau) => Some(since + tau),
+            Close::Now | Close::No => None,
         }
     }
 
     /// The pulls that wait, in the order in which they will be answered.
     pub fn waiting(&self) -> impl Iterator<Item = Waiting> {
-        self.delayed.iter().filter_map(|(&(progress, worker, token), delayed)| {
-            let (slowest, slowest_progress) = self.state.slowest()?;
+        let mut delayed: Vec<&Delayed> = self.delayed.iter().collect();
+        delayed.sort_unstable_by_key(|delayed| delayed.turn());
+        // Who waits is a live worker, so that there is a slowest one.
+        let slowest = if delayed.is_empty() { None } else { self.state.slowest() };
+        delayed.into_iter().filter_map(move |delayed| {
+            let (slowest, slowest_progress) = slowest?;
+            let Delayed { progress, worker, token, since, .. } = *delayed;
             let reason = Reason {
                 condition: Arc::clone(&delayed.condition),
                 progress,
@@ -341,8 +354,18 @@ impl Controller {
                 slowest_progress,
                 until: self.releasing_version(progress),
             };
-            Some(Waiting { worker, token, since: delayed.since, reason })
+            Some(Waiting { worker, token, since, reason })
         })
+    }
+
+    /// Where a gradient of somebody with this progress goes.
+    fn admit_at(&self, clock: Clock, progress: i64) -> Admit {
+        let v_train = self.state.v_train();
+        match self.policy.model.admit(clock, v_train) {
+            Admit::Round(round) if round > v_train => self.admit_ahead(round),
+            Admit::Now | Admit::Round(_) if clock > skip_limit(v_train, progress) => Admit::TooFarAhead,
+            admit => admit,
+        }
     }
 
     /// A round beyond the open one needs an accumulator of its own, so their number is bounded. Workers that a former
@@ -388,22 +411,23 @@ impl Controller {
         self.policy.model.pull(&self.state, view, &mut self.rng)
     }
 
-    /// Lets go the delayed pulls that this version answers. They are sorted by progress, so these come first.
+    /// Lets go the delayed pulls that this version answers: those of low progress.
     fn release(&mut self, now: Time) {
-        while let Some(entry) = self.delayed.first_entry() {
-            let (progress, worker, token) = *entry.key();
-            let answered = match self.policy.exec {
-                Exec::Lazy => progress < signed(self.state.v_train()),
-                Exec::Soft => {
-                    let bound = self.policy.model.staleness_bound(&self.state);
-                    bound.is_none_or(|bound| self.state.staleness(progress) <= bound)
-                }
-            };
-            if !answered {
-                break;
+        let answered = |state: &SyncState, policy: &SyncPolicy, delayed: &Delayed| match policy.exec {
+            Exec::Lazy => delayed.progress < signed(state.v_train()),
+            Exec::Soft => {
+                let bound = policy.model.staleness_bound(state);
+                bound.is_none_or(|bound| state.staleness(delayed.progress) <= bound)
             }
-            let since = entry.remove().since;
-            self.released.push_back(Due { worker, token, progress, since, at: now });
+        };
+        let Controller { state, policy, delayed, released, .. } = self;
+        if !delayed.iter().any(|delayed| answered(state, policy, delayed)) {
+            return;
+        }
+        delayed.sort_unstable_by_key(Delayed::turn);
+        let count = delayed.partition_point(|delayed| answered(state, policy, delayed));
+        for Delayed { progress, worker, token, since, .. } in delayed.drain(..count) {
+            released.push_back(Due { worker, token, progress, since, at: now });
         }
     }
 

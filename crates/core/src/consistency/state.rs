@@ -1,25 +1,30 @@
 //! What the conditions of a (table, shard) see.
 
 use crate::types::{Clock, Time, WorkerId};
-use std::collections::{BTreeMap, BTreeSet};
 
 /// How much the newest interval weighs in a worker's average: about the last seven pushes matter.
 const INTERVAL_WEIGHT: f64 = 0.25;
 
 /// Progress of all live workers, the open round, and the version.
 ///
-/// Conditions read it through getters; only the controller changes it. A push costs `O(log workers)`.
+/// Conditions read it through getters; only the controller changes it. A push costs the same whatever the number of
+/// workers and takes no memory; closing a round looks over all of them, which is once for a push of each.
 #[derive(Debug, Clone, Default)]
 pub struct SyncState {
     v_train: Clock,
-    workers: BTreeMap<WorkerId, WorkerState>,
-    /// The same workers by progress, so that nobody has to be searched for.
-    by_progress: BTreeSet<(i64, WorkerId)>,
+    /// By rank, which is dense; `None` for those that are not there, or no longer.
+    workers: Vec<Option<WorkerState>>,
+    /// The progress of each, side by side for a quick look over all; [`ABSENT`] for those that are not there.
+    progress: Vec<i64>,
+    n: u32,
     /// Live workers whose progress is at least `v_train`.
     count: u32,
-    /// Gradients aggregated into the open and later rounds; a round without any has no entry.
-    contributions: BTreeMap<Clock, u32>,
+    /// Gradients aggregated into the open and later rounds, ascending; a round without any has no entry.
+    contributions: Vec<(Clock, u32)>,
 }
+
+/// The progress of nobody: below any that a worker can have.
+const ABSENT: i64 = i64::MIN;
 
 /// What is known about one live worker.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +35,8 @@ pub struct WorkerState {
     last_answer: Option<Time>,
     interval_s: Option<f64>,
     significance: Option<f64>,
+    /// Highest progress of its delayed pulls, so that a pull that is sent again is not another DPR.
+    delayed: Option<i64>,
 }
 
 impl WorkerState {
@@ -68,7 +75,7 @@ impl SyncState {
 
     /// Live workers.
     pub fn n(&self) -> u32 {
-        self.workers.len() as u32
+        self.n
     }
 
     /// Live workers that are done with the open round.
@@ -78,45 +85,45 @@ impl SyncState {
 
     /// Live workers that are done with iteration `clock`.
     pub fn count_of(&self, clock: Clock) -> u32 {
-        if clock == self.v_train {
-            return self.count;
-        }
-        self.by_progress.range((signed(clock), FIRST)..).count() as u32
+        if clock == self.v_train { self.count } else { self.count_from(signed(clock)) }
     }
 
     /// Gradients that were aggregated into the open round; those of workers that left since stay in.
     pub fn contributions(&self) -> u32 {
-        self.contributions.get(&self.v_train).copied().unwrap_or(0)
+        match self.contributions.first() {
+            Some(&(round, count)) if round == self.v_train => count,
+            _ => 0,
+        }
     }
 
-    /// The live workers that are done with the open round.
+    /// The live workers that are done with the open round, slowest first.
     pub fn contributors(&self) -> impl Iterator<Item = WorkerId> {
-        self.by_progress.range((signed(self.v_train), FIRST)..).map(|&(_, worker)| worker)
+        self.by_progress(|progress, v_train| progress >= v_train)
     }
 
     /// The live workers that the open round still lacks, slowest first.
     pub fn missing(&self) -> impl Iterator<Item = WorkerId> {
-        self.by_progress.range(..(signed(self.v_train), FIRST)).map(|&(_, worker)| worker)
+        self.by_progress(|progress, v_train| progress < v_train)
     }
 
     /// The live worker that is furthest behind, and its progress.
     pub fn slowest(&self) -> Option<(WorkerId, i64)> {
-        self.by_progress.first().map(|&(progress, worker)| (worker, progress))
+        self.live().min_by_key(|&(worker, progress)| (progress, worker))
     }
 
     /// The live worker that is furthest ahead, and its progress.
     pub fn fastest(&self) -> Option<(WorkerId, i64)> {
-        self.by_progress.last().map(|&(progress, worker)| (worker, progress))
+        self.live().max_by_key(|&(worker, progress)| (progress, worker))
     }
 
     /// What is known about a live worker.
     pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
-        self.workers.get(&worker)
+        self.workers.get(worker.0 as usize)?.as_ref()
     }
 
     /// All live workers, by rank.
     pub fn workers(&self) -> impl Iterator<Item = (WorkerId, &WorkerState)> {
-        self.workers.iter().map(|(&id, worker)| (id, worker))
+        (0..).map(WorkerId).zip(&self.workers).filter_map(|(id, worker)| Some((id, worker.as_ref()?)))
     }
 
     /// How far this progress is ahead of the version: FluentPS's k. Negative when nothing is missing.
@@ -139,21 +146,29 @@ impl SyncState {
             last_answer: None,
             interval_s: None,
             significance: None,
+            delayed: None,
         };
-        self.workers.insert(worker, state);
-        self.insert_progress(worker, progress);
+        let rank = worker.0 as usize;
+        if self.workers.len() <= rank {
+            self.workers.resize(rank + 1, None);
+            self.progress.resize(rank + 1, ABSENT);
+        }
+        self.n += u32::from(self.workers[rank].is_none());
+        self.workers[rank] = Some(state);
+        self.set_progress(worker, progress);
     }
 
     /// Removes a worker; what it contributed stays.
     pub(super) fn leave(&mut self, worker: WorkerId) -> Option<WorkerState> {
-        let state = self.workers.remove(&worker)?;
-        self.remove_progress(worker, state.progress);
+        let state = self.workers.get_mut(worker.0 as usize)?.take()?;
+        self.n -= 1;
+        self.set_progress(worker, ABSENT);
         Some(state)
     }
 
     /// A live worker pushed `clock`.
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock, significance: Option<f64>) {
-        let Some(state) = self.workers.get_mut(&worker) else { return };
+        let Some(state) = self.worker_mut(worker) else { return };
         if let Some(began) = state.last_push.max(state.last_answer) {
             let interval_s = now.since(began).as_secs_f64();
             state.interval_s = Some(match state.interval_s {
@@ -167,52 +182,84 @@ impl SyncState {
         let (before, after) = (state.progress, state.progress.max(signed(clock)));
         state.progress = after;
         if after != before {
-            self.remove_progress(worker, before);
-            self.insert_progress(worker, after);
+            self.set_progress(worker, after);
         }
     }
 
     /// A gradient was aggregated into the open round or a later one.
     pub(super) fn contributed(&mut self, round: Clock) {
-        *self.contributions.entry(round).or_insert(0) += 1;
+        let at = self.contributions.partition_point(|&(known, _)| known < round);
+        match self.contributions.get_mut(at) {
+            Some((known, count)) if *known == round => *count += 1,
+            _ => self.contributions.insert(at, (round, 1)),
+        }
     }
 
     /// A pull was answered.
     pub(super) fn answered(&mut self, now: Time, worker: WorkerId) {
-        if let Some(state) = self.workers.get_mut(&worker) {
+        if let Some(state) = self.worker_mut(worker) {
             state.last_answer = Some(now);
         }
+    }
+
+    /// A pull of this progress is delayed. True when the worker had none of this progress or a higher one before.
+    pub(super) fn delayed(&mut self, worker: WorkerId, progress: i64) -> bool {
+        let Some(state) = self.worker_mut(worker) else { return false };
+        let is_new = state.delayed.is_none_or(|last| progress > last);
+        if is_new {
+            state.delayed = Some(progress);
+        }
+        is_new
     }
 
     /// Closes the open round. Rounds after it that every live worker has passed and nobody contributed to are passed
     /// over in the same move: they could only be closed one by one, with nothing to step.
     pub(super) fn close_round(&mut self) {
-        self.contributions.remove(&self.v_train);
-        let closed = signed(self.v_train);
-        let filled = self.contributions.first_key_value().map(|(&round, _)| round);
-        let passed = match self.slowest() {
-            Some((_, progress)) => unsigned(progress + 1),
-            None => filled.unwrap_or(0),
-        };
+        if self.contributions() > 0 {
+            self.contributions.remove(0);
+        }
+        let filled = self.contributions.first().map(|&(round, _)| round);
+        let mut slowest = i64::MAX;
+        for &progress in &self.progress {
+            slowest = slowest.min(if progress == ABSENT { i64::MAX } else { progress });
+        }
+        let passed = if self.n > 0 { unsigned(slowest.saturating_add(1)) } else { filled.unwrap_or(0) };
         self.v_train = passed.min(filled.unwrap_or(Clock::MAX)).max(self.v_train + 1);
-        // Those at exactly the closed rounds have the next one still before them. Each push is counted here once.
-        let behind = self.by_progress.range((closed, FIRST)..(signed(self.v_train), FIRST));
-        self.count -= behind.count() as u32;
+        self.count = self.count_from(signed(self.v_train));
     }
 
-    fn insert_progress(&mut self, worker: WorkerId, progress: i64) {
-        self.by_progress.insert((progress, worker));
-        self.count += u32::from(progress >= signed(self.v_train));
+    fn worker_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerState> {
+        self.workers.get_mut(worker.0 as usize)?.as_mut()
     }
 
-    fn remove_progress(&mut self, worker: WorkerId, progress: i64) {
-        self.by_progress.remove(&(progress, worker));
-        self.count -= u32::from(progress >= signed(self.v_train));
+    /// Live workers that are done with iteration `progress`.
+    fn count_from(&self, progress: i64) -> u32 {
+        let mut count = 0;
+        for &of_one in &self.progress {
+            count += u32::from(of_one >= progress);
+        }
+        count
+    }
+
+    fn set_progress(&mut self, worker: WorkerId, progress: i64) {
+        let open = signed(self.v_train);
+        let before = std::mem::replace(&mut self.progress[worker.0 as usize], progress);
+        self.count += u32::from(progress >= open);
+        self.count -= u32::from(before >= open);
+    }
+
+    fn live(&self) -> impl Iterator<Item = (WorkerId, i64)> {
+        let all = (0..).map(WorkerId).zip(self.progress.iter().copied());
+        all.filter(|&(_, progress)| progress != ABSENT)
+    }
+
+    fn by_progress(&self, wanted: fn(i64, i64) -> bool) -> impl Iterator<Item = WorkerId> {
+        let open = signed(self.v_train);
+        let mut those: Vec<_> = self.live().filter(|&(_, progress)| wanted(progress, open)).collect();
+        those.sort_unstable_by_key(|&(worker, progress)| (progress, worker));
+        those.into_iter().map(|(worker, _)| worker)
     }
 }
-
-/// Below every other rank in the order by progress.
-const FIRST: WorkerId = WorkerId(0);
 
 /// A clock as a progress. The controller refuses clocks that do not fit.
 pub(super) fn signed(clock: Clock) -> i64 {
@@ -231,10 +278,8 @@ impl SyncState {
         for (rank, &progress) in progress.iter().enumerate() {
             let worker = WorkerId(rank as u32);
             state.join(worker, None);
-            let joined = state.workers.get_mut(&worker).expect("just joined");
-            let before = std::mem::replace(&mut joined.progress, progress);
-            state.remove_progress(worker, before);
-            state.insert_progress(worker, progress);
+            state.worker_mut(worker).expect("just joined").progress = progress;
+            state.set_progress(worker, progress);
         }
         state
     }

@@ -219,6 +219,7 @@ impl Coordinator {
         }
         let members = self.members();
         self.tell_shards(&members);
+        self.tell_aggregators(&members);
         if let Some(gate) = &mut self.gate {
             gate.remove(now, worker);
         }

@@ -118,6 +118,8 @@ impl Coordinator {
         }
         let shards: Vec<ShardId> = self.shards.keys().copied().collect();
         shards.into_iter().for_each(|id| self.send_plan(NodeId::Shard(id)));
+        let aggregators: Vec<NodeId> = self.aggregators.keys().map(|id| NodeId::Aggregator(*id)).collect();
+        aggregators.into_iter().for_each(|to| self.send_plan(to));
     }
 
     fn make_plan(&self) -> Plan {
@@ -145,7 +147,8 @@ impl Coordinator {
         let has_plan = match to {
             NodeId::Worker(id) => self.workers.get_mut(&id).map(|member| &mut member.has_plan),
             NodeId::Shard(id) => self.shards.get_mut(&id).map(|shard| &mut shard.has_plan),
-            NodeId::Coordinator | NodeId::Admin(_) => None,
+            NodeId::Aggregator(id) => self.aggregators.get_mut(&id).map(|member| &mut member.has_plan),
+            NodeId::Coordinator | NodeId::Admin(_) | NodeId::Through(..) => None,
         };
         if let (Some(plan), Some(has_plan @ false)) = (&self.plan, has_plan) {
             *has_plan = true;
@@ -203,6 +206,7 @@ impl Coordinator {
         }
         self.open_gate();
         self.tell_shards(&message);
+        self.tell_aggregators(&message);
         self.tell_workers(&message);
         Ok(sentence)
     }

@@ -8,7 +8,7 @@ const MAGNITUDE: u32 = 0x7fff_ffff;
 const INFINITY: u32 = 0x7f80_0000;
 
 /// Whether no value is NaN or infinite.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub fn all_finite(values: &[f32]) -> bool {
     let mut largest = 0;
     for value in values {

@@ -9,7 +9,7 @@ const LANES: usize = 16;
 /// The sum of squares, in f64: no f32 overflows it, and cutting a table costs no accuracy that matters.
 ///
 /// Element `i` goes to running sum `i % 16`; the sums are added in ascending order at the end.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub fn squared_norm(values: &[f32]) -> f64 {
     let mut sums = [0.0f64; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();

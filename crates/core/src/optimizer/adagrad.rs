@@ -1,6 +1,7 @@
 //! AdaGrad: a learning rate per parameter that falls with the gradients it has seen.
 
-use super::{Optimizer, Step, require_positive, state};
+use super::{Optimizer, Rule, Step, require_positive, state};
+use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
 use serde::Deserialize;
@@ -29,22 +30,21 @@ impl Default for AdaGrad {
     }
 }
 
-impl Optimizer for AdaGrad {
-    fn slots(&self) -> usize {
-        1
-    }
+impl Rule for AdaGrad {
+    const SLOTS: usize = 1;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let [squares] = state(slots);
         update(step, self.epsilon, parameters, gradient, squares);
     }
 }
 
-#[multiversion(targets("x86_64+avx2"))]
-fn update(step: &Step, epsilon: f32, parameters: &mut [f32], gradient: &[f32], squares: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(step: &Step, epsilon: f32, parameters: &mut [f32], gradient: G, squares: &mut [f32]) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
-    for ((w, &g), a) in parameters.iter_mut().zip(gradient).zip(squares) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, (w, a)) in parameters.iter_mut().zip(squares).enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *a += g * g;
         *w -= lr * g / (a.sqrt() + epsilon);
     }

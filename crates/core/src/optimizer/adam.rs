@@ -1,7 +1,8 @@
 //! Adam, and the moments it shares with AdamW.
 
 use super::schedule::power;
-use super::{Optimizer, Step, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
 use multiversion::multiversion;
@@ -24,12 +25,10 @@ pub(super) const PARAMS: &[Param] = &[
 #[derive(Debug)]
 struct Adam(Moments);
 
-impl Optimizer for Adam {
-    fn slots(&self) -> usize {
-        2
-    }
+impl Rule for Adam {
+    const SLOTS: usize = 2;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         self.0.step(step, 1.0, parameters, gradient, slots);
     }
 }
@@ -59,12 +58,12 @@ impl Moments {
     }
 
     /// One step; parameters are multiplied by `shrink` before the gradient's part is subtracted.
-    pub(super) fn step(
+    pub(super) fn step<G: Source>(
         &self,
         step: &Step,
         shrink: f32,
         parameters: &mut [f32],
-        gradient: &[f32],
+        gradient: G,
         slots: &mut [&mut [f32]],
     ) {
         let [mean, mean_square] = state(slots);
@@ -85,21 +84,22 @@ struct Corrected {
     square: f32,
 }
 
-#[multiversion(targets("x86_64+avx2"))]
-fn update(
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(
     step: &Step,
     moments: &Moments,
     corrected: &Corrected,
     parameters: &mut [f32],
-    gradient: &[f32],
+    gradient: G,
     mean: &mut [f32],
     mean_square: &mut [f32],
 ) {
     let Step { gradient_scale, weight_decay, .. } = *step;
     let Moments { beta1, beta2, epsilon } = *moments;
     let Corrected { shrink, lr, square } = *corrected;
-    for (((w, &g), m), v) in parameters.iter_mut().zip(gradient).zip(mean).zip(mean_square) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, ((w, m), v)) in parameters.iter_mut().zip(mean).zip(mean_square).enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *m = beta1 * *m + (1.0 - beta1) * g;
         *v = beta2 * *v + (1.0 - beta2) * (g * g);
         *w = shrink * *w - lr * *m / ((square * *v).sqrt() + epsilon);

@@ -1,7 +1,8 @@
 //! AdamW: Adam with weight decay beside the gradient instead of in it.
 
 use super::adam::{Moments, PARAMS};
-use super::{Optimizer, Step};
+use super::{Optimizer, Rule, Step};
+use crate::kernels::Source;
 use crate::registry::Entry;
 
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
@@ -15,12 +16,10 @@ pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
 #[derive(Debug)]
 struct AdamW(Moments);
 
-impl Optimizer for AdamW {
-    fn slots(&self) -> usize {
-        2
-    }
+impl Rule for AdamW {
+    const SLOTS: usize = 2;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let shrink = 1.0 - step.lr * step.weight_decay;
         let without_decay = Step { weight_decay: 0.0, ..*step };
         self.0.step(&without_decay, shrink, parameters, gradient, slots);

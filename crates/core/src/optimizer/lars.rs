@@ -1,6 +1,7 @@
 //! LARS: a learning rate per layer, in proportion to the layer's weights, for large batches.
 
-use super::{Optimizer, Step, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
 use serde::Deserialize;
@@ -51,28 +52,24 @@ impl Lars {
     }
 }
 
-impl Optimizer for Lars {
-    fn slots(&self) -> usize {
-        1
-    }
+impl Rule for Lars {
+    const SLOTS: usize = 1;
+    const NEEDS_NORMS: bool = true;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let [velocity] = state(slots);
         let local = Step { lr: step.lr * self.trust_ratio(step), ..*step };
         update(&local, self.beta, parameters, gradient, velocity);
     }
-
-    fn needs_norms(&self) -> bool {
-        true
-    }
 }
 
 /// The learning rate is inside the velocity: it differs from step to step, and an old step keeps its own.
-#[multiversion(targets("x86_64+avx2"))]
-fn update(step: &Step, beta: f32, parameters: &mut [f32], gradient: &[f32], velocity: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(step: &Step, beta: f32, parameters: &mut [f32], gradient: G, velocity: &mut [f32]) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
-    for ((w, &g), v) in parameters.iter_mut().zip(gradient).zip(velocity) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, (w, v)) in parameters.iter_mut().zip(velocity).enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *v = beta * *v + lr * g;
         *w -= *v;
     }

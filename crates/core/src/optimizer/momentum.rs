@@ -1,6 +1,7 @@
 //! Heavy-ball momentum.
 
-use super::{Optimizer, Step, require_fraction, state};
+use super::{Optimizer, Rule, Step, require_fraction, state};
+use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
 use serde::Deserialize;
@@ -33,22 +34,21 @@ impl Default for Momentum {
     }
 }
 
-impl Optimizer for Momentum {
-    fn slots(&self) -> usize {
-        1
-    }
+impl Rule for Momentum {
+    const SLOTS: usize = 1;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let [velocity] = state(slots);
         update(step, self.beta, parameters, gradient, velocity);
     }
 }
 
-#[multiversion(targets("x86_64+avx2"))]
-fn update(step: &Step, beta: f32, parameters: &mut [f32], gradient: &[f32], velocity: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(step: &Step, beta: f32, parameters: &mut [f32], gradient: G, velocity: &mut [f32]) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
-    for ((w, &g), v) in parameters.iter_mut().zip(gradient).zip(velocity) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, (w, v)) in parameters.iter_mut().zip(velocity).enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *v = beta * *v + g;
         *w -= lr * *v;
     }

@@ -1,6 +1,6 @@
 //! A rule together with what all rules share: learning rate, schedule, weight decay, clipping.
 
-use super::{Optimizer, Schedule, Step, require_positive};
+use super::{Gradient, Optimizer, Schedule, Step, require_positive};
 use crate::registry::{Axis, Param};
 use crate::spec::{Spec, SpecError};
 use std::fmt;
@@ -107,8 +107,21 @@ impl OptimizerPolicy {
     /// Changes `parameters` by the accumulated gradient. A table may be stepped in pieces, each with the same
     /// `input`: the result is bit-identical. All slices have one length; `slots` are [`OptimizerPolicy::slots`].
     pub fn step(&self, input: StepInput, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
-        assert_eq!(gradient.len(), parameters.len(), "a gradient has its parameters' length");
-        assert!(slots.iter().all(|slot| slot.len() == parameters.len()), "a slot has its parameters' length");
+        self.step_with(input, parameters, gradient.into(), slots);
+    }
+
+    /// The same with a gradient that is of another type, or not added up yet.
+    pub fn step_with(
+        &self,
+        input: StepInput,
+        parameters: &mut [f32],
+        gradient: Gradient<'_>,
+        slots: &mut [&mut [f32]],
+    ) {
+        let len = parameters.len();
+        assert_eq!(gradient.last.len(), len, "a gradient has its parameters' length");
+        assert!(gradient.before.is_none_or(|sum| sum.len() == len), "a sum has its parameters' length");
+        assert!(slots.iter().all(|slot| slot.len() == len), "a slot has its parameters' length");
         let norm = f64::from(input.scale) * input.gradient_norm;
         // A gradient of norm 0 gives an infinite quotient, which the minimum turns into 1.
         let clip = self.clip.map_or(1.0, |clip| (f64::from(clip) / norm).min(1.0));
@@ -120,7 +133,7 @@ impl OptimizerPolicy {
             parameter_norm: input.parameter_norm as f32,
             gradient_norm: (norm * clip) as f32,
         };
-        self.rule.step(&step, parameters, gradient, slots);
+        self.rule.step_with(&step, parameters, gradient, slots);
     }
 }
 

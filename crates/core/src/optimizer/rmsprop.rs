@@ -1,6 +1,7 @@
 //! RMSProp: AdaGrad that forgets.
 
-use super::{Optimizer, Step, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
 use serde::Deserialize;
@@ -34,23 +35,28 @@ impl Default for RmsProp {
     }
 }
 
-impl Optimizer for RmsProp {
-    fn slots(&self) -> usize {
-        1
-    }
+impl Rule for RmsProp {
+    const SLOTS: usize = 1;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let [mean_square] = state(slots);
         update(step, self, parameters, gradient, mean_square);
     }
 }
 
-#[multiversion(targets("x86_64+avx2"))]
-fn update(step: &Step, rule: &RmsProp, parameters: &mut [f32], gradient: &[f32], mean_square: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(
+    step: &Step,
+    rule: &RmsProp,
+    parameters: &mut [f32],
+    gradient: G,
+    mean_square: &mut [f32],
+) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
     let RmsProp { decay, epsilon } = *rule;
-    for ((w, &g), a) in parameters.iter_mut().zip(gradient).zip(mean_square) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, (w, a)) in parameters.iter_mut().zip(mean_square).enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *a = decay * *a + (1.0 - decay) * (g * g);
         *w -= lr * g / (a.sqrt() + epsilon);
     }

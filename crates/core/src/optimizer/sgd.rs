@@ -1,6 +1,7 @@
 //! Plain stochastic gradient descent.
 
-use super::{Optimizer, Step};
+use super::{Optimizer, Rule, Step};
+use crate::kernels::Source;
 use crate::registry::Entry;
 use multiversion::multiversion;
 use serde::Deserialize;
@@ -17,21 +18,20 @@ pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
 #[serde(deny_unknown_fields)]
 struct Sgd {}
 
-impl Optimizer for Sgd {
-    fn slots(&self) -> usize {
-        0
-    }
+impl Rule for Sgd {
+    const SLOTS: usize = 0;
 
-    fn step(&self, step: &Step, parameters: &mut [f32], gradient: &[f32], _: &mut [&mut [f32]]) {
+    fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, _: &mut [&mut [f32]]) {
         update(step, parameters, gradient);
     }
 }
 
-#[multiversion(targets("x86_64+avx2"))]
-fn update(step: &Step, parameters: &mut [f32], gradient: &[f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn update<G: Source>(step: &Step, parameters: &mut [f32], gradient: G) {
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
-    for (w, &g) in parameters.iter_mut().zip(gradient) {
-        let g = gradient_scale * g + weight_decay * *w;
+    gradient.expect_len(parameters.len());
+    for (i, w) in parameters.iter_mut().enumerate() {
+        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
         *w -= lr * g;
     }
 }

@@ -2,11 +2,14 @@
 
 mod push;
 mod step;
+mod sum;
+mod under_way;
 
 pub(super) use push::Taken;
 
-use super::rounds::Round;
+use super::rounds::{Round, Rounds};
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
+use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::SpecError;
@@ -15,8 +18,7 @@ use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TablePolicy, TableSpec};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
-use push::Incoming;
-use std::collections::BTreeMap;
+use under_way::UnderWay;
 
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
@@ -31,19 +33,22 @@ struct LocalChunk {
     /// First element on this shard.
     start: usize,
     len: usize,
-    /// Optimizer steps taken on it.
-    steps: u64,
+    /// Optimizer steps that single gradients were on it.
+    arrivals: u64,
 }
 
-/// Where the bytes of a chunk are.
+/// What an answer needs to know of a chunk.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ChunkBytes {
-    /// The chunk's number in its table.
+pub(super) struct ChunkView {
+    /// Its number in the table.
     pub(super) number: u32,
-    /// First byte in the table.
-    pub(super) table_start: u64,
-    /// First byte in [`TablePart::parameter_bytes`].
+    /// The version of its parameters.
+    pub(super) version: Clock,
+    /// Its first byte in the table.
+    pub(super) table_byte: u64,
+    /// Its first byte in [`TablePart::parameter_bytes`].
     pub(super) start: usize,
+    /// Its bytes.
     pub(super) len: usize,
 }
 
@@ -59,10 +64,12 @@ pub(super) struct TablePart {
     width: usize,
     parameters: Buffer,
     slots: Vec<Buffer>,
-    rounds: BTreeMap<Clock, Round>,
-    /// An emptied round, kept for the next one.
-    spare: Option<Round>,
-    incoming: BTreeMap<WorkerId, Incoming>,
+    rounds: Rounds,
+    /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
+    steps: u64,
+    incoming: UnderWay,
+    /// The first round whose sums can hold nothing of a worker that has left.
+    sums_are_regular_from: Clock,
     /// Chunks that have their initial values, from the first on.
     initialised_chunks: usize,
     pub(super) nonfinite: u64,
@@ -86,7 +93,7 @@ impl TablePart {
             .map(|(number, chunk)| {
                 let start = elements;
                 elements += chunk.len as usize;
-                LocalChunk { number, table_start: chunk.start, start, len: chunk.len as usize, steps: 0 }
+                LocalChunk { number, table_start: chunk.start, start, len: chunk.len as usize, arrivals: 0 }
             })
             .collect();
         let take = || {
@@ -106,9 +113,10 @@ impl TablePart {
             chunks,
             parameters,
             slots,
-            rounds: BTreeMap::new(),
-            spare: None,
-            incoming: BTreeMap::new(),
+            rounds: Rounds::default(),
+            steps: 0,
+            incoming: UnderWay::default(),
+            sums_are_regular_from: 0,
             initialised_chunks: 0,
             nonfinite: 0,
         })
@@ -138,15 +146,14 @@ impl TablePart {
     /// The next advance of the version, with the optimizer step that belongs to it done.
     pub(super) fn advance(&mut self, now: Time) -> Option<Advance> {
         let advance = self.controller.advance(now)?;
-        if let Some(mut round) = self.rounds.remove(&advance.closed) {
+        if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
             let over = self.spec.rows.then_some(advance.contributions);
             self.step_round(&mut round, advance.closed, over, advance.lr_factor);
-            round.clear();
-            self.spare.get_or_insert(round);
+            self.rounds.keep(round);
         }
         // What is left below the new version are pieces of pushes that were never completed.
-        self.rounds = self.rounds.split_off(&advance.version);
+        self.rounds.drop_before(advance.version);
         Some(advance)
     }
 
@@ -158,14 +165,15 @@ impl TablePart {
         if flush {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
-            for (clock, mut round) in std::mem::take(&mut self.rounds) {
+            while let Some((clock, mut round)) = self.rounds.take_first() {
                 self.step_round(&mut round, clock, Some(workers), 1.0);
             }
         }
-        for (worker, incoming) in &mut self.incoming {
+        self.rounds.iter_mut().for_each(Round::reopen);
+        for incoming in self.incoming.iter_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
             if incoming.admit != Admit::Late {
-                incoming.admit = self.controller.admit(*worker, incoming.clock);
+                incoming.admit = self.controller.admit(incoming.worker, incoming.clock);
             }
         }
     }
@@ -173,18 +181,33 @@ impl TablePart {
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the units that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
-        self.incoming.remove(&worker);
+        self.incoming.remove(worker);
+        self.rounds.iter_mut().for_each(Round::disturb);
+        self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(now, worker);
     }
 
     /// The chunks in order.
-    pub(super) fn chunk_bytes(&self) -> impl ExactSizeIterator<Item = ChunkBytes> + '_ {
-        self.chunks.iter().map(|chunk| ChunkBytes {
+    pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = ChunkView> + '_ {
+        let v_train = self.controller.state().v_train();
+        let open = self.rounds.get(v_train);
+        self.chunks.iter().enumerate().map(move |(index, chunk)| ChunkView {
             number: chunk.number,
-            table_start: chunk.table_start * 4,
+            version: v_train + u64::from(self.is_ahead(open, index)),
+            table_byte: chunk.table_start * 4,
             start: chunk.start * 4,
             len: chunk.len * 4,
         })
+    }
+
+    /// The version of a chunk, by its place on this shard: it may have its part of the open round's step already.
+    pub(super) fn version_of(&self, index: usize) -> Clock {
+        let v_train = self.controller.state().v_train();
+        v_train + u64::from(self.is_ahead(self.rounds.get(v_train), index))
+    }
+
+    fn is_ahead(&self, open: Option<&Round>, index: usize) -> bool {
+        !self.spec.rows && open.is_some_and(|round| round.is_stepped(index))
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
@@ -246,10 +269,9 @@ impl TablePart {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let rounds: usize = self.rounds.values().chain(&self.spare).map(Round::memory_bytes).sum();
-        let staged: usize = self.incoming.values().map(|incoming| incoming.staged.memory_bytes()).sum();
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
-        self.parameters.memory_bytes() + slots + rounds + staged
+        let gradients = self.rounds.memory_bytes() + self.incoming.memory_bytes();
+        self.parameters.memory_bytes() + slots + gradients
     }
 
     pub(super) fn report(&self, now: Time) -> TableReport {
@@ -273,13 +295,6 @@ impl TablePart {
 
     fn chunk_index(&self, number: u32) -> Option<usize> {
         self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()
-    }
-
-    fn chunk(&self, number: u32) -> Result<LocalChunk, Fault> {
-        match self.chunk_index(number) {
-            Some(index) => Ok(self.chunks[index]),
-            None => Err(self.shape_fault(format!("chunk {number}, which this server does not hold"))),
-        }
     }
 
     /// The chunk of a frame that is one of a whole table's: they come in the order of its chunks on this shard, and

@@ -1,19 +1,22 @@
 //! Gradients that wait for their round to close.
 
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::store::Buffer;
-use crate::types::WorkerId;
+use crate::types::{Clock, WorkerId};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A range of rows or elements of a shard's part of a table, as a push frame brings it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Piece<'a> {
-    /// All elements from `start` on.
+    /// A whole chunk of a dense table.
     Dense {
+        /// Its place among the chunks of this shard, which is its unit.
+        index: usize,
         /// First element, counted on this shard.
         start: usize,
         /// Gradient.
-        values: &'a [f32],
+        values: Values<'a>,
     },
     /// Single rows; `values` has them one after the other.
     Rows {
@@ -24,35 +27,36 @@ pub(super) enum Piece<'a> {
         /// Elements of a row.
         width: usize,
         /// Gradient.
-        values: &'a [f32],
+        values: Values<'a>,
     },
 }
 
 impl<'a> Piece<'a> {
-    /// Calls `visit` with every contiguous range: its first element on this shard and its gradient.
-    pub(super) fn for_each_range(&self, mut visit: impl FnMut(usize, &'a [f32])) {
+    /// Calls `visit` with every unit: its number, its first element on this shard, and its gradient.
+    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(usize, usize, Values<'a>)) {
         match *self {
-            Piece::Dense { start, values } => visit(start, values),
+            Piece::Dense { index, start, values } => visit(index, start, values),
             Piece::Rows { start, rows, width, values } => {
-                for (row, values) in rows.iter().zip(values.chunks_exact(width)) {
-                    visit(start + *row as usize * width, values);
+                for (place, row) in rows.iter().enumerate() {
+                    let unit = start / width + *row as usize;
+                    visit(unit, unit * width, values.slice(place * width..(place + 1) * width));
                 }
             }
         }
     }
 
     /// The same place with other values.
-    pub(super) fn with_values<'b>(self, values: &'b [f32]) -> Piece<'b>
+    pub(super) fn with_values<'b>(self, values: Values<'b>) -> Piece<'b>
     where
         'a: 'b,
     {
         match self {
-            Piece::Dense { start, .. } => Piece::Dense { start, values },
+            Piece::Dense { index, start, .. } => Piece::Dense { index, start, values },
             Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values },
         }
     }
 
-    pub(super) fn values(&self) -> &'a [f32] {
+    pub(super) fn values(&self) -> Values<'a> {
         match *self {
             Piece::Dense { values, .. } | Piece::Rows { values, .. } => values,
         }
@@ -62,61 +66,149 @@ impl<'a> Piece<'a> {
 /// One worker's gradient, kept whole: for ranked addition, or until its norm is known.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
-    ranges: Vec<(usize, Vec<f32>)>,
+    ranges: Vec<StagedUnit>,
+}
+
+/// The gradient of one unit.
+#[derive(Debug)]
+pub(super) struct StagedUnit {
+    pub(super) unit: usize,
+    pub(super) start: usize,
+    pub(super) values: Vec<f32>,
 }
 
 impl Staged {
     pub(super) fn keep(&mut self, piece: Piece<'_>) {
-        piece.for_each_range(|start, values| self.ranges.push((start, values.to_vec())));
+        piece.for_each_unit(|unit, start, values| {
+            self.ranges.push(StagedUnit { unit, start, values: values.to_vec() });
+        });
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (usize, &[f32])> {
-        self.ranges.iter().map(|(start, values)| (*start, values.as_slice()))
+    pub(super) fn units(&self) -> impl Iterator<Item = &StagedUnit> {
+        self.ranges.iter()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.ranges.iter().map(|(_, values)| values.len() * 4 + 32).sum()
+        self.ranges.iter().map(|range| range.values.len() * 4 + 32).sum()
+    }
+}
+
+/// What a round has of one unit: how many gradients, and where they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Unit(u32);
+
+impl Unit {
+    /// There is a sum that waits for a step.
+    const SUMMED: u32 = 1 << 31;
+    /// Everything that was here is stepped.
+    const STEPPED: u32 = 1 << 30;
+    /// Who claims to bring more gradients than there can be does not get at the flags.
+    const MAX_COUNT: u32 = Unit::STEPPED - 1;
+
+    fn count(self) -> u32 {
+        self.0 & !(Unit::SUMMED | Unit::STEPPED)
+    }
+
+    fn has(self, flag: u32) -> bool {
+        self.0 & flag != 0
     }
 }
 
 /// The sum of one round's gradients on one shard's part of a table.
 ///
 /// Contributions are counted per unit (a row of a sparse table, a chunk of a dense one), so that a worker that dies
-/// in the middle of a push leaves every unit with a sum and the number of gradients in it.
+/// in the middle of a push leaves every unit with a sum and the number of gradients in it. A unit that has all its
+/// gradients may be stepped before the round closes; the last of them is then never stored.
 #[derive(Debug)]
 pub(super) struct Round {
+    elements: usize,
+    /// Empty until a gradient has to be kept: with one worker none ever is.
     sum: Buffer,
-    contributions: Vec<u32>,
+    units: Vec<Unit>,
     /// Units with a contribution, in the order they got their first: closing costs what was touched.
     touched: Vec<u32>,
     staged: BTreeMap<WorkerId, Staged>,
+    /// Whether every gradient in here is of a worker that is still there, and each worker's only one for its unit.
+    regular: bool,
 }
 
 impl Round {
     /// An empty round over `elements` elements in `units` units.
-    pub(super) fn new(elements: usize, units: usize) -> Round {
+    fn new(elements: usize, units: usize) -> Round {
         Round {
-            sum: Buffer::zeroed(elements),
-            contributions: vec![0; units],
+            elements,
+            sum: Buffer::zeroed(0),
+            units: vec![Unit::default(); units],
             touched: Vec::with_capacity(units),
             staged: BTreeMap::new(),
+            regular: true,
         }
     }
 
-    /// Adds one range that makes up unit `unit`. The first gradient of a unit is copied: nothing has to be zeroed.
-    pub(super) fn add(&mut self, unit: usize, start: usize, values: &[f32]) {
-        let sum = &mut self.sum.as_mut_slice()[start..start + values.len()];
-        if self.contributions[unit] == 0 {
-            sum.copy_from_slice(values);
-            self.touched.push(unit as u32);
-        } else {
-            kernels::add(sum, values);
+    /// Adds one gradient of a unit. The first one is copied: nothing has to be zeroed.
+    pub(super) fn add(&mut self, unit: usize, start: usize, values: Values<'_>) {
+        self.add_weighted(unit, start, values, 1);
+    }
+
+    /// The same for the sum of `weight` gradients.
+    pub(super) fn add_weighted(&mut self, unit: usize, start: usize, values: Values<'_>, weight: u32) {
+        if self.sum.len() < self.elements {
+            self.sum = Buffer::zeroed(self.elements);
         }
-        self.contributions[unit] += 1;
+        let sum = &mut self.sum.as_mut_slice()[start..start + values.len()];
+        if self.units[unit].has(Unit::SUMMED) {
+            kernels::add_values(sum, values);
+        } else {
+            kernels::copy(sum, values);
+        }
+        self.count(unit, weight, Unit::SUMMED);
+    }
+
+    /// Whether so many more gradients make this unit complete, with `n` workers that push each unit once.
+    pub(super) fn is_completed_by(&self, unit: usize, weight: u32, n: u32) -> bool {
+        self.regular && self.units[unit].count() + weight == n
+    }
+
+    /// Gradients of a unit so far.
+    pub(super) fn contributions(&self, unit: usize) -> u32 {
+        self.units[unit].count()
+    }
+
+    /// The unit's last `weight` gradients are here and are about to be stepped, together with the sum that this returns.
+    pub(super) fn finish(&mut self, unit: usize, weight: u32, range: Range<usize>) -> Option<&[f32]> {
+        let was_summed = self.units[unit].has(Unit::SUMMED);
+        self.count(unit, weight, Unit::STEPPED);
+        was_summed.then(|| &self.sum.as_slice()[range])
+    }
+
+    fn count(&mut self, unit: usize, weight: u32, flag: u32) {
+        let of_unit = &mut self.units[unit];
+        if *of_unit == Unit::default() {
+            self.touched.push(unit as u32);
+        }
+        *of_unit = Unit((of_unit.count() + weight).min(Unit::MAX_COUNT) | flag);
+    }
+
+    /// Whether everything that this round has of a unit is in the parameters.
+    pub(super) fn is_stepped(&self, unit: usize) -> bool {
+        self.units[unit].has(Unit::STEPPED)
+    }
+
+    /// Some worker may come again, or not come any more: counts alone do not tell any longer when a unit is complete.
+    pub(super) fn disturb(&mut self) {
+        self.regular = false;
+    }
+
+    /// Another model may add to what is stepped already. That is then another step, of the same round.
+    pub(super) fn reopen(&mut self) {
+        self.disturb();
+        for &unit in &self.touched {
+            self.units[unit as usize].0 &= !Unit::STEPPED;
+        }
     }
 
     /// Keeps a worker's whole gradient under its rank instead of adding it.
@@ -125,31 +217,102 @@ impl Round {
         self.staged.entry(worker).or_default().ranges.extend(gradient.ranges);
     }
 
-    /// Takes the staged gradients, by rank.
-    pub(super) fn take_staged(&mut self) -> BTreeMap<WorkerId, Staged> {
-        std::mem::take(&mut self.staged)
+    /// Adds the staged gradients up, by rank.
+    pub(super) fn add_staged(&mut self) {
+        for (_, staged) in std::mem::take(&mut self.staged) {
+            for StagedUnit { unit, start, values } in &staged.ranges {
+                self.add(*unit, *start, Values::F32(values));
+            }
+        }
     }
 
-    /// Units with a contribution, and how many gradients are in each.
-    pub(super) fn touched(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
-        self.touched.iter().map(|&unit| (unit as usize, self.contributions[unit as usize]))
+    /// Units with a sum that waits for a step, and how many gradients they got.
+    pub(super) fn summed(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let units = self.touched.iter().map(|&unit| (unit as usize, self.units[unit as usize]));
+        units.filter(|(_, of_unit)| of_unit.has(Unit::SUMMED)).map(|(unit, of_unit)| (unit, of_unit.count()))
     }
 
     /// The sum of gradients over a range of elements.
-    pub(super) fn sum(&self, range: std::ops::Range<usize>) -> &[f32] {
+    pub(super) fn sum(&self, range: Range<usize>) -> &[f32] {
         &self.sum.as_slice()[range]
     }
 
     /// Makes the round empty again, keeping its memory.
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         for unit in self.touched.drain(..) {
-            self.contributions[unit as usize] = 0;
+            self.units[unit as usize] = Unit::default();
         }
         self.staged.clear();
+        self.regular = true;
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let staged: usize = self.staged.values().map(Staged::memory_bytes).sum();
+        self.sum.memory_bytes() + self.units.len() * 8 + staged
+    }
+}
+
+/// The rounds of a table that are not closed, and the memory of one that was. There are few at a time.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    /// Ascending.
+    open: Vec<(Clock, Round)>,
+    spare: Option<Round>,
+}
+
+impl Rounds {
+    /// The round of a clock, with memory of an earlier one where there is some.
+    pub(super) fn open(&mut self, clock: Clock, elements: usize, units: usize) -> &mut Round {
+        let at = self.open.partition_point(|(known, _)| *known < clock);
+        if self.open.get(at).is_none_or(|(known, _)| *known != clock) {
+            let round = self.spare.take().unwrap_or_else(|| Round::new(elements, units));
+            self.open.insert(at, (clock, round));
+        }
+        &mut self.open[at].1
+    }
+
+    /// The round of a clock, if it has begun.
+    pub(super) fn get(&self, clock: Clock) -> Option<&Round> {
+        self.open.iter().find(|(known, _)| *known == clock).map(|(_, round)| round)
+    }
+
+    /// All that have begun, by clock.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Round> {
+        self.open.iter_mut().map(|(_, round)| round)
+    }
+
+    /// Takes a round out.
+    pub(super) fn take(&mut self, clock: Clock) -> Option<Round> {
+        let at = self.open.iter().position(|(known, _)| *known == clock)?;
+        Some(self.open.remove(at).1)
+    }
+
+    /// Takes out the earliest round.
+    pub(super) fn take_first(&mut self) -> Option<(Clock, Round)> {
+        (!self.open.is_empty()).then(|| self.open.remove(0))
+    }
+
+    /// Keeps the memory of a round that is over for the next one.
+    pub(super) fn keep(&mut self, mut round: Round) {
+        if self.spare.is_none() {
+            round.clear();
+            self.spare = Some(round);
+        }
+    }
+
+    /// Drops the rounds before `version`.
+    pub(super) fn drop_before(&mut self, version: Clock) {
+        self.open.retain(|(clock, _)| *clock >= version);
+    }
+
+    /// How many have begun.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let staged: usize = self.staged.values().map(Staged::memory_bytes).sum();
-        self.sum.memory_bytes() + self.contributions.len() * 8 + staged
+        let open = self.open.iter().map(|(_, round)| round);
+        open.chain(&self.spare).map(Round::memory_bytes).sum()
     }
 }

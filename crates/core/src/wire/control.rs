@@ -6,7 +6,7 @@ use super::{Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::status::{ShardReport, Status, WorkerReport};
+use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{Clock, ServerId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 /// What is said between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Control {
-    /// Shard to coordinator: workers reach me here.
+    /// Shard or aggregator to coordinator: workers reach me here.
     Register {
         /// Each of them leads to it.
         addresses: Addresses,
@@ -25,11 +25,11 @@ pub enum Control {
         #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
         tables: Vec<TableSpec>,
     },
-    /// Coordinator to shards, then to workers: who holds what, under which policies.
+    /// Coordinator to shards and aggregators, then to workers: who holds what, under which policies.
     Plan(Box<Plan>),
     /// Shard to coordinator: the plan is in place.
     Ready,
-    /// Coordinator to shards: these workers are alive.
+    /// Coordinator to shards and aggregators: these workers are alive.
     Members {
         /// Counts membership changes.
         epoch: u32,
@@ -73,7 +73,7 @@ pub enum Control {
     StatusQuery,
     /// Coordinator's answer.
     Status(Box<Status>),
-    /// Command to coordinator, coordinator to shards and workers: use this consistency model from now on.
+    /// Command to coordinator, coordinator to everybody: use this consistency model from now on.
     SetSync {
         /// Glob on table names.
         table: String,
@@ -89,6 +89,8 @@ pub enum Control {
         /// Why it failed, if it did.
         error: Option<String>,
     },
+    /// Aggregator to coordinator, regularly.
+    AggregatorReport(AggregatorReport),
 }
 
 impl Control {
@@ -114,6 +116,7 @@ impl Control {
             Control::SetSync { .. } => "set sync",
             Control::Done(_) => "done",
             Control::Stop { .. } => "stop",
+            Control::AggregatorReport(_) => "aggregator report",
         }
     }
 }
@@ -197,9 +200,13 @@ mod tests {
     #[test]
     fn variants_keep_their_numbers() {
         let go = Control::Go { clock: 0 };
-        for (message, number) in
-            [(Control::Ready, 3), (go, 9), (Control::StatusQuery, 14), (Control::Stop { error: None }, 18)]
-        {
+        for (message, number) in [
+            (Control::Ready, 3),
+            (go, 9),
+            (Control::StatusQuery, 14),
+            (Control::Stop { error: None }, 18),
+            (Control::AggregatorReport(AggregatorReport::default()), 19),
+        ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");
         }

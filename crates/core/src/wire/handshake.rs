@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{NodeId, ServerId, WorkerId};
+use crate::types::{AggregatorId, NodeId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Who connects, to which job.
@@ -35,6 +35,23 @@ pub enum Party {
     },
     /// A command such as `paramill status`.
     Command,
+    /// An aggregator; without a number it leaves the choice to the coordinator.
+    Aggregator {
+        /// Drawn once per aggregator process.
+        process: u64,
+        /// Its number.
+        id: Option<AggregatorId>,
+    },
+    /// A worker to its aggregator: this connection is about one shard.
+    Through {
+        /// Its rank.
+        rank: WorkerId,
+        /// Whom it wants to talk to.
+        shard: ShardId,
+        /// It was connected before. An aggregator that does not know of it is another one, and what the first one held
+        /// is lost.
+        again: bool,
+    },
 }
 
 /// The answer to a hello.

@@ -1,6 +1,7 @@
 use super::{HEADER_BYTES, WIRE_VERSION};
+use crate::kernels::Values;
 use crate::limits;
-use crate::types::{Clock, TableId};
+use crate::types::{Clock, TableId, WorkerId};
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +28,11 @@ pub enum Kind {
     /// A segment of memory that the sender shares; its file descriptor comes with this frame. For drivers: no role
     /// sees it. `landing` has the segment's number and, instead of an offset, its length.
     Share = 10,
+    /// From an aggregator: these workers' pushes of a table and clock are complete in the sums before. Payload:
+    /// [`super::group`]. Back to it, without payload: noted, as all numbered frames up to this one.
+    Group = 11,
+    /// From an aggregator: a worker's connection to it broke; pulls of that worker are forgotten.
+    Forget = 12,
 }
 
 /// Element type of a payload.
@@ -36,10 +42,31 @@ pub enum DType {
     /// 32-bit IEEE 754.
     #[default]
     F32 = 0,
-    /// 16-bit IEEE 754; reserved for gradients.
+    /// 16-bit IEEE 754; for gradients only.
     F16 = 1,
-    /// bfloat16; reserved for gradients.
+    /// bfloat16; for gradients only.
     Bf16 = 2,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+        }
+    }
+
+    /// Views a payload as elements of this type; `None` when its length or address does not allow it.
+    pub fn values(self, payload: &[u8]) -> Option<Values<'_>> {
+        Some(match self {
+            // Nothing is nothing at any address.
+            _ if payload.is_empty() => Values::F32(&[]),
+            DType::F32 => Values::F32(bytemuck::try_cast_slice(payload).ok()?),
+            DType::F16 => Values::F16(bytemuck::try_cast_slice(payload).ok()?),
+            DType::Bf16 => Values::Bf16(bytemuck::try_cast_slice(payload).ok()?),
+        })
+    }
 }
 
 /// Bits that qualify a frame.
@@ -57,7 +84,9 @@ impl Flags {
     pub const NOW: Flags = Flags(8);
     /// The payload lies in shared memory: a [`super::Descriptor`] follows instead. For drivers: no role sees it.
     pub const ELSEWHERE: Flags = Flags(16);
-    const KNOWN: u8 = 31;
+    /// In parameters to an aggregator, without payload: those of the table that it was sent last.
+    pub const SAME: Flags = Flags(32);
+    const KNOWN: u8 = 63;
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -94,7 +123,8 @@ pub struct Header {
     pub chunk: u32,
     /// This frame's place in its push, initialisation or answer on this shard, from 0.
     pub part: u32,
-    /// Number of rows in the payload, with [`Flags::ROWS`].
+    /// Number of rows in the payload, with [`Flags::ROWS`]. In a dense push of an aggregator, how many gradients the
+    /// payload is the sum of; in dense parameters to it, which answer of this table on this connection they are of.
     pub rows: u32,
     /// Iteration of a push; iterations completed, for a pull.
     pub clock: Clock,
@@ -172,6 +202,18 @@ impl Header {
             request: 0,
             landing: 0,
         }
+    }
+
+    /// The worker that an aggregator speaks for in a frame to a shard. It stands where workers name a place in shared
+    /// memory, as a number that is never one.
+    pub fn spoken_for(&self) -> Option<WorkerId> {
+        let rank = self.landing.checked_sub(1)?;
+        u32::try_from(rank).ok().filter(|&rank| rank < limits::MAX_WORKERS).map(WorkerId)
+    }
+
+    /// Names the worker that an aggregator speaks for.
+    pub fn speak_for(&mut self, worker: WorkerId) {
+        self.landing = u64::from(worker.0) + 1;
     }
 
     /// The header's 64 bytes.
@@ -262,6 +304,8 @@ impl Kind {
             8 => Kind::Pull,
             9 => Kind::Params,
             10 => Kind::Share,
+            11 => Kind::Group,
+            12 => Kind::Forget,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -271,7 +315,8 @@ impl Kind {
         match self {
             Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
-            Kind::PushAck | Kind::Share => 0,
+            Kind::PushAck | Kind::Share | Kind::Forget => 0,
+            Kind::Group => super::group::MAX_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
         }
     }
@@ -283,7 +328,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=10, 0u8..3, 0u8..32, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=12, 0u8..3, 0u8..64, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 let mut header = Header {
@@ -357,6 +402,19 @@ mod tests {
             format!("{:08x}  {}  {}\n", number * 16, half(left), half(right))
         };
         bytes.chunks_exact(16).enumerate().map(line).collect()
+    }
+
+    #[test]
+    fn the_worker_that_is_spoken_for_is_no_place_in_memory() {
+        let mut header = Header::new(Kind::Pull);
+        assert_eq!(header.spoken_for(), None);
+        for worker in [WorkerId(0), WorkerId(limits::MAX_WORKERS - 1)] {
+            header.speak_for(worker);
+            assert_eq!(header.spoken_for(), Some(worker));
+            assert_eq!(crate::store::Place::from_bits(header.landing), None);
+        }
+        header.speak_for(WorkerId(limits::MAX_WORKERS));
+        assert_eq!(header.spoken_for(), None);
     }
 
     #[test]

@@ -30,8 +30,10 @@ pub(super) struct LocalTable {
     spare: Vec<Buffer>,
     /// The application has the values, or an exchange has.
     pub(super) lent: bool,
-    /// The gradient of an exchange, once all servers have it.
+    /// The gradient of an exchange.
     pub(super) returned: Option<Arc<Buffer>>,
+    /// Stands where values are lent.
+    nothing: Arc<Buffer>,
     /// Where servers that share memory with this process put answers, before they become the values: those may be in
     /// use.
     landing: Option<Buffer>,
@@ -51,6 +53,7 @@ impl LocalTable {
             spare: Vec::new(),
             lent: false,
             returned: None,
+            nothing: Arc::new(Buffer::zeroed(0)),
             landing: None,
         }
     }
@@ -77,9 +80,9 @@ impl LocalTable {
     }
 
     /// The initial values, ready to be sent. Only asked for once.
-    pub(super) fn take_initial(&mut self) -> Buffer {
+    pub(super) fn take_initial(&mut self, memory: &dyn Allocate) -> Buffer {
         let initial = std::mem::take(&mut self.initial);
-        let mut buffer = Buffer::zeroed(initial.len());
+        let mut buffer = memory.zeroed(initial.len());
         buffer.as_mut_slice().copy_from_slice(&initial);
         buffer
     }
@@ -106,9 +109,8 @@ impl LocalTable {
     }
 
     /// Takes the values out, for somebody who lends them.
-    pub(super) fn take_values(&mut self) -> Buffer {
-        let values = std::mem::replace(&mut self.values, Arc::new(Buffer::zeroed(0)));
-        Arc::try_unwrap(values).unwrap_or_else(|shared| Buffer::clone(&shared))
+    pub(super) fn take_values(&mut self) -> Arc<Buffer> {
+        std::mem::replace(&mut self.values, self.nothing.clone())
     }
 
     /// Where an answer may be put by a server that shares memory with this process.

@@ -2,11 +2,10 @@
 
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
-use crate::role::{Body, Frame};
+use crate::role::{Body, Frame, Landing};
 use crate::store::{Buffer, Place};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::{Flags, Header, Kind};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -27,9 +26,9 @@ pub(super) struct Request {
 #[derive(Debug)]
 pub(super) enum What {
     /// Initial values.
-    Init { buffer: u64 },
-    /// A gradient.
-    Push { buffer: u64, rows: Option<Arc<Vec<u32>>>, want_params: bool, acknowledged: bool },
+    Init { buffer: Option<Arc<Buffer>> },
+    /// A gradient. The buffer is there until the server has it.
+    Push { buffer: Option<Arc<Buffer>>, rows: Option<Arc<Vec<u32>>>, want_params: bool },
     /// Parameters. `rows` has row numbers with their place in the result.
     Pull { rows: Option<Vec<(u32, u32)>>, now: bool },
 }
@@ -38,7 +37,7 @@ pub(super) enum What {
 #[derive(Debug)]
 pub(super) struct Acknowledged {
     pub(super) is_push: bool,
-    pub(super) buffer: u64,
+    pub(super) buffer: Option<Arc<Buffer>>,
     /// Nothing else is to come for the request.
     pub(super) done: bool,
 }
@@ -52,7 +51,6 @@ pub(super) struct Context<'a> {
     /// Without overlap: the last clock that the scheduler let go.
     pub(super) gone: Option<Clock>,
     pub(super) table: &'a LocalTable,
-    pub(super) buffers: &'a BTreeMap<u64, (Arc<Buffer>, usize)>,
 }
 
 impl Request {
@@ -70,8 +68,16 @@ impl Request {
     pub(super) fn must_be_sent(&self) -> bool {
         match self.what {
             What::Init { .. } => true,
-            What::Push { acknowledged, .. } => !acknowledged,
+            What::Push { ref buffer, .. } => buffer.is_some(),
             What::Pull { .. } => false,
+        }
+    }
+
+    /// What it brings to the server, as long as that does not have it.
+    pub(super) fn buffer(&self) -> Option<&Arc<Buffer>> {
+        match &self.what {
+            What::Init { buffer } | What::Push { buffer, .. } => buffer.as_ref(),
+            What::Pull { .. } => None,
         }
     }
 
@@ -102,14 +108,15 @@ impl Request {
         match &mut self.what {
             What::Init { buffer } => {
                 header.kind = Kind::Init;
-                dense_frames(header, self.shard, &context.buffers[buffer].0, context.table, send);
+                if let Some(buffer) = buffer {
+                    dense_frames(header, self.shard, buffer, context.table, send);
+                }
             }
-            What::Push { buffer, rows, want_params, acknowledged: false } => {
+            What::Push { buffer: Some(buffer), rows, want_params } => {
                 if *want_params && context.overlap {
                     header.flags = Flags::WANT_PARAMS;
                 }
                 self.held = *want_params && !context.overlap;
-                let buffer = &context.buffers[buffer].0;
                 match rows {
                     Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table)
                         .into_iter()
@@ -117,7 +124,7 @@ impl Request {
                     None => dense_frames(header, self.shard, buffer, context.table, send),
                 }
             }
-            What::Push { acknowledged: true, .. } => {
+            What::Push { buffer: None, .. } => {
                 self.held = !may_pull(self.clock + 1);
                 header.clock = self.clock + 1;
                 if !self.held {
@@ -139,11 +146,10 @@ impl Request {
     /// The server has it, or will not take it. `None` when it said so before.
     pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
         match &mut self.what {
-            What::Init { buffer } => Some(Acknowledged { is_push: false, buffer: *buffer, done: true }),
-            What::Push { acknowledged: true, .. } | What::Pull { .. } => None,
-            What::Push { buffer, want_params, acknowledged, .. } => {
-                *acknowledged = true;
-                Some(Acknowledged { is_push: true, buffer: *buffer, done: !*want_params })
+            What::Init { buffer } => Some(Acknowledged { is_push: false, buffer: buffer.take(), done: true }),
+            What::Push { buffer: None, .. } | What::Pull { .. } => None,
+            What::Push { buffer, want_params, .. } => {
+                Some(Acknowledged { is_push: true, buffer: buffer.take(), done: !*want_params })
             }
         }
     }
@@ -151,9 +157,9 @@ impl Request {
     /// The last frame of the answer is here; whether the request is settled by it.
     pub(super) fn answered(&mut self) -> bool {
         match &mut self.what {
-            What::Push { want_params, acknowledged, .. } => {
+            What::Push { want_params, buffer, .. } => {
                 *want_params = false;
-                *acknowledged
+                buffer.is_none()
             }
             What::Init { .. } => false,
             What::Pull { .. } => true,
@@ -168,14 +174,18 @@ impl Request {
         &mut self,
         table: &mut LocalTable,
         header: &Header,
-        payload: &[u8],
+        payload: Option<&[u8]>,
         is_late: bool,
         result: &mut [f32],
     ) -> Result<(), WorkerError> {
-        let taken = crate::store::floats(payload).and_then(|values| match &self.what {
-            What::Pull { rows: Some(rows), .. } => self.put_rows(rows, table.row_width(), values, result),
-            _ => self.put_chunk(table, header.chunk, values, is_late),
-        });
+        let taken = match (payload.map(crate::store::floats), &self.what) {
+            (Some(Some(values)), What::Pull { rows: Some(rows), .. }) => {
+                self.put_rows(rows, table.row_width(), values, result)
+            }
+            (Some(Some(values)), _) => self.put_chunk(table, header.chunk, values, is_late),
+            (None, _) => self.chunk_landed(table, header),
+            (Some(None), _) => None,
+        };
         if let Some((here, expected)) = taken {
             self.received += here;
             if header.flags.has(Flags::LAST) == (self.received == expected) {
@@ -185,8 +195,25 @@ impl Request {
         Err(WorkerError::Shape {
             table: table.spec.name.clone(),
             expected: format!("parameters that fit shape {:?}", table.spec.shape),
-            found: format!("{} bytes for chunk {} from {}", payload.len(), header.chunk, self.shard),
+            found: format!("{} bytes for chunk {} from {}", header.payload_bytes, header.chunk, self.shard),
         })
+    }
+
+    /// Where the chunks that are to come next go.
+    pub(super) fn places(&self, table: &LocalTable, count: usize) -> impl Iterator<Item = Landing> {
+        (self.received..self.received + count).map_while(|index| table.chunk_of(self.shard, index)).map(
+            |(chunk, range)| {
+                let start = range.start as usize * 4;
+                Landing { chunk, bytes: start..start + range.len as usize * 4 }
+            },
+        )
+    }
+
+    /// The next chunk is in its place. How many came (one), and how many the answer has.
+    fn chunk_landed(&self, table: &LocalTable, header: &Header) -> Option<(usize, usize)> {
+        let (next, chunk) = table.chunk_of(self.shard, self.received)?;
+        let fits = next == header.chunk && chunk.len * 4 == header.payload_bytes;
+        fits.then(|| (1, table.chunks_of(self.shard).len()))
     }
 
     /// Puts whole rows to their places. How many came, and how many the answer has; `None` when they do not fit.

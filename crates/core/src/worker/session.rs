@@ -2,10 +2,11 @@
 
 use super::request::{Request, What};
 use super::{Ticket, Worker, WorkerError};
+use crate::address::Addresses;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Lost, Output, Role};
+use crate::role::{Landing, Lost, Output, Role};
 use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
@@ -17,7 +18,7 @@ impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
             Kind::PushAck => self.take_acknowledgement(from, header),
-            Kind::Params => self.take_params(now, from, header, payload),
+            Kind::Params => self.take_params(now, from, header, Some(payload)),
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(from, header, fault),
                 Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
@@ -28,7 +29,7 @@ impl Worker {
 
     /// The request that a server speaks of, if it was asked of this server.
     fn request_to(&mut self, shard: ShardId, header: &Header) -> Option<&mut Request> {
-        self.requests.get_mut(&header.request).filter(|request| request.shard == shard)
+        self.requests.get_mut(header.request).filter(|request| request.shard == shard)
     }
 
     fn take_acknowledgement(&mut self, from: ShardId, header: &Header) {
@@ -39,8 +40,8 @@ impl Worker {
             pending.acks = pending.acks.saturating_sub(1);
         }
         if done {
-            self.requests.remove(&header.request);
-        } else if self.requests.get(&header.request).is_some_and(|request| request.held) {
+            self.requests.remove(header.request);
+        } else if self.requests.get(header.request).is_some_and(|request| request.held) {
             // The scheduler may have let its pull go already.
             self.send_request(header.request);
         }
@@ -51,7 +52,7 @@ impl Worker {
     /// The server has what a request brought, or will never take it: its memory is free. Says whether nothing else is
     /// to come for the request; `None` when this was known.
     fn note_taken(&mut self, id: u64) -> Option<bool> {
-        let request = self.requests.get_mut(&id)?;
+        let request = self.requests.get_mut(id)?;
         let (table, clock) = (request.table, request.clock);
         let acknowledged = request.acknowledge()?;
         if acknowledged.is_push
@@ -62,38 +63,27 @@ impl Worker {
                 self.unacknowledged.remove(&clock);
             }
         }
-        self.release_buffer(table, acknowledged.buffer);
+        // A gradient's memory is used again once every server has it. One that answers before it has everything leaves
+        // frames behind that still need the memory.
+        if let Some(buffer) = acknowledged.buffer.and_then(Arc::into_inner) {
+            self.tables[table].keep_buffer(buffer);
+        }
         Some(acknowledged.done)
     }
 
-    /// A gradient's memory is used again once every server has it.
-    fn release_buffer(&mut self, table: usize, id: u64) {
-        let Some((_, users)) = self.buffers.get_mut(&id) else { return };
-        *users -= 1;
-        // A server that answers before it has everything leaves frames behind that still need the memory.
-        if *users == 0
-            && let Some((buffer, _)) = self.buffers.remove(&id)
-        {
-            let local = &mut self.tables[table];
-            if local.lent {
-                local.returned = Some(buffer);
-            } else if let Some(buffer) = Arc::into_inner(buffer) {
-                local.keep_buffer(buffer);
-            }
-        }
-    }
-
-    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
+    /// Takes a frame of an answer. Without a payload it is in its place already.
+    fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: Option<&[u8]>) {
         let (clock, id) = (self.clock, header.request);
-        let Some(request) = self.requests.get_mut(&id) else { return };
+        let Some(request) = self.requests.get_mut(id) else { return };
         if request.shard != from || !request.wants_params() {
             return;
         }
-        self.report.bytes_pulled += payload.len() as u64;
+        self.report.bytes_pulled += u64::from(header.payload_bytes);
         let ticket = request.ticket;
         let local = &mut self.tables[request.table];
         // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped. Rows are never blocks.
-        let partial = local.partial.is_some() && !local.spec.rows;
+        // An exchange waits for all of them.
+        let partial = local.partial.is_some() && !local.spec.rows && !local.lent;
         let is_late = partial && header.version < clock && request.is_conditional();
         let taken = match self.tickets.get_mut(&ticket) {
             Some(pending) => request.take_params(local, header, payload, is_late, &mut pending.rows),
@@ -103,7 +93,7 @@ impl Worker {
             return;
         }
         if request.answered() {
-            self.requests.remove(&id);
+            self.requests.remove(id);
         }
         let Some(pending) = self.tickets.get_mut(&ticket) else { return };
         match taken {
@@ -128,7 +118,7 @@ impl Worker {
             return self.outputs.push_back(Output::Log(fault.message));
         }
         let was_taken = self.note_taken(header.request).is_none();
-        let Some(request) = self.requests.remove(&header.request) else { return };
+        let Some(request) = self.requests.remove(header.request) else { return };
         let local = &mut self.tables[request.table];
         if !was_taken && local.pushed == Some(request.clock) {
             // It can be pushed again, corrected or later; servers that have it take it once.
@@ -193,7 +183,7 @@ impl Worker {
             return self.fail(WorkerError::Table(sentence));
         }
         if let Some((host, memory)) = &self.shared
-            && plan.shards.iter().any(|(_, of)| of.iter().any(|address| address.starts_with(host)))
+            && self.peers(&plan).any(|of| of.iter().any(|address| address.starts_with(host)))
         {
             self.memory = Arc::clone(memory);
         }
@@ -212,22 +202,31 @@ impl Worker {
         }
         let rank = self.id.map_or(0, |id| id.0 as usize);
         for (shard, addresses) in &plan.shards {
-            let addresses = addresses.for_caller(rank + shard.core as usize);
-            self.links.insert(*shard, Link::new(now, NodeId::Shard(*shard), addresses));
+            let peer = NodeId::Shard(*shard);
+            let link = match &self.config.aggregator {
+                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.for_caller(rank)),
+                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
+            };
+            self.links.insert(*shard, link);
         }
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
         let is_first = self.id == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
-            let initial = self.tables[index].take_initial();
+            let initial = self.tables[index].take_initial(&*self.memory);
             let shards: Vec<ShardId> = self.tables[index].shards().collect();
             if is_first {
-                let id = self.next_id();
                 acks += shards.len();
-                self.buffers.insert(id, (Arc::new(initial), shards.len()));
+                let initial = Arc::new(initial);
                 for &shard in &shards {
-                    self.request(Request::new(shard, index, 0, ticket, What::Init { buffer: id }));
+                    self.request(Request::new(
+                        shard,
+                        index,
+                        0,
+                        ticket,
+                        What::Init { buffer: Some(initial.clone()) },
+                    ));
                 }
             }
             answers += shards.len();
@@ -246,14 +245,19 @@ impl Worker {
         self.handle_timeout(now);
     }
 
+    /// Where those are that this worker connects to, beside the coordinator.
+    fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
+        let shards = plan.shards.iter().map(|(_, addresses)| addresses);
+        let own = shards.filter(|_| self.config.aggregator.is_none());
+        self.config.aggregator.iter().chain(own)
+    }
+
     /// Without overlap: the scheduler lets pulls after this clock go.
     fn let_go(&mut self, clock: Clock) {
         self.gone = self.gone.max(Some(clock));
         // A push that is under way is not sent a second time; its pull follows the acknowledgement.
         let is_ready = |request: &Request| request.held && !request.must_be_sent();
-        let held: Vec<u64> =
-            self.requests.iter().filter(|(_, request)| is_ready(request)).map(|(id, _)| *id).collect();
-        held.into_iter().for_each(|id| self.send_request(id));
+        self.requests.numbers(is_ready).into_iter().for_each(|id| self.send_request(id));
     }
 
     /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
@@ -331,10 +335,17 @@ impl Role for Worker {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, peer: NodeId) -> Hello {
+        let through = match (peer, self.id, &self.config.aggregator) {
+            (NodeId::Shard(shard), Some(rank), Some(_)) => {
+                let again = self.links.get(&shard).is_some_and(Link::was_up);
+                Some(Party::Through { rank, shard, again })
+            }
+            _ => None,
+        };
         Hello {
             job: self.config.job.clone(),
-            from: Party::Worker { rank: self.id },
+            from: through.unwrap_or(Party::Worker { rank: self.id }),
             incarnation: self.incarnation,
         }
     }
@@ -354,19 +365,16 @@ impl Role for Worker {
                     link.connected();
                 }
                 let tickets = &self.tickets;
+                let is_mine = |request: &Request| request.shard == shard;
                 // What nobody waits for and no server misses is not asked for again (blocks that PSP went on without).
-                self.requests.retain(|_, request| {
-                    request.shard != shard || request.must_be_sent() || tickets.contains_key(&request.ticket)
-                });
-                let mine: Vec<u64> = self
-                    .requests
-                    .iter()
-                    .filter(|(_, request)| request.shard == shard)
-                    .map(|(id, _)| *id)
-                    .collect();
+                let is_wanted =
+                    |request: &Request| request.must_be_sent() || tickets.contains_key(&request.ticket);
+                let unwanted = self.requests.numbers(|request| is_mine(request) && !is_wanted(request));
+                unwanted.into_iter().for_each(|id| drop(self.requests.remove(id)));
+                let mine = self.requests.numbers(is_mine);
                 mine.into_iter().for_each(|id| self.send_request(id));
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 
@@ -381,7 +389,7 @@ impl Role for Worker {
                     link.disconnected(now, why);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) => {}
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
         }
     }
 
@@ -401,6 +409,33 @@ impl Role for Worker {
             (from, kind) => {
                 self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
             }
+        }
+    }
+
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        let NodeId::Shard(shard) = from else { return None };
+        let request = self.requests.get(header.request).filter(|request| request.shard == shard)?;
+        let local = &mut self.tables[request.table];
+        // What an application may read is changed by whole frames only.
+        if header.kind != Kind::Params || !local.lent || !request.wants_params() {
+            return None;
+        }
+        places.extend(request.places(local, frames));
+        places.first().filter(|place| {
+            place.chunk == header.chunk && place.bytes.len() == header.payload_bytes as usize
+        })?;
+        Some(Arc::get_mut(&mut local.values)?.as_mut_bytes())
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        if let NodeId::Shard(shard) = from {
+            self.take_params(now, shard, header, None);
         }
     }
 

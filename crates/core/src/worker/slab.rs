@@ -5,7 +5,7 @@
 
 use super::request::{Request, What};
 use super::{Purpose, Ticket, Worker, WorkerError};
-use crate::store::Buffer;
+use crate::store::{Allocate, Buffer};
 use crate::types::{TableId, Time};
 use std::sync::Arc;
 
@@ -15,8 +15,34 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Slab {
     table: TableId,
-    gradient: Buffer,
-    values: Buffer,
+    gradient: Unique,
+    values: Unique,
+}
+
+/// A buffer that is counted, so that frames can be made from it, and that nobody else has.
+#[derive(Debug)]
+struct Unique(Arc<Buffer>);
+
+impl Unique {
+    fn new(buffer: Buffer) -> Unique {
+        Unique(Arc::new(buffer))
+    }
+
+    /// The buffer itself, or one like it where somebody still has it.
+    fn of(buffer: Arc<Buffer>, memory: &dyn Allocate) -> Unique {
+        match Arc::strong_count(&buffer) {
+            1 => Unique(buffer),
+            _ => {
+                let mut copy = memory.zeroed(buffer.len());
+                copy.as_mut_slice().copy_from_slice(buffer.as_slice());
+                Unique::new(copy)
+            }
+        }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [f32] {
+        Arc::get_mut(&mut self.0).expect("nobody else has it").as_mut_slice()
+    }
 }
 
 impl Slab {
@@ -32,12 +58,12 @@ impl Slab {
 
     /// The same, to be read.
     pub fn gradient(&self) -> &[f32] {
-        self.gradient.as_slice()
+        self.gradient.0.as_slice()
     }
 
     /// The parameters as the last exchange brought them.
     pub fn values(&self) -> &[f32] {
-        self.values.as_slice()
+        self.values.0.as_slice()
     }
 }
 
@@ -58,16 +84,18 @@ impl Worker {
             return Err(WorkerError::Order(sentence));
         }
         local.lent = true;
-        let gradient = self.memory.zeroed(local.values.len());
-        Ok(Slab { table, gradient, values: local.take_values() })
+        let gradient = Unique::new(self.memory.zeroed(local.values.len()));
+        Ok(Slab { table, gradient, values: Unique::of(local.take_values(), &*self.memory) })
     }
 
     /// Takes lent buffers back: the table is pushed and pulled as others are.
     pub fn give_back(&mut self, slab: Slab) {
         let local = &mut self.tables[slab.table.0 as usize];
         local.lent = false;
-        local.values = Arc::new(slab.values);
-        local.keep_buffer(slab.gradient);
+        local.values = slab.values.0;
+        if let Some(gradient) = Arc::into_inner(slab.gradient.0) {
+            local.keep_buffer(gradient);
+        }
     }
 
     /// Sends the gradients of the current clock and asks for the parameters that follow them, for several tables in
@@ -86,20 +114,19 @@ impl Worker {
         let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
         for Slab { table, gradient, values } in slabs.drain(..) {
             let index = table.0 as usize;
-            let landing = values.place();
+            let landing = values.0.place();
             let local = &mut self.tables[index];
             local.pushed = Some(clock);
-            local.values = Arc::new(values);
+            local.values = values.0;
             let shards = local.shard_count();
             requests += shards;
             lent.push(index);
-            let id = self.next_id();
-            self.buffers.insert(id, (Arc::new(gradient), shards));
             for shard in 0..shards {
                 let shard = self.tables[index].shard(shard);
-                let what = What::Push { buffer: id, rows: None, want_params: true, acknowledged: false };
+                let what = What::Push { buffer: Some(gradient.0.clone()), rows: None, want_params: true };
                 self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
             }
+            self.tables[index].returned = Some(gradient.0);
         }
         *self.unacknowledged.entry(clock).or_default() += requests;
         let pending = self.tickets.get_mut(&ticket).expect("made above");
@@ -122,15 +149,12 @@ impl Worker {
 
     fn take_slab(&mut self, index: usize, settled: bool) -> Slab {
         let local = &mut self.tables[index];
-        let len = local.values.len();
-        let mut values = local.take_values();
-        let returned = local.returned.take().and_then(Arc::into_inner);
+        let values = local.take_values();
+        let gradient = local.returned.take().unwrap_or_else(|| Arc::new(self.memory.zeroed(values.len())));
         if !settled && self.requests.values().any(|request| request.table == index) {
-            let mut other = self.memory.zeroed(len);
-            other.as_mut_slice().copy_from_slice(values.as_slice());
-            self.parked.push(std::mem::replace(&mut values, other));
+            self.parked.push(values.clone());
         }
-        let gradient = returned.unwrap_or_else(|| self.memory.zeroed(len));
+        let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
         Slab { table: TableId(index as u32), gradient, values }
     }
 }

@@ -1,6 +1,7 @@
 //! Peers that say anything at any time. No role panics (overflow is checked in tests), what is refused changes
 //! nothing, memory stays within bounds, and a job with honest members goes on.
 
+mod aggregator;
 mod coordinator;
 mod job;
 #[path = "../roles/pump.rs"]

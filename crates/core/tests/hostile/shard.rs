@@ -1,16 +1,23 @@
 //! A shard and workers that are members, but not honest.
 
 use super::*;
-use crate::words::{control_frame, data_frame};
+use crate::words::{aggregate, control_frame, data_frame};
 use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::server::Shard;
-use paramill_core::wire::{Flags, Header};
+use paramill_core::types::AggregatorId;
+use paramill_core::wire::{Flags, Header, Hello, Party};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Act {
     Say(u32, Frame),
+    /// An aggregator says something; its numbered frames are in order unless `skip` says otherwise.
+    Aggregate {
+        frame: Frame,
+        skip: bool,
+    },
+    LoseAggregator,
     Disconnect(u32),
     Switch(usize),
     Die(u32),
@@ -23,6 +30,8 @@ const MODELS: [&str; 6] =
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         30 => (0u32..4, data_frame()).prop_map(|(worker, frame)| Act::Say(worker, frame)),
+        20 => (aggregate(1), prop::bool::weighted(0.05)).prop_map(|(frame, skip)| Act::Aggregate { frame, skip }),
+        1 => Just(Act::LoseAggregator),
         2 => (0u32..4).prop_map(Act::Disconnect),
         2 => (0..MODELS.len()).prop_map(Act::Switch),
         1 => (1u32..4).prop_map(Act::Die),
@@ -52,8 +61,26 @@ proptest! {
         let (mut now, shard) = (pump.now, &mut pump.shards[0]);
         let at_rest = shard.memory_bytes();
         let mut alive: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let aggregator = NodeId::Aggregator(AggregatorId(0));
+        let from = Party::Aggregator { process: 5, id: Some(AggregatorId(0)) };
+        let hello = Hello { job: "test".into(), from, incarnation: 5 };
+        prop_assert!(shard.accept(now, &hello).is_ok());
+        let mut next = 1;
         for act in acts {
             let outputs = match act {
+                Act::Aggregate { mut frame, skip } => {
+                    let is_numbered = frame.header.spoken_for().is_none()
+                        && matches!(frame.header.kind, Kind::Push | Kind::Group);
+                    if is_numbered && !skip {
+                        frame.header.request = next;
+                        next += 1;
+                    }
+                    say(shard, now, aggregator, &frame)
+                }
+                Act::LoseAggregator => {
+                    shard.handle_disconnected(now, aggregator, &Lost::Broken("x".into()));
+                    drain(shard)
+                }
                 Act::Say(rank, frame) => {
                     let (worker, before) = (WorkerId(rank), parameters(shard));
                     let was = shard.memory_bytes();

@@ -2,9 +2,9 @@
 
 use paramill_core::placement::Part;
 use paramill_core::role::{Body, Frame};
-use paramill_core::status::{ShardReport, WorkerReport};
+use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
 use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
-use paramill_core::types::{ServerId, ShardId, TableId, WorkerId};
+use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, control};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn small() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0u32..6, 1 => Just(u32::MAX), 1 => any::<u32>()]
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Hello,
     Kind::Welcome,
     Kind::Error,
@@ -28,6 +28,8 @@ const KINDS: [Kind; 9] = [
     Kind::PushAck,
     Kind::Pull,
     Kind::Params,
+    Kind::Group,
+    Kind::Forget,
 ];
 
 /// Bytes at an address that floats may have, as a driver's are.
@@ -62,19 +64,23 @@ fn header() -> impl Strategy<Value = Header> {
     let epoch = prop_oneof![9 => Just(1u32), 1 => any::<u32>()];
     let dtype = prop_oneof![9 => Just(DType::F32), 1 => Just(DType::F16), 1 => Just(DType::Bf16)];
     let numbers = (small(), small(), small(), small());
-    (kind, dtype, 0u8..16, epoch, numbers, number(), number(), number()).prop_map(
-        |(kind, dtype, flags, epoch, (table, chunk, part, rows), clock, version, request)| Header {
-            dtype,
-            flags: Flags(flags),
-            epoch,
-            table: TableId(table),
-            chunk,
-            part,
-            rows,
-            clock,
-            version,
-            request,
-            ..Header::new(kind)
+    let numbers = (numbers, number(), number(), number(), number());
+    (kind, dtype, 0u8..64, epoch, numbers).prop_map(
+        |(kind, dtype, flags, epoch, ((table, chunk, part, rows), clock, version, request, landing))| {
+            Header {
+                dtype,
+                flags: Flags(flags),
+                epoch,
+                table: TableId(table),
+                chunk,
+                part,
+                rows,
+                clock,
+                version,
+                request,
+                landing,
+                ..Header::new(kind)
+            }
         },
     )
 }
@@ -107,7 +113,8 @@ pub(crate) fn data_frame() -> impl Strategy<Value = Frame> {
 }
 
 fn frame(mut header: Header, payload: Vec<u8>) -> Frame {
-    let payload = if header.kind == Kind::PushAck { Vec::new() } else { payload };
+    let is_bare = matches!(header.kind, Kind::PushAck | Kind::Forget);
+    let payload = if is_bare { Vec::new() } else { payload };
     header.payload_bytes = payload.len() as u32;
     Frame { header, body: Body::Bytes(payload) }
 }
@@ -250,6 +257,9 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         }),
         name().prop_map(Control::Done),
         prop::option::of(name()).prop_map(|error| Control::Stop { error }),
+        number().prop_map(|groups| {
+            Control::AggregatorReport(AggregatorReport { groups, ..AggregatorReport::default() })
+        }),
     ]
 }
 
@@ -264,6 +274,12 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
             cores
         }),
         1 => Just(Party::Command),
+        2 => (number(), rank()).prop_map(|(process, id)| Party::Aggregator { process, id: id.map(AggregatorId) }),
+        1 => (small(), small(), small(), any::<bool>()).prop_map(|(rank, server, core, again)| Party::Through {
+            rank: WorkerId(rank),
+            shard: ShardId { server: ServerId(server), core },
+            again
+        }),
     ];
     let job = prop_oneof![9 => Just("test".to_owned()), 1 => name()];
     (job, from, number()).prop_map(|(job, from, incarnation)| Hello { job, from, incarnation })
@@ -283,4 +299,29 @@ pub(crate) fn answer() -> impl Strategy<Value = Frame> {
     let nearly = (kind, header(), payload(), 0u64..60)
         .prop_map(|(kind, header, payload, request)| frame(Header { kind, request, ..header }, payload));
     prop_oneof![1 => error, 4 => nearly, 1 => data_frame()]
+}
+
+/// What an aggregator may say to a shard whose next numbered frame is `next`: sums, lists of workers, and anything
+/// else in a worker's name or in nobody's.
+pub(crate) fn aggregate(next: u64) -> impl Strategy<Value = Frame> {
+    let sum = (proper_push(), 0u32..4, 0u32..2).prop_map(move |(mut frame, weight, attempt)| {
+        let header = Header { rows: weight, part: attempt, request: next, ..frame.header };
+        frame.header = Header { flags: Flags(0), ..header };
+        frame
+    });
+    let entry = (0u32..5, 0u32..2, number());
+    let list = (vec(entry, 0..4), 0u64..8, 0u32..2).prop_map(move |(mut entries, clock, attempt)| {
+        entries.sort_by_key(|entry| entry.0);
+        let words = |(worker, wants, request): (u32, u32, u64)| {
+            [worker, wants, request as u32, (request >> 32) as u32]
+        };
+        let words: Vec<u32> = entries.into_iter().flat_map(words).collect();
+        let header = Header { epoch: 1, clock, part: attempt, request: next, ..Header::new(Kind::Group) };
+        frame(header, aligned(words, Vec::new()))
+    });
+    let named = (data_frame(), 0u32..5).prop_map(|(mut frame, worker)| {
+        frame.header.speak_for(WorkerId(worker));
+        frame
+    });
+    prop_oneof![4 => sum, 3 => list, 3 => named, 2 => data_frame()]
 }

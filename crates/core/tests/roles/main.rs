@@ -1,5 +1,6 @@
 //! The roles together, without a driver: start, train, fail, go on.
 
+mod aggregation;
 mod membership;
 mod psp;
 mod pump;

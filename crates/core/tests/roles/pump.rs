@@ -1,5 +1,7 @@
 //! Roles in one place with a network that delivers at once: enough to test decisions without any driver.
 
+use paramill_core::address::Addresses;
+use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
@@ -17,22 +19,45 @@ pub(crate) struct Pump {
     pub(crate) coordinator: Coordinator,
     pub(crate) shards: Vec<Shard>,
     pub(crate) workers: Vec<Worker>,
+    pub(crate) aggregators: Vec<Aggregator>,
     pub(crate) log: Vec<String>,
     pub(crate) stopped: Vec<Option<String>>,
     /// Pairs that cannot reach each other, by index in `nodes`.
     pub(crate) cut: BTreeSet<(usize, usize)>,
-    names: BTreeMap<(usize, NodeId), usize>,
-    wires: VecDeque<(usize, usize, Header, Vec<u8>)>,
+    /// What a node calls a peer: which node that is, and what it calls this one.
+    names: BTreeMap<(usize, NodeId), (usize, NodeId)>,
+    /// From whom, to whom, what the receiver calls the sender.
+    wires: VecDeque<(usize, usize, NodeId, Header, Vec<u8>)>,
+    /// Payload bytes of gradients that shards were sent.
+    pub(crate) pushed_bytes: u64,
 }
 
-fn new_worker(now: Time, job: &str) -> Worker {
-    let config = WorkerConfig { job: job.into(), rank: None, coordinator: "coordinator".into() };
+fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
+    let aggregator = aggregator.map(Addresses::from);
+    let config = WorkerConfig { job: job.into(), rank: None, coordinator: "coordinator".into(), aggregator };
     Worker::new(now, config, Arc::new(Registry::builtin()))
 }
 
-/// Node 0 is the coordinator, then the shards, then the workers.
+fn new_aggregator(now: Time, job: &str, index: usize, process: u64) -> Aggregator {
+    let config = AggregatorConfig {
+        job: job.into(),
+        process,
+        id: None,
+        addresses: format!("aggregator:{index}").into(),
+        coordinator: "coordinator".into(),
+        hold: Duration::from_millis(5),
+    };
+    Aggregator::new(now, config, Arc::new(Registry::builtin()))
+}
+
+/// Node 0 is the coordinator, then the shards, then the aggregators, then the workers.
 impl Pump {
     pub(crate) fn new(config: JobConfig, cores: u32) -> Pump {
+        Pump::with_aggregators(config, cores, &[])
+    }
+
+    /// `aggregators` says through which one each worker goes; workers that are not named go to the servers themselves.
+    pub(crate) fn with_aggregators(config: JobConfig, cores: u32, aggregators: &[usize]) -> Pump {
         let registry = Arc::new(Registry::builtin());
         config.check(&registry).expect("a valid job");
         let (job, workers, servers) = (config.job.clone(), config.workers, config.servers);
@@ -51,28 +76,49 @@ impl Pump {
                 Shard::new(Time::ZERO, config, registry.clone())
             })
             .collect();
-        let workers = (0..workers).map(|_| new_worker(Time::ZERO, &job)).collect();
+        let through = |rank: u32| aggregators.get(rank as usize).map(|index| format!("aggregator:{index}"));
+        let workers = (0..workers).map(|rank| new_worker(Time::ZERO, &job, through(rank))).collect();
+        let count = aggregators.iter().max().map_or(0, |last| last + 1);
+        let aggregators = (0..count).map(|index| new_aggregator(Time::ZERO, &job, index, 200 + index as u64));
+        let aggregators = aggregators.collect();
         Pump {
             now: Time::ZERO,
             coordinator: Coordinator::new(config, registry),
             shards,
             workers,
+            aggregators,
             log: Vec::new(),
             stopped: Vec::new(),
             cut: BTreeSet::new(),
             names: BTreeMap::new(),
             wires: VecDeque::new(),
+            pushed_bytes: 0,
         }
     }
 
     pub(crate) fn worker_node(&self, worker: usize) -> usize {
-        1 + self.shards.len() + worker
+        1 + self.shards.len() + self.aggregators.len() + worker
+    }
+
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn aggregator_node(&self, aggregator: usize) -> usize {
+        1 + self.shards.len() + aggregator
+    }
+
+    /// The process of an aggregator ends, and another comes in its place.
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn restart_aggregator(&mut self, index: usize, job: &str) {
+        let node = self.aggregator_node(index);
+        self.aggregators[index] = new_aggregator(self.now, job, index, 900);
+        for other in 0..self.node_count() {
+            self.reset(node, other);
+        }
     }
 
     /// Another worker process comes; its index in `workers`.
     #[allow(dead_code, reason = "not every test that shares this file needs it")]
     pub(crate) fn add_worker(&mut self, job: &str) -> usize {
-        self.workers.push(new_worker(self.now, job));
+        self.workers.push(new_worker(self.now, job, None));
         self.workers.len() - 1
     }
 
@@ -80,7 +126,11 @@ impl Pump {
     #[allow(dead_code, reason = "not every test that shares this file needs it")]
     pub(crate) fn inject(&mut self, from: usize, to: usize, frame: Frame) {
         let payload = frame.body.bytes().expect("an injected frame has its bytes with it").to_vec();
-        self.wires.push_back((from, to, frame.header, payload));
+        let of_pair =
+            |((at, _), (peer, _)): &(&(usize, NodeId), &(usize, NodeId))| (*at, *peer) == (to, from);
+        if let Some((&(_, name), _)) = self.names.iter().find(of_pair) {
+            self.wires.push_back((from, to, name, frame.header, payload));
+        }
     }
 
     /// A command says something to the coordinator and goes away.
@@ -97,6 +147,17 @@ impl Pump {
 
     /// Declares the same tables on all workers and starts the job.
     pub(crate) fn start(&mut self, tables: &[(paramill_core::table::TableSpec, Vec<f32>)]) {
+        let tickets = self.declare_and_start(tables);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(self.outcome(worker, ticket), Some(Ok(())), "{}", self.explain(worker, ticket));
+        }
+    }
+
+    /// The same without a look at what comes of it.
+    pub(crate) fn declare_and_start(
+        &mut self,
+        tables: &[(paramill_core::table::TableSpec, Vec<f32>)],
+    ) -> Vec<Ticket> {
         let mut tickets = Vec::new();
         for worker in 0..self.workers.len() {
             for (spec, initial) in tables {
@@ -105,9 +166,7 @@ impl Pump {
             tickets.push(self.workers[worker].start(self.now).expect("starts once"));
         }
         self.run();
-        for (worker, ticket) in tickets.into_iter().enumerate() {
-            assert_eq!(self.outcome(worker, ticket), Some(Ok(())), "{}", self.explain(worker, ticket));
-        }
+        tickets
     }
 
     pub(crate) fn outcome(&mut self, worker: usize, ticket: Ticket) -> Option<Result<(), WorkerError>> {
@@ -160,11 +219,9 @@ impl Pump {
                     self.carry_out(node, output);
                 }
             }
-            while let Some((from, to, header, payload)) = self.wires.pop_front() {
+            while let Some((from, to, name, header, payload)) = self.wires.pop_front() {
                 moved = true;
-                if let Some((&(_, name), _)) =
-                    self.names.iter().find(|((at, _), peer)| *at == to && **peer == from)
-                {
+                if self.names.get(&(to, name)).is_some_and(|(peer, _)| *peer == from) {
                     self.role(to).handle_frame(now, name, &header, &payload);
                 }
             }
@@ -180,7 +237,7 @@ impl Pump {
         let ends: Vec<(usize, NodeId)> = self
             .names
             .iter()
-            .filter(|((at, _), peer)| (*at == a && **peer == b) || (*at == b && **peer == a))
+            .filter(|((at, _), (peer, _))| (*at, *peer) == (a, b) || (*at, *peer) == (b, a))
             .map(|(key, _)| *key)
             .collect();
         let now = self.now;
@@ -203,22 +260,35 @@ impl Pump {
         match output {
             Output::Log(line) => self.log.push(line),
             Output::Stop { error } => self.stopped.push(error),
-            Output::Disconnect { .. } => {}
+            Output::Disconnect { peer } => self.disconnect(node, peer),
             Output::Connect { peer, address } => self.connect(node, peer, &address),
             Output::Send { to, frame } => {
                 let payload = self.role(node).payload(&frame.body).to_vec();
                 assert_eq!(payload.len(), frame.header.payload_bytes as usize, "{:?}", frame.header);
-                if let Some(&peer) = self.names.get(&(node, to)) {
-                    self.wires.push_back((node, peer, frame.header, payload));
+                if let Some(&(peer, name)) = self.names.get(&(node, to)) {
+                    if (1..=self.shards.len()).contains(&peer) && frame.header.kind == Kind::Push {
+                        self.pushed_bytes += payload.len() as u64;
+                    }
+                    self.wires.push_back((node, peer, name, frame.header, payload));
                 }
             }
         }
     }
 
+    /// One end closes; the other is told once it has everything that was sent before.
+    fn disconnect(&mut self, node: usize, name: NodeId) {
+        let Some((peer, back)) = self.names.remove(&(node, name)) else { return };
+        let now = self.now;
+        self.names.remove(&(peer, back));
+        self.role(peer).handle_disconnected(now, back, &Lost::Broken("closed".into()));
+    }
+
     fn connect(&mut self, node: usize, peer: NodeId, address: &str) {
-        let to = match address.strip_prefix("shard:") {
-            Some(index) => 1 + index.parse::<usize>().expect("an index"),
-            None => 0,
+        let index = |number: &str| number.parse::<usize>().expect("an index");
+        let to = match address.split_once(':') {
+            Some(("shard", number)) => 1 + index(number),
+            Some(("aggregator", number)) => self.aggregator_node(index(number)),
+            _ => 0,
         };
         let now = self.now;
         if self.cut.contains(&(node, to)) {
@@ -228,8 +298,8 @@ impl Pump {
         assert_ne!(hello.from, Party::Command);
         match self.role(to).accept(now, &hello) {
             Ok(welcome) => {
-                self.names.insert((node, peer), to);
-                self.names.insert((to, welcome.you), node);
+                self.names.insert((node, peer), (to, welcome.you));
+                self.names.insert((to, welcome.you), (node, peer));
                 self.role(node).handle_connected(now, peer, &welcome);
             }
             Err(refusal) => self.role(node).handle_disconnected(now, peer, &Lost::Refused(refusal)),
@@ -237,15 +307,16 @@ impl Pump {
     }
 
     fn node_count(&self) -> usize {
-        1 + self.shards.len() + self.workers.len()
+        1 + self.shards.len() + self.aggregators.len() + self.workers.len()
     }
 
     fn role(&mut self, node: usize) -> &mut dyn Role {
-        let shards = self.shards.len();
+        let (shards, aggregators) = (self.shards.len(), self.aggregators.len());
         match node {
             0 => &mut self.coordinator,
             node if node <= shards => &mut self.shards[node - 1],
-            node => &mut self.workers[node - 1 - shards],
+            node if node <= shards + aggregators => &mut self.aggregators[node - 1 - shards],
+            node => &mut self.workers[node - 1 - shards - aggregators],
         }
     }
 }

@@ -41,6 +41,8 @@ pub(super) fn greet_hello(
     let known = match hello.from {
         Party::Worker { rank: Some(rank) } => Some(NodeId::Worker(rank)),
         Party::Shard { server: Some(server), core, .. } => Some(NodeId::Shard(ShardId { server, core })),
+        Party::Aggregator { id: Some(id), .. } => Some(NodeId::Aggregator(id)),
+        Party::Through { rank, shard, .. } => Some(NodeId::Through(rank, shard)),
         _ => None,
     };
     let replaced = known

@@ -3,6 +3,8 @@
 //! The stream is TCP, or a Unix socket with shared memory beside it. Both carry the same frames; over the latter a
 //! payload may lie elsewhere.
 
+mod landing;
+
 use super::shm::{SharedError, SharedMemory};
 use bytemuck::cast_slice_mut;
 use paramill_core::limits;
@@ -26,7 +28,9 @@ const SEND_DESCRIPTORS: usize = 16 << 10;
 const KEPT_REST: usize = 1 << 20;
 /// The same for a peer that has not said who it is: memory is for members.
 const GREETING_BYTES: usize = 8192;
-/// Frames gathered into one `writev`: two slices each, three with padding, below the kernel's 1024.
+/// A payload of up to so many bytes is copied beside its header: a slice of its own would cost more.
+const STAGED_PAYLOAD: usize = 4096;
+/// Frames gathered into one `writev`: two slices each, below the kernel's 1024.
 const GATHER_FRAMES: usize = 256;
 /// Writes to one connection before others get their turn.
 const WRITES_PER_TURN: usize = 4;
@@ -47,6 +51,9 @@ pub(crate) struct StreamConnection {
     is_open: bool,
     receive: Buffer,
     filled: usize,
+    /// A frame whose payload is received where it belongs. The receive buffer is empty then.
+    arriving: Option<landing::Arriving>,
+    scratch: landing::Scratch,
     /// Frames are left in the buffer that were not looked at yet.
     has_leftovers: bool,
     waiting: VecDeque<Frame>,
@@ -56,7 +63,8 @@ pub(crate) struct StreamConnection {
     rest: Vec<u8>,
     rest_sent: usize,
     /// Kept from write to write for their memory.
-    heads: Vec<[u8; HEADER_BYTES]>,
+    staged: Vec<u8>,
+    cuts: Vec<Option<usize>>,
     slices: Vec<IoSlice<'static>>,
 }
 
@@ -78,12 +86,15 @@ impl StreamConnection {
             is_open: false,
             receive: Buffer::zeroed(GREETING_BYTES / 4),
             filled: 0,
+            arriving: None,
+            scratch: landing::Scratch::default(),
             has_leftovers: false,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
-            heads: Vec::new(),
+            staged: Vec::new(),
+            cuts: Vec::new(),
             slices: Vec::new(),
         }
     }
@@ -231,48 +242,62 @@ impl StreamConnection {
         self.waiting.len() > limits::MAX_WAITING_FRAMES || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
     }
 
-    /// One `writev` over many frames, their payloads straight from where they live.
+    /// One `writev` over many frames, large payloads straight from where they live.
     fn write_gathered(&mut self, role: Option<&impl Role>) -> io::Result<()> {
-        self.heads.clear();
-        self.heads.extend(self.waiting.iter_mut().take(GATHER_FRAMES).map(|frame| {
+        self.staged.clear();
+        self.cuts.clear();
+        for frame in self.waiting.iter_mut().take(GATHER_FRAMES) {
             if let (Body::Stored { .. }, Some(role)) = (&frame.body, role) {
                 role.refresh(&mut frame.header);
             }
-            frame.header.encode()
-        }));
-        let mut slices = recycled(std::mem::take(&mut self.slices));
-        for (frame, head) in self.waiting.iter().zip(&self.heads) {
+            self.staged.extend_from_slice(&frame.header.encode());
             let payload = payload_of(role, frame);
-            slices.push(IoSlice::new(head));
-            slices.push(IoSlice::new(payload));
-            slices.push(IoSlice::new(&PADDING[..padded(payload.len()) - payload.len()]));
+            let is_staged = payload.len() <= STAGED_PAYLOAD;
+            if is_staged {
+                self.staged.extend_from_slice(payload);
+            }
+            let cut = self.staged.len();
+            self.staged.extend_from_slice(&PADDING[..padded(payload.len()) - payload.len()]);
+            // A small payload is between header and padding already; a large one goes there.
+            self.cuts.push((!is_staged).then_some(cut));
         }
-        let written = self.stream.write_vectored(&slices);
-        let mut sent = 0;
-        if let Ok(mut written) = written {
-            self.rest.clear();
-            self.rest_sent = 0;
-            for frame_slices in slices.chunks_exact(3) {
-                let total: usize = frame_slices.iter().map(|slice| slice.len()).sum();
-                sent += 1;
-                if written < total {
-                    // The bytes of one frame are taken between two events: what is left of it is copied now.
-                    for slice in frame_slices {
-                        let skip = written.min(slice.len());
-                        self.rest.extend_from_slice(&slice[skip..]);
-                        written -= skip;
-                    }
-                    break;
-                }
-                written -= total;
-                if written == 0 {
-                    break;
-                }
+        let mut slices = recycled(std::mem::take(&mut self.slices));
+        let mut begin = 0;
+        for (frame, cut) in self.waiting.iter().zip(&self.cuts) {
+            if let Some(cut) = *cut {
+                slices.push(IoSlice::new(&self.staged[begin..cut]));
+                slices.push(IoSlice::new(payload_of(role, frame)));
+                begin = cut;
             }
         }
+        slices.push(IoSlice::new(&self.staged[begin..]));
+        let written = self.stream.write_vectored(&slices);
         self.slices = recycled(slices);
+        let mut left = written?;
+        let mut sent = 0;
+        self.rest.clear();
+        self.rest_sent = 0;
+        for frame in self.waiting.iter().take(self.cuts.len()) {
+            let total = HEADER_BYTES + padded(frame.header.payload_bytes as usize);
+            if left == 0 {
+                break;
+            }
+            sent += 1;
+            if left < total {
+                // The bytes of one frame are taken between two events: what is left of it is copied now.
+                let payload = payload_of(role, frame);
+                let padding = &PADDING[..padded(payload.len()) - payload.len()];
+                for piece in [&frame.header.encode()[..], payload, padding] {
+                    let skip = left.min(piece.len());
+                    self.rest.extend_from_slice(&piece[skip..]);
+                    left -= skip;
+                }
+                break;
+            }
+            left -= total;
+        }
         self.waiting_bytes -= self.waiting.drain(..sent).map(|frame| frame.memory_bytes()).sum::<usize>();
-        written.map(|_| ())
+        Ok(())
     }
 
     /// Makes the bytes of some frames and writes them. What of a payload lies elsewhere by now is done with: it is put
@@ -335,6 +360,13 @@ impl StreamConnection {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream, _) => stream.shutdown(Shutdown::Write),
         };
+    }
+
+    /// Makes room for so many bytes in the receive buffer.
+    fn reserve(&mut self, bytes: usize) {
+        if self.receive.len() * 4 < bytes {
+            self.resize(bytes);
+        }
     }
 
     /// Another buffer, with what is in this one.

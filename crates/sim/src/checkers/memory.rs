@@ -20,11 +20,17 @@ const STAGED_BYTES_PER_ELEMENT: u64 = 4 + 32;
 /// Gradients that a worker may have under way, the one it adds to them, and two buffers kept for the next.
 const GRADIENTS_PER_TABLE: u64 = limits::MAX_CLOCKS_UNACKNOWLEDGED as u64 + 1 + 2;
 
+/// Sums that an aggregator may have under way for each worker of each table: those that are held, and the next one.
+const SUMS_PER_WORKER: u64 = limits::MAX_HELD_PUSHES as u64 + 1;
+/// Sums that it keeps for the next clock.
+const SPARE_SUMS: u64 = 2;
+
 /// Compares what roles hold with what they may hold.
 #[derive(Debug)]
 pub struct Memory {
     shards: BTreeMap<ShardId, u64>,
     worker: u64,
+    aggregator: u64,
 }
 
 impl Memory {
@@ -40,7 +46,17 @@ impl Memory {
         };
         let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
         let worker = tables().map(|(_, spec)| (1 + GRADIENTS_PER_TABLE) * array_bytes(spec.elements())).sum();
-        Ok(Memory { shards, worker })
+        let held = |shard: ShardId, table: TableId| -> u64 {
+            let chunks = layout.chunks(table).iter().filter(|chunk| chunk.shard == shard);
+            chunks.map(|chunk| u64::from(chunk.len)).sum()
+        };
+        let sums = |shard: ShardId| -> u64 {
+            let count = u64::from(scenario.workers) * SUMS_PER_WORKER + SPARE_SUMS;
+            tables().map(|(table, _)| count * array_bytes(held(shard, table))).sum()
+        };
+        let copies: u64 = tables().map(|(_, spec)| array_bytes(spec.elements())).sum();
+        let aggregator = copies + cluster.shard_ids().map(sums).sum::<u64>();
+        Ok(Memory { shards, worker, aggregator })
     }
 }
 
@@ -62,6 +78,7 @@ impl Checker for Memory {
         let (held, bound) = match (node, actor) {
             (NodeId::Shard(id), actor) => (actor.as_shard().map_or(0, Shard::memory_bytes), self.shards[&id]),
             (_, Actor::Worker(player)) => (player.worker().memory_bytes(), self.worker),
+            (_, Actor::Aggregator(aggregator)) => (aggregator.memory_bytes(), self.aggregator),
             _ => return Ok(()),
         };
         if held as u64 <= bound {

@@ -20,6 +20,8 @@ pub struct Replicas {
     layout: Layout,
     policies: Policies,
     seen: BTreeMap<(TableId, u32), BTreeMap<Clock, u64>>,
+    /// Whether a version may come to mean other bits while an aggregator still hands on the old ones.
+    switched: bool,
 }
 
 impl Replicas {
@@ -29,6 +31,7 @@ impl Replicas {
             layout: Layout::new(cluster.scenario())?,
             policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
             seen: BTreeMap::new(),
+            switched: !cluster.scenario().switches.is_empty(),
         })
     }
 }
@@ -46,8 +49,14 @@ impl Checker for Replicas {
     }
 
     fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
-        let (header, NodeId::Shard(shard)) = (frame.header, frame.from) else { return Ok(()) };
-        let whole_chunk = header.kind == Kind::Params && !header.flags.has(Flags::ROWS);
+        let header = frame.header;
+        let shard = match (frame.from, frame.to) {
+            (NodeId::Shard(shard), _) => shard,
+            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.switched => shard,
+            _ => return Ok(()),
+        };
+        let is_other = header.flags.has(Flags::ROWS) || header.flags.has(Flags::SAME);
+        let whole_chunk = header.kind == Kind::Params && !is_other;
         let on_round = || self.policies.model(shard, header.table).is_some_and(|model| model.on_round);
         if !whole_chunk || !on_round() {
             return Ok(());
@@ -62,7 +71,8 @@ impl Checker for Replicas {
             return Ok(());
         }
         Err(format!(
-            "{shard} sends {} version {} of chunk {} of table `{}` with other bits than it sent before",
+            "{} sends {} version {} of chunk {} of table `{}` with other bits than {shard} sent before",
+            frame.from,
             frame.to,
             header.version,
             header.chunk,
@@ -87,6 +97,9 @@ mod tests {
         let mut checkers = Checkers::default();
         checkers.add(Replicas::new(&cluster).unwrap());
         let violation = cluster.run(Time::from_secs_f64(10.0), &mut checkers).unwrap_err();
-        assert!(violation.what.contains("of table `w` with other bits than it sent before"), "{violation}");
+        assert!(
+            violation.what.contains("of table `w` with other bits than server 0 core 0 sent before"),
+            "{violation}"
+        );
     }
 }

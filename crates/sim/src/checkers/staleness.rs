@@ -24,6 +24,8 @@ pub struct Staleness {
     counted: BTreeSet<WorkerId>,
     workers: u64,
     dropped: bool,
+    /// Whether the model changes while the job runs.
+    switched: bool,
 }
 
 impl Staleness {
@@ -41,6 +43,7 @@ impl Staleness {
             counted,
             workers: cluster.scenario().workers.into(),
             dropped: false,
+            switched: !cluster.scenario().switches.is_empty(),
         })
     }
 }
@@ -52,7 +55,13 @@ impl Checker for Staleness {
     }
 
     fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
-        let (header, NodeId::Shard(shard)) = (frame.header, frame.from) else { return Ok(()) };
+        let header = frame.header;
+        let shard = match (frame.from, frame.to) {
+            (NodeId::Shard(shard), _) => shard,
+            // What an aggregator hands on was right when the shard said it.
+            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.switched => shard,
+            _ => return Ok(()),
+        };
         if header.kind != Kind::Params || header.flags.has(Flags::NOW) {
             return Ok(());
         }

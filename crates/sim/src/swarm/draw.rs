@@ -9,7 +9,7 @@ use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
 use paramill_core::prng::Prng;
 use paramill_core::table::{Order, PolicyOverride, Reduce};
-use paramill_core::types::{NodeId, ServerId, ShardId, Time, WorkerId};
+use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
@@ -73,6 +73,10 @@ impl Drawn {
         scenario.faults = faults;
         let partitions = dice.partitions(&scenario, heal_at);
         let closures = dice.closures(&scenario, heal_at);
+        let (mut partitions, mut closures) = (partitions, closures);
+        // Drawn apart, so that a world is the same but for what stands between its workers and its servers.
+        let mut dice = Dice(Prng::fork(seed, 0x6167_6772));
+        dice.aggregators(&mut scenario, &mut partitions, &mut closures);
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
@@ -101,16 +105,21 @@ impl Drawn {
             && self.gradients == Gradients::Quadratic
     }
 
-    /// The same job without faults.
+    /// The same job without faults, and with nothing between workers and servers.
     pub fn calm(&self) -> Scenario {
-        Scenario { faults: Vec::new(), ..self.scenario.clone() }
+        Scenario { faults: Vec::new(), aggregators: 0, ..self.scenario.clone() }
     }
 }
 
 impl fmt::Display for Drawn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Scenario { workers, servers, cores, iterations, sync, optimizer, placement, .. } = &self.scenario;
-        write!(f, "{workers} workers, {servers} servers of {cores} cores, {iterations} iterations of ")?;
+        write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
+        if self.scenario.aggregators > 0 {
+            let Scenario { aggregators, hold_ms, .. } = &self.scenario;
+            write!(f, "{aggregators} aggregators that hold for {hold_ms:.2} ms, ")?;
+        }
+        write!(f, "{iterations} iterations of ")?;
         let tables = self.scenario.tables.iter().map(|table| {
             let kind = if table.rows { "sparse" } else { "dense" };
             format!("{kind} {:?}", table.shape)
@@ -315,6 +324,28 @@ impl Dice {
         let from = self.between(0.0, heal_at.as_secs_f64());
         let until = from + self.between(0.01, 1.0);
         vec![(island, Time::from_secs_f64(from), Time::from_secs_f64(until))]
+    }
+
+    fn aggregators(
+        &mut self,
+        scenario: &mut Scenario,
+        partitions: &mut [(Vec<NodeId>, Time, Time)],
+        closures: &mut [(NodeId, Time, Time)],
+    ) {
+        if !self.chance(0.4) {
+            return;
+        }
+        scenario.aggregators = self.whole(1, u64::from(scenario.workers.min(3))) as u32;
+        scenario.hold_ms = if self.chance(0.2) { 0.0 } else { self.magnitude(0.1, 50.0) };
+        for (island, ..) in partitions {
+            let cut_off = (0..scenario.aggregators).filter(|_| self.chance(0.4));
+            island.extend(cut_off.map(|id| NodeId::Aggregator(AggregatorId(id))));
+        }
+        for (node, ..) in closures {
+            if self.chance(0.4) {
+                *node = NodeId::Aggregator(AggregatorId(0));
+            }
+        }
     }
 
     fn closures(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {

@@ -49,8 +49,9 @@ impl Connection {
 impl<R: Role> World<R> {
     pub(super) fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
         let id = self.nodes[index].id;
-        let problem = self.rules.on_connect(self.now, id, peer);
         let target = self.by_address.get(address).copied();
+        let called = target.map_or(peer, |target| self.nodes[target].id);
+        let problem = self.rules.on_connect(self.now, id, called);
         let event = match (problem, target) {
             (None, Some(target)) => {
                 let hello = self.nodes[index].role.hello(peer);
@@ -69,8 +70,12 @@ impl<R: Role> World<R> {
     /// Somebody's hello is heard and answered.
     pub(super) fn accept(&mut self, index: usize, from: usize, peer: NodeId, hello: &Hello) {
         let back = self.latency(index, from);
-        // The same peer may dial again before its old connection's end was noticed here: that ends first.
-        let is_old = |&connection: &usize| self.connections[connection].other_end(index).node == from;
+        // The same peer may dial again before its old connection's end was noticed here: that ends first. A worker has
+        // a connection to its aggregator for each shard that it means by it.
+        let is_old = |&connection: &usize| {
+            let opener = self.connections[connection].ends[0];
+            (opener.node, opener.peer) == (from, peer)
+        };
         if let Some(old) = self.nodes[index].peers.values().copied().find(is_old) {
             let side = 1 - self.connections[old].other_side(index);
             self.reset(old, "replaced by a new connection");

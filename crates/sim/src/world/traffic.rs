@@ -25,6 +25,9 @@ impl<R: Role> World<R> {
         let view = FrameView { now: self.now, from: node.id, to, header: &header, payload: &payload };
         observer.on_sent(&view, &node.role)?;
         self.frames += 1;
+        // Rules are about nodes: one that is taken for another, as an aggregator is for shards, is named itself.
+        let other = self.connections[connection].other_end(index).node;
+        let view = FrameView { to: self.nodes[other].id, ..view };
         match self.rules.on_frame(&view) {
             Verdict::Reset => {
                 self.recycle(payload);

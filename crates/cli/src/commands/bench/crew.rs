@@ -3,6 +3,7 @@
 use super::part::{Answer, Order, Part};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -25,6 +26,16 @@ impl Crew {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.arg("bench-process");
+        self.start_program(name, command, part)
+    }
+
+    /// Starts another program that is told its part in the same way.
+    pub(super) fn start_program(
+        &mut self,
+        name: impl Into<String>,
+        command: Command,
+        part: &impl Serialize,
+    ) -> Result<usize> {
         let member = self.processes.converse(name, command)?;
         self.processes.tell(member, &format!("{}\n", serde_json::to_string(part)?));
         Ok(member)
@@ -81,24 +92,22 @@ impl Crew {
         self.processes.pid(member)
     }
 
-    /// Waits until all of these have ended in good order.
-    pub(super) fn await_end(&mut self, members: std::ops::Range<usize>) -> Result<()> {
+    /// Waits until all have ended in good order.
+    pub(super) fn await_end(&mut self) -> Result<()> {
         let deadline = Instant::now() + END_DEADLINE;
-        while self.processes.any_running(members.clone()) {
+        loop {
+            let running = self.processes.running();
+            if running.is_empty() {
+                return Ok(());
+            }
             match self.processes.next(deadline.saturating_duration_since(Instant::now())) {
                 Some(Event::Exited { child, status }) if !status.success() => {
                     bail!("{} failed ({status})", self.processes.name(child))
                 }
                 Some(Event::Error { child, line }) => eprintln!("{}: {line}", self.processes.name(child)),
                 Some(_) => {}
-                None => {
-                    let running =
-                        members.clone().filter(|child| self.processes.any_running(std::iter::once(*child)));
-                    let names: Vec<&str> = running.map(|child| self.processes.name(child)).collect();
-                    bail!("{} did not end within {} s", names.join(", "), END_DEADLINE.as_secs())
-                }
+                None => bail!("{} did not end within {} s", running.join(", "), END_DEADLINE.as_secs()),
             }
         }
-        Ok(())
     }
 }

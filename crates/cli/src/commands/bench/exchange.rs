@@ -1,11 +1,12 @@
-//! `paramill bench exchange`: rounds of the exchange, with the machine's limits measured in between.
+//! `paramill bench exchange`: rounds of the exchange, with the machine's limits and peers measured in between.
 
+use super::cluster::{Cluster, Round};
 use super::congestion;
-use super::contender::{self, Round};
 use super::limits;
+use super::peers::{self, Peer};
 use super::plan::{Exchange, Schedule};
 use super::report::Report;
-use crate::args::{ExchangeArgs, Transport};
+use crate::args::ExchangeArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use anyhow::{Context, Result};
@@ -19,29 +20,42 @@ pub(super) struct Limits {
     pub(super) update: Vec<f64>,
 }
 
+/// A peer and its rounds.
+pub(super) struct Measured {
+    pub(super) peer: Peer,
+    pub(super) rounds: Vec<Round>,
+}
+
 pub(super) fn run(args: &ExchangeArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let exchange = Exchange::resolve(args, registry).or_usage()?;
     let schedule = Schedule::resolve(args).or_usage()?;
     congestion::adopt(&exchange.congestion)?;
+    let peers = peers::find(args).or_usage()?;
+    let mut measured: Vec<Measured> =
+        peers.into_iter().map(|peer| Measured { peer, rounds: Vec::new() }).collect();
     let (mut rounds, mut limits): (Vec<Round>, Limits) = Default::default();
     let mut progress = output.progress(u64::from(schedule.rounds));
     for number in 0..schedule.rounds {
-        progress.set(u64::from(number), "rounds: the exchange");
-        let round = contender::measure(&exchange, &schedule).with_context(|| format!("round {number}"))?;
-        rounds.push(round);
-        progress.set(u64::from(number), "rounds: the machine's limits");
+        let mut tell = |what: &str| progress.set(u64::from(number), &format!("rounds: {what}"));
+        tell("the exchange");
+        let round = Cluster::start(&exchange).and_then(|cluster| cluster.measure(&schedule));
+        rounds.push(round.with_context(|| format!("round {number}"))?);
+        tell("the machine's limits");
         measure_limits(&exchange, &schedule, &mut limits)?;
+        for Measured { peer, rounds } in &mut measured {
+            tell(&peer.about());
+            let round = peer.start(&exchange).and_then(|cluster| cluster.measure(&schedule));
+            rounds.push(round.with_context(|| format!("round {number} of {}", peer.about()))?);
+        }
     }
     drop(progress);
-    let report = Report::new(&exchange, &rounds, &limits, registry)?;
+    let report = Report::new(&exchange, &rounds, &limits, &measured, registry)?;
     Ok(report.print(output)?)
 }
 
 fn measure_limits(exchange: &Exchange, schedule: &Schedule, limits: &mut Limits) -> Result<()> {
     let time = schedule.time();
-    if exchange.transport == Transport::Tcp {
-        limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
-    }
+    limits.tcp.push(limits::flow(exchange, time).context("the limit of loopback TCP")?);
     limits.copy.push(limits::copy(time / 3)?);
     limits.update.push(limits::update(time / 3)?);
     Ok(())

@@ -116,15 +116,18 @@ fn start_server(
     registry: &Arc<Registry>,
 ) -> Result<Server> {
     debug_assert!(hub.is_some() == (exchange.transport == Transport::Memory));
+    let host = exchange.places.host(number);
+    let own = format!("{host}:0");
     let config = ServerConfig {
         coordinate: (number == 0).then(|| exchange.job_config()),
-        hosts: vec!["127.0.0.1".to_owned()],
+        hosts: vec![host.to_owned()],
         congestion: Some(exchange.congestion.clone()),
         cores: exchange.cores,
+        pin: exchange.pin.parse()?,
         server: Some(ServerId(number)),
         memory: hub.cloned(),
         transport: exchange.transport.between_processes(),
-        ..ServerConfig::new(JOB, coordinator.unwrap_or("127.0.0.1:0"))
+        ..ServerConfig::new(JOB, coordinator.unwrap_or(&own))
     };
     server::start(config, registry).context("the server cannot start")
 }

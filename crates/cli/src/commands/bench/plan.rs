@@ -1,13 +1,15 @@
 //! What an exchange is, checked.
 
 use super::congestion;
+use super::place::Places;
 use crate::args::{ExchangeArgs, Transport};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_node::pinning::Pin;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -31,7 +33,10 @@ pub(super) struct Exchange {
     pub(super) copy: bool,
     /// Of every socket.
     pub(super) congestion: String,
+    /// Which CPUs data cores run on, as text.
+    pub(super) pin: String,
     pub(super) optimizer: String,
+    pub(super) places: Places,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
 }
@@ -81,10 +86,13 @@ impl Exchange {
                 Some(asked) => asked.clone(),
                 None => congestion::default()?,
             },
+            pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
+            places: Places::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
+        exchange.pin.parse::<Pin>().context("--pin")?;
         congestion::check(&exchange.congestion)?;
         exchange.job_config().check(registry)?;
         exchange.specs().try_for_each(|spec| spec.check()).map_err(anyhow::Error::msg)?;

@@ -1,12 +1,12 @@
 //! What came of an exchange, for people and for programs.
 
-use super::contender::Round;
-use super::exchange::Limits;
+use super::cluster::{Round, ServerMemory};
+use super::exchange::{Limits, Measured};
 use super::plan::Exchange;
 use super::statistics::{Spread, quantile};
 use crate::args::Transport;
 use crate::output::{Align, Output, Table};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use paramill_core::registry::Registry;
 use serde::Serialize;
 
@@ -46,12 +46,12 @@ pub(super) struct Report {
     server_rss_ratio: Option<f64>,
     cpu_s_per_gb: CpuPerGb,
     iteration_ms: IterationTimes,
-    peers: Vec<Peer>,
+    peers: Vec<PeerReport>,
 }
 
 #[derive(Debug, Serialize)]
 struct LimitSpreads {
-    loopback_tcp_gb_s: Option<Spread>,
+    loopback_tcp_gb_s: Spread,
     connections: u64,
     memory_copy_gb_s: Spread,
     fused_update_gb_s: Spread,
@@ -71,13 +71,16 @@ struct IterationTimes {
 }
 
 /// Somebody else who did the same work.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Peer {
-    pub(super) name: String,
-    pub(super) goodput_gb_s: f64,
-    pub(super) goodput_spread_gb_s: Spread,
+#[derive(Debug, Serialize)]
+struct PeerReport {
+    name: &'static str,
+    about: String,
+    goodput_gb_s: f64,
+    goodput_spread_gb_s: Spread,
     /// Ours, divided by theirs.
-    pub(super) ratio: f64,
+    ratio: f64,
+    cpu_s_per_gb: CpuPerGb,
+    server_rss_mb: Option<f64>,
 }
 
 impl Report {
@@ -85,27 +88,21 @@ impl Report {
         exchange: &Exchange,
         rounds: &[Round],
         limits: &Limits,
+        peers: &[Measured],
         registry: &Registry,
     ) -> Result<Report> {
-        let of = |figure: &dyn Fn(&Round) -> f64| Spread::of(&rounds.iter().map(figure).collect::<Vec<_>>());
-        let bytes = |round: &Round| (exchange.bytes_per_iteration() * round.iterations) as f64;
-        let goodput = of(&|round| bytes(round) / round.seconds / GB);
-        let gigabytes = |rates: &[f64]| Spread::of(&rates.iter().map(|rate| rate / GB).collect::<Vec<_>>());
-        let limit_spreads = LimitSpreads {
-            loopback_tcp_gb_s: (!limits.tcp.is_empty()).then(|| gigabytes(&limits.tcp)),
-            connections: exchange.connections(),
-            memory_copy_gb_s: gigabytes(&limits.copy),
-            fused_update_gb_s: gigabytes(&limits.update),
+        let goodput = goodput(exchange, rounds);
+        let limit_spreads = LimitSpreads::new(exchange, limits);
+        let (limit, limit_gb_s) = match exchange.transport {
+            Transport::Tcp => (
+                format!("loopback TCP, {} connections", exchange.connections()),
+                limit_spreads.loopback_tcp_gb_s.median,
+            ),
+            _ => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
         };
-        let (limit, limit_gb_s) = match limit_spreads.loopback_tcp_gb_s {
-            Some(tcp) => (format!("loopback TCP, {} connections", exchange.connections()), tcp.median),
-            None => ("memory copy, all cores".to_owned(), limit_spreads.memory_copy_gb_s.median),
-        };
-        let mut times: Vec<u32> = rounds.iter().flat_map(|round| &round.times_us).copied().collect();
-        times.sort_unstable();
-        let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
-        let memory = rounds.iter().flat_map(|round| &round.servers).max_by_key(|server| server.peak_bytes);
-        let ideal = memory.map(|server| exchange.ideal_bytes(server.elements, registry)).transpose()?;
+        let memory = largest(rounds);
+        let elements = memory.and_then(|server| server.elements);
+        let ideal = elements.map(|elements| exchange.ideal_bytes(elements, registry)).transpose()?;
         let peak = memory.map(|server| server.peak_bytes as f64);
         Ok(Report {
             model: exchange.model.clone(),
@@ -122,7 +119,7 @@ impl Report {
             iterations: rounds.iter().map(|round| round.iterations).collect(),
             goodput_gb_s: goodput.median,
             goodput_spread_gb_s: goodput,
-            iterations_per_s: of(&|round| round.iterations as f64 / round.seconds).median,
+            iterations_per_s: spread(rounds, |round| round.iterations as f64 / round.seconds).median,
             limit,
             limit_gb_s,
             fraction_of_limit: goodput.median / limit_gb_s,
@@ -130,16 +127,9 @@ impl Report {
             server_rss_mb: peak.map(|peak| peak / MB),
             server_ideal_mb: ideal.map(|ideal| ideal as f64 / MB),
             server_rss_ratio: peak.zip(ideal).map(|(peak, ideal)| peak / ideal as f64),
-            cpu_s_per_gb: CpuPerGb {
-                servers: of(&|round| round.server_cpu_s / (bytes(round) / GB)).median,
-                workers: of(&|round| round.worker_cpu_s / (bytes(round) / GB)).median,
-            },
-            iteration_ms: IterationTimes {
-                p50: milliseconds(quantile(&times, 0.5)),
-                p99: milliseconds(quantile(&times, 0.99)),
-                max: milliseconds(rounds.iter().map(|round| round.longest_us).max().context("no rounds")?),
-            },
-            peers: Vec::new(),
+            cpu_s_per_gb: CpuPerGb::new(exchange, rounds),
+            iteration_ms: IterationTimes::new(rounds),
+            peers: peers.iter().map(|peer| PeerReport::new(exchange, peer, goodput.median)).collect(),
         })
     }
 
@@ -180,16 +170,83 @@ impl Report {
                 format!("{peak:.0}, {ratio:.2} times the ideal {ideal:.0}"),
             ]);
         }
-        if let Some(tcp) = &limits.loopback_tcp_gb_s {
-            table
-                .row([format!("limit: loopback TCP, {} connections, GB/s", limits.connections), tcp.words()]);
-        }
+        let tcp = format!("limit: loopback TCP, {} connections, GB/s", limits.connections);
+        table.row([tcp, limits.loopback_tcp_gb_s.words()]);
         table.row(["limit: memory copy, GB/s".to_owned(), limits.memory_copy_gb_s.words()]);
         table.row(["limit: w -= lr g, GB/s of g".to_owned(), limits.fused_update_gb_s.words()]);
         for peer in &self.peers {
             let words = format!("{}; ours is {:.2} times that", peer.goodput_spread_gb_s.words(), peer.ratio);
-            table.row([format!("{}, GB/s", peer.name), words]);
+            table.row([format!("{}, GB/s", peer.about), words]);
         }
         Ok(output.table(&table)?)
     }
+}
+
+impl LimitSpreads {
+    fn new(exchange: &Exchange, limits: &Limits) -> LimitSpreads {
+        let gigabytes = |rates: &[f64]| Spread::of(&rates.iter().map(|rate| rate / GB).collect::<Vec<_>>());
+        LimitSpreads {
+            loopback_tcp_gb_s: gigabytes(&limits.tcp),
+            connections: exchange.connections(),
+            memory_copy_gb_s: gigabytes(&limits.copy),
+            fused_update_gb_s: gigabytes(&limits.update),
+        }
+    }
+}
+
+impl PeerReport {
+    fn new(exchange: &Exchange, measured: &Measured, ours: f64) -> PeerReport {
+        let goodput = goodput(exchange, &measured.rounds);
+        PeerReport {
+            name: measured.peer.name(),
+            about: measured.peer.about(),
+            goodput_gb_s: goodput.median,
+            goodput_spread_gb_s: goodput,
+            ratio: ours / goodput.median,
+            cpu_s_per_gb: CpuPerGb::new(exchange, &measured.rounds),
+            server_rss_mb: largest(&measured.rounds).map(|server| server.peak_bytes as f64 / MB),
+        }
+    }
+}
+
+impl CpuPerGb {
+    fn new(exchange: &Exchange, rounds: &[Round]) -> CpuPerGb {
+        let per_gb = |seconds: f64, round: &Round| seconds / (bytes(exchange, round) / GB);
+        CpuPerGb {
+            servers: spread(rounds, |round| per_gb(round.server_cpu_s, round)).median,
+            workers: spread(rounds, |round| per_gb(round.worker_cpu_s, round)).median,
+        }
+    }
+}
+
+impl IterationTimes {
+    fn new(rounds: &[Round]) -> IterationTimes {
+        let mut times: Vec<u32> = rounds.iter().flat_map(|round| &round.times_us).copied().collect();
+        times.sort_unstable();
+        let longest = rounds.iter().map(|round| round.longest_us).max().unwrap_or(0);
+        let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
+        IterationTimes {
+            p50: milliseconds(quantile(&times, 0.5)),
+            p99: milliseconds(quantile(&times, 0.99)),
+            max: milliseconds(longest),
+        }
+    }
+}
+
+fn bytes(exchange: &Exchange, round: &Round) -> f64 {
+    exchange.bytes_per_iteration() as f64 * round.iterations as f64
+}
+
+/// In GB/s.
+fn goodput(exchange: &Exchange, rounds: &[Round]) -> Spread {
+    spread(rounds, |round| bytes(exchange, round) / round.seconds / GB)
+}
+
+fn spread(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> Spread {
+    Spread::of(&rounds.iter().map(figure).collect::<Vec<_>>())
+}
+
+/// The server that needed most memory.
+fn largest(rounds: &[Round]) -> Option<&ServerMemory> {
+    rounds.iter().flat_map(|round| &round.servers).max_by_key(|server| server.peak_bytes)
 }

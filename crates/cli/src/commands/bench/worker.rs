@@ -42,7 +42,7 @@ pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Or
     }
     job.start().context("the job did not start")?;
     let mut model = hold(&job, &tables, exchange.copy, rank)?;
-    let held = if rank == 0 { Some(held(&job.status()?, exchange.servers)) } else { None };
+    let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
         match orders.recv().context("nobody gives orders any more")? {
@@ -117,14 +117,16 @@ fn fill(gradient: &mut [f32], rank: u32) {
 }
 
 /// Parameters on each server.
-fn held(status: &Status, servers: u32) -> Vec<u64> {
-    let mut held = vec![0; servers as usize];
+fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
+    let mut held = vec![0; exchange.servers as usize];
     for shard in &status.shards {
         if let Some(server) = held.get_mut(shard.shard.server.0 as usize) {
             *server += shard.tables.iter().map(|table| table.elements).sum::<u64>();
         }
     }
-    held
+    let (sum, elements) = (held.iter().sum::<u64>(), exchange.elements());
+    ensure!(sum == elements, "the servers hold {sum} parameters instead of {elements}");
+    Ok(held)
 }
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange

@@ -6,9 +6,10 @@ use anyhow::{Context, Result, anyhow};
 use paramill_core::consistency::SyncStats;
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{ServerId, TableId, WorkerId};
+use paramill_core::types::{AggregatorId, ServerId, TableId, WorkerId};
 use paramill_core::worker::Gradient;
 use paramill_node::admin::Admin;
+use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{Handle, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -47,15 +48,22 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     let registry = Arc::new(Registry::builtin());
     let servers = start_servers(scenario, &registry)?;
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
+    let aggregators = start_aggregators(scenario, &url, &registry)?;
     let began = Instant::now();
     let over = AtomicBool::new(false);
     let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..scenario.workers)
             .map(|rank| {
-                let (url, registry) = (url.clone(), registry.clone());
-                scope.spawn(move || {
-                    work(scenario, WorkerId(rank), url, registry).with_context(|| format!("worker {rank}"))
-                })
+                let rank = WorkerId(rank);
+                let aggregator = scenario.aggregator_of(rank);
+                let options = JobOptions {
+                    rank: Some(rank),
+                    aggregator: aggregator.map(|id| aggregators[id.0 as usize].address().to_owned()),
+                    registry: registry.clone(),
+                    seed: scenario.seed,
+                    ..JobOptions::at(url.clone())
+                };
+                scope.spawn(move || work(scenario, rank, options).with_context(|| rank.to_string()))
             })
             .collect();
         let switches = scope.spawn(|| switch_models(scenario, &url, &over));
@@ -74,6 +82,9 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     }
     for server in servers {
         server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
+    }
+    for aggregator in aggregators {
+        aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
     }
     let End { tables, sync } = end.context("worker 0 saw no end")?;
     print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
@@ -101,6 +112,20 @@ fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Se
     Ok(servers)
 }
 
+fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>) -> Result<Vec<Aggregator>> {
+    let start = |number: u32| -> Result<Aggregator> {
+        let config = AggregatorConfig {
+            id: Some(AggregatorId(number)),
+            hold: Duration::from_secs_f64(scenario.hold_ms * 1e-3),
+            faults: scenario.fault_plan()?,
+            seed: scenario.seed,
+            ..AggregatorConfig::new(JOB, &url.address, "127.0.0.1:0")
+        };
+        Ok(aggregator::start(config, registry)?)
+    };
+    (0..scenario.aggregators).map(start).collect()
+}
+
 /// Changes the consistency model when the scenario says so, as `paramill set` would.
 fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result<()> {
     let began = Instant::now();
@@ -119,15 +144,9 @@ fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result
 }
 
 /// One worker; rank 0 returns the final parameters and what the servers counted.
-fn work(scenario: &Scenario, rank: WorkerId, url: JobUrl, registry: Arc<Registry>) -> Result<Option<End>> {
+fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Option<End>> {
     let faults = scenario.fault_plan()?;
-    let options = JobOptions {
-        rank: Some(rank),
-        registry,
-        faults: faults.clone(),
-        seed: scenario.seed,
-        ..JobOptions::at(url)
-    };
+    let options = JobOptions { faults: faults.clone(), ..options };
     let timeout = options.timeout;
     let (gradients, seed) = (Gradients::Quadratic, scenario.seed);
     let mut compute = ComputeClock::new(scenario.compute.clone(), faults, seed, rank);

@@ -1,46 +1,15 @@
 //! Taking a push frame by frame: each is checked, and put where the consistency controller says.
 
-use super::step::{Units, open_round};
+use super::step::Units;
+use super::under_way::Incoming;
 use super::{LocalChunk, TablePart};
 use crate::consistency::Admit;
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::limits;
-use crate::server::rounds::{Piece, Staged};
-use crate::store::floats;
+use crate::server::rounds::Piece;
 use crate::table::{NonFinite, Order};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
-
-/// A push that is under way.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub(super) clock: Clock,
-    /// Where its gradients go; decided anew when the round they went to closes in the middle of the push.
-    pub(super) admit: Admit,
-    /// Frames before this one were taken; a resent push starts again at 0 and is skipped up to here.
-    next_part: u32,
-    /// The chunk of the last frame that was taken: a push names its chunks in ascending order, each once.
-    last_chunk: Option<u32>,
-    /// A frame of this attempt was refused; the rest of the attempt is ignored.
-    refused: bool,
-    squared_norm: f64,
-    /// Kept whole until the push is complete: for ranked addition, or when the optimizer needs its norm.
-    pub(super) staged: Staged,
-}
-
-impl Incoming {
-    fn new(clock: Clock, admit: Admit) -> Incoming {
-        Incoming {
-            clock,
-            admit,
-            next_part: 0,
-            last_chunk: None,
-            refused: false,
-            squared_norm: 0.0,
-            staged: Staged::default(),
-        }
-    }
-}
 
 /// What became of a push frame.
 #[derive(Debug, PartialEq)]
@@ -94,14 +63,14 @@ impl TablePart {
             Err(fault) => return self.refuse_once(worker, header, fault),
         };
         // Only a frame that is taken begins a push, and gives up one that was under way.
-        if self.under_way(worker, header.clock).is_none() {
-            self.incoming.insert(worker, Incoming::new(header.clock, admit));
-        }
-        let incoming = self.incoming.get_mut(&worker).expect("begun above");
+        let incoming = match self.incoming.get(worker).is_some_and(|push| push.clock == header.clock) {
+            true => self.incoming.get_mut(worker).expect("it is under way"),
+            false => self.incoming.begin(Incoming::new(worker, header.clock, admit)),
+        };
         incoming.next_part += 1;
         incoming.last_chunk = Some(header.chunk);
         if let Some((chunk, piece)) = piece {
-            self.put_checked(worker, admit, chunk, piece);
+            self.put_checked(worker, chunk, piece, last);
         }
         if !last {
             return Ok(Taken::Partly);
@@ -112,13 +81,13 @@ impl TablePart {
 
     /// The push of this clock, if it is the one that this worker is at.
     fn under_way(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Incoming> {
-        self.incoming.get_mut(&worker).filter(|incoming| incoming.clock == clock)
+        self.incoming.get_mut(worker).filter(|incoming| incoming.clock == clock)
     }
 
     /// Where a push's next piece goes: decided at its first, and anew when the round that it went to has closed.
     fn admit(&self, worker: WorkerId, clock: Clock) -> Result<Admit, Fault> {
         let v_train = self.controller.state().v_train();
-        let under_way = self.incoming.get(&worker).map(|incoming| (incoming.clock, incoming.admit));
+        let under_way = self.incoming.get(worker).map(|incoming| (incoming.clock, incoming.admit));
         let admit = match under_way {
             Some((same, Admit::Round(round))) if same == clock && round >= v_train => Admit::Round(round),
             Some((same, admit @ (Admit::Now | Admit::Late))) if same == clock => admit,
@@ -173,27 +142,40 @@ impl TablePart {
         worker: WorkerId,
         header: &Header,
         payload: &'a [u8],
-    ) -> Result<Option<(LocalChunk, Piece<'a>)>, Fault> {
+    ) -> Result<Option<(usize, Piece<'a>)>, Fault> {
         if self.spec.rows != header.flags.has(Flags::ROWS) {
             let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
             return Err(self.shape_fault(format!("a push that is not one of {expected}")));
         }
         let (chunk, piece) = if !self.spec.rows {
             let chunk = self.chunk_in_turn(header)?;
-            (chunk, Piece::Dense { start: chunk.start, values: self.chunk_values(chunk, payload)? })
+            let values = match header.dtype.values(payload) {
+                Some(values) if values.len() == chunk.len => values,
+                _ => {
+                    let found = format!(
+                        "{} bytes of {:?} where a chunk has {} elements",
+                        payload.len(),
+                        header.dtype,
+                        chunk.len
+                    );
+                    return Err(self.shape_fault(found));
+                }
+            };
+            let index = header.part as usize;
+            (index, Piece::Dense { index, start: chunk.start, values })
         } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
             // It still counts for the worker's progress.
             return Ok(None);
         } else {
-            let chunk = self.next_chunk(worker, header)?;
-            (chunk, self.rows_piece(chunk, header.rows as usize, payload)?)
+            let index = self.next_chunk(worker, header)?;
+            (index, self.rows_piece(self.chunks[index], header, payload)?)
         };
-        if self.policy.nonfinite == NonFinite::Reject && !kernels::all_finite(piece.values()) {
+        if self.policy.nonfinite == NonFinite::Reject && !piece.values().all_finite() {
             self.nonfinite += 1;
             let message = format!(
                 "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; it was \
                  not applied (nonfinite=reject)",
-                self.spec.name, header.clock, chunk.number
+                self.spec.name, header.clock, header.chunk
             );
             return Err(Fault { cause: Cause::NonFinite, message });
         }
@@ -201,36 +183,38 @@ impl TablePart {
     }
 
     /// Puts a piece where it belongs, without NaN and Inf where they are to be clipped.
-    fn put_checked(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
-        if self.policy.nonfinite == NonFinite::Reject || kernels::all_finite(piece.values()) {
-            return self.put_piece(worker, admit, chunk, piece);
+    fn put_checked(&mut self, worker: WorkerId, chunk: usize, piece: Piece<'_>, last: bool) {
+        if self.policy.nonfinite == NonFinite::Reject || piece.values().all_finite() {
+            return self.put_piece(worker, chunk, piece, last);
         }
         self.nonfinite += 1;
         let mut clipped = piece.values().to_vec();
         kernels::clip_non_finite(&mut clipped);
-        self.put_piece(worker, admit, chunk, piece.with_values(&clipped));
+        self.put_piece(worker, chunk, piece.with_values(Values::F32(&clipped)), last);
     }
 
-    fn put_piece(&mut self, worker: WorkerId, admit: Admit, chunk: LocalChunk, piece: Piece<'_>) {
-        let incoming = self.incoming.get_mut(&worker).expect("a piece belongs to a push under way");
+    fn put_piece(&mut self, worker: WorkerId, chunk: usize, piece: Piece<'_>, last: bool) {
+        let incoming = self.incoming.get_mut(worker).expect("a piece belongs to a push under way");
         if self.controller.policy().model.wants_significance() {
-            incoming.squared_norm += kernels::squared_norm(piece.values());
+            incoming.squared_norm += match piece.values() {
+                Values::F32(values) => kernels::squared_norm(values),
+                shorter => kernels::squared_norm(&shorter.to_vec()),
+            };
         }
-        match admit {
+        match incoming.admit {
             Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
-            Admit::Round(clock) => {
-                let units = Units::new(&self.spec, &self.chunks);
-                let round = open_round(&mut self.rounds, &mut self.spare, clock, units);
-                piece.for_each_range(|start, values| round.add(units.at(start), start, values));
+            Admit::Round(round) => {
+                let clock = incoming.clock;
+                self.add_piece(clock, round, chunk, piece, last);
             }
             Admit::Now if self.optimizer.needs_norms() => incoming.staged.keep(piece),
-            Admit::Now => self.step_piece(chunk.number, piece),
+            Admit::Now => self.step_piece(chunk, piece),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
     }
 
     fn complete_push(&mut self, now: Time, worker: WorkerId) {
-        let incoming = self.incoming.remove(&worker).expect("a push completes once");
+        let incoming = self.incoming.remove(worker).expect("a push completes once");
         let significance = self
             .controller
             .policy()
@@ -245,25 +229,36 @@ impl TablePart {
             && !incoming.staged.is_empty()
         {
             let units = Units::new(&self.spec, &self.chunks);
-            open_round(&mut self.rounds, &mut self.spare, clock, units).stage(worker, incoming.staged);
+            let round = self.rounds.open(clock, units.elements(), units.count());
+            round.stage(worker, incoming.staged);
         }
     }
 
-    /// The chunk of a sparse push's frame, which must come after those of the frames before.
-    fn next_chunk(&mut self, worker: WorkerId, header: &Header) -> Result<LocalChunk, Fault> {
+    /// The chunk of a sparse push's frame, which must come after those of the frames before: its place here.
+    fn next_chunk(&mut self, worker: WorkerId, header: &Header) -> Result<usize, Fault> {
         let before = self.under_way(worker, header.clock).and_then(|incoming| incoming.last_chunk);
         if before.is_some_and(|before| before >= header.chunk) {
             return Err(self.shape_fault(format!("chunk {} again, or out of order", header.chunk)));
         }
-        self.chunk(header.chunk)
+        match self.chunk_index(header.chunk) {
+            Some(index) => Ok(index),
+            None => Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk))),
+        }
     }
 
-    fn rows_piece<'a>(&self, chunk: LocalChunk, rows: usize, payload: &'a [u8]) -> Result<Piece<'a>, Fault> {
-        let expected = rows.checked_mul((1 + self.width) * 4);
-        if rows == 0 || expected != Some(payload.len()) {
-            return Err(self.shape_fault(format!("{rows} rows in {} bytes", payload.len())));
+    fn rows_piece<'a>(
+        &self,
+        chunk: LocalChunk,
+        header: &Header,
+        payload: &'a [u8],
+    ) -> Result<Piece<'a>, Fault> {
+        let rows = header.rows as usize;
+        let row_bytes = 4 + self.width * header.dtype.bytes();
+        if rows == 0 || rows.checked_mul(row_bytes) != Some(payload.len()) {
+            let found = format!("{rows} rows of {:?} in {} bytes", header.dtype, payload.len());
+            return Err(self.shape_fault(found));
         }
-        let (numbers, values) = payload.split_at(rows * 4);
+        let (numbers, bytes) = payload.split_at(rows * 4);
         let numbers: &[u32] = bytemuck::try_cast_slice(numbers)
             .map_err(|_| self.shape_fault("unaligned row numbers".into()))?;
         let ascending = numbers.windows(2).all(|pair| pair[0] < pair[1]);
@@ -271,7 +266,7 @@ impl TablePart {
         if !ascending || !in_range {
             return Err(self.shape_fault("row numbers out of order or out of range".into()));
         }
-        let values = floats(values).expect("four-byte words follow four-byte words");
+        let values = header.dtype.values(bytes).expect("shorter words follow four-byte words");
         Ok(Piece::Rows { start: chunk.start, rows: numbers, width: self.width, values })
     }
 }

@@ -1,45 +1,48 @@
 //! Steps of the optimizer, by single gradients or by whole rounds.
 
 use super::{LocalChunk, TablePart};
-use crate::kernels;
-use crate::optimizer::{OptimizerPolicy, StepInput};
+use crate::kernels::{self, Values};
+use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
 use crate::server::rounds::{Piece, Round, Staged};
 use crate::store::Buffer;
 use crate::table::{Reduce, TableSpec};
 use crate::types::Clock;
-use std::collections::BTreeMap;
+use std::ops::Range;
 
 impl TablePart {
     /// Applies one piece at once: every gradient is a step of its own, scaled to its worker's share.
-    pub(super) fn step_piece(&mut self, chunk_number: u32, piece: Piece<'_>) {
-        let index = self.chunk_index(chunk_number).expect("checked when the piece was taken");
-        self.chunks[index].steps += 1;
-        let input = self.arrival_input(self.chunks[index].steps, 0.0, 0.0);
-        piece.for_each_range(|start, values| self.step_range(&input, start, values));
+    pub(super) fn step_piece(&mut self, chunk: usize, piece: Piece<'_>) {
+        self.chunks[chunk].arrivals += 1;
+        let input = self.arrival_input(self.steps + self.chunks[chunk].arrivals, 0.0, 0.0);
+        piece.for_each_unit(|_, start, last| {
+            self.target().step(&input, start, Gradient { before: None, last });
+        });
     }
 
     fn arrival_input(&self, t: u64, parameter_norm: f64, gradient_norm: f64) -> StepInput {
-        let scale = match self.policy.reduce {
-            Reduce::Mean => 1.0 / self.controller.state().n().max(1) as f32,
-            Reduce::Sum => 1.0,
-        };
+        let scale = self.mean_over(self.controller.state().n());
         let version = self.controller.state().v_train();
         StepInput { version, t, scale, lr_factor: 1.0, parameter_norm, gradient_norm }
     }
 
+    /// What a sum of gradients is multiplied by.
+    fn mean_over(&self, gradients: u32) -> f32 {
+        match self.policy.reduce {
+            Reduce::Mean => 1.0 / gradients.max(1) as f32,
+            Reduce::Sum => 1.0,
+        }
+    }
+
     /// Applies one worker's whole gradient at once, now that its norm is known.
     pub(super) fn step_staged(&mut self, staged: &Staged) {
-        for chunk in &mut self.chunks {
-            chunk.steps += 1;
-        }
-        let gradient_norm =
-            staged.ranges().map(|(_, values)| kernels::squared_norm(values)).sum::<f64>().sqrt();
+        self.steps += 1;
+        let squares = staged.units().map(|unit| kernels::squared_norm(&unit.values));
+        let gradient_norm = squares.sum::<f64>().sqrt();
         let parameter_norm = self.parameter_norm();
-        for (start, values) in staged.ranges() {
-            let units = Units::new(&self.spec, &self.chunks);
-            let t = units.chunk(units.at(start)).steps;
-            let input = self.arrival_input(t, parameter_norm, gradient_norm);
-            self.step_range(&input, start, values);
+        for staged in staged.units() {
+            let chunk = Units::new(&self.spec, &self.chunks).chunk(staged.unit);
+            let input = self.arrival_input(self.steps + chunk.arrivals, parameter_norm, gradient_norm);
+            self.target().step(&input, staged.start, staged.values.as_slice().into());
         }
     }
 
@@ -47,45 +50,146 @@ impl TablePart {
         kernels::squared_norm(self.parameters.as_slice()).sqrt()
     }
 
-    /// One optimizer step with a round's sum. A mean is taken over `over` gradients, or over as many as a unit got.
-    pub(super) fn step_round(&mut self, round: &mut Round, clock: Clock, over: Option<u32>, lr_factor: f32) {
-        for chunk in &mut self.chunks {
-            chunk.steps += 1;
-        }
+    /// Whether gradients of this round may be stepped before it closes: nothing but the pushes of all workers closes
+    /// it, it is the next to close, and no unit's step depends on another unit.
+    pub(super) fn steps_early(&self, round: Clock) -> bool {
+        round == self.controller.state().v_train()
+            && self.controller.policy().model.waits_for_all()
+            && !self.optimizer.needs_norms()
+    }
+
+    /// Adds a piece to its round. Units that have all their gradients with it are stepped right away if they may be:
+    /// their last gradient is then in cache, and is not stored. They get the bits that closing would give them.
+    pub(super) fn add_piece(
+        &mut self,
+        clock: Clock,
+        round: Clock,
+        chunk: usize,
+        piece: Piece<'_>,
+        last: bool,
+    ) {
+        let steps_early = self.steps_early(round);
+        let state = self.controller.state();
+        let n = state.n();
+        // Who pushes is not done with this round; if everybody else is, nobody comes after.
+        let is_last_worker = state.count() + 1 == n;
+        // The mean of a row is over the pushes that count when the round closes. They are known before only when this
+        // one is sure to count, or when it makes no difference.
+        let over = state.contributions() + 1;
+        let row_is_sure = is_last_worker && (last || over == 1 || self.policy.reduce == Reduce::Sum);
         let units = Units::new(&self.spec, &self.chunks);
-        for staged in round.take_staged().values() {
-            for (start, values) in staged.ranges() {
-                round.add(units.at(start), start, values);
-            }
+        let is_sparse = self.spec.rows;
+        let t = self.steps + 1 + self.chunks[chunk].arrivals;
+        let mut input = StepInput {
+            version: round,
+            t,
+            scale: 1.0,
+            lr_factor: 1.0,
+            parameter_norm: 0.0,
+            gradient_norm: 0.0,
+        };
+        let reduce = self.policy.reduce;
+        let sums = self.rounds.open(round, units.elements(), units.count());
+        if clock != round {
+            // Only a model that was switched from lets one worker come to a round twice.
+            sums.disturb();
         }
+        let mut target =
+            Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
+        piece.for_each_unit(|unit, start, values| {
+            let is_complete = match is_sparse {
+                true => row_is_sure,
+                false => is_last_worker || sums.is_completed_by(unit, 1, n),
+            };
+            if !(steps_early && is_complete) {
+                return sums.add(unit, start, values);
+            }
+            let gradients = if is_sparse { over } else { sums.contributions(unit) + 1 };
+            if reduce == Reduce::Mean {
+                input.scale = 1.0 / gradients as f32;
+            }
+            let before = sums.finish(unit, 1, start..start + values.len());
+            target.step(&input, start, Gradient { before, last: values });
+        });
+    }
+
+    /// Adds the sum of `weight` gradients of one chunk in the same way. Who they are from is not known yet: only their
+    /// number tells whether they are the last.
+    pub(super) fn add_sum(
+        &mut self,
+        clock: Clock,
+        round: Clock,
+        index: usize,
+        values: Values<'_>,
+        weight: u32,
+    ) {
+        let steps_early = self.steps_early(round);
+        let n = self.controller.state().n();
+        let LocalChunk { start, len, arrivals, .. } = self.chunks[index];
+        let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
+        let units = Units::new(&self.spec, &self.chunks);
+        let sums = self.rounds.open(round, units.elements(), units.count());
+        // A sum may hold a piece of a worker that has left meanwhile, and was counted out.
+        if clock != round || round < self.sums_are_regular_from {
+            sums.disturb();
+        }
+        if !(steps_early && sums.is_completed_by(index, weight, n)) {
+            return sums.add_weighted(index, start, values, weight);
+        }
+        let gradients = sums.contributions(index) + weight;
+        let scale = if reduce == Reduce::Mean { 1.0 / gradients as f32 } else { 1.0 };
+        let input =
+            StepInput { version: round, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
+        let before = sums.finish(index, weight, start..start + len);
+        let mut target =
+            Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
+        target.step(&input, start, Gradient { before, last: values });
+    }
+
+    /// One optimizer step with what a round has not stepped yet. A mean is taken over `over` gradients, or over as many
+    /// as a unit got.
+    pub(super) fn step_round(&mut self, round: &mut Round, clock: Clock, over: Option<u32>, lr_factor: f32) {
+        self.steps += 1;
+        round.add_staged();
         let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
         if self.optimizer.needs_norms() {
+            let units = Units::new(&self.spec, &self.chunks);
             parameter_norm = self.parameter_norm();
             let squared = |(unit, _)| kernels::squared_norm(round.sum(units.range(unit)));
-            gradient_norm = round.touched().map(squared).sum::<f64>().sqrt();
+            gradient_norm = round.summed().map(squared).sum::<f64>().sqrt();
         }
-        for (unit, count) in round.touched() {
-            let scale = match self.policy.reduce {
-                Reduce::Mean => 1.0 / over.unwrap_or(count).max(1) as f32,
-                Reduce::Sum => 1.0,
-            };
-            let t = units.chunk(unit).steps;
+        for (unit, count) in round.summed() {
+            let units = Units::new(&self.spec, &self.chunks);
+            let (range, t) = (units.range(unit), self.steps + units.chunk(unit).arrivals);
+            let scale = self.mean_over(over.unwrap_or(count));
             let input = StepInput { version: clock, t, scale, lr_factor, parameter_norm, gradient_norm };
-            let range = units.range(unit);
-            let start = range.start;
-            step_slices(
-                &self.optimizer,
-                &input,
-                &mut self.parameters,
-                &mut self.slots,
-                start,
-                round.sum(range),
-            );
+            self.target().step(&input, range.start, round.sum(range).into());
         }
     }
 
-    fn step_range(&mut self, input: &StepInput, start: usize, gradient: &[f32]) {
-        step_slices(&self.optimizer, input, &mut self.parameters, &mut self.slots, start, gradient);
+    fn target(&mut self) -> Target<'_> {
+        Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots }
+    }
+}
+
+/// What a step changes, and how.
+struct Target<'a> {
+    optimizer: &'a OptimizerPolicy,
+    parameters: &'a mut Buffer,
+    slots: &'a mut [Buffer],
+}
+
+impl Target<'_> {
+    /// Steps the elements from `start` on.
+    fn step(&mut self, input: &StepInput, start: usize, gradient: Gradient<'_>) {
+        let range = start..start + gradient.last.len();
+        let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
+        let count = self.slots.len();
+        for (view, slot) in views.iter_mut().zip(self.slots.iter_mut()) {
+            *view = &mut slot.as_mut_slice()[range.clone()];
+        }
+        let parameters = &mut self.parameters.as_mut_slice()[range];
+        self.optimizer.step_with(*input, parameters, gradient, &mut views[..count]);
     }
 }
 
@@ -109,14 +213,6 @@ impl<'a> Units<'a> {
         self.row_width.map_or(self.chunks.len(), |width| self.elements() / width)
     }
 
-    /// The unit that an element belongs to.
-    pub(super) fn at(self, element: usize) -> usize {
-        match self.row_width {
-            Some(width) => element / width,
-            None => self.chunk_at(element),
-        }
-    }
-
     /// The chunk that a unit is, or is in.
     pub(super) fn chunk(self, unit: usize) -> &'a LocalChunk {
         &self.chunks[self.row_width.map_or(unit, |width| self.chunk_at(unit * width))]
@@ -127,39 +223,10 @@ impl<'a> Units<'a> {
     }
 
     /// The elements of a unit.
-    pub(super) fn range(self, unit: usize) -> std::ops::Range<usize> {
+    pub(super) fn range(self, unit: usize) -> Range<usize> {
         match self.row_width {
             Some(width) => unit * width..(unit + 1) * width,
             None => self.chunks[unit].start..self.chunks[unit].start + self.chunks[unit].len,
         }
     }
-}
-
-/// The round of a clock, with memory of an earlier one where there is some.
-pub(super) fn open_round<'a>(
-    rounds: &'a mut BTreeMap<Clock, Round>,
-    spare: &mut Option<Round>,
-    clock: Clock,
-    units: Units<'_>,
-) -> &'a mut Round {
-    let make = || spare.take().unwrap_or_else(|| Round::new(units.elements(), units.count()));
-    rounds.entry(clock).or_insert_with(make)
-}
-
-fn step_slices(
-    optimizer: &OptimizerPolicy,
-    input: &StepInput,
-    parameters: &mut Buffer,
-    slots: &mut [Buffer],
-    start: usize,
-    gradient: &[f32],
-) {
-    let range = start..start + gradient.len();
-    // Two slots are the most any rule has; an array keeps the data path free of allocation.
-    let mut views: [&mut [f32]; 2] = [&mut [], &mut []];
-    let count = slots.len();
-    for (view, slot) in views.iter_mut().zip(slots) {
-        *view = &mut slot.as_mut_slice()[range.clone()];
-    }
-    optimizer.step(*input, &mut parameters.as_mut_slice()[range], gradient, &mut views[..count]);
 }

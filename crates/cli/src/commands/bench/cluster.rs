@@ -1,4 +1,4 @@
-//! One round of our own exchange: started, warmed up, measured, ended.
+//! Servers and workers that exchange, whoever's they are: warmed up, measured, ended.
 
 use super::crew::Crew;
 use super::part::{Answer, Order, Part};
@@ -33,44 +33,19 @@ pub(super) struct Round {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ServerMemory {
     pub(super) peak_bytes: u64,
-    /// Parameters that it holds.
-    pub(super) elements: u64,
+    /// Parameters that it holds, where that is known.
+    pub(super) elements: Option<u64>,
 }
 
-/// Runs one round.
-pub(super) fn measure(exchange: &Exchange, schedule: &Schedule) -> Result<Round> {
-    let mut cluster = Cluster::start(exchange)?;
-    let per_iteration = cluster.warm_up(schedule.warmup)?;
-    let iterations = match schedule.length {
-        Length::Iterations(iterations) => iterations,
-        Length::Time(time) => fitting(time, per_iteration).max(MIN_ITERATIONS),
-    };
-    let before = cluster.cpu_seconds()?;
-    let ran = cluster.run(iterations, per_iteration)?;
-    let after = cluster.cpu_seconds()?;
-    let servers = cluster.server_memory()?;
-    cluster.leave()?;
-    Ok(Round {
-        iterations,
-        seconds: slowest(&ran),
-        longest_us: ran.iter().map(|ran| ran.longest_us).max().unwrap_or(0),
-        times_us: ran.into_iter().flat_map(|ran| ran.times_us).collect(),
-        server_cpu_s: after.servers - before.servers,
-        worker_cpu_s: after.workers - before.workers,
-        servers,
-    })
-}
-
-/// Servers and workers that are ready for orders.
-struct Cluster<'a> {
-    exchange: &'a Exchange,
-    crew: Crew,
-    /// Processes of servers come first.
-    servers: usize,
+/// Servers and workers that have been started.
+pub(super) struct Cluster {
+    pub(super) crew: Crew,
+    /// Processes of servers.
+    pub(super) servers: Vec<usize>,
     /// Processes of workers, and how many workers each has.
-    workers: Vec<(usize, usize)>,
-    /// Parameters on each server.
-    held: Vec<u64>,
+    pub(super) workers: Vec<(usize, usize)>,
+    /// How long a worker waits for another.
+    pub(super) timeout: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -79,30 +54,53 @@ struct CpuSeconds {
     workers: f64,
 }
 
-impl Cluster<'_> {
-    fn start(exchange: &Exchange) -> Result<Cluster<'_>> {
+impl Cluster {
+    /// Our own.
+    pub(super) fn start(exchange: &Exchange) -> Result<Cluster> {
         let mut crew = Crew::new();
         let (servers, workers) = match exchange.transport {
             Transport::Memory => {
                 let part = Part::Everybody { exchange: exchange.clone() };
-                (0, vec![(crew.start("the exchange", &part)?, exchange.workers as usize)])
+                (Vec::new(), vec![(crew.start("the exchange", &part)?, exchange.workers as usize)])
             }
             _ => start_processes(&mut crew, exchange)?,
         };
-        let ready = |answer| match answer {
-            Answer::Ready { held } => Some(held),
-            _ => None,
+        Ok(Cluster { crew, servers, workers, timeout: exchange.timeout })
+    }
+
+    /// Waits until all are there, warms up, measures, and ends everything in good order.
+    pub(super) fn measure(mut self, schedule: &Schedule) -> Result<Round> {
+        let held = self.join()?;
+        let per_iteration = self.warm_up(schedule.warmup)?;
+        let iterations = match schedule.length {
+            Length::Iterations(iterations) => iterations,
+            Length::Time(time) => fitting(time, per_iteration).max(MIN_ITERATIONS),
         };
-        let patience = exchange.timeout + LISTEN_DEADLINE;
-        let held = crew.answers(&workers, "word that it has joined", patience, ready)?;
-        let held = held.into_iter().flatten().next().context("worker 0 did not say who holds what")?;
-        ensure!(
-            held.iter().sum::<u64>() == exchange.elements(),
-            "the servers hold {} parameters instead of {}",
-            held.iter().sum::<u64>(),
-            exchange.elements()
-        );
-        Ok(Cluster { exchange, crew, servers, workers, held })
+        let before = self.cpu_seconds()?;
+        let ran = self.run(iterations, per_iteration)?;
+        let after = self.cpu_seconds()?;
+        let servers = self.server_memory(held.as_deref())?;
+        self.leave()?;
+        Ok(Round {
+            iterations,
+            seconds: slowest(&ran),
+            longest_us: ran.iter().map(|ran| ran.longest_us).max().unwrap_or(0),
+            times_us: ran.into_iter().flat_map(|ran| ran.times_us).collect(),
+            server_cpu_s: after.servers - before.servers,
+            worker_cpu_s: after.workers - before.workers,
+            servers,
+        })
+    }
+
+    /// Waits until all workers are ready for orders; returns the parameters on each server, if a worker knows.
+    fn join(&mut self) -> Result<Option<Vec<u64>>> {
+        let patience = self.timeout + LISTEN_DEADLINE;
+        let held =
+            self.crew.answers(&self.workers, "word that it has joined", patience, |answer| match answer {
+                Answer::Ready { held } => Some(held),
+                _ => None,
+            })?;
+        Ok(held.into_iter().flatten().next())
     }
 
     /// Runs for a time without counting; returns how long an iteration takes, in seconds.
@@ -122,7 +120,7 @@ impl Cluster<'_> {
         self.crew.order(self.workers.iter().map(|(process, _)| *process), Order::Run { iterations })?;
         // A worker gives up on a single wait by itself, and knows better for whom.
         let expected = Duration::from_secs_f64((iterations as f64 * per_iteration).min(1e6));
-        let patience = 2 * self.exchange.timeout + 10 * expected;
+        let patience = 2 * self.timeout + 10 * expected;
         let what = format!("end of {iterations} iterations");
         self.crew.answers(&self.workers, &what, patience, |answer| match answer {
             Answer::Ran(ran) => Some(ran),
@@ -134,8 +132,8 @@ impl Cluster<'_> {
         // In one process, threads are told apart by their names.
         let is_server = |name: &str| name.starts_with("data core") || name == "coordinator";
         let mut seconds = CpuSeconds { servers: 0.0, workers: 0.0 };
-        for server in 0..self.servers {
-            seconds.servers += usage::cpu_seconds(self.crew.pid(server), |_| true)?;
+        for server in &self.servers {
+            seconds.servers += usage::cpu_seconds(self.crew.pid(*server), |_| true)?;
         }
         for (worker, _) in &self.workers {
             let pid = self.crew.pid(*worker);
@@ -145,48 +143,65 @@ impl Cluster<'_> {
         Ok(seconds)
     }
 
-    fn server_memory(&self) -> Result<Vec<ServerMemory>> {
-        let memory = |server: usize| {
-            let peak_bytes = usage::peak_rss_bytes(self.crew.pid(server))?;
-            Ok(ServerMemory { peak_bytes, elements: self.held[server] })
+    fn server_memory(&self, held: Option<&[u64]>) -> Result<Vec<ServerMemory>> {
+        let memory = |(number, server): (usize, &usize)| {
+            let peak_bytes = usage::peak_rss_bytes(self.crew.pid(*server))?;
+            Ok(ServerMemory { peak_bytes, elements: held.and_then(|held| held.get(number).copied()) })
         };
-        (0..self.servers).map(memory).collect()
+        self.servers.iter().enumerate().map(memory).collect()
     }
 
-    /// Ends everything in good order; all workers must have seen the same parameters.
+    /// Ends everything; all workers must have seen the same parameters.
     fn leave(mut self) -> Result<()> {
         self.crew.order(self.workers.iter().map(|(process, _)| *process), Order::Leave)?;
-        let patience = 2 * self.exchange.timeout;
+        let patience = 2 * self.timeout;
         let checksums = self.crew.answers(&self.workers, "last word", patience, |answer| match answer {
             Answer::Left { checksum } => Some(checksum),
             _ => None,
-        });
-        let checksums = checksums?;
+        })?;
         ensure!(
             checksums.windows(2).all(|pair| pair[0] == pair[1]),
             "workers ended with different parameters after the same synchronous rounds"
         );
-        self.crew.await_end(0..self.servers + self.workers.len())
+        self.crew.await_end()
     }
 }
 
-fn start_processes(crew: &mut Crew, exchange: &Exchange) -> Result<(usize, Vec<(usize, usize)>)> {
-    let mut coordinator: Option<String> = None;
+/// Servers, then workers, each a process.
+type Processes = (Vec<usize>, Vec<(usize, usize)>);
+
+fn start_processes(crew: &mut Crew, exchange: &Exchange) -> Result<Processes> {
+    let (mut servers, mut coordinator): (Vec<usize>, Option<String>) = (Vec::new(), None);
     for number in 0..exchange.servers {
         let part = Part::Server { exchange: exchange.clone(), number, coordinator: coordinator.clone() };
-        let process = crew.start(format!("server {number}"), &part)?;
+        let process = start_process(crew, exchange, format!("server {number}"), number, &part)?;
         let listening = crew.answers(&[(process, 1)], "address", LISTEN_DEADLINE, |answer| match answer {
             Answer::Listening { addresses } => addresses.into_iter().next(),
             _ => None,
-        });
-        coordinator = coordinator.or(listening?.into_iter().next());
+        })?;
+        coordinator = coordinator.or(listening.into_iter().next());
+        servers.push(process);
     }
     let coordinator = coordinator.context("there is no server")?;
     let worker = |rank| {
         let part = Part::Worker { exchange: exchange.clone(), rank, coordinator: coordinator.clone() };
-        Ok((crew.start(format!("worker {rank}"), &part)?, 1))
+        let number = exchange.servers + rank;
+        Ok((start_process(crew, exchange, format!("worker {rank}"), number, &part)?, 1))
     };
-    Ok((exchange.servers as usize, (0..exchange.workers).map(worker).collect::<Result<_>>()?))
+    Ok((servers, (0..exchange.workers).map(worker).collect::<Result<_>>()?))
+}
+
+/// Starts a process in its place.
+fn start_process(
+    crew: &mut Crew,
+    exchange: &Exchange,
+    name: String,
+    number: u32,
+    part: &Part,
+) -> Result<usize> {
+    let mut command = exchange.places.command(number)?;
+    command.arg("bench-process");
+    crew.start_program(name, command, part)
 }
 
 fn slowest(ran: &[Ran]) -> f64 {

@@ -1,0 +1,56 @@
+//! `paramill aggregate`: stands between the workers of a host or rack and the servers of a job.
+
+use crate::args::AggregateArgs;
+use crate::failure::{Failure, OrUsage};
+use crate::output::Output;
+use crate::training::{self, AggregatorAnnouncement};
+use anyhow::anyhow;
+use paramill_core::limits;
+use paramill_core::registry::Registry;
+use paramill_core::types::AggregatorId;
+use paramill_node::aggregator::{self, AggregatorConfig};
+use paramill_node::env_vars;
+use paramill_node::url::JobUrl;
+use std::io::Write;
+use std::sync::Arc;
+
+pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
+    if args.end_with_parent {
+        training::end_with_parent()?;
+    }
+    let url: JobUrl = args.job.parse().or_usage()?;
+    if args.hold.0 > limits::MAX_HOLD {
+        let longest = limits::MAX_HOLD.as_secs();
+        return Err(Failure::Usage(anyhow!("hold = {}: expected at most {longest}s", args.hold)));
+    }
+    let config = AggregatorConfig {
+        id: args.index.map(AggregatorId),
+        hold: args.hold.0,
+        transport: args.transport.unwrap_or_default(),
+        congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),
+        faults: training::faults(&args.inject).or_usage()?,
+        seed: args.seed,
+        ..AggregatorConfig::new(&url.job, &url.address, &args.listen)
+    };
+    let aggregator = aggregator::start(config, registry)?;
+    let address = aggregator.address().to_owned();
+    announce(&AggregatorAnnouncement { url: url.to_string(), address }, output)?;
+    Ok(aggregator.join().map_err(|error| anyhow!(error))?)
+}
+
+/// Says where workers come in.
+fn announce(announcement: &AggregatorAnnouncement, output: &Output) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    if output.json() {
+        writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
+    } else {
+        let AggregatorAnnouncement { url, address } = announcement;
+        writeln!(stdout, "joining {url}; workers come in at {address}")?;
+        writeln!(
+            stdout,
+            "a worker goes through it with {}={address} in its environment",
+            env_vars::AGGREGATOR
+        )?;
+    }
+    Ok(stdout.flush()?)
+}

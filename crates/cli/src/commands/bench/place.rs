@@ -1,0 +1,76 @@
+//! Where the processes of an exchange run: side by side on this machine, or each behind a command that takes it to a
+//! place and an address of its own, such as a network namespace.
+
+use crate::args::ExchangeArgs;
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use std::process::Command;
+
+/// Stands for the number of a process in the command that it is run with.
+const NUMBER: &str = "{}";
+const LOOPBACK: &str = "127.0.0.1";
+
+/// A place for every process. They are numbered from 0, servers first.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Places {
+    /// The words before every process's own command.
+    run_with: Vec<String>,
+    /// The address of each server; loopback for all of them when there is none.
+    hosts: Vec<String>,
+}
+
+impl Places {
+    /// What was typed, or why it cannot work.
+    pub(super) fn resolve(args: &ExchangeArgs) -> Result<Places> {
+        let run_with: Vec<String> =
+            args.run_with.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect();
+        ensure!(
+            args.host.is_empty() || args.host.len() == args.servers as usize,
+            "--host was given {} times: give one address for each of {} servers",
+            args.host.len(),
+            args.servers
+        );
+        ensure!(
+            run_with.is_empty() || run_with.iter().any(|word| word.contains(NUMBER)),
+            "--run-with takes all processes to the same place: put {NUMBER} where the number of the process belongs"
+        );
+        Ok(Places { run_with, hosts: args.host.clone() })
+    }
+
+    /// This program, to be started as process `number`; its arguments are still to come.
+    pub(super) fn command(&self, number: u32) -> Result<Command> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut words = self.run_with.iter().map(|word| word.replace(NUMBER, &number.to_string()));
+        let Some(first) = words.next() else { return Ok(Command::new(program)) };
+        let mut command = Command::new(first);
+        command.args(words).arg(program);
+        Ok(command)
+    }
+
+    /// The address that a server listens on.
+    pub(super) fn host(&self, server: u32) -> &str {
+        self.hosts.get(server as usize).map_or(LOOPBACK, String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_run_behind_its_command_and_a_server_has_its_address() {
+        let places = Places {
+            run_with: ["ip", "netns", "exec", "lab{}"].map(str::to_owned).to_vec(),
+            hosts: vec!["10.0.0.1".into(), "10.0.0.2".into()],
+        };
+        let command = places.command(2).unwrap();
+        assert_eq!(command.get_program(), "ip");
+        let arguments: Vec<_> = command.get_args().take(3).collect();
+        assert_eq!(arguments, ["netns", "exec", "lab2"]);
+        assert_eq!(command.get_args().count(), 4);
+        assert_eq!(places.host(1), "10.0.0.2");
+        let side_by_side = Places::default();
+        assert_eq!(side_by_side.command(7).unwrap().get_args().count(), 0);
+        assert_eq!(side_by_side.host(1), "127.0.0.1");
+    }
+}

@@ -1,0 +1,173 @@
+//! `paramill bench`: every figure is there and makes sense, and what cannot work is refused before anything starts. No
+//! figure is compared with a time.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn paramill(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_paramill"))
+        .args(arguments)
+        .output()
+        .expect("the binary was built for this test")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = paramill(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("one JSON object is all there is on stdout")
+}
+
+/// Runs it, expects bad usage, returns stderr.
+fn refusal(arguments: &[&str]) -> String {
+    let output = paramill(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+    stderr
+}
+
+fn exchange(further: &[&str]) -> Value {
+    let short = ["--elements=4096", "--tensors=2", "--iterations=3", "--rounds=2", "--warmup=0", "--json"];
+    json(&[&["bench", "exchange"], &short[..], further].concat())
+}
+
+fn positive(report: &Value, pointer: &str) -> f64 {
+    let figure = report.pointer(pointer).and_then(Value::as_f64);
+    let figure = figure.unwrap_or_else(|| panic!("{pointer} is no number in {report:#}"));
+    assert!(figure > 0.0 && figure.is_finite(), "{pointer} = {figure}");
+    figure
+}
+
+/// What every transport must report.
+fn check_exchange(report: &Value) {
+    let goodput = positive(report, "/goodput_gb_s");
+    let limit = positive(report, "/limit_gb_s");
+    let workers = positive(report, "/workers");
+    let bytes = workers * 2.0 * 4.0 * 4096.0;
+    let of_iterations = positive(report, "/iterations_per_s") * bytes / 1e9;
+    assert!((of_iterations / goodput - 1.0).abs() < 1e-6, "{of_iterations} is not {goodput}");
+    assert!((positive(report, "/fraction_of_limit") - goodput / limit).abs() < 1e-9);
+    for figure in [
+        "/limits/loopback_tcp_gb_s/median",
+        "/limits/memory_copy_gb_s/median",
+        "/limits/fused_update_gb_s/median",
+        "/cpu_s_per_gb/servers",
+        "/cpu_s_per_gb/workers",
+    ] {
+        positive(report, figure);
+    }
+    let times = ["p50", "p99", "max"].map(|name| positive(report, &format!("/iteration_ms/{name}")));
+    assert!(times.is_sorted(), "{times:?}");
+    let spread = |name: &str| positive(report, &format!("/goodput_spread_gb_s/{name}"));
+    assert!(spread("min") <= goodput && goodput <= spread("max"));
+    assert_eq!(report["iterations"], serde_json::json!([3, 3]));
+    assert_eq!(report["peers"], serde_json::json!([]));
+}
+
+#[test]
+fn an_exchange_over_tcp_reports_every_figure() {
+    let report = exchange(&["--transport=tcp", "--workers=3", "--servers=2", "--cores=1"]);
+    check_exchange(&report);
+    assert_eq!(report["transport"], "tcp");
+    assert_eq!(report["limit"], "loopback TCP, 6 connections");
+    let ratio = positive(&report, "/server_rss_mb") / positive(&report, "/server_ideal_mb");
+    assert!((positive(&report, "/server_rss_ratio") / ratio - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn buffers_may_be_copied_and_the_optimizer_may_have_state() {
+    let report = exchange(&["--copy", "--optimizer=adam:lr=0.01", "--cores=1"]);
+    check_exchange(&report);
+    assert_eq!(report["copy"], true);
+    // Parameters, a sum, and Adam's two means.
+    assert_eq!(positive(&report, "/server_ideal_mb"), 4096.0 * 4.0 * 4.0 / 1e6);
+}
+
+#[test]
+fn an_exchange_in_memory_has_no_server_process() {
+    let report = exchange(&["--transport=memory", "--cores=2"]);
+    check_exchange(&report);
+    assert_eq!(report["limit"], "memory copy, all cores");
+    assert_eq!((&report["server_rss_mb"], &report["server_rss_ratio"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn our_own_transports_can_be_peers() {
+    let report = exchange(&["--transport=memory", "--cores=1", "--against=tcp"]);
+    let goodput = positive(&report, "/goodput_gb_s");
+    assert_eq!(report["peers"][0]["name"], "paramill_tcp");
+    let ratio = goodput / positive(&report, "/peers/0/goodput_gb_s");
+    assert!((positive(&report, "/peers/0/ratio") / ratio - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn what_cannot_be_exchanged_is_refused() {
+    for (arguments, why) in [
+        (&["--model=resnet5000"][..], "unknown model `resnet5000`; known: alexnet"),
+        (&["--elements=10", "--tensors=11"], "--tensors 11: expected 1 to 10"),
+        (&["--elements=0"], "--elements 0: expected at least 1"),
+        (&["--model=vgg19", "--elements=10"], "cannot be used with"),
+        (&["--workers=0"], "--workers 0: expected 1 to"),
+        (&["--servers=0"], "--servers 0: expected 1 to"),
+        (&["--cores=0"], "--cores 0: expected 1 to"),
+        (&["--rounds=0"], "--rounds 0: expected 1 to"),
+        (&["--iterations=0"], "--iterations 0: expected at least 1"),
+        (&["--warmup=-1"], "--warmup -1: expected 0 to"),
+        (&["--seconds=nan"], "--seconds NaN: expected 0 to"),
+        (&["--timeout=0s"], "expected a time to wait"),
+        (&["--optimizer=sdg"], "unknown optimizer `sdg`; known: sgd"),
+        (&["--transport=pigeon"], "possible values: tcp, shm, memory, auto"),
+        (&["--congestion=none"], "--congestion none: this system has"),
+        (&["--pin=first"], "expected `auto`, `off`, or numbers"),
+        (&["--against=horovod"], "invalid value 'horovod'"),
+    ] {
+        let stderr = refusal(&[&["bench", "exchange"], arguments].concat());
+        assert!(stderr.contains(why), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_not_installed_is_named_with_what_to_install() {
+    let missing = refusal(&["bench", "exchange", "--against=gloo", "--python=no-such-python"]);
+    assert!(missing.contains("no-such-python -m pip install torch numpy"), "{missing}");
+    // `false` is an interpreter that has no module.
+    let arguments = ["bench", "exchange", "--against=mxnet", "--python=true", "--mxnet-python=false"];
+    let missing = refusal(&arguments);
+    assert!(missing.contains("false -m pip install 'mxnet==1.9.1' 'numpy<1.24'"), "{missing}");
+}
+
+#[test]
+fn kernels_are_measured_for_every_optimizer_and_element() {
+    let arguments = [
+        "bench",
+        "kernels",
+        "--seconds=0",
+        "--rounds=1",
+        "--memory-elements=65536",
+        "--cache-elements=1024",
+        "--json",
+    ];
+    let report = json(&arguments);
+    let kernels = report["kernels"].as_array().unwrap();
+    let all = json(&["components", "--json"]);
+    let optimizers = all["axes"].as_array().unwrap().iter().find(|axis| axis["axis"] == "optimizer").unwrap();
+    for optimizer in optimizers["components"].as_array().unwrap() {
+        let name = format!("add + {}", optimizer["name"].as_str().unwrap());
+        for gradient in ["f32", "f16", "bf16"] {
+            for from in ["cache", "memory"] {
+                let found = kernels.iter().find(|kernel| {
+                    kernel["kernel"] == name.as_str()
+                        && kernel["gradient"] == gradient
+                        && kernel["from"] == from
+                });
+                let found = found.unwrap_or_else(|| panic!("{name}, {gradient}, {from} is missing"));
+                assert!(positive(found, "/traffic_gb_s") > positive(found, "/gradient_gb_s"));
+                assert_eq!(found["fraction_of_limit"].is_f64(), from == "memory");
+            }
+        }
+    }
+    positive(&report, "/limits/0/traffic_gb_s");
+    let stderr = refusal(&["bench", "kernels", "--optimizer=sgd,sdg"]);
+    assert!(stderr.contains("unknown optimizer `sdg`; known: sgd"), "{stderr}");
+}

@@ -1,0 +1,189 @@
+//! A shard and the frames of synchronous workers, without sockets: what a data core has to do, and nothing else.
+
+use paramill_core::placement::Part;
+use paramill_core::registry::Registry;
+use paramill_core::role::{Output, Role};
+use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::store::Buffer;
+use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Control, DType, Flags, Header, Kind, Plan, Welcome};
+use std::sync::Arc;
+
+/// What one read from a socket brings of one worker before it is another's turn.
+const READ_BYTES: usize = 1 << 20;
+const CHUNK_ELEMENTS: usize = 8192;
+
+/// What is pushed and pulled.
+#[derive(Debug, Clone)]
+pub(crate) struct Work {
+    /// Number of workers.
+    pub(crate) workers: u32,
+    /// Number of tables.
+    pub(crate) tables: u32,
+    /// Elements in each.
+    pub(crate) elements: usize,
+    /// Element type of gradients.
+    pub(crate) dtype: DType,
+    /// Policy of all tables.
+    pub(crate) policy: TablePolicy,
+}
+
+/// A shard that has its initial values, and the workers' next frames.
+pub(crate) struct Load {
+    shard: Shard,
+    work: Work,
+    /// Table, chunk, first element, elements and whether it is the table's last.
+    chunks: Vec<(u32, u32, usize, usize, bool)>,
+    gradients: Vec<Buffer>,
+    clock: Clock,
+}
+
+/// What came of a round.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Push frames handed in.
+    pub(crate) frames: u64,
+    /// Acknowledgements.
+    pub(crate) acknowledged: u64,
+    /// Frames of parameters.
+    pub(crate) answers: u64,
+}
+
+impl Load {
+    /// Starts a shard as a coordinator would.
+    pub(crate) fn new(work: Work) -> Load {
+        let id = ShardId { server: ServerId(0), core: 0 };
+        let config = ShardConfig {
+            job: "cost".into(),
+            process: 1,
+            server: Some(id.server),
+            core: 0,
+            cores: 1,
+            addresses: ["here".to_owned()].into_iter().collect(),
+            coordinator: "there".into(),
+        };
+        let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
+        let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };
+        shard.handle_connected(Time::ZERO, NodeId::Coordinator, &welcome);
+        let part = Part { server: id.server, start: 0, len: work.elements as u64 };
+        let tables = 0..work.tables;
+        let plan = Plan {
+            epoch: 1,
+            tables: tables
+                .clone()
+                .map(|n| TableSpec::dense(format!("table{n}"), [work.elements as u64]))
+                .collect(),
+            parts: tables.clone().map(|_| vec![part]).collect(),
+            shards: vec![(id, ["here".to_owned()].into_iter().collect())],
+            chunk_elements: CHUNK_ELEMENTS as u32,
+            workers: (0..work.workers).map(|rank| (WorkerId(rank), 1)).collect(),
+            policy: work.policy.clone(),
+            overrides: Vec::new(),
+            seed: 1,
+        };
+        let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));
+        let bytes = message.body.bytes().expect("a control message has its bytes with it");
+        shard.handle_frame(Time::ZERO, NodeId::Coordinator, &message.header, bytes);
+        let chunks = tables.flat_map(|table| {
+            let count = work.elements.div_ceil(CHUNK_ELEMENTS);
+            (0..count).map(move |chunk| {
+                let start = chunk * CHUNK_ELEMENTS;
+                let len = CHUNK_ELEMENTS.min(work.elements - start);
+                (table, chunk as u32, start, len, chunk + 1 == count)
+            })
+        });
+        let chunks: Vec<_> = chunks.collect();
+        // Small enough to stay in cache, as a receive buffer does.
+        let mut gradient = Buffer::zeroed(READ_BYTES / 4);
+        for (at, value) in gradient.as_mut_slice().iter_mut().enumerate() {
+            *value = (at % 251) as f32 / 1000.0 - 0.1;
+        }
+        let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
+        let mut load = Load { shard, work, chunks, gradients, clock: 0 };
+        for index in 0..load.chunks.len() {
+            let (header, start, bytes) = load.frame(Kind::Init, index, 0, 4);
+            let payload = &load.gradients[0].as_bytes()[start..start + bytes];
+            load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)), &header, payload);
+        }
+        while load.shard.poll_output().is_some() {}
+        load
+    }
+
+    /// Number of push frames in a round.
+    pub(crate) fn frames_per_round(&self) -> u64 {
+        self.chunks.len() as u64 * u64::from(self.work.workers)
+    }
+
+    /// Number of gradient elements in a round.
+    pub(crate) fn elements_per_round(&self) -> u64 {
+        u64::from(self.work.tables) * self.work.elements as u64 * u64::from(self.work.workers)
+    }
+
+    /// Bytes held for parameters, accumulators and optimizer state.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.shard.memory_bytes()
+    }
+
+    /// Every worker pushes and pulls everything once.
+    pub(crate) fn round(&mut self) -> Tally {
+        let mut tally = Tally::default();
+        let width = if self.work.dtype == DType::F32 { 4 } else { 2 };
+        let mut begin = 0;
+        while begin < self.chunks.len() {
+            let mut end = begin;
+            let mut bytes = 0;
+            while end < self.chunks.len() && bytes < READ_BYTES - CHUNK_ELEMENTS * 4 {
+                bytes += self.chunks[end].3 * width;
+                end += 1;
+            }
+            for rank in 0..self.work.workers {
+                for index in begin..end {
+                    let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin, width);
+                    header.dtype = self.work.dtype;
+                    let buffer = &self.gradients[rank as usize % self.gradients.len()];
+                    let payload = &buffer.as_bytes()[start..start + bytes];
+                    let now = Time(self.clock * 1000);
+                    self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)), &header, payload);
+                    tally.frames += 1;
+                }
+                self.drain(&mut tally);
+            }
+            begin = end;
+        }
+        self.clock += 1;
+        tally
+    }
+
+    /// Takes what the shard wants sent, as a driver that writes it at once.
+    fn drain(&mut self, tally: &mut Tally) {
+        while let Some(output) = self.shard.poll_output() {
+            let Output::Send { frame, .. } = output else { continue };
+            match frame.header.kind {
+                Kind::PushAck => tally.acknowledged += 1,
+                Kind::Params => tally.answers += 1,
+                kind => panic!("a {kind:?} frame"),
+            }
+        }
+    }
+
+    fn frame(&self, kind: Kind, index: usize, place: usize, width: usize) -> (Header, usize, usize) {
+        let (table, chunk, _, len, last) = self.chunks[index];
+        let mut header = Header::new(kind);
+        header.epoch = 1;
+        header.table = TableId(table);
+        header.chunk = chunk;
+        header.part = chunk;
+        header.clock = self.clock;
+        header.request = 1 + index as u64;
+        header.flags = Flags::WANT_PARAMS;
+        if last {
+            header.flags = header.flags.with(Flags::LAST);
+        }
+        header.payload_bytes = (len * width) as u32;
+        // Frames of one read lie one after the other.
+        let start = (place * len.next_multiple_of(16) * width) % (READ_BYTES - CHUNK_ELEMENTS * 4);
+        (header, start.next_multiple_of(64), len * width)
+    }
+}

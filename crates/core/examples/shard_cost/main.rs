@@ -1,0 +1,85 @@
+//! What a shard's own work costs per push frame, over tables and workers; no sockets. Run it in release mode:
+//!
+//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [f32|f16|bf16]]]`
+
+#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures, and takes arguments")]
+
+mod load;
+
+use load::{Load, Work};
+use paramill_core::table::TablePolicy;
+use paramill_core::wire::DType;
+use std::time::Instant;
+
+/// Nanoseconds per push frame with its share of acknowledgements, steps and answers; the best of some tries.
+fn cost(work: Work) -> (f64, f64) {
+    let mut load = Load::new(work);
+    let frames = load.frames_per_round();
+    // About a tenth of a second.
+    let rounds = (100_000 / frames).min(2_000_000_000 / (load.elements_per_round() * 10)).clamp(2, 20_000);
+    (0..rounds / 4 + 2).for_each(|_| _ = load.round());
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        let start = Instant::now();
+        (0..rounds).for_each(|_| _ = load.round());
+        best = best.min(start.elapsed().as_nanos() as f64 / (rounds * frames) as f64);
+    }
+    (best, load.memory_bytes() as f64 / 1e6)
+}
+
+fn main() {
+    let policy = |optimizer: &str| TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
+    let sgd = policy("sgd:lr=0.1");
+    println!(
+        "{:>8} {:>9} {:>8} {:>12} {:>10} {:>8}",
+        "workers", "tables", "elements", "ns/frame", "ns/element", "MB"
+    );
+    let show = |work: Work| {
+        let (workers, tables, elements, dtype) = (work.workers, work.tables, work.elements, work.dtype);
+        let optimizer = work.policy.optimizer.clone();
+        let (ns, megabytes) = cost(work);
+        let per_frame = elements.min(8192);
+        println!(
+            "{workers:>8} {tables:>9} {elements:>8} {ns:>12.0} {:>10.3} {megabytes:>8.1}  {optimizer} {dtype:?}",
+            ns / per_frame as f64
+        );
+    };
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [workers, tables, elements, rest @ ..] = &args[..] {
+        let number = |text: &String| text.parse::<usize>().unwrap_or_else(|_| panic!("`{text}`: a number"));
+        let dtype = match rest.get(1).map(String::as_str) {
+            Some("f16") => DType::F16,
+            Some("bf16") => DType::Bf16,
+            _ => DType::F32,
+        };
+        return show(Work {
+            workers: number(workers) as u32,
+            tables: number(tables) as u32,
+            elements: number(elements),
+            dtype,
+            policy: rest.first().map_or(sgd, |optimizer| policy(optimizer)),
+        });
+    }
+    for tables in [1, 10, 100, 1000, 10_000] {
+        for workers in [1, 2, 8, 64] {
+            show(Work { workers, tables, elements: 100, dtype: DType::F32, policy: sgd.clone() });
+        }
+    }
+    for (tables, elements) in [(1, 100_000), (161, 159_000), (1, 25_600_000)] {
+        for workers in [1, 2, 8] {
+            show(Work { workers, tables, elements, dtype: DType::F32, policy: sgd.clone() });
+        }
+    }
+    for dtype in [DType::F16, DType::Bf16] {
+        show(Work { workers: 2, tables: 161, elements: 159_000, dtype, policy: sgd.clone() });
+    }
+    for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {
+        show(Work {
+            workers: 2,
+            tables: 161,
+            elements: 159_000,
+            dtype: DType::F32,
+            policy: policy(optimizer),
+        });
+    }
+}

@@ -1,0 +1,161 @@
+//! Parameters as the servers sent them last: one copy for all workers that go through an aggregator.
+
+use crate::store::{Buffer, floats};
+use crate::table::{Chunk, TableSpec};
+use crate::types::{Clock, ShardId};
+use crate::wire::Header;
+
+/// A copy of every dense table. Memory is taken with the first parameters of a table.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    tables: Vec<Copy>,
+}
+
+#[derive(Debug)]
+struct Copy {
+    elements: usize,
+    chunks: Vec<Chunk>,
+    values: Buffer,
+    seen: Vec<Seen>,
+}
+
+/// Which answer a chunk is of.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    version: Clock,
+    /// Answers of a table are numbered on each connection; none of this one is here yet.
+    edition: Option<u32>,
+}
+
+/// Why parameters cannot be kept.
+#[derive(Debug, PartialEq)]
+pub(super) enum Unfit {
+    /// They are not what the plan says that this shard holds.
+    Shape,
+    /// The machine has no more memory.
+    Memory,
+}
+
+impl Copies {
+    pub(super) fn new(specs: &[TableSpec], chunks: &[Vec<Chunk>]) -> Copies {
+        let copy = |(spec, chunks): (&TableSpec, &Vec<Chunk>)| Copy {
+            elements: if spec.rows { 0 } else { spec.elements() as usize },
+            chunks: if spec.rows { Vec::new() } else { chunks.clone() },
+            values: Buffer::zeroed(0),
+            seen: Vec::new(),
+        };
+        Copies { tables: specs.iter().zip(chunks).map(copy).collect() }
+    }
+
+    /// Keeps a chunk, unless it is older than what is there.
+    pub(super) fn take(&mut self, from: ShardId, header: &Header, payload: &[u8]) -> Result<(), Unfit> {
+        let (copy, number) = (self.tables.get_mut(header.table.0 as usize), header.chunk as usize);
+        let copy = copy.ok_or(Unfit::Shape)?;
+        let chunk = *copy.chunks.get(number).filter(|chunk| chunk.shard == from).ok_or(Unfit::Shape)?;
+        let values =
+            floats(payload).filter(|values| values.len() == chunk.len as usize).ok_or(Unfit::Shape)?;
+        if copy.seen.is_empty() {
+            copy.values = Buffer::try_zeroed(copy.elements).ok_or(Unfit::Memory)?;
+            copy.seen = vec![Seen::default(); copy.chunks.len()];
+        }
+        let seen = &mut copy.seen[number];
+        if seen.edition.is_none_or(|known| is_at_least(header.rows, known)) {
+            *seen = Seen { version: header.version, edition: Some(header.rows) };
+            let start = chunk.start as usize;
+            copy.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    /// Whether this answer, or a later one, of these chunks is here whole.
+    pub(super) fn has(&self, table: usize, chunks: impl Iterator<Item = u32>, edition: u32) -> bool {
+        let Some(copy) = self.tables.get(table).filter(|copy| !copy.seen.is_empty()) else { return false };
+        let is_here = |seen: &Seen| seen.edition.is_some_and(|known| is_at_least(known, edition));
+        chunks.into_iter().all(|number| copy.seen.get(number as usize).is_some_and(is_here))
+    }
+
+    /// First byte and length of a chunk in [`Copies::bytes`].
+    pub(super) fn place(&self, table: usize, number: u32) -> Option<(usize, usize)> {
+        let chunk = self.tables.get(table)?.chunks.get(number as usize)?;
+        Some((chunk.start as usize * 4, chunk.len as usize * 4))
+    }
+
+    pub(super) fn version(&self, table: usize, number: u32) -> Clock {
+        let seen = self.tables.get(table).and_then(|copy| copy.seen.get(number as usize));
+        seen.map_or(0, |seen| seen.version)
+    }
+
+    pub(super) fn bytes(&self, table: usize) -> &[u8] {
+        self.tables.get(table).map_or(&[], |copy| copy.values.as_bytes())
+    }
+
+    /// The connection to a shard is gone: it numbers its answers anew.
+    pub(super) fn forget_editions(&mut self, shard: ShardId) {
+        for copy in &mut self.tables {
+            let of_shard = copy.seen.iter_mut().zip(&copy.chunks).filter(|(_, chunk)| chunk.shard == shard);
+            of_shard.for_each(|(seen, _)| seen.edition = None);
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.tables.iter().map(|copy| copy.values.memory_bytes()).sum()
+    }
+}
+
+/// Whether one number is not before another. They start again at 1 after the last.
+fn is_at_least(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other) <= u32::MAX / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{ServerId, TableId};
+    use crate::wire::Kind;
+
+    const SHARD: ShardId = ShardId { server: ServerId(0), core: 0 };
+
+    fn copies() -> Copies {
+        let chunks = [0, 2].map(|start| Chunk { shard: SHARD, start, len: 2 }).to_vec();
+        Copies::new(&[TableSpec::dense("w", [4])], &[chunks])
+    }
+
+    fn take(copies: &mut Copies, chunk: u32, edition: u32, value: f32) -> Result<(), Unfit> {
+        let header = Header { chunk, rows: edition, version: edition.into(), ..Header::new(Kind::Params) };
+        copies.take(SHARD, &header, bytemuck::cast_slice(&[value; 2]))
+    }
+
+    #[test]
+    fn an_answer_that_is_late_does_not_replace_a_newer_one() {
+        let mut copies = copies();
+        for (chunk, edition) in [(0, 1), (0, 3), (1, 2), (0, 2)] {
+            take(&mut copies, chunk, edition, edition as f32).unwrap();
+        }
+        assert_eq!(copies.bytes(0), bytemuck::cast_slice::<f32, u8>(&[3.0, 3.0, 2.0, 2.0]));
+        assert_eq!([copies.version(0, 0), copies.version(0, 1)], [3, 2]);
+        assert!(copies.has(0, 0..2, 2) && !copies.has(0, 0..2, 3) && copies.has(0, 0..1, 3));
+    }
+
+    #[test]
+    fn numbers_start_again_after_the_last() {
+        let mut copies = copies();
+        take(&mut copies, 0, u32::MAX, 1.0).unwrap();
+        take(&mut copies, 0, 1, 2.0).unwrap();
+        assert!(copies.has(0, 0..1, 1) && copies.has(0, 0..1, u32::MAX));
+        copies.forget_editions(SHARD);
+        assert!(!copies.has(0, 0..1, 1));
+    }
+
+    #[test]
+    fn what_does_not_fit_the_plan_is_not_taken() {
+        let mut copies = copies();
+        let header = Header { table: TableId(1), ..Header::new(Kind::Params) };
+        assert_eq!(copies.take(SHARD, &header, &[0; 8]), Err(Unfit::Shape));
+        assert_eq!(take(&mut copies, 2, 1, 0.0), Err(Unfit::Shape));
+        let header = Header::new(Kind::Params);
+        assert_eq!(copies.take(SHARD, &header, &[0; 4]), Err(Unfit::Shape));
+        let other = ShardId { server: ServerId(1), core: 0 };
+        assert_eq!(copies.take(other, &header, &[0; 8]), Err(Unfit::Shape));
+        assert_eq!(copies.memory_bytes(), 0);
+    }
+}

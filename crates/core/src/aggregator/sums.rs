@@ -1,0 +1,716 @@
+//! How an aggregator adds up gradients.
+//!
+//! A *sum* is of one table and clock on one shard. A chunk of it leaves as soon as every live worker that comes here is
+//! past it, so that the link to the shard is busy while gradients still arrive. A sum ends when all of them are
+//! complete, or when the first that is complete has been held long enough; the shard is then told whose pushes are
+//! complete, and who comes later goes into another sum. What was sent stays in memory until the shard has noted it, and
+//! is sent again after a broken connection. Frames are numbered, so that the shard takes each once.
+
+use super::lane::{Lane, Out};
+use super::routes::Route;
+use crate::kernels::{self, Values};
+use crate::limits;
+use crate::role::{Body, Frame};
+use crate::store::Buffer;
+use crate::table::NonFinite;
+use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::wire::{Cause, Fault, Flags, Header, Kind, group};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Sum buffers that are kept for the next clock.
+const SPARE_BUFFERS: usize = 2;
+
+/// A table's part on one shard, as its gradients pass through here.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    name: String,
+    chunks: Vec<PartChunk>,
+    elements: usize,
+    policy: SumPolicy,
+    /// Pushes that are half here.
+    incoming: BTreeMap<WorkerId, Incoming>,
+    /// The last clock that is complete in a sum.
+    done: BTreeMap<WorkerId, Clock>,
+    /// Complete pushes that the shard has not noted.
+    held: BTreeMap<WorkerId, usize>,
+    passed: BTreeMap<WorkerId, Passed>,
+    /// Clocks that the shard refused, and how often.
+    attempts: BTreeMap<Clock, u32>,
+    /// The sum that gradients of a clock go to.
+    open: BTreeMap<Clock, u64>,
+    spare: Vec<Buffer>,
+}
+
+/// What becomes of a table's gradients here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct SumPolicy {
+    /// Whether they are added up at all.
+    pub(super) adds_up: bool,
+    /// How long a complete push is held for others.
+    pub(super) hold: Duration,
+    pub(super) nonfinite: NonFinite,
+}
+
+/// A chunk of the part.
+#[derive(Debug, Clone, Copy)]
+struct PartChunk {
+    number: u32,
+    /// First element in the part.
+    start: usize,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    clock: Clock,
+    request: u64,
+    /// Frames before this one were taken.
+    next_part: usize,
+    /// A frame of this attempt was refused; the rest of the attempt is ignored.
+    refused: bool,
+}
+
+/// Pushes that were passed on as they are, because gradients of the table were not added up then.
+#[derive(Debug, Default)]
+struct Passed {
+    /// Clocks that the shard has not acknowledged.
+    under_way: BTreeSet<Clock>,
+    /// The last one that it has.
+    done: Option<Clock>,
+}
+
+/// Gradients of some workers of one clock.
+#[derive(Debug)]
+struct Sum {
+    table: usize,
+    clock: Clock,
+    attempt: u32,
+    buffer: Buffer,
+    /// How many gradients are in each chunk.
+    weights: Vec<u32>,
+    /// Chunks before this one have left, or nobody has them.
+    sealed: usize,
+    /// How far the slowest worker was when that was last looked at.
+    slowest: usize,
+    contributors: BTreeSet<WorkerId>,
+    complete: BTreeMap<WorkerId, Complete>,
+    /// When it ends at the latest.
+    deadline: Option<Time>,
+}
+
+/// A worker whose push is complete in a sum.
+#[derive(Debug)]
+struct Complete {
+    /// What its request is known by, while the worker is connected.
+    route: u64,
+    want_params: bool,
+    /// The worker sent it again meanwhile: under which number, and whether it wants parameters.
+    again: Option<(u64, bool)>,
+}
+
+/// Sums, and what was sent of them.
+#[derive(Debug)]
+pub(super) struct Flights {
+    sums: BTreeMap<u64, Sum>,
+    /// Numbered frames that the shard has not noted, oldest first.
+    frames: VecDeque<Flight>,
+    next_sum: u64,
+    last_number: u64,
+    deadlines: BTreeSet<(Time, u64)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    number: u64,
+    sum: u64,
+    /// Which chunk of it; `None` for the list of workers.
+    chunk: Option<usize>,
+}
+
+impl Flights {
+    pub(super) fn new(first_sum: u64) -> Flights {
+        Flights {
+            sums: BTreeMap::new(),
+            frames: VecDeque::new(),
+            next_sum: first_sum,
+            last_number: 0,
+            deadlines: BTreeSet::new(),
+        }
+    }
+
+    /// The bytes of a sum, until the shard has noted it.
+    pub(super) fn bytes(&self, sum: u64) -> Option<&[u8]> {
+        self.sums.get(&sum).map(|sum| sum.buffer.as_bytes())
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.sums.values().map(|sum| sum.buffer.memory_bytes()).sum()
+    }
+}
+
+impl Table {
+    /// A table of which this shard holds these chunks: their numbers and lengths.
+    pub(super) fn new(name: &str, chunks: impl Iterator<Item = (u32, usize)>) -> Table {
+        let mut elements = 0;
+        let place = |(number, len)| {
+            let start = elements;
+            elements += len;
+            PartChunk { number, start, len }
+        };
+        let chunks = chunks.map(place).collect();
+        Table { name: name.to_owned(), chunks, elements, ..Table::default() }
+    }
+
+    pub(super) fn set_policy(&mut self, policy: SumPolicy) {
+        self.policy = policy;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.elements
+    }
+
+    pub(super) fn chunk_numbers(&self) -> Vec<u32> {
+        self.chunks.iter().map(|chunk| chunk.number).collect()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.spare.iter().map(Buffer::memory_bytes).sum()
+    }
+
+    /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
+    fn position(&self, worker: WorkerId, clock: Clock) -> usize {
+        if self.done.get(&worker).is_some_and(|&done| done >= clock) {
+            return self.chunks.len();
+        }
+        match self.incoming.get(&worker) {
+            Some(incoming) if incoming.clock == clock => incoming.next_part,
+            Some(incoming) if incoming.clock > clock => self.chunks.len(),
+            _ => 0,
+        }
+    }
+
+    fn under_way(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Incoming> {
+        self.incoming.get_mut(&worker).filter(|incoming| incoming.clock == clock)
+    }
+
+    fn fault(&self, cause: Cause, what: String) -> Fault {
+        Fault { cause, message: format!("table `{}`: {what}", self.name) }
+    }
+
+    /// Whether a frame is the next one of a push that fits; its values.
+    fn check<'a>(&self, worker: WorkerId, header: &Header, payload: &'a [u8]) -> Result<Values<'a>, Fault> {
+        let clock = header.clock;
+        let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
+        if let Some(newer) = newer {
+            let what = format!("{worker} gave up its push of clock {clock} when it began clock {newer}");
+            return Err(self.fault(Cause::Protocol, what));
+        }
+        let index = header.part as usize;
+        if index > self.position(worker, clock) {
+            return Err(self.fault(Cause::Protocol, "frames of a push are missing".into()));
+        }
+        let held = self.held.get(&worker).copied().unwrap_or(0);
+        if held >= limits::MAX_HELD_PUSHES {
+            let what = format!("{held} pushes of {worker} are held here; wait for them before pushing on");
+            return Err(self.fault(Cause::TooFarAhead, what));
+        }
+        let fits = |chunk: &&PartChunk| {
+            let is_last = index + 1 == self.chunks.len();
+            chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last
+        };
+        let chunk = self.chunks.get(index).filter(fits);
+        let values = header.dtype.values(payload);
+        let values = values.filter(|values| chunk.is_some_and(|chunk| chunk.len == values.len()));
+        let Some(values) = values else {
+            let (bytes, dtype) = (payload.len(), header.dtype);
+            let what = format!("{bytes} bytes of {dtype:?} for chunk {} as frame {index}", header.chunk);
+            return Err(self.fault(Cause::Shape, what));
+        };
+        if self.policy.nonfinite == NonFinite::Reject && !values.all_finite() {
+            let what = format!(
+                "the gradient that {worker} pushed at clock {clock} has NaN or Inf in chunk {}; it was not applied \
+                 (nonfinite=reject)",
+                header.chunk
+            );
+            return Err(self.fault(Cause::NonFinite, what));
+        }
+        Ok(values)
+    }
+
+    /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
+    fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<(), Fault> {
+        let told = match self.under_way(worker, header.clock) {
+            Some(incoming) => std::mem::replace(&mut incoming.refused, true),
+            None => true,
+        };
+        if told && header.part > 0 { Ok(()) } else { Err(fault) }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, index: usize, chunk: PartChunk, values: Values<'_>) {
+        let sum = &mut self.buffer.as_mut_slice()[chunk.start..chunk.start + chunk.len];
+        // The first gradient is copied, so that nothing has to be zeroed.
+        if self.weights[index] == 0 {
+            kernels::copy(sum, values);
+        } else {
+            kernels::add_values(sum, values);
+        }
+        self.weights[index] += 1;
+    }
+}
+
+impl Lane {
+    /// Whether a worker's push is added up here. One that is sent again goes the way it went before, and the pushes of a
+    /// worker never overtake each other.
+    pub(super) fn adds_up(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
+        let Some(table) = self.tables.get_mut(header.table.0 as usize) else { return Ok(false) };
+        if table.is_empty() || header.flags.has(Flags::ROWS) {
+            return Ok(false);
+        }
+        let clock = header.clock;
+        let is_done = table.done.get(&worker).is_some_and(|&done| clock <= done);
+        let was_passed = |passed: &Passed| {
+            passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done && !is_done)
+        };
+        if table.passed.get(&worker).is_some_and(was_passed) {
+            return Ok(false);
+        }
+        // What is in the middle of a push that did not begin is passed over here.
+        if is_done || header.part > 0 || table.under_way(worker, clock).is_some() {
+            return Ok(true);
+        }
+        let passing = table.passed.get(&worker).map_or(0, |passed| passed.under_way.len());
+        let holding = table.held.get(&worker).copied().unwrap_or(0);
+        if passing == 0 && (holding > 0 || table.policy.adds_up) {
+            return Ok(true);
+        }
+        if passing >= limits::MAX_HELD_PUSHES {
+            let what = format!("{passing} pushes of {worker} are under way; wait for them before pushing on");
+            return Err(table.fault(Cause::TooFarAhead, what));
+        }
+        table.passed.entry(worker).or_default().under_way.insert(clock);
+        Ok(false)
+    }
+
+    /// The shard acknowledged a push that was passed on, or refused it.
+    pub(super) fn note_passed(&mut self, route: &Route, is_taken: bool) {
+        let table = self.tables.get_mut(route.table).filter(|_| route.is_push);
+        if let Some(passed) = table.and_then(|table| table.passed.get_mut(&route.worker)) {
+            passed.under_way.remove(&route.clock);
+            if is_taken {
+                passed.done = passed.done.max(Some(route.clock));
+            }
+        }
+    }
+
+    /// Takes one frame of a push.
+    pub(super) fn push(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let (number, clock, index) = (header.table.0 as usize, header.clock, header.part as usize);
+        let is_last = header.flags.has(Flags::LAST);
+        let epoch = self.epoch;
+        let table = &mut self.tables[number];
+        if table.done.get(&worker).is_some_and(|&done| clock <= done) {
+            return if is_last { self.push_again(worker, header, out) } else { Ok(()) };
+        }
+        if let Some(incoming) = table.under_way(worker, clock) {
+            incoming.refused &= index > 0;
+            incoming.request = header.request;
+            if incoming.refused || index < incoming.next_part {
+                return Ok(());
+            }
+        }
+        let checked = match header.epoch == epoch {
+            true => table.check(worker, header, payload),
+            false => Err(table.fault(Cause::StaleEpoch, format!("placement epoch {}", header.epoch))),
+        };
+        let values = match checked {
+            Ok(values) => values,
+            Err(fault) => return table.refuse_once(worker, header, fault),
+        };
+        let sum = match self.sum_for(number, clock, index, out) {
+            Ok(sum) => sum,
+            Err(fault) => return self.tables[number].refuse_once(worker, header, fault),
+        };
+        // Only who is furthest behind holds chunks back.
+        let holds_back = self.flights.sums.get(&sum).is_some_and(|sum| index <= sum.slowest);
+        self.add(sum, worker, index, values);
+        let table = &mut self.tables[number];
+        if table.under_way(worker, clock).is_none() {
+            let incoming = Incoming { clock, request: header.request, next_part: 0, refused: false };
+            table.incoming.insert(worker, incoming);
+        }
+        if let Some(incoming) = table.incoming.get_mut(&worker) {
+            incoming.next_part = index + 1;
+        }
+        if is_last {
+            self.complete(now, sum, worker, header);
+        }
+        if is_last || holds_back {
+            self.seal(number, clock, out);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, sum: u64, worker: WorkerId, index: usize, values: Values<'_>) {
+        let Some(sum) = self.flights.sums.get_mut(&sum) else { return };
+        let table = &self.tables[sum.table];
+        sum.contributors.insert(worker);
+        if table.policy.nonfinite == NonFinite::Reject || values.all_finite() {
+            return sum.add(index, table.chunks[index], values);
+        }
+        let mut clipped = values.to_vec();
+        kernels::clip_non_finite(&mut clipped);
+        sum.add(index, table.chunks[index], Values::F32(&clipped));
+    }
+
+    /// The sum that a chunk of a clock goes to. One of which that chunk has left ends.
+    fn sum_for(
+        &mut self,
+        number: usize,
+        clock: Clock,
+        index: usize,
+        out: &mut Out<'_>,
+    ) -> Result<u64, Fault> {
+        if let Some(&open) = self.tables[number].open.get(&clock) {
+            if self.flights.sums.get(&open).is_some_and(|sum| index >= sum.sealed) {
+                return Ok(open);
+            }
+            self.end_sum(open, out);
+        }
+        let table = &mut self.tables[number];
+        let Some(buffer) = table.spare.pop().or_else(|| Buffer::try_zeroed(table.elements)) else {
+            let what = "the aggregator has no memory for another sum of gradients".into();
+            return Err(table.fault(Cause::TooFarAhead, what));
+        };
+        let sum = self.flights.next_sum;
+        self.flights.next_sum += 1;
+        table.open.insert(clock, sum);
+        self.flights.sums.insert(
+            sum,
+            Sum {
+                table: number,
+                clock,
+                attempt: table.attempts.get(&clock).copied().unwrap_or(0),
+                buffer,
+                weights: vec![0; table.chunks.len()],
+                sealed: 0,
+                slowest: usize::MAX,
+                contributors: BTreeSet::new(),
+                complete: BTreeMap::new(),
+                deadline: None,
+            },
+        );
+        Ok(sum)
+    }
+
+    /// The last frame of a worker's push was added.
+    fn complete(&mut self, now: Time, id: u64, worker: WorkerId, header: &Header) {
+        let Some(sum) = self.flights.sums.get_mut(&id) else { return };
+        let table = &mut self.tables[sum.table];
+        table.incoming.remove(&worker);
+        table.done.insert(worker, sum.clock);
+        *table.held.entry(worker).or_default() += 1;
+        let want_params = header.flags.has(Flags::WANT_PARAMS);
+        let route = self.routes.open(pushed(worker, header, want_params, id));
+        sum.complete.insert(worker, Complete { route, want_params, again: None });
+        if sum.deadline.is_none() {
+            let deadline = now + table.policy.hold;
+            sum.deadline = Some(deadline);
+            self.flights.deadlines.insert((deadline, id));
+        }
+    }
+
+    /// A push that is complete here was sent again, since the worker was not told so.
+    fn push_again(&mut self, worker: WorkerId, header: &Header, out: &mut Out<'_>) -> Result<(), Fault> {
+        let (number, clock) = (header.table.0 as usize, header.clock);
+        let want_params = header.flags.has(Flags::WANT_PARAMS);
+        let is_it =
+            |sum: &Sum| sum.table == number && sum.clock == clock && sum.complete.contains_key(&worker);
+        let found = self.flights.sums.iter_mut().rev().find(|(_, sum)| is_it(sum));
+        let Some((&id, sum)) = found else {
+            // The shard has it.
+            return self.settle_again(worker, number, clock, header.request, want_params, out);
+        };
+        let is_open = self.tables[number].open.get(&clock) == Some(&id);
+        let Some(complete) = sum.complete.get_mut(&worker) else { return Ok(()) };
+        if !is_open {
+            complete.again = Some((header.request, want_params));
+        } else if self.routes.get(complete.route).is_none() {
+            complete.route = self.routes.open(pushed(worker, header, want_params, id));
+        }
+        Ok(())
+    }
+
+    /// Tells a worker that the shard has its push, and asks for the parameters that it wants.
+    fn settle_again(
+        &mut self,
+        worker: WorkerId,
+        table: usize,
+        clock: Clock,
+        request: u64,
+        want_params: bool,
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let mut header = Header::new(Kind::Pull);
+        header.table = TableId(table as u32);
+        header.clock = clock;
+        header.request = request;
+        header.epoch = self.epoch;
+        // Where the parameters are to lie is said with the push; without it they come as bytes.
+        self.acknowledge(&pushed(worker, &header, false, 0), out);
+        if !want_params {
+            return Ok(());
+        }
+        header.clock = clock.saturating_add(1);
+        self.pass_on(worker, &header, &[], out)
+    }
+
+    /// Sends the chunks that every live worker is past, and ends the sum when that is all of them.
+    fn seal(&mut self, number: usize, clock: Clock, out: &mut Out<'_>) {
+        let table = &self.tables[number];
+        let Some(&id) = table.open.get(&clock) else { return };
+        let positions = self.members.keys().map(|&worker| table.position(worker, clock));
+        let sealed = positions.min().unwrap_or(table.chunks.len());
+        let is_all = sealed == table.chunks.len();
+        if let Some(sum) = self.flights.sums.get_mut(&id) {
+            sum.slowest = sealed;
+        }
+        self.send_chunks(id, sealed, out);
+        if is_all {
+            self.end_sum(id, out);
+        }
+    }
+
+    fn send_chunks(&mut self, id: u64, sealed: usize, out: &mut Out<'_>) {
+        let Some(sum) = self.flights.sums.get_mut(&id) else { return };
+        let range = sum.sealed..sealed.max(sum.sealed);
+        sum.sealed = range.end;
+        for index in range {
+            if self.flights.sums.get(&id).is_some_and(|sum| sum.weights[index] > 0) {
+                self.launch(id, Some(index), out);
+            }
+        }
+    }
+
+    /// Nothing more is added: the rest leaves, and the shard is told whose pushes are complete.
+    fn end_sum(&mut self, id: u64, out: &mut Out<'_>) {
+        let Some(sum) = self.flights.sums.get_mut(&id) else { return };
+        if let Some(deadline) = sum.deadline.take() {
+            self.flights.deadlines.remove(&(deadline, id));
+        }
+        self.tables[sum.table].open.remove(&sum.clock);
+        let is_wanted = |worker: &WorkerId| self.members.contains_key(worker);
+        // Pieces of workers that died before their push was complete.
+        let is_left_over = sum.complete.is_empty() && !sum.contributors.iter().any(is_wanted);
+        out.report.groups += u64::from(!sum.complete.is_empty());
+        out.report.gradients += sum.complete.len() as u64;
+        let count = if is_left_over { 0 } else { sum.weights.len() };
+        self.send_chunks(id, count, out);
+        self.launch(id, None, out);
+    }
+
+    /// Ends the sums that were held long enough.
+    pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Out<'_>) {
+        while let Some(&(at, id)) = self.flights.deadlines.first()
+            && at <= now
+        {
+            self.flights.deadlines.pop_first();
+            self.end_sum(id, out);
+        }
+    }
+
+    fn launch(&mut self, sum: u64, chunk: Option<usize>, out: &mut Out<'_>) {
+        self.flights.last_number += 1;
+        let flight = Flight { number: self.flights.last_number, sum, chunk };
+        self.flights.frames.push_back(flight);
+        if self.link.is_up() {
+            self.send_flight(flight, out);
+        }
+    }
+
+    /// Sends everything that the shard has not noted.
+    pub(super) fn send_flights(&mut self, out: &mut Out<'_>) {
+        for index in 0..self.flights.frames.len() {
+            self.send_flight(self.flights.frames[index], out);
+        }
+    }
+
+    fn send_flight(&self, flight: Flight, out: &mut Out<'_>) {
+        let Some(sum) = self.flights.sums.get(&flight.sum) else { return };
+        let mut header = Header::new(Kind::Push);
+        header.table = TableId(sum.table as u32);
+        header.clock = sum.clock;
+        header.epoch = self.epoch;
+        header.request = flight.number;
+        header.part = sum.attempt;
+        let frame = match flight.chunk {
+            Some(index) => {
+                let PartChunk { number, start, len } = self.tables[sum.table].chunks[index];
+                header.chunk = number;
+                header.rows = sum.weights[index];
+                header.payload_bytes = len as u32 * 4;
+                out.report.bytes_to_servers += len as u64 * 4;
+                Frame { header, body: Body::Stored { buffer: flight.sum, start: start * 4, len: len * 4 } }
+            }
+            None => {
+                // A worker whose connection broke asks for its parameters itself.
+                let is_there = |route: u64| self.routes.get(route).is_some();
+                let entries = sum.complete.iter().map(|(&worker, complete)| group::Entry {
+                    worker,
+                    want_params: complete.want_params && is_there(complete.route),
+                    request: complete.route,
+                });
+                let bytes = group::encode(entries);
+                header.kind = Kind::Group;
+                header.payload_bytes = bytes.len() as u32;
+                Frame { header, body: Body::Bytes(bytes) }
+            }
+        };
+        out.send(NodeId::Shard(self.shard), frame.header, frame.body);
+    }
+
+    /// The shard has noted all frames up to this one.
+    pub(super) fn noted(&mut self, number: u64, out: &mut Out<'_>) {
+        while let Some(flight) = self.flights.frames.front().copied()
+            && flight.number <= number
+        {
+            self.flights.frames.pop_front();
+            if flight.chunk.is_none() {
+                self.settle_sum(flight.sum, out);
+            }
+        }
+    }
+
+    /// Tells the workers of a sum that the shard has it.
+    fn settle_sum(&mut self, id: u64, out: &mut Out<'_>) {
+        let Some(Sum { table, clock, buffer, complete, .. }) = self.flights.sums.remove(&id) else { return };
+        let known = &mut self.tables[table];
+        if known.spare.len() < SPARE_BUFFERS {
+            known.spare.push(buffer);
+        }
+        for worker in complete.keys() {
+            if let Some(held) = known.held.get_mut(worker) {
+                *held = held.saturating_sub(1);
+            }
+        }
+        for (worker, complete) in complete {
+            if let Some(route) = self.routes.acknowledge(complete.route) {
+                self.acknowledge(&route, out);
+            }
+            if let Some((request, want_params)) = complete.again
+                && let Err(fault) = self.settle_again(worker, table, clock, request, want_params, out)
+            {
+                self.refuse(worker, TableId(table as u32), request, &fault, out);
+            }
+        }
+    }
+
+    /// The shard refused a sum, of which one worker was told. All sums of this table and clock are refused with it, and
+    /// everybody who is in one begins anew.
+    pub(super) fn take_back(&mut self, id: u64, worker: WorkerId, fault: &Fault, out: &mut Out<'_>) {
+        if matches!(fault.cause, Cause::NonFinite | Cause::NotAMember) {
+            return;
+        }
+        let Some(sum) = self.flights.sums.get(&id) else { return };
+        let (number, clock, attempt) = (sum.table, sum.clock, sum.attempt);
+        self.forget_push(number, clock, worker);
+        if attempt != self.tables[number].attempts.get(&clock).copied().unwrap_or(0) {
+            return;
+        }
+        let table = &mut self.tables[number];
+        table.attempts.insert(clock, attempt + 1);
+        if table.attempts.len() > limits::MAX_REFUSED_SUMS {
+            table.attempts.pop_first();
+        }
+        let is_it = |sum: &&Sum| (sum.table, sum.clock, sum.attempt) == (number, clock, attempt);
+        let sums = self.flights.sums.values().filter(is_it);
+        let workers: BTreeSet<WorkerId> = sums.flat_map(|sum| sum.contributors.iter().copied()).collect();
+        for worker in workers {
+            self.tell_taken_back(number, clock, worker, fault, out);
+        }
+        if let Some(&open) = self.tables[number].open.get(&clock) {
+            self.end_sum(open, out);
+        }
+    }
+
+    fn tell_taken_back(
+        &mut self,
+        number: usize,
+        clock: Clock,
+        worker: WorkerId,
+        fault: &Fault,
+        out: &mut Out<'_>,
+    ) {
+        let complete = self.flights.sums.values().filter(|sum| (sum.table, sum.clock) == (number, clock));
+        let routes: Vec<u64> =
+            complete.filter_map(|sum| sum.complete.get(&worker)).map(|complete| complete.route).collect();
+        let half = self.tables[number].under_way(worker, clock).map(|incoming| incoming.request);
+        let requests: Vec<u64> = routes
+            .into_iter()
+            .filter_map(|route| self.routes.close(route))
+            .map(|route| route.request)
+            .collect();
+        for request in requests.into_iter().chain(half) {
+            self.refuse(worker, TableId(number as u32), request, fault, out);
+        }
+        self.forget_push(number, clock, worker);
+    }
+
+    /// A push may be made again from its beginning.
+    fn forget_push(&mut self, number: usize, clock: Clock, worker: WorkerId) {
+        let table = &mut self.tables[number];
+        if table.under_way(worker, clock).is_some() {
+            table.incoming.remove(&worker);
+        }
+        if table.done.get(&worker) == Some(&clock) {
+            match clock.checked_sub(1) {
+                Some(before) => table.done.insert(worker, before),
+                None => table.done.remove(&worker),
+            };
+        }
+    }
+
+    /// A worker is gone: what it has pushed stays, and nobody waits for the rest.
+    pub(super) fn remove_pusher(&mut self, number: usize, worker: WorkerId, out: &mut Out<'_>) {
+        let table = &mut self.tables[number];
+        table.incoming.remove(&worker);
+        table.passed.remove(&worker);
+        table.done.remove(&worker);
+        table.held.remove(&worker);
+        let clocks: Vec<Clock> = table.open.keys().copied().collect();
+        clocks.into_iter().for_each(|clock| self.seal(number, clock, out));
+    }
+}
+
+/// A push that is complete in a sum, as a request.
+fn pushed(worker: WorkerId, header: &Header, want_params: bool, sum: u64) -> Route {
+    Route {
+        worker,
+        table: header.table.0 as usize,
+        clock: header.clock,
+        request: header.request,
+        sum: Some(sum),
+        is_push: false,
+        awaits_ack: true,
+        awaits_params: want_params,
+        bytes: 0,
+        landing: header.landing,
+    }
+}

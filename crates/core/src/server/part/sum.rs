@@ -1,0 +1,85 @@
+//! Sums of several workers' gradients, as an aggregator makes them.
+
+use super::TablePart;
+use crate::consistency::Admit;
+use crate::kernels::{self, Values};
+use crate::limits;
+use crate::server::rounds::Piece;
+use crate::table::NonFinite;
+use crate::types::{Clock, Time, WorkerId};
+use crate::wire::{Cause, Fault, Flags, Header};
+
+impl TablePart {
+    /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
+    /// [`TablePart::count_push`]. Of what is refused nothing was taken.
+    pub(in crate::server) fn push_sum(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
+        if self.spec.rows || header.flags.has(Flags::ROWS) {
+            return Err(self.shape_fault("a sum of rows".into()));
+        }
+        let Some(index) = self.chunk_index(header.chunk) else {
+            return Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk)));
+        };
+        let values = self.chunk_values(self.chunks[index], payload)?;
+        if !(1..=limits::MAX_WORKERS).contains(&header.rows) {
+            return Err(self.shape_fault(format!("a sum of {} gradients", header.rows)));
+        }
+        if !self.is_initialised() {
+            let message = format!("table `{}` has no initial values yet; pull it first", self.spec.name);
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        let admit = self.controller.admit_sum(header.clock);
+        if admit == Admit::TooFarAhead {
+            return Err(self.too_far_ahead(header.clock));
+        }
+        let mut clipped = Vec::new();
+        let is_finite = kernels::all_finite(values);
+        if !is_finite {
+            self.nonfinite += 1;
+            if self.policy.nonfinite == NonFinite::Reject {
+                return Err(self.overflow(header));
+            }
+            clipped.extend_from_slice(values);
+            kernels::clip_non_finite(&mut clipped);
+        }
+        let values = Values::F32(if is_finite { values } else { &clipped });
+        match admit {
+            Admit::Round(round) => self.add_sum(header.clock, round, index, values, header.rows),
+            Admit::Now => {
+                let start = self.chunks[index].start;
+                self.step_piece(index, Piece::Dense { index, start, values });
+            }
+            Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
+        }
+        Ok(())
+    }
+
+    /// A worker's push of this clock is complete in the sums so far: it counts for its progress. The caller settles
+    /// the table.
+    pub(in crate::server) fn count_push(&mut self, now: Time, worker: WorkerId, clock: Clock) {
+        let admit = match self.controller.admit(worker, clock) {
+            admit @ (Admit::Duplicate | Admit::UnknownWorker) => admit,
+            _ => self.controller.admit_sum(clock),
+        };
+        self.controller.push(now, worker, clock, admit, None);
+    }
+
+    fn too_far_ahead(&self, clock: Clock) -> Fault {
+        let message = format!(
+            "clock {clock} of table `{}` was pushed, which is at version {}; at most {} rounds ahead are kept: wait for \
+             a pull before pushing on",
+            self.spec.name,
+            self.controller.state().v_train(),
+            limits::MAX_ROUNDS_AHEAD
+        );
+        Fault { cause: Cause::TooFarAhead, message }
+    }
+
+    fn overflow(&self, header: &Header) -> Fault {
+        let message = format!(
+            "the sum of {} gradients for table `{}` at clock {} has NaN or Inf in chunk {}; it was not applied \
+             (nonfinite=reject)",
+            header.rows, self.spec.name, header.clock, header.chunk
+        );
+        Fault { cause: Cause::NonFinite, message }
+    }
+}

@@ -1,0 +1,181 @@
+//! Pulls that were asked for and not yet answered.
+
+use crate::limits;
+use crate::store::Place;
+use crate::types::{Clock, WorkerId};
+
+/// A pull that was asked for and not yet answered.
+#[derive(Debug)]
+pub(super) struct PendingPull {
+    pub(super) worker: WorkerId,
+    pub(super) table: usize,
+    pub(super) request: u64,
+    pub(super) clock: Clock,
+    /// Where the worker wants the table's first element.
+    pub(super) landing: Option<Place>,
+    pub(super) rows: Option<Vec<u32>>,
+}
+
+impl PendingPull {
+    fn row_count(&self) -> usize {
+        self.rows.as_ref().map_or(0, Vec::len)
+    }
+}
+
+/// What one worker has waiting of one table.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(super) struct Backlog {
+    pub(super) pulls: u32,
+    pub(super) rows: u32,
+}
+
+/// The pulls that wait. Filing and taking one depends on nothing but that pull, and takes no memory once there were as
+/// many before.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    /// Those that a controller delays, by the lower half of their token.
+    filed: Vec<Option<PendingPull>>,
+    free: Vec<u32>,
+    /// The upper half of the next token: older pulls have lower tokens.
+    sequence: u32,
+    /// Those that wait for the initial values of their table, by table.
+    early: Vec<Vec<PendingPull>>,
+    /// By table and rank.
+    backlogs: Vec<Vec<Backlog>>,
+}
+
+impl Pulls {
+    /// Whether a worker may wait with one more, and what it has waiting. Its pulls take memory while they wait, so that
+    /// there is an end to them.
+    pub(super) fn admits(&self, pull: &PendingPull) -> Result<(), Backlog> {
+        let of_table = self.backlogs.get(pull.table);
+        let backlog = of_table.and_then(|of_table| of_table.get(pull.worker.0 as usize)).copied();
+        let backlog = backlog.unwrap_or_default();
+        let fits = (backlog.pulls as usize) < limits::MAX_PENDING_PULLS
+            && backlog.rows as usize + pull.row_count() <= limits::MAX_PENDING_ROWS;
+        if fits { Ok(()) } else { Err(backlog) }
+    }
+
+    /// The token that the next pull to be filed will have.
+    pub(super) fn next_token(&self) -> u64 {
+        let place = self.free.last().copied().unwrap_or(self.filed.len() as u32);
+        u64::from(self.sequence) << 32 | u64::from(place)
+    }
+
+    /// Files a pull under [`Pulls::next_token`].
+    pub(super) fn file(&mut self, pull: PendingPull) {
+        self.add_backlog(&pull);
+        self.sequence = self.sequence.wrapping_add(1);
+        match self.free.pop() {
+            Some(place) => self.filed[place as usize] = Some(pull),
+            None => self.filed.push(Some(pull)),
+        }
+    }
+
+    /// Takes out the pull that was filed under a token.
+    pub(super) fn take(&mut self, token: u64) -> Option<PendingPull> {
+        let place = token as u32;
+        let pull = self.filed.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        self.remove_backlog(&pull);
+        Some(pull)
+    }
+
+    /// Keeps a pull until its table has initial values.
+    pub(super) fn keep_early(&mut self, pull: PendingPull) {
+        self.add_backlog(&pull);
+        if self.early.len() <= pull.table {
+            self.early.resize_with(pull.table + 1, Vec::new);
+        }
+        self.early[pull.table].push(pull);
+    }
+
+    /// Takes out the pulls that wait for a table's initial values, by worker.
+    pub(super) fn take_early(&mut self, table: usize) -> Vec<PendingPull> {
+        let mut pulls = self.early.get_mut(table).map(std::mem::take).unwrap_or_default();
+        pulls.sort_by_key(|pull| pull.worker);
+        pulls.iter().for_each(|pull| self.remove_backlog(pull));
+        pulls
+    }
+
+    /// Forgets all pulls of a worker.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        for place in 0..self.filed.len() {
+            if self.filed[place].as_ref().is_some_and(|pull| pull.worker == worker) {
+                self.take(place as u64);
+            }
+        }
+        for pulls in &mut self.early {
+            pulls.retain(|pull| pull.worker != worker);
+        }
+        for backlog in self.backlogs.iter_mut().filter_map(|of_table| of_table.get_mut(worker.0 as usize)) {
+            *backlog = Backlog::default();
+        }
+    }
+
+    fn add_backlog(&mut self, pull: &PendingPull) {
+        let (table, rank) = (pull.table, pull.worker.0 as usize);
+        if self.backlogs.len() <= table {
+            self.backlogs.resize_with(table + 1, Vec::new);
+        }
+        let of_table = &mut self.backlogs[table];
+        if of_table.len() <= rank {
+            of_table.resize(rank + 1, Backlog::default());
+        }
+        of_table[rank].pulls += 1;
+        of_table[rank].rows += pull.row_count() as u32;
+    }
+
+    fn remove_backlog(&mut self, pull: &PendingPull) {
+        let backlog = &mut self.backlogs[pull.table][pull.worker.0 as usize];
+        backlog.pulls -= 1;
+        backlog.rows -= pull.row_count() as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pull(worker: u32, table: usize, rows: usize) -> PendingPull {
+        let rows = (rows > 0).then(|| vec![0; rows]);
+        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: None, rows }
+    }
+
+    #[test]
+    fn a_pull_comes_back_under_its_token_and_later_ones_have_higher_tokens() {
+        let mut pulls = Pulls::default();
+        let file = |pulls: &mut Pulls, worker| {
+            let token = pulls.next_token();
+            pulls.file(pull(worker, 0, 0));
+            token
+        };
+        let (first, second) = (file(&mut pulls, 1), file(&mut pulls, 2));
+        assert_eq!(pulls.take(first).map(|pull| pull.worker), Some(WorkerId(1)));
+        assert!(pulls.take(first).is_none());
+        let third = file(&mut pulls, 3);
+        assert!(first < second && second < third);
+        assert_eq!(pulls.filed.len(), 2, "the place is used again");
+        assert_eq!(pulls.take(third).map(|pull| pull.worker), Some(WorkerId(3)));
+        assert_eq!(pulls.take(second).map(|pull| pull.worker), Some(WorkerId(2)));
+    }
+
+    #[test]
+    fn what_a_worker_has_waiting_is_counted_by_table_and_forgotten_with_it() {
+        let mut pulls = Pulls::default();
+        for _ in 0..limits::MAX_PENDING_PULLS {
+            assert_eq!(pulls.admits(&pull(1, 2, 0)), Ok(()));
+            pulls.file(pull(1, 2, 0));
+        }
+        assert!(pulls.admits(&pull(1, 2, 0)).is_err());
+        assert_eq!((pulls.admits(&pull(0, 2, 0)), pulls.admits(&pull(1, 1, 0))), (Ok(()), Ok(())));
+        pulls.keep_early(pull(1, 1, limits::MAX_PENDING_ROWS));
+        assert_eq!(
+            pulls.admits(&pull(1, 1, 1)),
+            Err(Backlog { pulls: 1, rows: limits::MAX_PENDING_ROWS as u32 })
+        );
+        pulls.forget(WorkerId(1));
+        assert_eq!((pulls.admits(&pull(1, 2, 0)), pulls.admits(&pull(1, 1, 1))), (Ok(()), Ok(())));
+        assert!(pulls.take_early(1).is_empty() && pulls.filed.iter().all(Option::is_none));
+    }
+}

@@ -1,0 +1,299 @@
+//! Workers that go through an aggregator: the same results with fewer bytes, whatever breaks.
+
+use super::{W, job};
+use crate::pump::Pump;
+use paramill_core::coordinator::JobConfig;
+use paramill_core::table::{Order, Reduce, TablePolicy, TableSpec};
+use paramill_core::wire::Control;
+use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
+
+const ELEMENTS: usize = 50;
+
+fn arrival(workers: u32, servers: u32, sync: &str) -> JobConfig {
+    let config = job(workers, servers, sync, "sgd:lr=1");
+    JobConfig { policy: TablePolicy { order: Order::Arrival, ..config.policy.clone() }, ..config }
+}
+
+fn started(config: JobConfig, through: &[usize]) -> Pump {
+    let mut pump = Pump::with_aggregators(config, 2, through);
+    let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+    let tables = [(TableSpec::dense("w", [ELEMENTS as u64]), initial)];
+    pump.declare_and_start(&tables);
+    pump.pass(1.0);
+    for worker in 0..pump.workers.len() {
+        let expected: Vec<f32> = (0..ELEMENTS).map(|i| i as f32).collect();
+        assert_eq!(pump.workers[worker].values(W), expected, "{:?}", pump.log);
+    }
+    pump
+}
+
+/// A gradient of whole numbers: adding them is exact in any order.
+fn gradient(worker: usize, clock: u64) -> Vec<f32> {
+    (0..ELEMENTS).map(|i| ((worker * 7 + clock as usize * 3 + i) % 16) as f32 - 8.0).collect()
+}
+
+fn push(pump: &mut Pump, worker: usize) -> Ticket {
+    let now = pump.now;
+    let gradient = gradient(worker, pump.workers[worker].current_clock());
+    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
+    pump.workers[worker].clock();
+    ticket
+}
+
+fn assert_done(pump: &mut Pump, tickets: &[(usize, Ticket)]) {
+    for &(worker, ticket) in tickets {
+        let outcome = pump.outcome(worker, ticket);
+        assert_eq!(outcome, Some(Ok(())), "worker {worker}: {} {:?}", pump.explain(worker, ticket), pump.log);
+    }
+}
+
+/// The parameters after some rounds of everybody, with or without aggregators.
+fn after_rounds(config: JobConfig, through: &[usize], rounds: u64) -> (Vec<f32>, Pump) {
+    let mut pump = started(config, through);
+    for _ in 0..rounds {
+        let tickets: Vec<_> = (0..pump.workers.len())
+            .map(|worker| {
+                let ticket = push(&mut pump, worker);
+                pump.run();
+                (worker, ticket)
+            })
+            .collect();
+        pump.pass(0.01);
+        assert_done(&mut pump, &tickets);
+        let parameters = pump.parameters(W, ELEMENTS);
+        for worker in &pump.workers {
+            assert_eq!(worker.values(W), parameters);
+        }
+    }
+    (pump.parameters(W, ELEMENTS), pump)
+}
+
+#[test]
+fn a_synchronous_job_ends_with_the_same_bits() {
+    let (direct, _) = after_rounds(arrival(4, 2, "bsp"), &[], 5);
+    for through in [&[0, 0, 0, 0][..], &[0, 0, 1, 1], &[0, 1, 0], &[0]] {
+        let (parameters, _) = after_rounds(arrival(4, 2, "bsp"), through, 5);
+        assert_eq!(parameters, direct, "{through:?}");
+    }
+}
+
+#[test]
+fn one_sum_goes_up_where_four_gradients_came() {
+    let (_, direct) = after_rounds(arrival(4, 2, "bsp"), &[], 10);
+    let (_, pump) = after_rounds(arrival(4, 2, "bsp"), &[0, 0, 0, 0], 10);
+    assert_eq!(pump.pushed_bytes * 4, direct.pushed_bytes);
+    let report = pump.aggregators[0].report();
+    assert_eq!((report.workers, report.gradients), (4, 4 * 10 * 4), "four shards");
+    assert_eq!(report.groups, 10 * 4);
+    // Parameters came down once for all of them.
+    assert_eq!(report.bytes_from_servers * 4, report.bytes_to_workers);
+}
+
+#[test]
+fn every_model_goes_on_and_sees_the_real_workers() {
+    for sync in ["asp", "ssp:s=1", "drop:n=3", "pssp:s=1,c=0.5", "pssp:s=1,alpha=significance", "dsps"] {
+        let (_, pump) = after_asynchronous_rounds(sync);
+        for shard in &pump.shards {
+            let report = shard.report(pump.now).unwrap();
+            assert_eq!(report.tables[0].stats.pushes + report.tables[0].stats.dropped, 4 * 5, "{sync}");
+            assert_eq!(report.tables[0].version, 5, "{sync}");
+        }
+    }
+}
+
+fn after_asynchronous_rounds(sync: &str) -> (Vec<f32>, Pump) {
+    let mut pump = started(arrival(4, 2, sync), &[0, 0, 1, 1]);
+    for _ in 0..5 {
+        let tickets: Vec<_> = (0..4).map(|worker| (worker, push(&mut pump, worker))).collect();
+        pump.pass(0.1);
+        assert_done(&mut pump, &tickets);
+    }
+    (pump.parameters(W, ELEMENTS), pump)
+}
+
+#[test]
+fn a_fast_worker_is_held_up_for_no_longer_than_was_said() {
+    let mut pump = started(arrival(2, 1, "asp"), &[0, 0]);
+    let ticket = push(&mut pump, 0);
+    pump.run();
+    assert_eq!(pump.outcome(0, ticket), None);
+    pump.pass(0.004);
+    assert_eq!(pump.outcome(0, ticket), None);
+    pump.pass(0.002);
+    assert_done(&mut pump, &[(0, ticket)]);
+    assert_eq!(pump.shards[0].report(pump.now).unwrap().tables[0].stats.pushes, 1);
+}
+
+#[test]
+fn a_gradient_that_is_added_by_rank_stays_alone() {
+    let config = job(3, 1, "bsp", "sgd:lr=1");
+    let (direct, _) = after_rounds(config.clone(), &[], 3);
+    let (parameters, pump) = after_rounds(config, &[0, 0, 0], 3);
+    assert_eq!(parameters, direct);
+    assert_eq!(pump.aggregators[0].report().groups, 0);
+}
+
+#[test]
+fn connections_may_break_at_any_time_and_every_gradient_counts_once() {
+    for victim in ["worker", "shard", "both"] {
+        let mut pump = started(arrival(3, 2, "bsp"), &[0, 0, 0]);
+        let (direct, _) = after_rounds(arrival(3, 2, "bsp"), &[], 4);
+        for step in 0..4 {
+            let mut tickets = Vec::new();
+            for worker in 0..3 {
+                tickets.push((worker, push(&mut pump, worker)));
+                pump.run();
+                // What was answered is on its way and is lost.
+                if step > 0 && worker != 1 {
+                    let aggregator = pump.aggregator_node(0);
+                    if victim != "shard" {
+                        pump.reset(pump.worker_node((worker + step) % 3), aggregator);
+                    }
+                    if victim != "worker" {
+                        pump.reset(aggregator, 1 + step % 4);
+                    }
+                    pump.run();
+                }
+            }
+            pump.pass(2.0);
+            assert_done(&mut pump, &tickets);
+        }
+        assert_eq!(pump.parameters(W, ELEMENTS), direct, "{victim}");
+    }
+}
+
+#[test]
+fn a_member_that_dies_is_not_waited_for() {
+    let mut config = arrival(4, 1, "bsp");
+    config.policy.reduce = Reduce::Sum;
+    let mut pump = started(config, &[0, 0, 1, 1]);
+    pump.isolate(pump.worker_node(1));
+    let tickets: Vec<_> = [0, 2, 3].map(|worker| (worker, push(&mut pump, worker))).to_vec();
+    pump.run();
+    assert_eq!(pump.outcome(0, tickets[0].1), None);
+    pump.pass(5.0);
+    assert_done(&mut pump, &tickets);
+    let sum = |i: usize| [0, 2, 3].map(|worker| gradient(worker, 0)[i]).iter().sum::<f32>();
+    let expected: Vec<f32> = (0..ELEMENTS).map(|i| i as f32 - sum(i)).collect();
+    assert_eq!(pump.parameters(W, ELEMENTS), expected);
+    assert_eq!(pump.aggregators[0].report().workers, 1);
+    // The next round does not wait for the time that a push is held.
+    let tickets: Vec<_> = [0, 2, 3].map(|worker| (worker, push(&mut pump, worker))).to_vec();
+    pump.run();
+    assert_done(&mut pump, &tickets);
+}
+
+#[test]
+fn a_dead_aggregator_is_named_by_its_workers_and_the_others_go_on() {
+    let mut pump = started(arrival(2, 1, "asp"), &[0]);
+    pump.isolate(pump.aggregator_node(0));
+    let lost = push(&mut pump, 0);
+    let other = push(&mut pump, 1);
+    pump.pass(1.0);
+    assert_done(&mut pump, &[(1, other)]);
+    pump.pass(40.0);
+    match pump.outcome(0, lost) {
+        Some(Err(WorkerError::Unreachable(sentence))) => {
+            assert!(
+                sentence.contains("server 0 core 0 through the aggregator at aggregator:0"),
+                "{sentence}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn rows_pass_through_alone() {
+    let mut pump = Pump::with_aggregators(arrival(2, 2, "bsp"), 2, &[0, 0]);
+    pump.declare_and_start(&[(TableSpec::sparse("rows", 100, 3), vec![1.0; 300])]);
+    pump.pass(1.0);
+    let now = pump.now;
+    let first = Gradient::Rows { rows: &[0, 57, 99], values: &[2.0; 9] };
+    pump.workers[0].push(now, W, first, false).unwrap();
+    pump.workers[1].push(now, W, Gradient::Rows { rows: &[57], values: &[2.0; 3] }, false).unwrap();
+    pump.workers[0].clock();
+    pump.workers[1].clock();
+    pump.run();
+    let ticket = pump.workers[1].pull(now, W, PullOptions { rows: Some(&[1, 57, 99]), now: false }).unwrap();
+    pump.run();
+    assert_done(&mut pump, &[(1, ticket)]);
+    let rows = pump.workers[1].redeem(ticket);
+    assert_eq!(rows, [1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_push_too_far_ahead_is_refused_for_those_who_made_it_and_can_be_made_again() {
+    let mut pump = started(arrival(3, 1, "bsp"), &[0, 0]);
+    let try_clock = |pump: &mut Pump, workers: &[usize]| {
+        let now = pump.now;
+        let push = |worker: &usize| {
+            let gradient = gradient(*worker, pump.workers[*worker].current_clock());
+            pump.workers[*worker].push(now, W, Gradient::Dense(&gradient), false).unwrap()
+        };
+        let tickets: Vec<Ticket> = workers.iter().map(push).collect();
+        pump.run();
+        let outcomes = workers.iter().zip(tickets).map(|(&worker, ticket)| pump.outcome(worker, ticket));
+        outcomes.collect::<Vec<_>>()
+    };
+    for _ in 0..5 {
+        assert_eq!(try_clock(&mut pump, &[0, 1]), [Some(Ok(())), Some(Ok(()))]);
+        [0, 1].into_iter().for_each(|worker| pump.workers[worker].clock());
+    }
+    let outcomes = try_clock(&mut pump, &[0, 1]);
+    for outcome in outcomes {
+        let error = outcome.expect("it is refused").unwrap_err();
+        assert!(error.to_string().contains("at most 4 rounds ahead are kept"), "{error}");
+    }
+    assert_eq!(try_clock(&mut pump, &[2]), [Some(Ok(()))]);
+    assert_eq!(try_clock(&mut pump, &[0, 1]), [Some(Ok(())), Some(Ok(()))]);
+    let stats = |pump: &Pump| pump.shards[0].report(pump.now).unwrap().tables[0].stats.clone();
+    assert_eq!((stats(&pump).pushes, stats(&pump).duplicates), (2 * 6 + 1, 0));
+}
+
+#[test]
+fn models_are_switched_in_the_middle_of_everything() {
+    let mut pump = started(arrival(4, 2, "bsp"), &[0, 0, 1, 1]);
+    for sync in ["asp", "pssp:s=1,alpha=significance", "ssp:s=2", "bsp", "drop:n=2", "bsp"] {
+        let first = push(&mut pump, 0);
+        pump.run();
+        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        let mut tickets: Vec<_> = (1..4).map(|worker| (worker, push(&mut pump, worker))).collect();
+        tickets.push((0, first));
+        pump.pass(2.0);
+        assert_done(&mut pump, &tickets);
+    }
+    let total: u64 = pump.shards.iter().map(|s| s.report(pump.now).unwrap().tables[0].stats.pushes).sum();
+    let dropped: u64 = pump.shards.iter().map(|s| s.report(pump.now).unwrap().tables[0].stats.dropped).sum();
+    assert_eq!(total + dropped, 4 * 4 * 6);
+}
+
+#[test]
+fn an_aggregator_that_was_started_anew_is_refused_by_its_workers() {
+    let mut pump = started(arrival(1, 1, "bsp"), &[0]);
+    pump.restart_aggregator(0, "test");
+    let ticket = push(&mut pump, 0);
+    pump.pass(3.0);
+    match pump.outcome(0, ticket) {
+        Some(Err(error)) => assert!(error.to_string().contains("was started anew"), "{error}"),
+        other => panic!("{other:?} {:?}", pump.log),
+    }
+}
+
+#[test]
+fn the_status_tells_of_aggregators_and_a_job_ends_with_them() {
+    let (_, mut pump) = after_rounds(arrival(2, 1, "bsp"), &[0, 0], 2);
+    pump.pass(1.0);
+    let status = pump.coordinator.status(pump.now);
+    assert_eq!(status.aggregators.len(), 1);
+    let aggregator = &status.aggregators[0];
+    assert_eq!((aggregator.address.as_str(), aggregator.connected), ("aggregator:0", true));
+    assert_eq!(aggregator.report.gradients, 2 * 2 * 2);
+    for worker in 0..2 {
+        let now = pump.now;
+        let ticket = pump.workers[worker].leave(now);
+        pump.pass(0.1);
+        assert_done(&mut pump, &[(worker, ticket)]);
+    }
+    assert_eq!(pump.stopped, [None, None, None, None], "coordinator, two shards and the aggregator");
+}

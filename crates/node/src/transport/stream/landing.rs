@@ -1,0 +1,235 @@
+//! Receiving payloads where they belong, without a stop in the receive buffer.
+//!
+//! A role may know where the payload of a frame goes, and where those of the frames behind it go: an answer's chunks
+//! come one after the other. One `readv` then fills these places, with room for the headers in between. Nothing is
+//! trusted: every header is decoded and compared with what was foreseen, and if it is another, the bytes that went
+//! astray are put back into the order of the stream and handled as usual.
+
+use super::{ReceiveError, Stream, StreamConnection};
+use paramill_core::role::{Landing, Role};
+use paramill_core::types::NodeId;
+use paramill_core::wire::{HEADER_BYTES, Header, padded};
+use std::io::{self, ErrorKind, IoSliceMut, Read};
+use std::ops::Range;
+
+/// Frames that are received where they belong with one system call.
+const FRAMES: usize = 32;
+/// Padding and the header of the frame behind it.
+const SLOT_BYTES: usize = 2 * HEADER_BYTES;
+
+/// A frame whose payload is being received where it belongs.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    header: Header,
+    /// Bytes of the padded payload that are here.
+    received: usize,
+}
+
+/// What a connection keeps for this, for its memory.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    places: Vec<Landing>,
+    slots: Vec<[u8; SLOT_BYTES]>,
+    landed: Vec<Header>,
+}
+
+impl StreamConnection {
+    /// Whether the bytes to come are probably the rest of a payload.
+    pub(crate) fn is_amid_payload(&self) -> bool {
+        matches!(self.stream, Stream::Tcp(_)) && (self.arriving.is_some() || self.filled >= HEADER_BYTES)
+    }
+
+    /// Reads once, to where the role says that the payloads at hand belong; otherwise like [`StreamConnection::fill`].
+    /// `landed` hears of every frame that came whole.
+    pub(crate) fn fill_landing<R: Role>(
+        &mut self,
+        role: &mut R,
+        from: NodeId,
+        mut landed: impl FnMut(&mut R, &Header),
+    ) -> Result<bool, ReceiveError> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.landed.clear();
+        scratch.places.clear();
+        let filled = match self.arriving() {
+            None => self.fill(),
+            Some(arriving) => match role.landing(from, &arriving.header, FRAMES, &mut scratch.places) {
+                None => {
+                    self.give_up(&arriving);
+                    self.fill()
+                }
+                Some(memory) => self.read_landing(arriving, memory, &mut scratch),
+            },
+        };
+        for header in &scratch.landed {
+            landed(role, header);
+        }
+        self.scratch = scratch;
+        filled
+    }
+
+    /// The frame that the bytes to come belong to, if its header is here and its payload is not.
+    fn arriving(&mut self) -> Option<Arriving> {
+        if let Some(arriving) = self.arriving.take() {
+            return Some(arriving);
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(self.receive.as_slice());
+        let head = bytes[..self.filled].first_chunk::<HEADER_BYTES>()?;
+        // What does not decode is an error for those who handle frames.
+        let header = Header::decode(head).ok()?;
+        let received = self.filled - HEADER_BYTES;
+        (received < header.payload_bytes as usize).then_some(Arriving { header, received })
+    }
+
+    /// The role does not want this payload any more, or never did: what follows of it comes into the receive buffer.
+    fn give_up(&mut self, arriving: &Arriving) {
+        if self.filled == 0 {
+            // Its beginning went to where it belonged, and whoever wanted it is gone; so nobody misses it.
+            self.reserve(HEADER_BYTES + padded(arriving.header.payload_bytes as usize));
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
+            bytes[..HEADER_BYTES].copy_from_slice(&arriving.header.encode());
+            self.filled = HEADER_BYTES + arriving.received;
+        }
+    }
+
+    fn read_landing(
+        &mut self,
+        arriving: Arriving,
+        memory: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<bool, ReceiveError> {
+        let Scratch { places, slots, landed } = scratch;
+        let Arriving { mut header, mut received } = arriving;
+        if self.filled > 0 {
+            let bytes: &[u8] = bytemuck::cast_slice(self.receive.as_slice());
+            let start = places[0].bytes.start;
+            memory[start..start + received].copy_from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + received]);
+            self.filled = 0;
+        }
+        slots.resize(places.len(), [0; SLOT_BYTES]);
+        let (asked, read) = {
+            let tail: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
+            let mut slices = gather(memory, places, slots, received, tail);
+            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
+            let Stream::Tcp(stream) = &mut self.stream else { return Ok(false) };
+            (asked, stream.read_vectored(&mut slices))
+        };
+        let count = match read {
+            Ok(0) => {
+                return Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed")));
+            }
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                self.arriving = Some(Arriving { header, received });
+                return Ok(error.kind() == ErrorKind::Interrupted);
+            }
+            Err(error) => return Err(ReceiveError::Io(error)),
+        };
+        let mut left = count;
+        for (index, slot) in slots.iter().enumerate() {
+            let total = padded(header.payload_bytes as usize);
+            let taken = left.min(total - received);
+            received += taken;
+            left -= taken;
+            if received < total {
+                self.arriving = Some(Arriving { header, received });
+                return Ok(count == asked);
+            }
+            landed.push(header);
+            let Some(next) = places.get(index + 1) else { break };
+            let padding = total - header.payload_bytes as usize;
+            let head = &slot[padding..padding + HEADER_BYTES];
+            let here = left.min(HEADER_BYTES);
+            left -= here;
+            let foreseen = match head.first_chunk().filter(|_| here == HEADER_BYTES).map(Header::decode) {
+                Some(Ok(found)) if is_next(&header, &found, next) => Some(found),
+                _ => None,
+            };
+            match foreseen {
+                Some(found) => (header, received) = (found, 0),
+                None => {
+                    self.put_back(&head[..here], &places[index + 1..], memory, &slots[index + 1..], left);
+                    return Ok(count == asked);
+                }
+            }
+        }
+        // What is behind the last place that was foreseen came into the receive buffer.
+        self.filled = left;
+        Ok(count == asked)
+    }
+
+    /// Bytes that were read to places where they do not belong become the beginning of the receive buffer.
+    fn put_back(
+        &mut self,
+        head: &[u8],
+        places: &[Landing],
+        memory: &[u8],
+        slots: &[[u8; SLOT_BYTES]],
+        left: usize,
+    ) {
+        let mut stray = head.to_vec();
+        let mut missing = left;
+        let mut take = |bytes: &[u8]| {
+            let some = missing.min(bytes.len());
+            stray.extend_from_slice(&bytes[..some]);
+            missing -= some;
+        };
+        for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
+            let padding = padding(&place.bytes);
+            take(&memory[place.bytes.clone()]);
+            take(&slot[..if index + 1 < places.len() { padding + HEADER_BYTES } else { padding }]);
+        }
+        take(bytemuck::cast_slice(self.receive.as_slice()));
+        self.reserve(stray.len());
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
+        bytes[..stray.len()].copy_from_slice(&stray);
+        self.filled = stray.len();
+    }
+}
+
+/// The places of payloads, from byte `received` of the first on, with the slots between them and the tail behind.
+fn gather<'a>(
+    mut memory: &'a mut [u8],
+    places: &[Landing],
+    slots: &'a mut [[u8; SLOT_BYTES]],
+    received: usize,
+    tail: &'a mut [u8],
+) -> Vec<IoSliceMut<'a>> {
+    let mut slices = Vec::with_capacity(2 * places.len() + 1);
+    let mut offset = 0;
+    let mut skip = received;
+    for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
+        let here = skip.min(place.bytes.len());
+        let (_, rest) = memory.split_at_mut(place.bytes.start + here - offset);
+        let (payload, rest) = rest.split_at_mut(place.bytes.len() - here);
+        (memory, offset) = (rest, place.bytes.end);
+        slices.push(IoSliceMut::new(payload));
+        let padding = padding(&place.bytes);
+        let end = if index + 1 < places.len() { padding + HEADER_BYTES } else { padding };
+        slices.push(IoSliceMut::new(&mut slot[skip - here..end]));
+        skip = 0;
+    }
+    slices.push(IoSliceMut::new(tail));
+    slices
+}
+
+/// Whether a header is that of the frame that was foreseen behind another.
+fn is_next(before: &Header, found: &Header, place: &Landing) -> bool {
+    let foreseen = Header {
+        chunk: place.chunk,
+        part: before.part + 1,
+        payload_bytes: place.bytes.len() as u32,
+        // These may be any: the last frame says so, and each has its own version and place.
+        flags: found.flags,
+        version: found.version,
+        landing: found.landing,
+        ..*before
+    };
+    *found == foreseen
+}
+
+fn padding(bytes: &Range<usize>) -> usize {
+    padded(bytes.len()) - bytes.len()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! Aggregators over real threads and sockets: the same parameters, with fewer bytes through the servers.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use paramill_core::coordinator::JobConfig;
+use paramill_core::registry::Registry;
+use paramill_core::status::Status;
+use paramill_core::table::{Reduce, TablePolicy, TableSpec};
+use paramill_core::types::{AggregatorId, WorkerId};
+use paramill_node::Hub;
+use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
+use paramill_node::client::{ClientError, Job, JobOptions};
+use paramill_node::server::{self, Server, ServerConfig};
+use std::sync::Arc;
+use std::time::Duration;
+
+const ELEMENTS: usize = 50_000;
+const STEPS: u32 = 8;
+
+fn job_config(workers: u32) -> JobConfig {
+    let policy = TablePolicy { optimizer: "sgd:lr=1".into(), reduce: Reduce::Sum, ..TablePolicy::default() };
+    JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, 2) }
+}
+
+/// A job's servers and aggregators, over TCP or in memory.
+struct Cluster {
+    servers: Vec<Server>,
+    aggregators: Vec<Aggregator>,
+    hub: Option<Hub>,
+}
+
+impl Cluster {
+    fn start(workers: u32, aggregators: u32, hub: Option<Hub>) -> Cluster {
+        let registry = Arc::new(Registry::builtin());
+        let base = ServerConfig { memory: hub.clone(), cores: 2, ..ServerConfig::new("test", "127.0.0.1:0") };
+        let first = ServerConfig { coordinate: Some(job_config(workers)), ..base.clone() };
+        let first = server::start(first, &registry).unwrap();
+        let coordinator = first.coordinator().to_owned();
+        let second = ServerConfig { coordinator: coordinator.clone(), ..base };
+        let second = server::start(second, &registry).unwrap();
+        let aggregators = (0..aggregators).map(|number| {
+            let listen = if hub.is_some() { format!("aggregator {number}") } else { "127.0.0.1:0".into() };
+            let config = AggregatorConfig {
+                id: Some(AggregatorId(number)),
+                memory: hub.clone(),
+                ..AggregatorConfig::new("test", &coordinator, listen)
+            };
+            aggregator::start(config, &registry).unwrap()
+        });
+        Cluster { servers: vec![first, second], aggregators: aggregators.collect(), hub }
+    }
+
+    /// Two workers to an aggregator, by rank.
+    fn options(&self, rank: u32) -> JobOptions {
+        let options = match &self.hub {
+            Some(hub) => JobOptions::in_memory(hub, "test"),
+            None => {
+                let url = format!("paramill://{}/test", self.servers[0].coordinator());
+                JobOptions::at(url.parse().unwrap())
+            }
+        };
+        let aggregator = self.aggregators.get(rank as usize / 2).map(|found| found.address().to_owned());
+        JobOptions {
+            rank: Some(WorkerId(rank)),
+            aggregator,
+            timeout: Duration::from_secs(30),
+            log: |_| {},
+            ..options
+        }
+    }
+
+    fn join(self) {
+        for server in self.servers {
+            server.join().unwrap();
+        }
+        for aggregator in self.aggregators {
+            aggregator.join().unwrap();
+        }
+    }
+}
+
+/// Whole numbers: their sum is exact in any order.
+fn gradient(rank: u32, step: u32) -> Vec<f32> {
+    (0..ELEMENTS as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(rank * 31 + step) % 16) as f32)
+        .collect()
+}
+
+/// One worker's part; it dies without a word after `dies_after` steps.
+fn work(options: JobOptions, dies_after: Option<u32>) -> Result<(Vec<f32>, Option<Status>), ClientError> {
+    let rank = options.rank.unwrap().0;
+    let job = Job::init(options)?;
+    let table = job.create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS])?;
+    job.start()?;
+    for step in 0..dies_after.unwrap_or(STEPS) {
+        job.update(table, &gradient(rank, step))?;
+        job.clock();
+        job.sync(table)?;
+    }
+    let values = job.read(table, <[f32]>::to_vec)?;
+    if dies_after.is_some() {
+        return Ok((values, None));
+    }
+    let status = if rank == 0 { Some(job.status()?) } else { None };
+    job.finish()?;
+    Ok((values, status))
+}
+
+/// All workers' final parameters, and the status at the end.
+fn train(cluster: &Cluster, workers: u32, dies: Option<(u32, u32)>) -> (Vec<Vec<f32>>, Status) {
+    let ends: Vec<_> = std::thread::scope(|scope| {
+        let start = |rank: u32| {
+            let options = cluster.options(rank);
+            let dies_after = dies.filter(|(who, _)| *who == rank).map(|(_, step)| step);
+            scope.spawn(move || work(options, dies_after).unwrap())
+        };
+        let workers: Vec<_> = (0..workers).map(start).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    let status = ends.iter().find_map(|(_, status)| status.clone()).unwrap();
+    (ends.into_iter().map(|(values, _)| values).collect(), status)
+}
+
+/// What `workers` push in `steps`, summed up and subtracted.
+fn expected(who: &[(u32, u32)]) -> Vec<f32> {
+    let mut values = vec![0.0; ELEMENTS];
+    for &(rank, steps) in who {
+        for step in 0..steps {
+            values.iter_mut().zip(gradient(rank, step)).for_each(|(value, g)| *value -= g);
+        }
+    }
+    values
+}
+
+#[test]
+fn two_groups_of_two_end_where_four_workers_do() {
+    let everybody: Vec<(u32, u32)> = (0..4).map(|rank| (rank, STEPS)).collect();
+    for hub in [None, Some(Hub::new())] {
+        let cluster = Cluster::start(4, 2, hub);
+        let (values, status) = train(&cluster, 4, None);
+        let expected = expected(&everybody);
+        for (rank, values) in values.iter().enumerate() {
+            assert!(*values == expected, "worker {rank} ends with other parameters");
+        }
+        assert_eq!(status.aggregators.len(), 2);
+        assert!(status.aggregators.iter().all(|aggregator| aggregator.connected));
+        // Half of it when nobody is late; how late somebody is, is the machine's business.
+        let pushed: u64 = status.shards.iter().map(|shard| shard.bytes_pushed).sum();
+        assert!(pushed < ELEMENTS as u64 * 4 * u64::from(STEPS) * 4, "{pushed} bytes");
+        cluster.join();
+    }
+}
+
+#[test]
+fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
+    let cluster = Cluster::start(4, 2, None);
+    let (values, status) = train(&cluster, 4, Some((3, 3)));
+    let expected = expected(&[(0, STEPS), (1, STEPS), (2, STEPS), (3, 3)]);
+    for (rank, values) in values[..3].iter().enumerate() {
+        assert!(*values == expected, "worker {rank} ends with other parameters");
+    }
+    assert!(status.phase.contains("1 declared dead"), "{}", status.phase);
+    cluster.join();
+}
+
+#[test]
+fn some_go_through_an_aggregator_and_some_do_not() {
+    let everybody: Vec<(u32, u32)> = (0..3).map(|rank| (rank, STEPS)).collect();
+    let cluster = Cluster::start(3, 1, None);
+    let (values, _) = train(&cluster, 3, None);
+    let expected = expected(&everybody);
+    assert!(values.iter().all(|values| *values == expected));
+    cluster.join();
+}
