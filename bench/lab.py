@@ -49,13 +49,16 @@ def main():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="What else is given goes to `paramill bench exchange`, such as --elements N --tensors K.",
     )
     parser.add_argument("--paramill", default="target/release/paramill", metavar="PATH", help="the program")
-    parser.add_argument("--model", default="resnet50", help="what is exchanged (default: %(default)s)")
+    parser.add_argument("--model", metavar="NAME", help="what is exchanged (default: resnet50)")
     parser.add_argument("--servers", type=positive, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--workers", type=positive, default=2, metavar="N", help="default: %(default)s")
     parser.add_argument("--cores", type=positive, default=1, metavar="K", help="data cores of a server (default: %(default)s)")
+    parser.add_argument("--placement", default="uniform", metavar="P", help="which server holds what (default: %(default)s: all servers' links are used for every tensor)")
     parser.add_argument("--mbit", type=positive, default=1000, metavar="N", help="rate of a link, each way (default: %(default)s)")
     parser.add_argument("--buffer-ms", type=positive, default=10, metavar="N", help="what a port of the switch can hold (default: %(default)s)")
     parser.add_argument("--seconds", type=positive, default=20, metavar="N", help="how long it is measured (default: %(default)s)")
@@ -140,17 +143,19 @@ def tc_bytes(namespace):
 def measure(arguments, lab):
     command = [
         os.path.abspath(arguments.paramill), "bench", "exchange", "--json", "--quiet",
-        "--model", arguments.model,
         "--workers", str(arguments.workers),
         "--servers", str(arguments.servers),
         "--cores", str(arguments.cores),
         "--transport", "tcp",
+        "--placement", arguments.placement,
         "--rounds", "1",
         "--seconds", str(arguments.seconds),
         "--run-with", f"ip netns exec {PREFIX}h{{}}",
     ]
     for server in range(arguments.servers):
         command += ["--host", lab.address(server)]
+    if arguments.model:
+        command += ["--model", arguments.model]
     if arguments.congestion:
         command += ["--congestion", arguments.congestion]
     samples = [lab.count()]
@@ -200,7 +205,7 @@ class Report:
         payload = exchange["goodput_gb_s"] * 1e9 * 2 * seconds
         busiest = max(max(link["sent_fraction"], link["received_fraction"]) for link in links)
         self.values = {
-            "model": arguments.model,
+            "model": exchange["model"],
             "servers": arguments.servers,
             "workers": arguments.workers,
             "mbit_per_link": arguments.mbit,

@@ -192,7 +192,7 @@ pub(crate) struct AggregateArgs {
     #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7071")]
     pub(crate) listen: String,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
-    /// anyway, it is 1s at least.
+    /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]
     pub(crate) hold: Span,
     /// TCP's congestion control [default: reno within a host, the system's beyond it].

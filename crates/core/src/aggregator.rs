@@ -200,13 +200,12 @@ impl Aggregator {
                 let alone = policy.order == Order::Ranked && !on_arrival
                     || sync.model.wants_significance()
                     || on_arrival && optimizer.needs_norms();
-                let hold = match sync.model.waits_for_all() {
-                    true => limits::ROUND_HOLD.max(self.config.hold),
-                    false => self.config.hold,
-                };
+                let is_patient = sync.model.waits_for_all();
+                let hold = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
                 table.set_policy(SumPolicy {
                     adds_up: !plan.tables[number].rows && !alone,
-                    hold,
+                    hold: hold.max(self.config.hold),
+                    is_patient,
                     nonfinite: policy.nonfinite,
                 });
             }

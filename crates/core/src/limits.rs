@@ -77,7 +77,8 @@ pub const MAX_PASSED_REQUESTS: usize = 4096;
 pub const MAX_REFUSED_SUMS: usize = 1024;
 /// How long an aggregator holds a complete push for those of its other workers, unless it is told otherwise.
 pub const HOLD: Duration = Duration::from_millis(5);
-/// The same where a round waits for every worker anyway, so that nobody gains by hearing of a push earlier.
+/// The same where a round waits for every worker anyway, so that nobody gains by hearing of a push earlier. It counts
+/// from the last gradient that came in, since a slow link may take longer for all of them.
 pub const ROUND_HOLD: Duration = Duration::from_secs(1);
 /// The longest time that an aggregator may be told to hold pushes.
 pub const MAX_HOLD: Duration = Duration::from_secs(10);

@@ -343,4 +343,14 @@ mod tests {
         let reports = cluster.aggregator_ids().map(|id| cluster.aggregator(id).report());
         assert!(reports.into_iter().all(|report| report.groups * 3 == report.gradients));
     }
+
+    #[test]
+    fn a_link_that_takes_long_for_a_round_does_not_cut_it_in_two() {
+        let text = "workers = 4\norder = 'arrival'\naggregators = 1\niterations = 3\n[[tables]]\nname = 'w'\n\
+                    shape = [100000]\n[network]\ngbit_per_s = 0.001\n";
+        // Four times 400 kB at 1 Mbit/s take 13 s.
+        let cluster = finished(&Scenario::parse(text).unwrap());
+        let report = cluster.aggregator(AggregatorId(0)).report();
+        assert_eq!((report.groups, report.gradients), (2 * 3, 4 * 2 * 3), "{report:?}");
+    }
 }

@@ -78,6 +78,9 @@ pub(crate) struct ExchangeArgs {
     /// Rounds. In each, every contender is started, measured and ended; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 5)]
     pub(crate) rounds: u32,
+    /// Which server holds what [default: heuristic].
+    #[arg(long, value_name = "P")]
+    pub(crate) placement: Option<String>,
     /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
     /// them to network namespaces, as bench/lab.py does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]

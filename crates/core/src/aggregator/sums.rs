@@ -38,6 +38,8 @@ struct Sum {
     complete: BTreeMap<WorkerId, Complete>,
     /// When it ends at the latest.
     deadline: Option<Time>,
+    /// When something was added last.
+    added: Time,
 }
 
 /// A worker whose push is complete in a sum.
@@ -145,7 +147,7 @@ impl Lane {
         };
         // Only who is furthest behind holds chunks back.
         let holds_back = self.flights.sums.get(&sum).is_some_and(|sum| index <= sum.slowest);
-        self.add(sum, worker, index, values);
+        self.add(now, sum, worker, index, values);
         let table = &mut self.tables[number];
         if table.under_way(worker, clock).is_none() {
             let incoming = Incoming { clock, request: header.request, next_part: 0, refused: false };
@@ -163,10 +165,11 @@ impl Lane {
         Ok(())
     }
 
-    fn add(&mut self, sum: u64, worker: WorkerId, index: usize, values: Values<'_>) {
+    fn add(&mut self, now: Time, sum: u64, worker: WorkerId, index: usize, values: Values<'_>) {
         let Some(sum) = self.flights.sums.get_mut(&sum) else { return };
         let table = &self.tables[sum.table];
         sum.contributors.insert(worker);
+        sum.added = now;
         if table.policy.nonfinite == NonFinite::Reject || values.all_finite() {
             return sum.add(index, table.chunks[index], values);
         }
@@ -210,6 +213,7 @@ impl Lane {
                 contributors: BTreeSet::new(),
                 complete: BTreeMap::new(),
                 deadline: None,
+                added: Time::ZERO,
             },
         );
         Ok(sum)
@@ -327,7 +331,15 @@ impl Lane {
             && at <= now
         {
             self.flights.deadlines.pop_first();
-            self.end_sum(id, out);
+            let Some(sum) = self.flights.sums.get_mut(&id) else { continue };
+            let policy = self.tables[sum.table].policy;
+            let later = sum.added + policy.hold;
+            if policy.is_patient && later > now {
+                sum.deadline = Some(later);
+                self.flights.deadlines.insert((later, id));
+            } else {
+                self.end_sum(id, out);
+            }
         }
     }
 

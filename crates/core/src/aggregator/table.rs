@@ -39,6 +39,8 @@ pub(super) struct SumPolicy {
     pub(super) adds_up: bool,
     /// How long a complete push is held for others.
     pub(super) hold: Duration,
+    /// Whether it is held as long as others are at it: the time begins again with everything that is added.
+    pub(super) is_patient: bool,
     pub(super) nonfinite: NonFinite,
 }
 

@@ -80,9 +80,9 @@ impl LocalTable {
     }
 
     /// The initial values, ready to be sent. Only asked for once.
-    pub(super) fn take_initial(&mut self) -> Buffer {
+    pub(super) fn take_initial(&mut self, memory: &dyn Allocate) -> Buffer {
         let initial = std::mem::take(&mut self.initial);
-        let mut buffer = Buffer::zeroed(initial.len());
+        let mut buffer = memory.zeroed(initial.len());
         buffer.as_mut_slice().copy_from_slice(&initial);
         buffer
     }

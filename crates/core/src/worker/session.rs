@@ -214,7 +214,7 @@ impl Worker {
         let is_first = self.id == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
-            let initial = self.tables[index].take_initial();
+            let initial = self.tables[index].take_initial(&*self.memory);
             let shards: Vec<ShardId> = self.tables[index].shards().collect();
             if is_first {
                 acks += shards.len();

@@ -36,6 +36,8 @@ pub(super) struct Exchange {
     /// Which CPUs data cores run on, as text.
     pub(super) pin: String,
     pub(super) optimizer: String,
+    /// Which server holds what; the job's default otherwise.
+    pub(super) placement: Option<String>,
     pub(super) places: Places,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
@@ -88,6 +90,7 @@ impl Exchange {
             },
             pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
+            placement: args.placement.clone(),
             places: Places::resolve(args)?,
             timeout: args.timeout.0,
         };
@@ -101,9 +104,11 @@ impl Exchange {
 
     /// The job as its coordinator sees it.
     pub(super) fn job_config(&self) -> JobConfig {
+        let job = JobConfig::new(JOB, self.workers, self.servers);
         JobConfig {
             policy: TablePolicy { optimizer: self.optimizer.clone(), ..TablePolicy::default() },
-            ..JobConfig::new(JOB, self.workers, self.servers)
+            placement: self.placement.clone().unwrap_or_else(|| job.placement.clone()),
+            ..job
         }
     }
 

@@ -116,7 +116,6 @@ mod tests {
         let mut waiting = VecDeque::new();
         let refused = receive(&left, &mut [0; 64], &mut waiting).unwrap_err();
         assert!(matches!(refused, SharedError::TooManyDescriptors));
-        drop(control);
         drop(there);
         // All copies are closed: the other end is at its end.
         assert_eq!(here.read(&mut [0; 8]).unwrap(), 0);
