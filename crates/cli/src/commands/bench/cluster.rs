@@ -32,7 +32,7 @@ pub(super) struct Round {
 /// Memory of one server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ServerMemory {
-    pub(super) peak_bytes: u64,
+    pub(super) memory: usage::Memory,
     /// Parameters that it holds, where that is known.
     pub(super) elements: Option<u64>,
 }
@@ -145,8 +145,8 @@ impl Cluster {
 
     fn server_memory(&self, held: Option<&[u64]>) -> Result<Vec<ServerMemory>> {
         let memory = |(number, server): (usize, &usize)| {
-            let peak_bytes = usage::peak_rss_bytes(self.crew.pid(*server))?;
-            Ok(ServerMemory { peak_bytes, elements: held.and_then(|held| held.get(number).copied()) })
+            let memory = usage::Memory::of(self.crew.pid(*server))?;
+            Ok(ServerMemory { memory, elements: held.and_then(|held| held.get(number).copied()) })
         };
         self.servers.iter().enumerate().map(memory).collect()
     }

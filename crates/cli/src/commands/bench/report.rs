@@ -43,6 +43,8 @@ pub(super) struct Report {
     limits: LimitSpreads,
     /// The largest peak of a server process; none when everything is one process.
     server_rss_mb: Option<f64>,
+    /// What of it lies in segments that it shares with workers.
+    server_shared_mb: Option<f64>,
     /// Parameters, one sum of gradients and the optimizer's state of that server.
     server_ideal_mb: Option<f64>,
     server_rss_ratio: Option<f64>,
@@ -107,7 +109,7 @@ impl Report {
         let memory = largest(rounds);
         let elements = memory.and_then(|server| server.elements);
         let ideal = elements.map(|elements| exchange.ideal_bytes(elements, registry)).transpose()?;
-        let peak = memory.map(|server| server.peak_bytes as f64);
+        let peak = memory.map(|server| server.memory.peak as f64);
         Ok(Report {
             model: exchange.model.clone(),
             tensors: exchange.tensors.len(),
@@ -131,6 +133,7 @@ impl Report {
                 .then(|| goodput.median / limit_spreads.loopback_tcp_from_memory_gb_s.median),
             limits: limit_spreads,
             server_rss_mb: peak.map(|peak| peak / MB),
+            server_shared_mb: memory.map(|server| server.memory.shared as f64 / MB),
             server_ideal_mb: ideal.map(|ideal| ideal as f64 / MB),
             server_rss_ratio: peak.zip(ideal).map(|(peak, ideal)| peak / ideal as f64),
             cpu_s_per_gb: CpuPerGb::new(exchange, rounds),
@@ -168,12 +171,12 @@ impl Report {
             "CPU-s per GB".to_owned(),
             format!("{:.3} servers, {:.3} workers", cpu.servers, cpu.workers),
         ]);
-        if let (Some(peak), Some(ideal), Some(ratio)) =
-            (self.server_rss_mb, self.server_ideal_mb, self.server_rss_ratio)
+        if let (Some(peak), Some(shared), Some(ideal), Some(ratio)) =
+            (self.server_rss_mb, self.server_shared_mb, self.server_ideal_mb, self.server_rss_ratio)
         {
             table.row([
                 "server memory, MB".to_owned(),
-                format!("{peak:.0}, {ratio:.2} times the ideal {ideal:.0}"),
+                format!("{peak:.0} ({shared:.0} shared), {ratio:.2} times the ideal {ideal:.0}"),
             ]);
         }
         let tcp = format!("limit: loopback TCP, {} connections, GB/s", limits.connections);
@@ -212,7 +215,7 @@ impl PeerReport {
             goodput_spread_gb_s: goodput,
             ratio: ours / goodput.median,
             cpu_s_per_gb: CpuPerGb::new(exchange, &measured.rounds),
-            server_rss_mb: largest(&measured.rounds).map(|server| server.peak_bytes as f64 / MB),
+            server_rss_mb: largest(&measured.rounds).map(|server| server.memory.peak as f64 / MB),
         }
     }
 }
@@ -256,5 +259,5 @@ fn spread(rounds: &[Round], figure: impl Fn(&Round) -> f64) -> Spread {
 
 /// The server that needed most memory.
 fn largest(rounds: &[Round]) -> Option<&ServerMemory> {
-    rounds.iter().flat_map(|round| &round.servers).max_by_key(|server| server.peak_bytes)
+    rounds.iter().flat_map(|round| &round.servers).max_by_key(|server| server.memory.peak)
 }

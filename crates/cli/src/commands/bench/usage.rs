@@ -23,13 +23,30 @@ pub(super) fn cpu_seconds(pid: u32, wanted: impl Fn(&str) -> bool) -> Result<f64
     Ok(total)
 }
 
-/// The most memory that a process has had resident, in bytes.
-pub(super) fn peak_rss_bytes(pid: u32) -> Result<u64> {
-    let file = format!("/proc/{pid}/status");
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    Ok(kilobytes.with_context(|| format!("{file} has no VmHWM"))? * 1024)
+/// Memory of a process, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    /// The most that has been resident, memory that it shares included.
+    pub(super) peak: u64,
+    /// What it shares with others now.
+    pub(super) shared: u64,
+}
+
+impl Memory {
+    /// Of this process.
+    pub(super) fn of(pid: u32) -> Result<Memory> {
+        let file = format!("/proc/{pid}/status");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        let peak = kilobytes(&text, "VmHWM:").with_context(|| format!("{file} has no VmHWM"))?;
+        // Old kernels do not tell what is shared.
+        let shared = kilobytes(&text, "RssShmem:").unwrap_or(0);
+        Ok(Memory { peak: peak * 1024, shared: shared * 1024 })
+    }
+}
+
+fn kilobytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// `schedstat` begins with the nanoseconds on a core.
@@ -55,6 +72,7 @@ mod tests {
         assert_eq!(nanoseconds("1500000000 17 3\n"), Some(1.5));
         assert_eq!(ticks("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20 0\n"), Some(1.5));
         assert_eq!(ticks("nonsense"), None);
+        assert_eq!(kilobytes("VmPeak:\t 9 kB\nVmHWM:\t  17 kB\n", "VmHWM:"), Some(17));
     }
 
     #[test]
@@ -66,6 +84,6 @@ mod tests {
             (0..1_000_000).for_each(|_| x = std::hint::black_box(x.rotate_left(1)));
         }
         assert_eq!(cpu_seconds(me, |name| name == "no thread of ours").unwrap(), 0.0);
-        assert!(peak_rss_bytes(me).unwrap() > 100_000);
+        assert!(Memory::of(me).unwrap().peak > 100_000);
     }
 }
