@@ -17,7 +17,8 @@ fn half_pushed() -> (Pump, [Ticket; 2]) {
     let mut pump = started(config, 1, ELEMENTS);
     let mut push = |worker: usize, gradient: f32| {
         let now = pump.now;
-        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&[gradient; ELEMENTS]), true).unwrap();
+        let gradient = [gradient; ELEMENTS];
+        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
         pump.workers[worker].clock();
         ticket
     };
@@ -46,9 +47,9 @@ fn assert_both_have(pump: &mut Pump, tickets: [Ticket; 2], expected: &[f32]) {
 #[test]
 fn a_chunk_comes_as_soon_as_everybody_pushed_it_and_the_answer_is_whole_when_the_round_closes() {
     let (mut pump, tickets) = half_pushed();
-    for worker in 0..2 {
+    for (worker, ticket) in tickets.into_iter().enumerate() {
         assert_eq!(pump.workers[worker].values(W), after(16), "half of it is here");
-        assert_eq!(pump.outcome(worker, tickets[worker]), None);
+        assert_eq!(pump.outcome(worker, ticket), None);
     }
     let pulled = pump.workers[0].report().bytes_pulled;
     pump.run();
