@@ -514,7 +514,6 @@ impl Shard {
                 }
             }
         }
-        self.accumulators = Accumulators::new(plan.chunk_elements as usize);
         self.plan = Some(plan);
         self.tell_coordinator(&Control::Ready);
     }

@@ -97,30 +97,32 @@ impl Staged {
     }
 }
 
-/// Arrays of a chunk's size that sums of gradients are made in, for all dense tables of a shard. The one that was given
-/// back last is taken first: it is still in the cache.
+/// Arrays that sums of chunks are made in, for all dense tables of a shard. The one that was given back last is taken
+/// first: it is still in the cache.
 #[derive(Debug, Default)]
 pub(super) struct Accumulators {
-    chunk_elements: usize,
-    free: Vec<Buffer>,
+    /// Those for up to 2^n elements.
+    free: Vec<Vec<Buffer>>,
 }
 
 impl Accumulators {
-    /// None yet; each for up to so many elements.
-    pub(super) fn new(chunk_elements: usize) -> Accumulators {
-        Accumulators { chunk_elements, free: Vec::new() }
-    }
-
-    fn take(&mut self) -> Buffer {
-        self.free.pop().unwrap_or_else(|| Buffer::zeroed(self.chunk_elements))
+    fn take(&mut self, elements: usize) -> Buffer {
+        let elements = elements.next_power_of_two();
+        let free = self.free.get_mut(elements.ilog2() as usize).and_then(Vec::pop);
+        free.unwrap_or_else(|| Buffer::zeroed(elements))
     }
 
     fn give_back(&mut self, accumulator: Option<Buffer>) {
-        self.free.extend(accumulator);
+        let Some(accumulator) = accumulator else { return };
+        let class = accumulator.len().ilog2() as usize;
+        if self.free.len() <= class {
+            self.free.resize_with(class + 1, Vec::new);
+        }
+        self.free[class].push(accumulator);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.free.iter().map(Buffer::memory_bytes).sum()
+        self.free.iter().flatten().map(Buffer::memory_bytes).sum()
     }
 }
 
@@ -223,7 +225,7 @@ impl Round {
                 &mut sums.as_mut_slice()[start..start + values.len()]
             }
             Sums::Chunks(sums) => {
-                let sum = sums[unit].get_or_insert_with(|| accumulators.take());
+                let sum = sums[unit].get_or_insert_with(|| accumulators.take(values.len()));
                 &mut sum.as_mut_slice()[..values.len()]
             }
         };

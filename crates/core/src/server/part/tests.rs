@@ -43,7 +43,7 @@ impl Bench {
             (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
         let workers = (0..workers).map(WorkerId);
         let part = TablePart::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
-        let mut bench = Bench { part, accumulators: Accumulators::new(2) };
+        let mut bench = Bench { part, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
             bench.part.initialise(&header(0, number), bytemuck::cast_slice(&[0.0f32; 2])).unwrap();
         }
@@ -384,7 +384,7 @@ fn initial_values_come_in_turn_and_before_gradients() {
     let chunks = (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
     let part = TablePart::new(&Registry::builtin(), spec, policy("asp"), chunks, [WorkerId(0)], 1).unwrap();
-    let mut bench = Bench { part, accumulators: Accumulators::new(2) };
+    let mut bench = Bench { part, accumulators: Accumulators::default() };
     assert_eq!(bench.push(0, 0, 1.0), Ok(Taken::Partly));
     assert_eq!(bench.frame(0, 0, 0, 1.0), Err(Cause::Protocol));
     let payload = [7.0f32; 2];
