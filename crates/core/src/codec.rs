@@ -53,6 +53,7 @@ pub use mask::Mask;
 pub use matrix::LowRank;
 pub use payload::HEADER_BYTES;
 
+use crate::kernels;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
 use std::fmt::Debug;
@@ -177,6 +178,16 @@ pub trait Quantiser: Send + Sync + Debug {
 
     /// Appends [`Quantiser::bytes`] of `values`, which are finite.
     fn quantise(&self, context: &Context<'_>, values: &[f32], out: &mut Vec<u8>);
+
+    /// The same for any values, in one pass over memory. False when some are not finite; what was appended is then of no
+    /// use.
+    fn quantise_finite(&self, context: &Context<'_>, values: &[f32], out: &mut Vec<u8>) -> bool {
+        let finite = kernels::all_finite(values);
+        if finite {
+            self.quantise(context, values, out);
+        }
+        finite
+    }
 
     /// Fills `values` from as many bytes as they take. The error completes "the payload has ...".
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String>;

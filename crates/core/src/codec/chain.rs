@@ -237,6 +237,16 @@ impl Codec {
         self.sparsifier.as_ref().and_then(|sparsifier| sparsifier.momentum())
     }
 
+    /// The quantiser of a chain that is nothing else but for a byte compressor, and keeps nothing.
+    pub(super) fn only_quantiser(&self, context: &Context<'_>) -> Option<&dyn Quantiser> {
+        let is_plain = self.sparsifier.is_none()
+            && self.low_rank.is_none()
+            && matches!(self.container, None | Some(Container::Dense))
+            && !self.keeps_residual()
+            && !self.changes_values();
+        self.quantiser.as_deref().filter(|_| is_plain && self.applies(context))
+    }
+
     /// Whether what the quantiser rounds off goes into the residual.
     pub(super) fn feeds_back(&self) -> bool {
         self.quantiser.as_ref().is_some_and(|quantiser| quantiser.feeds_back())

@@ -3,7 +3,7 @@
 use super::container::{self, Container};
 use super::matrix::SHAPE_BYTES;
 use super::payload::{HEADER_BYTES, Header, Layout, write_floats};
-use super::{Codec, CodecError, Context, Mask, Packer};
+use super::{Codec, CodecError, Context, Mask, Packer, Quantiser};
 use crate::kernels;
 use crate::store::Buffer;
 use multiversion::multiversion;
@@ -38,8 +38,8 @@ struct Work {
 enum Sent {
     /// Everything, as it is.
     All,
-    /// The mask's entries as they are.
-    Masked,
+    /// The mask's entries, which are zero in the input since.
+    Taken,
     /// The mask's entries as in `received`, one after the other.
     MaskedRounded,
     /// The stretch as in `received`.
@@ -84,21 +84,23 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        if !kernels::all_finite(values) {
-            return Err(CodecError::NonFinite);
-        }
         let Encoder { codec, residual, memory, work } = self;
+        if let Some(quantiser) = codec.only_quantiser(context)
+            && quantiser.bytes(values.len()) < 4 * values.len()
+        {
+            return work.quantise(codec, quantiser, values, context, out);
+        }
         let residual = stretch(residual, start..start + values.len());
         let memory = stretch(memory, start..start + values.len());
         let mut input = std::mem::take(&mut work.input);
-        let changed = take_input(codec, work, &mut input, values, residual, memory);
-        let input_or_values = if changed { &input[..] } else { values };
-        let result = match !changed || kernels::all_finite(input_or_values) {
+        let finite = take_input(codec, work, &mut input, values, residual, memory);
+        let result = match finite {
             true => {
-                work.write(codec, input_or_values, residual, memory, context, out);
+                work.write(codec, &mut input, residual, memory, context, out);
                 Ok(())
             }
-            false => Err(CodecError::Overflow),
+            false if kernels::all_finite(values) => Err(CodecError::Overflow),
+            false => Err(CodecError::NonFinite),
         };
         work.input = input;
         result
@@ -110,7 +112,7 @@ fn stretch(buffer: &mut Buffer, range: Range<usize>) -> &mut [f32] {
     if buffer.is_empty() { &mut [] } else { &mut buffer.as_mut_slice()[range] }
 }
 
-/// Puts into `input` what is to be sent; false when that is the values themselves.
+/// Puts into `input` what is to be sent. False when some of it is not finite.
 fn take_input(
     codec: &Codec,
     work: &mut Work,
@@ -119,10 +121,13 @@ fn take_input(
     residual: &[f32],
     velocity: &[f32],
 ) -> bool {
+    input.resize(values.len(), 0.0);
     let clipped = codec.changes_values();
     if clipped {
-        input.clear();
-        input.extend_from_slice(values);
+        input.copy_from_slice(values);
+        if !kernels::all_finite(values) {
+            return false;
+        }
         codec.prepare(input);
     }
     if let Some(momentum) = codec.momentum() {
@@ -131,31 +136,32 @@ fn take_input(
         work.velocity.extend_from_slice(velocity);
         kernels::scale(&mut work.velocity, momentum);
         kernels::add(&mut work.velocity, if clipped { input } else { values });
-        input.clear();
-        input.extend_from_slice(residual);
-        kernels::add(input, &work.velocity);
-        return true;
+        return add_into(input, residual, &work.velocity);
     }
     match (residual.is_empty(), clipped) {
-        (true, clipped) => clipped,
+        (true, true) => true,
+        (true, false) => {
+            input.copy_from_slice(values);
+            kernels::all_finite(values)
+        }
         (false, true) => {
             kernels::add(input, residual);
-            true
+            kernels::all_finite(input)
         }
-        (false, false) => {
-            input.resize(values.len(), 0.0);
-            add_into(input, residual, values);
-            true
-        }
+        (false, false) => add_into(input, residual, values),
     }
 }
 
+/// Adds, and says whether all sums are finite: in one pass, because both come from memory.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) {
+fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) -> bool {
     assert!(sum.len() == a.len() && sum.len() == b.len());
+    let mut largest = 0;
     for (at, sum) in sum.iter_mut().enumerate() {
         *sum = a[at] + b[at];
+        largest = largest.max(sum.to_bits() & 0x7fff_ffff);
     }
+    f32::from_bits(largest).is_finite()
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -167,11 +173,31 @@ fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
 }
 
 impl Work {
+    /// The whole way for a chain that is one quantiser and keeps nothing.
+    fn quantise(
+        &mut self,
+        codec: &Codec,
+        quantiser: &dyn Quantiser,
+        values: &[f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let start = out.len();
+        let mut header = open(codec, Layout::Dense, values.len(), out);
+        if !quantiser.quantise_finite(context, values, out) {
+            out.truncate(start);
+            return Err(CodecError::NonFinite);
+        }
+        header.packed = self.pack(start + HEADER_BYTES, out);
+        out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+        Ok(())
+    }
+
     /// Appends the payload of `input`, and brings the residual and the memory up to date.
     fn write(
         &mut self,
         codec: &Codec,
-        input: &[f32],
+        input: &mut [f32],
         residual: &mut [f32],
         memory: &mut [f32],
         context: &Context<'_>,
@@ -182,6 +208,9 @@ impl Work {
         let body = start + HEADER_BYTES;
         if header.layout != Layout::Raw && out.len() - body >= 4 * input.len() {
             out.truncate(start);
+            if sent == Sent::Taken {
+                self.mask.put(&self.values, input);
+            }
             (header, sent) = raw(codec, input, out);
         }
         header.packed = self.pack(body, out);
@@ -193,7 +222,7 @@ impl Work {
     fn body(
         &mut self,
         codec: &Codec,
-        input: &[f32],
+        input: &mut [f32],
         memory: &mut [f32],
         context: &Context<'_>,
         out: &mut Vec<u8>,
@@ -257,7 +286,7 @@ impl Work {
     fn masked_body(
         &mut self,
         codec: &Codec,
-        input: &[f32],
+        input: &mut [f32],
         context: &Context<'_>,
         out: &mut Vec<u8>,
         keeps: bool,
@@ -265,14 +294,17 @@ impl Work {
         let count = self.mask.count();
         let container = codec.container.unwrap_or_default();
         let layout = container.layout(input.len(), count, |count| codec.value_bytes(count));
-        self.mask.gather(input, &mut self.values);
+        let feeds_back = keeps && codec.feeds_back();
+        match feeds_back {
+            true => self.mask.gather(input, &mut self.values),
+            false => self.mask.take(input, &mut self.values),
+        }
         let scale = codec.sparsifier.as_ref().map_or(1.0, |sparsifier| sparsifier.scale(input.len()));
         if scale != 1.0 {
             kernels::scale(&mut self.values, scale);
             // What was finite before it was scaled must be so after.
             super::clip::clamp(&mut self.values, f32::MAX);
         }
-        let feeds_back = keeps && codec.feeds_back();
         if layout == Layout::Dense {
             let mut whole = std::mem::take(&mut self.received);
             whole.clear();
@@ -286,13 +318,13 @@ impl Work {
                 whole.copy_from_slice(&self.values);
             }
             self.received = whole;
-            return (header, if feeds_back { Sent::Rounded } else { Sent::Masked });
+            return (header, if feeds_back { Sent::Rounded } else { Sent::Taken });
         }
         let header = open(codec, layout, count, out);
         container::write_places(layout, &self.mask, out);
         let values = write_values(codec, context, &self.values, out);
         if !feeds_back {
-            return (header, Sent::Masked);
+            return (header, Sent::Taken);
         }
         self.received.resize(count, 0.0);
         read_back(codec, &out[values..], &self.values, &mut self.received);
@@ -316,10 +348,7 @@ impl Work {
         if !residual.is_empty() {
             match sent {
                 Sent::All => kernels::fill(residual, 0.0),
-                Sent::Masked => {
-                    residual.copy_from_slice(input);
-                    self.mask.clear(residual);
-                }
+                Sent::Taken => residual.copy_from_slice(input),
                 Sent::MaskedRounded => {
                     self.mask.gather(input, &mut self.values);
                     for (rest, received) in self.values.iter_mut().zip(&self.received) {

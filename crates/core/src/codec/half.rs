@@ -2,7 +2,7 @@
 
 use super::feedback::Nothing;
 use super::{Bound, Context, Quantiser, Stage};
-use crate::kernels::{Bf16, Element, F16};
+use crate::kernels::{self, Bf16, Element, F16};
 use crate::registry::Entry;
 use multiversion::multiversion;
 
@@ -39,6 +39,10 @@ impl Quantiser for HalfPrecision {
         write_f16(values, &mut out[start..]);
     }
 
+    fn quantise_finite(&self, _context: &Context<'_>, values: &[f32], out: &mut Vec<u8>) -> bool {
+        quantise_in_blocks(values, out, write_f16)
+    }
+
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String> {
         read_f16(bytes, values);
         Ok(())
@@ -61,6 +65,10 @@ impl Quantiser for BrainFloat {
         write_bf16(values, &mut out[start..]);
     }
 
+    fn quantise_finite(&self, _context: &Context<'_>, values: &[f32], out: &mut Vec<u8>) -> bool {
+        quantise_in_blocks(values, out, write_bf16)
+    }
+
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String> {
         read_bf16(bytes, values);
         Ok(())
@@ -72,21 +80,36 @@ impl Quantiser for BrainFloat {
     }
 }
 
+/// Looks at values and converts them a few at a time: the memory behind them is fetched meanwhile.
+fn quantise_in_blocks(values: &[f32], out: &mut Vec<u8>, write: fn(&[f32], &mut [u8])) -> bool {
+    const BLOCK: usize = 1024;
+    out.reserve(2 * values.len());
+    for block in values.chunks(BLOCK) {
+        if !kernels::all_finite(block) {
+            return false;
+        }
+        let start = out.len();
+        out.resize(start + 2 * block.len(), 0);
+        write(block, &mut out[start..]);
+    }
+    true
+}
+
 /// The nearest f16 of a finite value; magnitudes beyond the largest become it.
 #[inline(always)]
 fn to_f16(value: f32) -> u16 {
-    const LARGEST: u32 = 0x7bff;
+    const LARGEST: i32 = 65504f32.to_bits() as i32;
     /// 2^-14, below which an f16 is subnormal.
-    const SUBNORMAL_BELOW: u32 = (127 - 14) << 23;
-    let bits = value.to_bits();
-    let magnitude = bits & 0x7fff_ffff;
+    const SUBNORMAL_BELOW: i32 = (127 - 14) << 23;
+    // Signed numbers: every CPU level compares them, and magnitudes have no sign.
+    let bits = value.to_bits() as i32;
+    let magnitude = (bits & 0x7fff_ffff).min(LARGEST);
     // A carry out of the mantissa is what the exponent needs.
-    let rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-    let normal = rounded.wrapping_sub((127 - 15) << 23) >> 13;
+    let normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - ((127 - 15) << 23)) >> 13;
     // One half has units of 2^-24, those of subnormal f16s: the addition rounds.
-    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let subnormal = (f32::from_bits(magnitude as u32) + 0.5).to_bits() as i32 - 0.5f32.to_bits() as i32;
     let half = if magnitude < SUBNORMAL_BELOW { subnormal } else { normal };
-    (half.min(LARGEST) | (bits >> 16 & 0x8000)) as u16
+    (half | (bits >> 16 & 0x8000)) as u16
 }
 
 /// The nearest bf16 of a finite value; what rounds to infinity becomes the largest.

@@ -93,14 +93,20 @@ fn read_packed<const PER_BYTE: usize>(packed: &[u8], step: f32, values: &mut [f3
     let width = 8 / PER_BYTE;
     let level_mask = ((1u16 << (width - 1)) - 1) as u8;
     let mut largest = 0;
-    for (values, &byte) in values.chunks_mut(PER_BYTE).zip(packed) {
-        for (lane, value) in values.iter_mut().enumerate() {
-            let code = byte >> (lane * width);
-            let level = code & level_mask;
-            largest = largest.max(level);
-            let sign = u32::from(code >> (width - 1) & 1) << 31;
+    for (values, packed) in values.chunks_mut(BLOCK).zip(packed.chunks(BLOCK / PER_BYTE)) {
+        let mut codes = [0u8; BLOCK];
+        for (codes, byte) in codes.as_chunks_mut::<PER_BYTE>().0.iter_mut().zip(packed) {
+            for (lane, code) in codes.iter_mut().enumerate() {
+                *code = byte >> (lane * width);
+            }
+        }
+        for code in &codes[..values.len()] {
+            largest = largest.max(code & level_mask);
+        }
+        for (value, code) in values.iter_mut().zip(&codes) {
             // The step of the largest values there are is rounded, perhaps upwards.
-            let magnitude = (f32::from(level) * step).min(f32::MAX);
+            let magnitude = (f32::from(code & level_mask) * step).min(f32::MAX);
+            let sign = u32::from(code >> (width - 1) & 1) << 31;
             *value = f32::from_bits(magnitude.to_bits() | sign);
         }
     }

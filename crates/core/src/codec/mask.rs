@@ -85,6 +85,14 @@ impl Mask {
         gather(&self.words, values, gathered);
     }
 
+    /// The same, and leaves zeros in their place.
+    pub(super) fn take(&self, values: &mut [f32], taken: &mut Vec<f32>) {
+        assert_eq!(values.len(), self.len);
+        taken.clear();
+        taken.resize(self.count(), 0.0);
+        take(&self.words, values, taken);
+    }
+
     /// The other way: puts each value where its bit is.
     pub(super) fn put(&self, values: &[f32], target: &mut [f32]) {
         assert_eq!(target.len(), self.len);
@@ -133,86 +141,89 @@ impl Mask {
     }
 }
 
-/// Bits of 32 entries at a time: a sum of shifted comparisons becomes vector code, one of 64 would need wider lanes.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn above(values: &[f32], limit: u32, words: &mut [u64]) {
-    let (blocks, rest) = values.as_chunks::<WORD_BITS>();
-    for (word, block) in words.iter_mut().zip(blocks) {
-        let mut halves = [0u32; 2];
-        for (half, lanes) in halves.iter_mut().zip(block.as_chunks::<32>().0) {
-            let mut bits = 0;
-            for lane in 0..32 {
-                bits |= u32::from(lanes[lane].to_bits() & MAGNITUDE > limit) << lane;
+    let limit = limit as i32;
+    for (word, block) in words.iter_mut().zip(values.chunks(WORD_BITS)) {
+        let mut flags = [0u8; WORD_BITS];
+        // Signed comparisons: every CPU level has them, and magnitudes have no sign.
+        if let Some(block) = block.first_chunk::<WORD_BITS>() {
+            for (flag, value) in flags.iter_mut().zip(block) {
+                *flag = u8::from((value.to_bits() & MAGNITUDE) as i32 > limit);
             }
-            *half = bits;
+        } else {
+            for (flag, value) in flags.iter_mut().zip(block) {
+                *flag = u8::from((value.to_bits() & MAGNITUDE) as i32 > limit);
+            }
         }
-        *word = u64::from(halves[0]) | u64::from(halves[1]) << 32;
-    }
-    if let Some(word) = words.get_mut(blocks.len()) {
-        for (at, value) in rest.iter().enumerate() {
-            *word |= u64::from(value.to_bits() & MAGNITUDE > limit) << at;
-        }
+        *word = bits_of(&flags);
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn nonzero(values: &[f32], words: &mut [u64]) {
-    let (blocks, rest) = values.as_chunks::<WORD_BITS>();
-    for (word, block) in words.iter_mut().zip(blocks) {
-        let mut halves = [0u32; 2];
-        for (half, lanes) in halves.iter_mut().zip(block.as_chunks::<32>().0) {
-            let mut bits = 0;
-            for lane in 0..32 {
-                bits |= u32::from(lanes[lane].to_bits() != 0) << lane;
+    for (word, block) in words.iter_mut().zip(values.chunks(WORD_BITS)) {
+        let mut flags = [0u8; WORD_BITS];
+        if let Some(block) = block.first_chunk::<WORD_BITS>() {
+            for (flag, value) in flags.iter_mut().zip(block) {
+                *flag = u8::from(value.to_bits() != 0);
             }
-            *half = bits;
+        } else {
+            for (flag, value) in flags.iter_mut().zip(block) {
+                *flag = u8::from(value.to_bits() != 0);
+            }
         }
-        *word = u64::from(halves[0]) | u64::from(halves[1]) << 32;
+        *word = bits_of(&flags);
     }
-    if let Some(word) = words.get_mut(blocks.len()) {
-        for (at, value) in rest.iter().enumerate() {
-            *word |= u64::from(value.to_bits() != 0) << at;
-        }
+}
+
+/// The bits of bytes that are 0 or 1. A product moves eight of them next to each other, which vector units cannot: with
+/// shifts alone a comparison is four times as slow.
+#[inline(always)]
+pub(super) fn bits_of(flags: &[u8; WORD_BITS]) -> u64 {
+    let mut bits = 0;
+    for (at, eight) in flags.as_chunks::<8>().0.iter().enumerate() {
+        bits |= (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at);
     }
+    bits
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn above_reference(values: &[f32], references: &[f32], factor: f32, words: &mut [u64]) {
     assert_eq!(values.len(), references.len());
-    let ((blocks, rest), (others, other_rest)) = (values.as_chunks::<32>(), references.as_chunks::<32>());
-    for (at, (block, other)) in blocks.iter().zip(others).enumerate() {
-        let mut bits = 0u32;
-        for lane in 0..32 {
-            bits |= u32::from(block[lane].abs() > factor * other[lane].abs()) << lane;
+    let blocks = values.chunks(WORD_BITS).zip(references.chunks(WORD_BITS));
+    for (word, (block, references)) in words.iter_mut().zip(blocks) {
+        let mut flags = [0u8; WORD_BITS];
+        for (flag, (value, reference)) in flags.iter_mut().zip(block.iter().zip(references)) {
+            *flag = u8::from(value.abs() > factor * reference.abs());
         }
-        words[at / 2] |= u64::from(bits) << (32 * (at % 2));
-    }
-    let done = blocks.len() * 32;
-    for (at, (value, other)) in rest.iter().zip(other_rest).enumerate() {
-        let place = done + at;
-        words[place / WORD_BITS] |= u64::from(value.abs() > factor * other.abs()) << (place % WORD_BITS);
+        *word = bits_of(&flags);
     }
 }
 
 fn gather(words: &[u64], values: &[f32], gathered: &mut [f32]) {
-    let mut free = gathered.iter_mut();
-    let mut each = |word: u64, block: &[f32; WORD_BITS]| {
+    let mut free = gathered;
+    for (&word, block) in words.iter().zip(values.chunks(WORD_BITS)) {
+        let (here, after) = free.split_at_mut(word.count_ones() as usize);
+        free = after;
         let mut rest = word;
-        while rest != 0 {
-            if let Some(next) = free.next() {
-                *next = block[rest.trailing_zeros() as usize % WORD_BITS];
-            }
+        for place in here {
+            *place = block[rest.trailing_zeros() as usize];
             rest &= rest - 1;
         }
-    };
-    let (blocks, tail) = values.as_chunks::<WORD_BITS>();
-    for (&word, block) in words.iter().zip(blocks) {
-        each(word, block);
     }
-    if let Some(&word) = words.get(blocks.len()) {
-        let mut block = [0.0; WORD_BITS];
-        block[..tail.len()].copy_from_slice(tail);
-        each(word, &block);
+}
+
+fn take(words: &[u64], values: &mut [f32], taken: &mut [f32]) {
+    let mut free = taken;
+    for (&word, block) in words.iter().zip(values.chunks_mut(WORD_BITS)) {
+        let (here, after) = free.split_at_mut(word.count_ones() as usize);
+        free = after;
+        let mut rest = word;
+        for place in here {
+            *place = std::mem::take(&mut block[rest.trailing_zeros() as usize]);
+            rest &= rest - 1;
+        }
     }
 }
 
@@ -281,6 +292,9 @@ mod tests {
             mask.add(&gathered, &mut back);
             let mut rest = values.clone();
             mask.clear(&mut rest);
+            let (mut left, mut taken) = (values.clone(), Vec::new());
+            mask.take(&mut left, &mut taken);
+            prop_assert_eq!((&taken, &left), (&gathered, &rest));
             for at in 0..values.len() {
                 prop_assert_eq!(back[at], if mask.has(at) { 2.0 * values[at] } else { 0.0 });
                 prop_assert_eq!(rest[at], if mask.has(at) { 0.0 } else { values[at] });

@@ -1,6 +1,7 @@
 //! One bit a value (1-bit SGD): its sign. Each sign stands for the mean of the stretch's values with that sign.
 
 use super::feedback::Nothing;
+use super::mask::bits_of;
 use super::payload::read_float;
 use super::{Bound, Context, Quantiser, Stage};
 use crate::registry::Entry;
@@ -92,23 +93,14 @@ fn means(values: &[f32]) -> [f32; 2] {
 /// A set bit is a negative value.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn write_signs(values: &[f32], out: &mut [u8]) {
-    let (blocks, rest) = values.as_chunks::<32>();
-    let (words, tail) = out.as_chunks_mut::<4>();
-    for (bytes, block) in words.iter_mut().zip(blocks) {
-        let mut bits = 0u32;
-        for lane in 0..32 {
-            bits |= u32::from(block[lane] < 0.0) << lane;
+    for (bytes, block) in out.chunks_mut(8).zip(values.chunks(64)) {
+        let mut flags = [0u8; 64];
+        for (flag, value) in flags.iter_mut().zip(block) {
+            *flag = u8::from(*value < 0.0);
         }
-        *bytes = bits.to_le_bytes();
+        let count = bytes.len();
+        bytes.copy_from_slice(&bits_of(&flags).to_le_bytes()[..count]);
     }
-    // What is left of the values may fill four bytes, of which the last is not full.
-    let mut bits = 0u32;
-    for (lane, value) in rest.iter().enumerate() {
-        bits |= u32::from(*value < 0.0) << lane;
-    }
-    let left = words.get_mut(blocks.len()).map_or(&mut *tail, |word| word.as_mut_slice());
-    let count = left.len();
-    left.copy_from_slice(&bits.to_le_bytes()[..count]);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -1,7 +1,7 @@
 //! The largest entries: exactly so many, or about so many by the threshold of a sample.
 
 use super::{Bound, Context, Mask, Sparsifier, Stage, require_ratio, share};
-use crate::prng::Prng;
+use crate::prng::uniform_at;
 use crate::registry::{Entry, Param};
 use serde::Deserialize;
 
@@ -74,6 +74,8 @@ impl Sparsifier for TopK {
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// Values that a threshold is guessed from.
 const SAMPLE: usize = 512;
+/// As many are kept in order while a sample is drawn; more are sorted out afterwards.
+const FEW: usize = 32;
 /// Below this many values all of them are looked at.
 const SMALL: usize = 4 * SAMPLE;
 
@@ -119,22 +121,37 @@ pub(super) fn select_about(values: &[f32], count: usize, seed: u64, mask: &mut M
 
 /// The magnitude that about `count` of the values are above, guessed from some of them.
 fn sampled_threshold(values: &[f32], count: usize, seed: u64) -> f32 {
-    // One value of each of as many stretches: no period in the values can mislead it.
-    let mut prng = Prng::new(seed);
-    let stride = values.len() / SAMPLE;
-    let mut sample = [0u32; SAMPLE];
-    for (at, magnitude) in sample.iter_mut().enumerate() {
-        *magnitude = values[at * stride + prng.below(stride as u64) as usize].to_bits() & MAGNITUDE;
-    }
+    // One value of each of as many stretches, so that no period in the values misleads.
+    let (stride, seed) = (values.len() / SAMPLE, seed as u32 ^ (seed >> 32) as u32);
+    let magnitude = |at: usize| {
+        let within = (uniform_at(seed, at as u32) * stride as f32) as usize;
+        values[at * stride + within.min(stride - 1)].to_bits() & MAGNITUDE
+    };
     let rank = (count as f64 / values.len() as f64 * SAMPLE as f64).round() as usize;
-    let (_, &mut threshold, _) =
-        sample.select_nth_unstable_by(rank.clamp(1, SAMPLE) - 1, |a, b| b.cmp(a));
-    f32::from_bits(threshold)
+    let rank = rank.clamp(1, SAMPLE);
+    if rank > FEW {
+        let mut sample: Vec<u32> = (0..SAMPLE).map(magnitude).collect();
+        let (_, &mut threshold, _) = sample.select_nth_unstable_by(rank - 1, |a, b| b.cmp(a));
+        return f32::from_bits(threshold);
+    }
+    // Where few are wanted, hardly any value of the sample gets in between them.
+    let mut largest = [0u32; FEW];
+    let largest = &mut largest[..rank];
+    for at in 0..SAMPLE {
+        let new = magnitude(at);
+        if new > largest[rank - 1] {
+            let place = largest.partition_point(|known| *known >= new);
+            largest.copy_within(place..rank - 1, place + 1);
+            largest[place] = new;
+        }
+    }
+    f32::from_bits(largest[rank - 1])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prng::Prng;
     use proptest::prelude::*;
 
     /// By sorting everything.
