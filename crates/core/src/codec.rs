@@ -54,6 +54,7 @@ pub use matrix::LowRank;
 pub use payload::HEADER_BYTES;
 
 use crate::kernels;
+use crate::prng::Prng;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
 use std::fmt::Debug;
@@ -248,6 +249,17 @@ pub fn axis() -> Axis<Stage> {
             lossless::ENTRY,
         ],
     )
+}
+
+/// The seed of a stretch's random choices: it follows from the job's, and from who sends what and when.
+pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) -> u64 {
+    let who = u64::from(sender) << 32 | u64::from(table);
+    Prng::fork(Prng::fork(job, who).next_u64() ^ step, u64::from(chunk)).next_u64()
+}
+
+/// Whether a payload says that nothing of its stretch travels.
+pub fn is_nothing(payload: &[u8]) -> bool {
+    payload::Header::decode(payload).is_ok_and(|(header, _)| header.count == 0)
 }
 
 /// The part of entries that travels: `0 < ratio <= 1`.

@@ -91,6 +91,30 @@ impl Codec {
         Ok(codec)
     }
 
+    /// Reads a chain that parameters travel by, from servers to workers.
+    pub fn for_answers(axis: &Axis<Stage>, text: &str) -> Result<Codec, SpecError> {
+        let codec = Codec::parse(axis, text)?;
+        let refuse = |why: &str| {
+            Err(SpecError::Parameter { component: codec.text.clone(), why: format!("not for answers: {why}") })
+        };
+        if codec.momentum().is_some() || codec.low_rank.is_some() {
+            return refuse("it remembers what gradients were like, and parameters are none");
+        }
+        if codec.changes_values() {
+            return refuse("it would clip parameters");
+        }
+        if codec.is_random() || codec.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.is_unbiased()) {
+            return refuse("what it leaves out is sent with the next answer, and its random errors would add up");
+        }
+        Ok(codec)
+    }
+
+    /// The same chain for rows of a table: what is zero, and so not among them, stays so.
+    pub fn of_rows(mut self) -> Codec {
+        self.container.get_or_insert_default();
+        self
+    }
+
     fn add(&mut self, stage: Stage) {
         match stage {
             Stage::Filter(filter) => self.filters.push(filter),

@@ -41,6 +41,12 @@ impl Mask {
         self.words[at / WORD_BITS] |= 1 << (at % WORD_BITS);
     }
 
+    /// Takes a bit back.
+    pub fn unset(&mut self, at: usize) {
+        assert!(at < self.len);
+        self.words[at / WORD_BITS] &= !(1 << (at % WORD_BITS));
+    }
+
     /// Whether a bit is set.
     pub fn has(&self, at: usize) -> bool {
         self.words[at / WORD_BITS] >> (at % WORD_BITS) & 1 == 1

@@ -98,15 +98,16 @@ pub(super) fn select_largest(values: &[f32], count: usize, mask: &mut Mask) {
     }
     let mut magnitudes: Vec<u32> = candidates.iter().map(|value| value.to_bits() & MAGNITUDE).collect();
     let (_, &mut smallest, _) = magnitudes.select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
-    mask.select_above(values, f32::from_bits(smallest));
-    let mut missing = count - mask.count();
-    for (at, value) in values.iter().enumerate() {
-        if missing == 0 {
+    // Candidates are above zero, so there is a magnitude below.
+    mask.select_above(values, f32::from_bits(smallest - 1));
+    let mut excess = mask.count() - count;
+    for at in (0..values.len()).rev() {
+        if excess == 0 {
             break;
         }
-        if value.to_bits() & MAGNITUDE == smallest {
-            mask.set(at);
-            missing -= 1;
+        if values[at].to_bits() & MAGNITUDE == smallest {
+            mask.unset(at);
+            excess -= 1;
         }
     }
 }
