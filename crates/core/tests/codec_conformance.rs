@@ -181,7 +181,8 @@ fn chains_that_make_no_sense_are_refused_with_the_reason() {
         ("", "a component name is expected"),
         ("f16+", "a component name is expected"),
     ] {
-        let error = Codec::parse(&axis(), text).err().unwrap_or_else(|| panic!("{text} is taken")).to_string();
+        let error =
+            Codec::parse(&axis(), text).err().unwrap_or_else(|| panic!("{text} is taken")).to_string();
         assert!(error.contains(reason), "{text}: {error}");
     }
 }

@@ -45,7 +45,8 @@ impl Observer<Actor> for Lemma {
         let (before, count) = self.versions.get(&clock).cloned().expect("synchronous workers are in step");
         assert_eq!(count, self.workers, "a round is complete before the next begins");
         if clock > 0 {
-            let distance = before.iter().zip(held).map(|(a, b)| (a - f64::from(*b)).powi(2)).sum::<f64>().sqrt();
+            let distance =
+                before.iter().zip(held).map(|(a, b)| (a - f64::from(*b)).powi(2)).sum::<f64>().sqrt();
             // delta_t = delta / sqrt(t) of the round that made these parameters; t counts from 1.
             let delta = self.delta / (clock as f64).sqrt();
             let bound = f64::from(self.workers + 1) * delta * (held.len() as f64).sqrt();

@@ -175,7 +175,12 @@ impl Table {
     }
 
     /// Decodes a frame that a codec made into `decoded`. The header of the frame that it stands for.
-    pub(super) fn decode(&mut self, worker: WorkerId, header: &Header, payload: &[u8]) -> Result<Header, Fault> {
+    pub(super) fn decode(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<Header, Fault> {
         let chunk = self.chunks.get(header.part as usize).filter(|chunk| chunk.number == header.chunk);
         let (Some(chunk), Some(decoder)) = (chunk.copied(), self.decoder.as_mut()) else {
             let what = format!("{worker} pushed chunk {} by a codec that does not belong here", header.chunk);

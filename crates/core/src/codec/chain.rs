@@ -72,8 +72,7 @@ impl Codec {
     /// Reads a chain such as `topk:0.01+f16+lz4`. A chain that makes no sense is refused with the reason.
     pub fn parse(axis: &Axis<Stage>, text: &str) -> Result<Codec, SpecError> {
         let syntax = |why: &str| SpecError::Syntax { text: text.to_owned(), why: why.to_owned() };
-        let parts =
-            split_outside_parentheses(text, '+').ok_or_else(|| syntax("parentheses do not match"))?;
+        let parts = split_outside_parentheses(text, '+').ok_or_else(|| syntax("parentheses do not match"))?;
         let (mut codec, mut specs) = (Codec::default(), Vec::<(Spec, Kind)>::new());
         for part in parts {
             let spec = Spec::parse(part)?;
@@ -95,7 +94,10 @@ impl Codec {
     pub fn for_answers(axis: &Axis<Stage>, text: &str) -> Result<Codec, SpecError> {
         let codec = Codec::parse(axis, text)?;
         let refuse = |why: &str| {
-            Err(SpecError::Parameter { component: codec.text.clone(), why: format!("not for answers: {why}") })
+            Err(SpecError::Parameter {
+                component: codec.text.clone(),
+                why: format!("not for answers: {why}"),
+            })
         };
         if codec.momentum().is_some() || codec.low_rank.is_some() {
             return refuse("it remembers what gradients were like, and parameters are none");
@@ -104,7 +106,9 @@ impl Codec {
             return refuse("it would clip parameters");
         }
         if codec.is_random() || codec.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.is_unbiased()) {
-            return refuse("what it leaves out is sent with the next answer, and its random errors would add up");
+            return refuse(
+                "what it leaves out is sent with the next answer, and its random errors would add up",
+            );
         }
         Ok(codec)
     }
@@ -136,7 +140,9 @@ impl Codec {
         let lossy = [Kind::Sparsifier, Kind::LowRank, Kind::Quantiser].into_iter().find_map(name_of);
         if self.filters.iter().any(|filter| filter.wants_lossless()) {
             if let Some(name) = lossy {
-                return refuse(format!("`{name}` loses something, and `lossless` promises that nothing is lost"));
+                return refuse(format!(
+                    "`{name}` loses something, and `lossless` promises that nothing is lost"
+                ));
             }
             if self.changes_values() {
                 return refuse("`clip` changes values, and `lossless` promises that nothing is lost".into());
@@ -145,7 +151,9 @@ impl Codec {
         if let (Some(low_rank), Some(other)) =
             (name_of(Kind::LowRank), name_of(Kind::Sparsifier).or(name_of(Kind::Container)))
         {
-            return refuse(format!("`{low_rank}` sends matrices, which have no places to choose: leave out `{other}`"));
+            return refuse(format!(
+                "`{low_rank}` sends matrices, which have no places to choose: leave out `{other}`"
+            ));
         }
         let feedback = self.filters.iter().any(|filter| filter.wants_residual());
         if feedback && lossy.is_none() {
@@ -188,7 +196,10 @@ impl Codec {
 
     /// Whether what is received is what was sent, bit for bit.
     pub fn is_lossless(&self) -> bool {
-        self.sparsifier.is_none() && self.low_rank.is_none() && self.quantiser.is_none() && !self.changes_values()
+        self.sparsifier.is_none()
+            && self.low_rank.is_none()
+            && self.quantiser.is_none()
+            && !self.changes_values()
     }
 
     /// Whether what it fails to send is kept and sent later.

@@ -11,7 +11,11 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     about: "Clips values, or scales a stretch (a chunk of a table) whose norm is too large.",
     params: &[
         Param { name: "value", default: Some("none"), about: "Largest magnitude of a value." },
-        Param { name: "sigma", default: Some("none"), about: "The same in standard deviations of the stretch." },
+        Param {
+            name: "sigma",
+            default: Some("none"),
+            about: "The same in standard deviations of the stretch.",
+        },
         Param { name: "norm", default: Some("none"), about: "Largest L2 norm of a stretch." },
     ],
     example: "clip:norm=1+topk:0.01",
@@ -20,7 +24,9 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
         let mut limit = |name: &str| -> Result<Option<f32>, crate::spec::SpecError> {
             let text = spec.take(name).filter(|text| text != "none");
             let Some(text) = text else { return Ok(None) };
-            let value = text.parse().map_err(|_| spec.parameter_error(format!("`{name}={text}`: expected a number")))?;
+            let value = text
+                .parse()
+                .map_err(|_| spec.parameter_error(format!("`{name}={text}`: expected a number")))?;
             require_positive(&spec, name, value)?;
             Ok(Some(value))
         };

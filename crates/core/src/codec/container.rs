@@ -36,7 +36,13 @@ macro_rules! entry {
 }
 
 entry!(DENSE_ENTRY, Dense, "dense", "Container: every value, zeros included.", "threshold:0.001+dense+lz4");
-entry!(INDEX_ENTRY, Index, "index", "Container: places in the chunk (16 bits) and values.", "topk:0.01+index");
+entry!(
+    INDEX_ENTRY,
+    Index,
+    "index",
+    "Container: places in the chunk (16 bits) and values.",
+    "topk:0.01+index"
+);
 entry!(BITMAP_ENTRY, Bitmap, "bitmap", "Container: a bit for each entry, and values.", "bitmap");
 entry!(
     HYBRID_ENTRY,
@@ -45,7 +51,13 @@ entry!(
     "Container: places and values above 80% zeros, every value below (Parameter Flow).",
     "dvf:delta=1e-3+hybrid+snappy"
 );
-entry!(AUTO_ENTRY, Auto, "auto", "Container: for each chunk the shortest of the others.", "threshold:0.001+auto");
+entry!(
+    AUTO_ENTRY,
+    Auto,
+    "auto",
+    "Container: for each chunk the shortest of the others.",
+    "threshold:0.001+auto"
+);
 
 fn build(spec: &Spec, container: Container) -> Result<Box<Stage>, SpecError> {
     spec.config::<Nothing>().map(|_| Box::new(Stage::Container(container)))
@@ -72,7 +84,10 @@ impl Container {
                     (Container::place_bytes(Layout::Bitmap, entries, count) + packed, Layout::Bitmap),
                     (bytes(entries), Layout::Dense),
                 ];
-                candidates.into_iter().min_by_key(|(size, _)| *size).map_or(Layout::Dense, |(_, layout)| layout)
+                candidates
+                    .into_iter()
+                    .min_by_key(|(size, _)| *size)
+                    .map_or(Layout::Dense, |(_, layout)| layout)
             }
         }
     }

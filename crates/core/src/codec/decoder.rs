@@ -112,7 +112,8 @@ impl Decoder {
         if whole {
             return Ok(Found::Whole);
         }
-        let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| header.layout == Layout::LowRank) else {
+        let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| header.layout == Layout::LowRank)
+        else {
             container::read_places(header.layout, places, entries, count, &mut self.mask)
                 .map_err(CodecError::Payload)?;
             return Ok(Found::Masked);

@@ -59,7 +59,9 @@ pub enum DeltaError {
         ours: String,
     },
     /// It follows another version.
-    #[error("the delta follows version {parent:?}, here is {held:?}; apply those between, or fetch the whole version")]
+    #[error(
+        "the delta follows version {parent:?}, here is {held:?}; apply those between, or fetch the whole version"
+    )]
     Parent {
         /// The version that it follows.
         parent: Digest,
@@ -67,7 +69,9 @@ pub enum DeltaError {
         held: Digest,
     },
     /// It does not lead where it says.
-    #[error("the delta leads to version {found:?} and not, as it says, to {child:?}; fetch the whole version")]
+    #[error(
+        "the delta leads to version {found:?} and not, as it says, to {child:?}; fetch the whole version"
+    )]
     Child {
         /// The version that it names.
         child: Digest,
@@ -131,7 +135,9 @@ impl Weights {
         out.extend_from_slice(&self.digest().0.to_le_bytes());
         out.extend_from_slice(&child.digest().0.to_le_bytes());
         let (width, mut changed) = (self.dtype.bytes(), Mask::default());
-        for (old, new) in self.bytes.chunks(BLOCK_ELEMENTS * width).zip(child.bytes.chunks(BLOCK_ELEMENTS * width)) {
+        for (old, new) in
+            self.bytes.chunks(BLOCK_ELEMENTS * width).zip(child.bytes.chunks(BLOCK_ELEMENTS * width))
+        {
             let entries = new.len() / width;
             changed.reset(entries);
             let pairs = old.chunks_exact(width).zip(new.chunks_exact(width)).enumerate();
@@ -170,7 +176,8 @@ impl Weights {
         for block in next.bytes.chunks_mut(BLOCK_ELEMENTS * width) {
             let entries = block.len() / width;
             let mut take = |bytes: usize| {
-                let (head, rest) = body.split_at_checked(bytes).ok_or_else(|| format("less than it announces"))?;
+                let (head, rest) =
+                    body.split_at_checked(bytes).ok_or_else(|| format("less than it announces"))?;
                 body = rest;
                 Ok(head)
             };
@@ -180,7 +187,8 @@ impl Weights {
             }
             let layout = layout(entries, count);
             let places = take(Container::place_bytes(layout, entries, count))?;
-            container::read_places(layout, places, entries, count, &mut changed).map_err(DeltaError::Format)?;
+            container::read_places(layout, places, entries, count, &mut changed)
+                .map_err(DeltaError::Format)?;
             let mut values = take(count * width)?.chunks_exact(width);
             changed.for_each(|at| {
                 if let Some(value) = values.next() {
@@ -218,7 +226,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn version(prng: &mut Prng, before: &[f32], changes: f64, size: f64) -> Vec<f32> {
-        let change = |&value: &f32| if prng.chance(changes) { value + (prng.normal() * size) as f32 } else { value };
+        let change =
+            |&value: &f32| if prng.chance(changes) { value + (prng.normal() * size) as f32 } else { value };
         before.iter().map(change).collect()
     }
 

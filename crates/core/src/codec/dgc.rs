@@ -11,7 +11,11 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     params: &[
         Param { name: "ratio", default: Some("0.001"), about: "The part of a chunk's entries that travels." },
         Param { name: "momentum", default: Some("0.9"), about: "How much of a velocity is kept, below 1." },
-        Param { name: "warmup", default: Some("0"), about: "Steps over which the ratio sinks from a quarter." },
+        Param {
+            name: "warmup",
+            default: Some("0"),
+            about: "Steps over which the ratio sinks from a quarter.",
+        },
     ],
     example: "dgc:ratio=0.01,warmup=100",
     build: |spec| {

@@ -355,7 +355,14 @@ impl Work {
     }
 
     /// What was not sent is the residual. Velocities of what was sent begin anew (factor masking, DGC section 3.2).
-    fn remember(&mut self, codec: &Codec, sent: Sent, input: &[f32], residual: &mut [f32], memory: &mut [f32]) {
+    fn remember(
+        &mut self,
+        codec: &Codec,
+        sent: Sent,
+        input: &[f32],
+        residual: &mut [f32],
+        memory: &mut [f32],
+    ) {
         if !residual.is_empty() {
             match sent {
                 Sent::All => kernels::fill(residual, 0.0),

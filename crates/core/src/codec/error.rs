@@ -11,7 +11,9 @@ pub enum CodecError {
     #[error("what was not sent before and the new values add up to more than an f32 holds; clip the values")]
     Overflow,
     /// The sender follows another plan, or another release.
-    #[error("the payload was made by another codec than `{expected}`; give both ends the same codec and release")]
+    #[error(
+        "the payload was made by another codec than `{expected}`; give both ends the same codec and release"
+    )]
     OtherCodec {
         /// What the receiver has.
         expected: String,

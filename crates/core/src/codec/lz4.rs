@@ -1,7 +1,7 @@
 //! LZ4 blocks: the fastest of the byte compressors.
 
-use super::bytes::{Bytes, Packer, broken, wrong_length};
 use super::Stage;
+use super::bytes::{Bytes, Packer, broken, wrong_length};
 use super::feedback::Nothing;
 use crate::registry::Entry;
 

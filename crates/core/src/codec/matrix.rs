@@ -57,7 +57,9 @@ impl Shape {
 
     pub(super) fn encode(self) -> [u8; SHAPE_BYTES] {
         let mut bytes = [0; SHAPE_BYTES];
-        for (place, field) in bytes.as_chunks_mut::<4>().0.iter_mut().zip([self.rank, self.columns, self.offset]) {
+        for (place, field) in
+            bytes.as_chunks_mut::<4>().0.iter_mut().zip([self.rank, self.columns, self.offset])
+        {
             *place = field.to_le_bytes();
         }
         bytes
@@ -146,7 +148,8 @@ mod tests {
             for (at, found) in product.iter().enumerate() {
                 let cell = at + offset as usize;
                 let (row, column) = (cell / columns as usize, cell % columns as usize);
-                let expected: f32 = (0..2).map(|k| left[row * 2 + k] * right[k * columns as usize + column]).sum();
+                let expected: f32 =
+                    (0..2).map(|k| left[row * 2 + k] * right[k * columns as usize + column]).sum();
                 assert!((found - expected).abs() < 1e-6);
             }
         }

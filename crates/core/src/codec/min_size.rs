@@ -9,7 +9,9 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     about: "Applies the rest to tables of at least so many elements; smaller ones travel as they are.",
     params: &[Param { name: "elements", default: None, about: "Elements of the smallest table." }],
     example: "min-size:4096+onebit",
-    build: |spec| Ok(Box::new(Stage::Filter(Box::new(spec.with_positional("elements")?.config::<MinSize>()?)))),
+    build: |spec| {
+        Ok(Box::new(Stage::Filter(Box::new(spec.with_positional("elements")?.config::<MinSize>()?))))
+    },
 };
 
 #[derive(Debug, Deserialize)]

@@ -107,8 +107,8 @@ fn write_signs(values: &[f32], out: &mut [u8]) {
 fn read_signs(signs: &[u8], positive: f32, negative: f32, values: &mut [f32]) {
     let (blocks, rest) = values.as_chunks_mut::<8>();
     for (block, &byte) in blocks.iter_mut().zip(signs) {
-        for lane in 0..8 {
-            block[lane] = if byte >> lane & 1 == 1 { negative } else { positive };
+        for (lane, value) in block.iter_mut().enumerate() {
+            *value = if byte >> lane & 1 == 1 { negative } else { positive };
         }
     }
     for (lane, value) in rest.iter_mut().enumerate() {

@@ -15,7 +15,9 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     build: |spec| {
         let spec = spec.with_positional("rank")?;
         let config: PowerSgd = spec.config()?;
-        spec.require((1..=256).contains(&config.rank), || format!("rank = {}: expected 1 to 256", config.rank))?;
+        spec.require((1..=256).contains(&config.rank), || {
+            format!("rank = {}: expected 1 to 256", config.rank)
+        })?;
         Ok(Box::new(Stage::LowRank(Box::new(config))))
     },
 };
@@ -88,7 +90,9 @@ fn orthonormalise(matrix: &mut [f32], rank: usize) {
         let norm = kernels::squared_norm(column).sqrt();
         let is_new = norm > 1e-6 * before && norm.is_normal();
         // Divided, not multiplied by an inverse, which may overflow.
-        column.iter_mut().for_each(|value| *value = if is_new { (f64::from(*value) / norm) as f32 } else { 0.0 });
+        column
+            .iter_mut()
+            .for_each(|value| *value = if is_new { (f64::from(*value) / norm) as f32 } else { 0.0 });
     }
     for (k, column) in columns.iter().enumerate() {
         for (row, value) in column.iter().enumerate() {

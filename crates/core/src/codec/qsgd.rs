@@ -13,7 +13,11 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     params: &[
         Param { name: "levels", default: Some("4"), about: "Levels beside zero, 1 to 127." },
         Param { name: "bucket", default: Some("512"), about: "Values that share a norm, 8 to 65536." },
-        Param { name: "norm", default: Some("max"), about: "`l2` as in the paper, or `max`, with less variance." },
+        Param {
+            name: "norm",
+            default: Some("max"),
+            about: "`l2` as in the paper, or `max`, with less variance.",
+        },
     ],
     example: "qsgd:levels=4",
     build: |spec| {

@@ -9,7 +9,11 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     about: "Entries travel that exceed a part of their parameter's magnitude; the rest is kept (Gaia).",
     params: &[
         Param { name: "part", default: None, about: "The part of the parameter's magnitude." },
-        Param { name: "decay", default: Some("true"), about: "Whether it sinks with the square root of steps." },
+        Param {
+            name: "decay",
+            default: Some("true"),
+            about: "Whether it sinks with the square root of steps.",
+        },
     ],
     example: "significance:0.01",
     build: |spec| {

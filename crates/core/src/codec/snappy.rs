@@ -1,7 +1,7 @@
 //! Snappy: fast, the compressor of the Parameter Flow paper.
 
-use super::bytes::{Bytes, Packer, broken, wrong_length};
 use super::Stage;
+use super::bytes::{Bytes, Packer, broken, wrong_length};
 use super::feedback::Nothing;
 use crate::registry::Entry;
 

@@ -15,7 +15,11 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
             default: Some("exact"),
             about: "`exact`, or `sampled`: about so many, by the threshold of a sample; faster.",
         },
-        Param { name: "residual", default: Some("true"), about: "Keep the rest; without it the rest is lost." },
+        Param {
+            name: "residual",
+            default: Some("true"),
+            about: "Keep the rest; without it the rest is lost.",
+        },
     ],
     example: "topk:0.01",
     build: |spec| {

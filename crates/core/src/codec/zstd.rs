@@ -1,7 +1,7 @@
 //! Zstandard: slower, and smaller, because it also codes by frequency.
 
-use super::bytes::{Bytes, Packer, broken, wrong_length};
 use super::Stage;
+use super::bytes::{Bytes, Packer, broken, wrong_length};
 use crate::registry::{Entry, Param};
 use serde::Deserialize;
 use std::fmt;
@@ -71,8 +71,7 @@ impl Packer for Work {
             Some(decompressor) => decompressor,
             empty => empty.insert(Decompressor::new().map_err(|why| broken("zstd", &why))?),
         };
-        let found =
-            decompressor.decompress_to_buffer(packed, raw).map_err(|why| broken("zstd", &why))?;
+        let found = decompressor.decompress_to_buffer(packed, raw).map_err(|why| broken("zstd", &why))?;
         if found == raw.len() { Ok(()) } else { Err(wrong_length("zstd", found, raw.len())) }
     }
 }

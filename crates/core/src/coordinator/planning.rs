@@ -232,9 +232,12 @@ impl Coordinator {
         if policy.overlap != self.gate.is_none() {
             return Err("`overlap` is fixed when the job starts".into());
         }
-        for (number, table) in plan.tables.iter().enumerate().filter(|(_, table)| glob_matches(glob, &table.name)) {
+        for (number, table) in
+            plan.tables.iter().enumerate().filter(|(_, table)| glob_matches(glob, &table.name))
+        {
             let codec = plan.policy_of(TableId(number as u32), server.unwrap_or(ServerId(0))).answer_codec;
-            let codec = Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
+            let codec =
+                Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
             check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
         }
         let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();

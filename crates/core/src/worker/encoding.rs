@@ -26,12 +26,15 @@ pub(super) struct TableCodecs {
     chunk: Vec<f32>,
 }
 
+/// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
+pub(super) type Payloads = Vec<(u32, Range<usize>)>;
+
 /// A gradient as it travels.
 #[derive(Debug)]
 pub(super) struct Encoded {
     pub(super) buffer: Arc<Buffer>,
-    /// The payload of each chunk that has one, ascending: its bytes in the buffer.
-    pub(super) payloads: Arc<Vec<(u32, Range<usize>)>>,
+    /// Where in the buffer they are.
+    pub(super) payloads: Arc<Payloads>,
 }
 
 impl TableCodecs {
@@ -95,7 +98,7 @@ impl LocalTable {
         codecs: &mut TableCodecs,
         clock: Clock,
         gradient: Gradient<'_>,
-    ) -> Result<Vec<(u32, Range<usize>)>, CodecError> {
+    ) -> Result<Payloads, CodecError> {
         let TableCodecs { push, identity: (seed, worker, table), payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
         let (width, elements) = (self.row_width(), self.spec.elements());
@@ -122,7 +125,9 @@ impl LocalTable {
                     }
                     scratch.clear();
                     scratch.resize(len as usize, 0.0);
-                    for (row, values) in rows[begin..end].iter().zip(values[begin * width..].chunks_exact(width)) {
+                    for (row, values) in
+                        rows[begin..end].iter().zip(values[begin * width..].chunks_exact(width))
+                    {
                         let at = (row - first) as usize * width;
                         scratch[at..at + width].copy_from_slice(values);
                     }
@@ -167,7 +172,8 @@ impl LocalTable {
 
     /// The values of so many rows from a payload. `None` when it does not fit.
     pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
-        let elements = rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_CHUNK_ELEMENTS)?;
+        let elements =
+            rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_CHUNK_ELEMENTS)?;
         let mut values = vec![0.0; elements];
         self.codecs.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)

@@ -238,7 +238,10 @@ impl LocalTable {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let landing = self.landing.as_ref().map_or(0, Buffer::memory_bytes);
-        landing + self.codecs.memory_bytes() + self.values.memory_bytes() + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
+        landing
+            + self.codecs.memory_bytes()
+            + self.values.memory_bytes()
+            + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
     }
 
     fn check_rows(&self, rows: &[u32]) -> Result<(), WorkerError> {

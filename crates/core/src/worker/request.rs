@@ -1,5 +1,6 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
+use super::encoding::Payloads;
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
 use crate::role::{Body, Frame, Landing};
@@ -33,7 +34,7 @@ pub(super) enum What {
         buffer: Option<Arc<Buffer>>,
         rows: Option<Arc<Vec<u32>>>,
         /// Where in the buffer the payloads of chunks are, when a codec made them.
-        encoded: Option<Arc<Vec<(u32, Range<usize>)>>>,
+        encoded: Option<Arc<Payloads>>,
         want_params: bool,
     },
     /// Parameters. `rows` has row numbers with their place in the result.
@@ -354,7 +355,10 @@ fn encoded_frames(
             header.flags = header.flags.with(Flags::LAST);
         }
         header.payload_bytes = range.len() as u32;
-        send(Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start: range.start, len: range.len() } });
+        send(Frame {
+            header,
+            body: Body::Shared { buffer: Arc::clone(buffer), start: range.start, len: range.len() },
+        });
     }
     if count == 0 {
         header.flags = flags.with(Flags::LAST);

@@ -122,7 +122,8 @@ impl Worker {
             let local = &mut self.tables[index];
             local.pushed = Some(clock);
             let encoded = encoded.next().flatten();
-            let buffer = encoded.as_ref().map_or_else(|| gradient.0.clone(), |encoded| encoded.buffer.clone());
+            let buffer =
+                encoded.as_ref().map_or_else(|| gradient.0.clone(), |encoded| encoded.buffer.clone());
             local.values = values.0;
             let shards = local.shard_count();
             requests += shards;
@@ -130,7 +131,8 @@ impl Worker {
             for shard in 0..shards {
                 let shard = self.tables[index].shard(shard);
                 let encoded = encoded.as_ref().map(|encoded| encoded.payloads.clone());
-                let what = What::Push { buffer: Some(buffer.clone()), rows: None, encoded, want_params: true };
+                let what =
+                    What::Push { buffer: Some(buffer.clone()), rows: None, encoded, want_params: true };
                 self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
             }
             self.tables[index].returned = Some(gradient.0);

@@ -90,7 +90,11 @@ pub(super) fn run(args: &CodecArgs, registry: &Registry, output: &Output) -> Res
 }
 
 fn check(args: &CodecArgs) -> Result<()> {
-    ensure!((1..=MAX_ELEMENTS).contains(&args.elements), "--elements {}: expected 1 to {MAX_ELEMENTS}", args.elements);
+    ensure!(
+        (1..=MAX_ELEMENTS).contains(&args.elements),
+        "--elements {}: expected 1 to {MAX_ELEMENTS}",
+        args.elements
+    );
     ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity {}: expected 0 to 1", args.sparsity);
     ensure!((1..=1000).contains(&args.rounds), "--rounds {}: expected 1 to 1000", args.rounds);
     let longest = paramill_core::limits::MAX_CHUNK_ELEMENTS;

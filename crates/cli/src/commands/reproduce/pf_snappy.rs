@@ -23,8 +23,7 @@ const ELEMENTS: usize = 50_000_000;
 const CHUNK: usize = 1 << 16;
 const SPARSITIES: [f64; 7] = [0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95];
 /// The paper's rule and libraries, and what else there is here.
-const CODECS: [&str; 6] =
-    ["hybrid", "hybrid+snappy", "hybrid+lz4", "hybrid+zstd", "auto", "auto+zstd"];
+const CODECS: [&str; 6] = ["hybrid", "hybrid+snappy", "hybrid+lz4", "hybrid+zstd", "auto", "auto+zstd"];
 const PAPER_RATIO: f64 = 3.1;
 const PAPER_SECONDS: f64 = 0.62;
 

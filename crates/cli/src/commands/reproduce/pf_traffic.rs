@@ -103,7 +103,9 @@ fn run(seed: u64) -> Result<Report> {
 
 fn findings(result: &PfTraffic) -> Vec<Finding> {
     let best = |workload: &str, threshold: &str, bsp: bool| {
-        let matches = |run: &&Run| run.workload == workload && run.threshold == threshold && (run.staleness == 0) == bsp;
+        let matches = |run: &&Run| {
+            run.workload == workload && run.threshold == threshold && (run.staleness == 0) == bsp
+        };
         result.runs.iter().filter(matches).flat_map(|run| run.saved.iter().copied()).fold(0.0, f64::max)
     };
     let mut findings: Vec<Finding> = PAPER
@@ -114,7 +116,11 @@ fn findings(result: &PfTraffic) -> Vec<Finding> {
         .map(|(workload, threshold, paper, bsp)| {
             let ours = best(workload, threshold, bsp);
             Finding {
-                claim: format!("{workload}, {}, {threshold}: up to {:.0}%", if bsp { "BSP" } else { "SSP" }, 100.0 * paper),
+                claim: format!(
+                    "{workload}, {}, {threshold}: up to {:.0}%",
+                    if bsp { "BSP" } else { "SSP" },
+                    100.0 * paper
+                ),
                 holds: ours >= paper - 0.1,
                 ours: format!("up to {:.0}%", 100.0 * ours),
             }

@@ -1,6 +1,6 @@
 //! Pushes and answers of tables that have codecs.
 
-use super::{Taken, TablePart};
+use super::{TablePart, Taken};
 use crate::codec::{self, Codec, Context, Decoder, Encoder};
 use crate::kernels;
 use crate::registry::Registry;
@@ -58,7 +58,7 @@ impl PartCodecs {
         let push = if spec.rows { push.of_rows() } else { push };
         let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
         // Single rows are pulled now and then: there is nothing that they could be a difference to.
-        let is_used = !answer.is_none() && !(spec.rows && answer.is_for_differences());
+        let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
         Ok(PartCodecs {
             push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
             answers: is_used.then(|| Answers::new(Arc::new(answer), seed)),
@@ -202,7 +202,9 @@ impl TablePart {
         let PartCodecs { values, words, .. } = codecs;
         let rows = || values.chunks_exact(self.width).zip(0u32..);
         words.clear();
-        words.extend(rows().filter(|(row, _)| row.iter().any(|&value| value != 0.0)).map(|(_, number)| number));
+        words.extend(
+            rows().filter(|(row, _)| row.iter().any(|&value| value != 0.0)).map(|(_, number)| number),
+        );
         if words.is_empty() {
             // Random rounding may leave nothing; a push of nothing is one of a row of zeros.
             words.push(0);

@@ -136,7 +136,12 @@ impl TablePart {
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
-    pub(super) fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<Taken, Fault> {
+    pub(super) fn refuse_once(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        fault: Fault,
+    ) -> Result<Taken, Fault> {
         let told = match self.under_way(worker, header.clock) {
             Some(incoming) => std::mem::replace(&mut incoming.refused, true),
             None => true,

@@ -48,7 +48,9 @@ impl Link {
     /// Sends an update, which is added to `sum`; how many bytes it took.
     fn send(&mut self, clock: u64, update: &[f32], sum: &mut [f32]) -> Result<u64> {
         let mut bytes = 0;
-        for (number, (update, sum)) in update.chunks(CHUNK_ELEMENTS).zip(sum.chunks_mut(CHUNK_ELEMENTS)).enumerate() {
+        for (number, (update, sum)) in
+            update.chunks(CHUNK_ELEMENTS).zip(sum.chunks_mut(CHUNK_ELEMENTS)).enumerate()
+        {
             self.payload.clear();
             let context = Context { step: clock, ..Context::default() };
             self.encoder.encode(number * CHUNK_ELEMENTS, update, &context, &mut self.payload)?;
@@ -72,7 +74,8 @@ impl Flow {
     /// The magnitude that this part of the first update's entries is below, of those that are not zero.
     pub(super) fn quantile(&mut self, part: f64) -> f32 {
         let update = self.update(0, 0);
-        let mut magnitudes: Vec<f32> = update.iter().map(|value| value.abs()).filter(|value| *value > 0.0).collect();
+        let mut magnitudes: Vec<f32> =
+            update.iter().map(|value| value.abs()).filter(|value| *value > 0.0).collect();
         magnitudes.sort_by(f32::total_cmp);
         let place = (part * magnitudes.len() as f64) as usize;
         magnitudes.get(place.min(magnitudes.len().saturating_sub(1))).copied().unwrap_or(1e-4)
@@ -91,7 +94,8 @@ impl Flow {
         while version < clocks {
             // The next to finish its computation among those that may go on.
             let may_go = |worker: &usize| done[*worker] < clocks && done[*worker] <= version + staleness;
-            let Some(next) = (0..done.len()).filter(may_go).min_by(|a, b| ready[*a].total_cmp(&ready[*b])) else {
+            let Some(next) = (0..done.len()).filter(may_go).min_by(|a, b| ready[*a].total_cmp(&ready[*b]))
+            else {
                 break;
             };
             let update = self.update(next, done[next]);
@@ -121,9 +125,11 @@ impl Flow {
             let width = spec.row_elements() as usize;
             gathered.push(match touched {
                 Touched::All => table.to_vec(),
-                Touched::Rows(rows) => {
-                    rows.iter().flat_map(|&row| &table[row as usize * width..(row as usize + 1) * width]).copied().collect()
-                }
+                Touched::Rows(rows) => rows
+                    .iter()
+                    .flat_map(|&row| &table[row as usize * width..(row as usize + 1) * width])
+                    .copied()
+                    .collect(),
             });
             starts.push(start);
             start += size;
@@ -135,7 +141,9 @@ impl Flow {
         let scale = -LEARNING_RATE / ((step + 1) as f32).sqrt() / WORKERS as f32;
         for (((touched, spec), start), gradient) in touched.iter().zip(&specs).zip(starts).zip(&gradients) {
             match touched {
-                Touched::All => kernels::add_scaled(&mut update[start..start + gradient.len()], gradient, scale),
+                Touched::All => {
+                    kernels::add_scaled(&mut update[start..start + gradient.len()], gradient, scale)
+                }
                 Touched::Rows(rows) => {
                     let width = spec.row_elements() as usize;
                     for (&row, gradient) in rows.iter().zip(gradient.chunks_exact(width)) {
