@@ -727,9 +727,10 @@ impl Role for Shard {
     }
 
     fn refresh(&self, header: &mut Header) {
-        // Rows were gathered when the answer was made; chunks are read from the store when they leave.
-        let fixed = header.flags.has(Flags::ROWS) || self.tables[header.table.0 as usize].fixes_answers();
-        if header.kind == Kind::Params && !fixed {
+        // Rows were gathered, and a codec did its work, when the answer was made; chunks are read from the store when they
+        // leave.
+        let is_chunk = header.kind == Kind::Params && !header.flags.has(Flags::ROWS);
+        if is_chunk && !self.tables[header.table.0 as usize].fixes_answers() {
             header.version = self.tables[header.table.0 as usize].version_of(header.part as usize);
         }
     }

@@ -184,3 +184,17 @@ impl LocalTable {
 pub(super) fn identity(seed: u64, worker: Option<WorkerId>, table: usize) -> (u64, u32, u32) {
     (seed, worker.map_or(0, |worker| worker.0), table as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Axis;
+
+    #[test]
+    fn a_worker_that_does_not_have_a_codec_names_it() {
+        let registry = Registry { codec: Axis::new("codec", &[], Vec::new()), ..Registry::builtin() };
+        let policy = TablePolicy { codec: "topk:0.1".into(), ..TablePolicy::default() };
+        let why = TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, (0, 0, 0)).unwrap_err();
+        assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");
+    }
+}
