@@ -430,6 +430,11 @@ impl Job {
         left
     }
 
+    /// Ends without a word, and all waits with it: the others will find that this worker has died.
+    pub fn abandon(&self) {
+        self.end();
+    }
+
     fn act(
         &self,
         ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,

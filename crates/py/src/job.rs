@@ -246,7 +246,7 @@ impl Job {
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process()?;
         let job = self.lock().take();
-        py.detach(|| drop(job));
+        py.detach(|| job.iter().for_each(|job| job.abandon()));
         Ok(())
     }
 }
