@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from . import errors
 from .errors import ParamillError
 from .job import Exchange, Handle, Job, Slab, Table, init
-from .server import Server
+from .server import Condition, Server
 
 if TYPE_CHECKING:
     from . import torch as torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Condition",
     "Exchange",
     "Handle",
     "Job",

@@ -1,6 +1,6 @@
 """The native part: private to the package, which says what it all means."""
 
-from typing import Mapping, Optional, Sequence, final
+from typing import Any, Callable, Mapping, Optional, Sequence, final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ _Rows = npt.NDArray[np.uint32]
 def identity() -> Optional[tuple[int, Optional[int], str]]: ...
 def environment_url() -> Optional[str]: ...
 def check_policy(axis: str, text: str) -> str: ...
+def register_condition(
+    name: str, callable: Callable[[dict[str, Any]], Any], deadline: float, fallback: str
+) -> None: ...
 @final
 class Job:
     def __new__(

@@ -18,6 +18,7 @@ import pytest
 DEADLINE_S = 120
 
 
+@pytest.fixture(scope="session")
 def command() -> str:
     """The `paramill` that came with the package, or the one on the path."""
     places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
@@ -35,12 +36,12 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
+def serve(command: str) -> Iterator[Callable[..., str]]:
     """Starts server processes; returns the job's URL."""
     started: list[subprocess.Popen[str]] = []
 
     def start(workers: int = 1, *arguments: str) -> str:
-        line = [command(), "--json", "serve", "--listen=127.0.0.1:0", f"--workers={workers}", "--servers=1", *arguments]
+        line = [command, "--json", "serve", "--listen=127.0.0.1:0", f"--workers={workers}", "--servers=1", *arguments]
         server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
         started.append(server)
         assert server.stdout
@@ -53,7 +54,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., list[Any]]:
+def launch(command: str, tmp_path: Path) -> Callable[..., list[Any]]:
     """Runs a program as several workers with `paramill launch`; returns what each one gave to `report`, by rank."""
 
     def run(program: str, workers: int = 2, servers: int = 1, *arguments: str) -> list[Any]:
@@ -68,7 +69,7 @@ def launch(tmp_path: Path) -> Callable[..., list[Any]]:
                     json.dump(value, file)
         """
         path.write_text(textwrap.dedent(prelude) + textwrap.dedent(program))
-        line = [command(), "launch", f"-n{workers}", f"-s{servers}", *arguments, "--", sys.executable, str(path)]
+        line = [command, "launch", f"-n{workers}", f"-s{servers}", *arguments, "--", sys.executable, str(path)]
         ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(workers)]

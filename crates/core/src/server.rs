@@ -12,8 +12,8 @@ mod rounds;
 use crate::address::Addresses;
 use crate::consistency::{PullOutcome, Released, SyncPolicy};
 use crate::limits;
-use crate::optimizer::OptimizerPolicy;
 use crate::link::Link;
+use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
@@ -500,7 +500,8 @@ impl Shard {
         for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
             let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
             if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-                let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+                let line =
+                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
                 self.outputs.push_back(Output::Log(line));
             }
         }

@@ -24,12 +24,7 @@ struct Launcher {
 
 /// In order: what was started inside of something else is meant.
 const LAUNCHERS: [Launcher; 5] = [
-    Launcher {
-        name: "paramill launch",
-        rank: env_vars::RANK,
-        workers: env_vars::WORKERS,
-        needs_both: false,
-    },
+    Launcher { name: "paramill launch", rank: env_vars::RANK, workers: env_vars::WORKERS, needs_both: false },
     Launcher { name: "torchrun", rank: "RANK", workers: "WORLD_SIZE", needs_both: true },
     Launcher {
         name: "Open MPI",

@@ -12,7 +12,11 @@ use pyo3::prelude::*;
 /// # Safety
 ///
 /// `len` elements from `start` on MUST be there, at the same place, as long as `owner` lives.
-pub(crate) unsafe fn view<'py>(start: *const f32, len: usize, owner: Bound<'py, PyAny>) -> Bound<'py, PyArray1<f32>> {
+pub(crate) unsafe fn view<'py>(
+    start: *const f32,
+    len: usize,
+    owner: Bound<'py, PyAny>,
+) -> Bound<'py, PyArray1<f32>> {
     // SAFETY: the caller's promise. The array holds on to its owner. Its contents may change under it, as those of any
     // numpy array may: no Rust reference to them outlives a call.
     unsafe {
@@ -23,10 +27,14 @@ pub(crate) unsafe fn view<'py>(start: *const f32, len: usize, owner: Bound<'py, 
 
 /// The elements of an array, one after the other.
 pub(crate) fn elements<'a>(array: &'a PyReadonlyArrayDyn<'_, f32>) -> PyResult<&'a [f32]> {
-    array.as_slice().map_err(|_| raise("ShapeError", "the array is not contiguous; use numpy.ascontiguousarray"))
+    array
+        .as_slice()
+        .map_err(|_| raise("ShapeError", "the array is not contiguous; use numpy.ascontiguousarray"))
 }
 
 /// The same, to be written.
 pub(crate) fn elements_mut<'a>(array: &'a mut PyReadwriteArrayDyn<'_, f32>) -> PyResult<&'a mut [f32]> {
-    array.as_slice_mut().map_err(|_| raise("ShapeError", "`out` is not contiguous: parameters cannot be put there"))
+    array
+        .as_slice_mut()
+        .map_err(|_| raise("ShapeError", "`out` is not contiguous: parameters cannot be put there"))
 }

@@ -1,8 +1,8 @@
 //! Errors as Python exceptions: the classes are in `paramill.errors`, the words are those of the command line.
 
+use paramill_core::wire::Cause;
 use paramill_node::admin::AdminError;
 use paramill_node::client::{ClientError, WorkerError};
-use paramill_core::wire::Cause;
 use pyo3::prelude::*;
 
 /// The class of `paramill.errors` with this name.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "arrays look into buffers; see `Job::values`")]
 
 use crate::arrays;
+use crate::condition;
 use crate::errors::{admin, client, raise};
 use crate::slab::{self, Exchange, Slab};
 use crate::waiting::{duration, timed, until_due};
@@ -63,6 +64,7 @@ impl Job {
         };
         let mut options = options.map_err(|error| raise("EnvironmentError", error))?;
         options.timeout = duration(timeout)?;
+        options.registry = Arc::new(condition::registry());
         options.rank = rank.map(WorkerId).or(options.rank);
         options.aggregator = aggregator.or(options.aggregator);
         if let Some(transport) = transport {
@@ -130,7 +132,13 @@ impl Job {
     }
 
     /// Sends a gradient; with `want` asks for the parameters that follow it.
-    fn push(&self, py: Python<'_>, table: u32, gradient: PyReadonlyArrayDyn<'_, f32>, want: bool) -> PyResult<Handle> {
+    fn push(
+        &self,
+        py: Python<'_>,
+        table: u32,
+        gradient: PyReadonlyArrayDyn<'_, f32>,
+        want: bool,
+    ) -> PyResult<Handle> {
         let (job, table) = (self.job()?, TableId(table));
         let gradient = arrays::elements(&gradient)?;
         let handle = py.detach(|| match want {
@@ -189,7 +197,9 @@ impl Job {
             })
         })
         .map_err(client)?
-        .map_err(|(expected, found)| raise("ShapeError", format!("expected `out` of {expected} elements, got {found}")))
+        .map_err(|(expected, found)| {
+            raise("ShapeError", format!("expected `out` of {expected} elements, got {found}"))
+        })
     }
 
     /// Lends a dense table's buffers.
@@ -258,7 +268,9 @@ impl Job {
 
     fn job(&self) -> PyResult<Arc<node::Job>> {
         self.check_process()?;
-        self.lock().clone().ok_or_else(|| raise("ClosedError", format!("the job at {} was closed here", self.url)))
+        self.lock()
+            .clone()
+            .ok_or_else(|| raise("ClosedError", format!("the job at {} was closed here", self.url)))
     }
 
     /// Threads do not survive a fork: whatever was asked of a copy of this worker would wait for ever.

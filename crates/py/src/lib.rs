@@ -4,6 +4,7 @@
 //! is written in Python (`python/paramill`); this module is private to it.
 
 mod arrays;
+mod condition;
 mod errors;
 mod job;
 mod server;
@@ -15,6 +16,8 @@ use pyo3::prelude::*;
 /// The module as Python imports it.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::condition::register_condition;
     #[pymodule_export]
     use super::job::{Handle, Job, environment_url, identity};
     #[pymodule_export]

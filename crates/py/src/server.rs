@@ -1,11 +1,11 @@
 //! A server inside of a Python process: for scripts that run alone, and for conditions written in Python.
 
+use crate::condition;
 use crate::errors::raise;
 use crate::job::NO_CODECS;
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::optimizer::OptimizerPolicy;
-use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 /// Whether a policy's text means something; the error names what is known.
 #[pyfunction]
 pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
-    let registry = Registry::builtin();
+    let registry = condition::registry();
     let canonical = match axis {
         "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
         "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
@@ -51,7 +51,7 @@ impl Server {
         seed: u64,
         quiet: bool,
     ) -> PyResult<Server> {
-        let registry = Arc::new(Registry::builtin());
+        let registry = Arc::new(condition::registry());
         let default = TablePolicy::default();
         let policy = TablePolicy {
             sync: sync.unwrap_or(default.sync.clone()),
@@ -64,7 +64,8 @@ impl Server {
         if quiet {
             config.log = |_| {};
         }
-        let server = py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;
+        let server =
+            py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;
         let url = JobUrl { address: server.coordinator().to_owned(), job: job.to_owned() }.to_string();
         Ok(Server { server: Mutex::new(Some(server)), url, process: std::process::id() })
     }

@@ -25,9 +25,16 @@ pub(crate) struct Slab {
 
 /// Where the buffers are.
 enum Place {
-    Here { slab: node::Slab, moves: u64 },
+    Here {
+        slab: node::Slab,
+        moves: u64,
+    },
     /// Under way in an exchange that is kept here, at this address.
-    Away { _kept: Arc<Mutex<node::Exchange>>, address: Address, moves: u64 },
+    Away {
+        _kept: Arc<Mutex<node::Exchange>>,
+        address: Address,
+        moves: u64,
+    },
     /// Only while it goes from one of these to the other.
     Between,
 }

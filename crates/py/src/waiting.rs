@@ -34,7 +34,10 @@ pub(crate) fn timed(error: ClientError, timeout: Duration) -> ClientError {
 /// Seconds as Python gives them. What is no time is an error; what is too long for a clock is for ever.
 pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(crate::errors::raise("ParamillError", format!("a timeout of {seconds} s: expected 0 or more")));
+        return Err(crate::errors::raise(
+            "ParamillError",
+            format!("a timeout of {seconds} s: expected 0 or more"),
+        ));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(u64::from(u32::MAX))))
 }

@@ -54,13 +54,24 @@ class Bucket:
         """Whether parameters are yet to be received."""
         return self._exchange is not None
 
-    def declare(self, job: Job, prefix: str, **policies: Optional[str]) -> None:
+    def declare(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        sync: Optional[str] = None,
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        optimizer: Optional[str] = None,
+    ) -> None:
         """Creates the table, with the parameters as they are."""
         flat = torch.zeros(self.size)
         with torch.no_grad():
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
         self._job = job
-        self._table = job.table(prefix + self.name, init=flat.numpy(), **policies)
+        self._table = job.table(
+            prefix + self.name, init=flat.numpy(), sync=sync, codec=codec, order=order, optimizer=optimizer
+        )
 
     def begin(self) -> None:
         """After the start: takes the table's memory, and the values of rank 0 into the parameters."""
@@ -222,11 +233,28 @@ class SparseSlot:
         self._push: Optional[Handle] = None
         self._stale = False
 
-    def declare(self, job: Job, prefix: str, **policies: Optional[str]) -> None:
+    def declare(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        sync: Optional[str] = None,
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        optimizer: Optional[str] = None,
+    ) -> None:
         """Creates the table, with the parameter as it is."""
         parameter = self.slot.parameter.detach()
         initial = parameter.to("cpu", torch.float32).contiguous().numpy()
-        self._table = job.table(prefix + self.slot.name, init=initial, rows=True, **policies)
+        self._table = job.table(
+            prefix + self.slot.name,
+            init=initial,
+            rows=True,
+            sync=sync,
+            codec=codec,
+            order=order,
+            optimizer=optimizer,
+        )
 
     def pull_all(self) -> None:
         """Every row as it is on the servers now."""

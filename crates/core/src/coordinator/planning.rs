@@ -240,9 +240,7 @@ impl Coordinator {
         let first = self.config.overrides.len();
         let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
         let replaced = |old: &PolicyOverride| {
-            old.table == rule.table
-                && old.server == rule.server
-                && old.sync.is_some() == rule.sync.is_some()
+            old.table == rule.table && old.server == rule.server && old.sync.is_some() == rule.sync.is_some()
         };
         if let Some(old) = plan.overrides.iter().skip(first).position(replaced) {
             plan.overrides.remove(first + old);
