@@ -5,6 +5,18 @@ from typing import Any, Callable, Mapping, Optional, Sequence, final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "Exchange",
+    "Handle",
+    "Job",
+    "Server",
+    "Slab",
+    "check_policy",
+    "environment_url",
+    "identity",
+    "register_condition",
+]
+
 _Floats = npt.NDArray[np.float32]
 _Rows = npt.NDArray[np.uint32]
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import weakref
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -88,6 +88,8 @@ class Job:
         self._server = server
         self._started = False
         self._tables: dict[str, Table] = {}
+        # What is under way is waited for before the others are left.
+        self._before_close: list[Callable[[], None]] = []
         _open_jobs.add(self)
 
     @property
@@ -160,7 +162,7 @@ class Job:
         >>> job = pm.init()
         >>> job.table("w", init=[0.0], sync="sps")
         Traceback (most recent call last):
-        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when
+        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, python
         >>> job.close()
         """
         if isinstance(init, (list, tuple, float, int)):
@@ -234,6 +236,8 @@ class Job:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""
         _open_jobs.discard(self)
         try:
+            while self._before_close and not self.closed:
+                self._before_close.pop()()
             self._native.close()
         finally:
             if self._server is not None:

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 
+PAGE_BYTES = 4096
+
+
 def lane_of(device: torch.device, size: int) -> Lane:
     """The way between the host's memory and a device."""
     return CudaLane(device, size) if device.type == "cuda" else Lane()
@@ -52,11 +55,12 @@ class CudaLane(Lane):
     def adopt(self, gradient: Tensor, values: Tensor) -> None:
         self.close()
         for memory in (gradient, values):
-            # The memory is the worker's own, and shared with servers of this host: the driver is told to pin it as it is.
-            flags = 0
-            status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * 4, flags)
-            if int(status) == 0:
-                self._pinned.append(memory)
+            # Memory that begins at a page is the worker's own, and shared with servers of this host: it is pinned where it
+            # is. What is smaller has others on its page.
+            if memory.data_ptr() % PAGE_BYTES == 0:
+                status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * 4, 0)
+                if int(status) == 0:
+                    self._pinned.append(memory)
 
     def outgoing(self, gradient: Tensor) -> Tensor:
         return self._outgoing

@@ -46,6 +46,7 @@ class Exchanger:
     def start(self) -> None:
         """Waits for the others, takes the values of rank 0, and begins to listen to gradients."""
         self.job.start()
+        self.job._before_close.append(self.synchronize)
         for bucket in [*self.buckets, *self.buffers]:
             bucket.begin()
         for sparse in self.sparse:

@@ -16,7 +16,8 @@ class ForwardWaits:
     """Has the next forward pass of a module wait for the module's parameters.
 
     Until :meth:`learn` it watches which modules run a forward of their own. A parameter whose module never does (the output
-    projection of ``nn.MultiheadAttention``) is waited for by the outermost modules; one that no module has is left over.
+    projection of ``nn.MultiheadAttention``) is waited for by the outermost modules, and so are buffers; one that no module has
+    is left over.
     """
 
     def __init__(self, waits: dict[Tensor, Wait], synchronize: Callable[[], None]) -> None:
@@ -40,7 +41,7 @@ class ForwardWaits:
             own = [p for p in module._parameters.values() if p is not None and p in self._waits]
             covered.update(own)
             self._hook(module, [self._waits[p] for p in own])
-        below = {p for module in outermost for p in module.parameters()}
+        below = {p for module in outermost for p in (*module.parameters(), *module.buffers())}
         uncovered = [p for p in self._waits if p not in covered]
         for module in outermost:
             self._hook(module, _distinct(self._waits[p] for p in uncovered if p in below))

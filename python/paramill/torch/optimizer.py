@@ -168,7 +168,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _waits(self) -> dict[Tensor, Callable[[tuple[Any, ...]], None]]:
         waits: dict[Tensor, Callable[[tuple[Any, ...]], None]] = {}
-        for bucket in self._exchanger.buckets:
+        for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
             receive = bucket.receive
 
             def wait(_: tuple[Any, ...], receive: Callable[[], None] = receive) -> None:
