@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import paramill as pm
+from paramill.torch.devices import Lane
 
 DATA = torch.Generator().manual_seed(1)
 X = torch.randn(32, 8, generator=DATA)
@@ -71,6 +72,40 @@ def test_servers_step_as_torch_does(distributed: Any, text: str, reference: Call
     twin = copy.deepcopy(model)
     train(model, distributed(model.named_parameters(), text, pack_bytes=400))
     train(twin, reference(twin.parameters()))
+    assert_same(model, twin, 1e-5)
+
+
+class SeparateLane(Lane):
+    """A device whose memory is not the host's, as a GPU's is."""
+
+    def __init__(self, size: int) -> None:
+        self._outgoing, self._incoming = torch.empty(size), torch.empty(size)
+
+    def outgoing(self, gradient: Tensor) -> Tensor:
+        return self._outgoing
+
+    def bring_out(self, gradient: Tensor) -> None:
+        gradient.copy_(self._outgoing)
+
+    def home(self) -> Tensor:
+        return self._incoming
+
+    def incoming(self, values: Tensor) -> Tensor:
+        return self._incoming.copy_(values)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_memory_of_a_device_makes_no_difference(
+    distributed: Any, monkeypatch: pytest.MonkeyPatch, averaged: bool
+) -> None:
+    monkeypatch.setattr("paramill.torch.buckets.lane_of", lambda _, size: SeparateLane(size))
+    model = nn.Sequential(network(), nn.BatchNorm1d(3))
+    twin = copy.deepcopy(model)
+    of = torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters()
+    text = [] if averaged else ["sgd:lr=0.1"]
+    optimizer = distributed(of, *text, pack_bytes=400, buffers=model.named_buffers())
+    train(model, optimizer)
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
     assert_same(model, twin, 1e-5)
 
 
@@ -161,7 +196,7 @@ def test_clipping_is_noticed(distributed: Any) -> None:
 
     model = network()
     twin = copy.deepcopy(model)
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5")
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", pack_bytes=4)
     clipped(model, optimizer, 5)
     clipped(twin, torch.optim.SGD(twin.parameters(), lr=0.5), 5)
     assert_same(model, twin, 1e-5)
@@ -175,7 +210,7 @@ def test_gradients_are_accumulated(distributed: Any, how: str) -> None:
     model = network()
     twin = copy.deepcopy(model)
     options = {"accumulate": 2} if how == "accumulate" else {}
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", **options)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4, **options)
     for _ in range(4):
         optimizer.zero_grad()
         if how == "no_sync":
@@ -191,7 +226,7 @@ def test_gradients_are_accumulated(distributed: Any, how: str) -> None:
 
 def test_a_gradient_that_is_added_to_too_late_is_an_error(distributed: Any) -> None:
     model = network()
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1")
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
     train(model, optimizer, 1)
     loss_of(model).backward()
     with pytest.raises(pm.errors.OrderError, match="accumulate=K"):
@@ -201,7 +236,7 @@ def test_a_gradient_that_is_added_to_too_late_is_an_error(distributed: Any) -> N
 def test_grad_scaler_leaves_out_what_is_infinite(distributed: Any) -> None:
     model = network()
     before = copy.deepcopy(model)
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1")
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for step in range(3):
         optimizer.zero_grad()

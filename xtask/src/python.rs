@@ -61,7 +61,8 @@ fn build(root: &Path, target: &Path, venv: &Venv, profile: &str) -> Result<PathB
     if wheels.exists() {
         fs::remove_dir_all(&wheels)?;
     }
-    let mut arguments: Vec<String> = ["build", "--profile", profile, "--interpreter"].map(str::to_owned).into();
+    let mut arguments: Vec<String> =
+        ["build", "--profile", profile, "--interpreter"].map(str::to_owned).into();
     arguments.extend([text(&venv.program("python")), "--out".to_owned(), text(&wheels)]);
     // Only what is given away has to be small; stripping would build everything once more.
     arguments.extend((profile != "dev").then(|| "--strip".to_owned()));

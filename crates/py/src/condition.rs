@@ -27,7 +27,11 @@ pub(crate) fn registry() -> Registry {
 const ENTRY: Entry<dyn Consistency> = Entry {
     name: "python",
     about: "A condition in Python: a callable says how many rounds a worker may be ahead; every gradient is a step at once.",
-    params: &[Param { name: "name", default: None, about: "The name that the callable was registered with." }],
+    params: &[Param {
+        name: "name",
+        default: None,
+        about: "The name that the callable was registered with.",
+    }],
     example: "python:name=mine",
     build,
 };
@@ -43,7 +47,12 @@ struct Condition {
 
 /// Registers a callable under a name, for servers of this process.
 #[pyfunction]
-pub(crate) fn register_condition(name: &str, callable: Py<PyAny>, deadline: f64, fallback: String) -> PyResult<()> {
+pub(crate) fn register_condition(
+    name: &str,
+    callable: Py<PyAny>,
+    deadline: f64,
+    fallback: String,
+) -> PyResult<()> {
     let deadline = crate::waiting::duration(deadline)?;
     check_fallback(&fallback).map_err(|error| raise("PolicyError", error))?;
     let condition = Condition { callable, deadline, fallback };
@@ -58,7 +67,9 @@ fn check_fallback(text: &str) -> Result<Box<dyn Consistency>, SpecError> {
         Apply::OnArrival => Ok(model),
         Apply::OnRound => Err(SpecError::Parameter {
             component: "python".into(),
-            why: format!("the fallback `{text}` makes steps of rounds; expected asp, ssp, dsps, pssp or when"),
+            why: format!(
+                "the fallback `{text}` makes steps of rounds; expected asp, ssp, dsps, pssp or when"
+            ),
         }),
     }
 }
@@ -122,8 +133,12 @@ impl Consistency for Model {
         self.fallback.observe(state);
         let Some(condition) = &self.condition else { return };
         let workers = state.workers().map(|(id, worker)| (id.0, worker.progress(), worker.interval_s()));
-        let snapshot =
-            Snapshot { v_train: state.v_train(), n: state.n(), count: state.count(), workers: workers.collect() };
+        let snapshot = Snapshot {
+            v_train: state.v_train(),
+            n: state.n(),
+            count: state.count(),
+            workers: workers.collect(),
+        };
         let mut verdict = lock(&self.verdict);
         verdict.asked = Some(snapshot);
         if verdict.owes_since.is_none() {
@@ -150,7 +165,9 @@ static EVALUATOR: LazyLock<Mutex<Sender<Question>>> = LazyLock::new(|| {
         for (condition, verdict) in questions {
             while let Some(snapshot) = next_question(&verdict) {
                 // An interpreter that ends answers nothing more.
-                let Some(answer) = Python::try_attach(|py| evaluate(py, &condition, &snapshot)) else { return };
+                let Some(answer) = Python::try_attach(|py| evaluate(py, &condition, &snapshot)) else {
+                    return;
+                };
                 lock(&verdict).bound = answer;
             }
         }

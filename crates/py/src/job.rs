@@ -190,16 +190,21 @@ impl Job {
     fn read_into(&self, py: Python<'_>, table: u32, mut out: PyReadwriteArrayDyn<'_, f32>) -> PyResult<()> {
         let job = self.job()?;
         let out = arrays::elements_mut(&mut out)?;
-        py.detach(|| {
-            job.read(TableId(table), |values| match values.len() == out.len() {
-                true => Ok(out.copy_from_slice(values)),
-                false => Err((values.len(), out.len())),
+        let outcome = py.detach(|| {
+            job.read(TableId(table), |values| {
+                let lengths = (values.len(), out.len());
+                if lengths.0 == lengths.1 {
+                    out.copy_from_slice(values);
+                }
+                lengths
             })
-        })
-        .map_err(client)?
-        .map_err(|(expected, found)| {
-            raise("ShapeError", format!("expected `out` of {expected} elements, got {found}"))
-        })
+        });
+        match outcome.map_err(client)? {
+            (expected, found) if expected == found => Ok(()),
+            (expected, found) => {
+                Err(raise("ShapeError", format!("expected `out` of {expected} elements, got {found}")))
+            }
+        }
     }
 
     /// Lends a dense table's buffers.

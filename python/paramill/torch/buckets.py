@@ -12,6 +12,8 @@ from .devices import Lane, lane_of
 
 # Every tensor in a pack begins at a cache line.
 ALIGNMENT = 16
+# Gradient and parameters, in the host's memory and in the device's.
+MOST_KNOWN_VIEWS = 4
 
 
 class Slot:
@@ -28,6 +30,9 @@ class Slot:
 class Bucket:
     """Parameters of one group that travel together: one table."""
 
+    # Whether what arrives may stay where a device receives it.
+    stays = True
+
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
@@ -35,6 +40,7 @@ class Bucket:
         self._slab: Optional[Slab] = None
         self._exchange: Optional[Exchange] = None
         self._starts: list[int] = []
+        self._known_views: list[tuple[Tensor, list[Tensor]]] = []
         size = 0
         for slot in self.slots:
             self._starts.append(size)
@@ -68,6 +74,7 @@ class Bucket:
         flat = torch.zeros(self.size)
         with torch.no_grad():
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
+        self._known_views.clear()
         self._job = job
         self._table = job.table(
             prefix + self.name, init=flat.numpy(), sync=sync, codec=codec, order=order, optimizer=optimizer
@@ -79,6 +86,7 @@ class Bucket:
         self._slab = self._table.slab()
         self._lane: Lane = lane_of(self.slots[0].parameter.device, self.size)
         self._look()
+        self._move_in()
         self._deliver()
 
     def take_initial(self) -> None:
@@ -94,7 +102,7 @@ class Bucket:
             self.receive()
         flat = self._lane.outgoing(self._gradient)
         with torch.no_grad():
-            views = self._gradient_views if flat is self._gradient else self._views(flat)
+            views = self._views(flat)
             present = [(view, slot) for view, slot in zip(views, self.slots) if slot.parameter.grad is not None]
             if skip or len(present) < len(self.slots):
                 flat.zero_()
@@ -155,9 +163,20 @@ class Bucket:
 
     def _deliver(self) -> None:
         values = self._lane.incoming(self._values)
-        with torch.no_grad():
-            views = self._value_views if values is self._values else self._views(values)
-            torch._foreach_copy_(self._targets(), views)
+        pairs = zip(self._targets(), self._views(values))
+        apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
+        if apart:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
+
+    def _move_in(self) -> None:
+        """Has parameters live where the device receives them, which is written only between two of its computations."""
+        home = self._lane.home()
+        if home is None or not self.stays:
+            return
+        for view, slot in zip(self._views(home), self.slots):
+            if slot.parameter.dtype == home.dtype and slot.parameter.is_contiguous():
+                slot.parameter.data = view
 
     def _look(self) -> None:
         """Tensors over the slab's memory, made anew if that moved."""
@@ -168,15 +187,21 @@ class Bucket:
         self._looked_at = gradient
         self._gradient = torch.from_numpy(gradient)
         self._values = torch.from_numpy(self._slab.value)
-        self._gradient_views = self._views(self._gradient)
-        self._value_views = self._views(self._values)
+        self._known_views.clear()
         self._lane.adopt(self._gradient, self._values)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
-        return [
+        """The parameters' shapes in `flat`. The same few tensors are asked for over and over; views take time to make."""
+        for known, views in self._known_views:
+            if known is flat:
+                return views
+        views = [
             flat[start : start + slot.parameter.numel()].view(slot.parameter.shape)
             for start, slot in zip(self._starts, self.slots)
         ]
+        if len(self._known_views) < MOST_KNOWN_VIEWS:
+            self._known_views.append((flat, views))
+        return views
 
 
 class AveragedBucket(Bucket):
@@ -186,6 +211,7 @@ class AveragedBucket(Bucket):
     """
 
     POLICY = "sgd:lr=1,weight_decay=1"
+    stays = False
 
     def begin(self) -> None:
         self._began = False
@@ -210,6 +236,7 @@ class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
     POLICY = "sgd:lr=1"
+    stays = False
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         if self.under_way:

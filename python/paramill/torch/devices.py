@@ -33,6 +33,10 @@ class Lane:
         """Whether it is there; waits for that if told to."""
         return True
 
+    def home(self) -> Optional[Tensor]:
+        """The device's own memory that :meth:`incoming` fills, if it does."""
+        return None
+
     def incoming(self, values: Tensor) -> Tensor:
         """The parameters that are in the host's memory, where they can be copied from."""
         return values
@@ -77,9 +81,12 @@ class CudaLane(Lane):
             return True
         return bool(self._out.query())
 
+    def home(self) -> Tensor:
+        return self._incoming
+
     def incoming(self, values: Tensor) -> Tensor:
         current = torch.cuda.current_stream(self._device)
-        # The last copy out of this memory must be through before it is written.
+        # What was computed with the last parameters must be through before they are written over.
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             self._incoming.copy_(values, non_blocking=True)

@@ -11,14 +11,15 @@ from torch import Tensor
 from ..errors import OrderError
 from ..job import Job
 from .buckets import Bucket, Slot, SparseSlot
+from .forward import FEW
 
 
 class Exchanger:
     """Buckets and sparse parameters of a job, and where they are in the current iteration.
 
-    `overlap` says whether gradients leave during the backward pass. If it is not given, the first iteration tells: not
-    where gradients are changed between the backward pass and the step (clipping, GradScaler), or added to by more
-    backward passes than `accumulate` says.
+    `overlap` says whether gradients leave during the backward pass. If it is not given, they do not where there are `FEW`
+    buckets, which would gain less than listening costs. Otherwise the first iteration tells: not where gradients are changed
+    between the backward pass and the step (clipping, GradScaler), or added to by more backward passes than `accumulate` says.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Exchanger:
         self.buckets = list(buckets)
         self.sparse = list(sparse)
         self.buffers = list(buffers)
-        self.overlap = overlap
+        self.overlap = False if overlap is None and len(buckets) <= FEW else overlap
         self._accumulate = accumulate
         self._before_first = before_first
         self._began = False
@@ -51,7 +52,7 @@ class Exchanger:
             bucket.begin()
         for sparse in self.sparse:
             sparse.pull_all()
-        for bucket in self.buckets:
+        for bucket in self.buckets if self.overlap is not False else []:
             for slot in bucket.slots:
                 hook = partial(self._on_gradient, bucket, slot)
                 self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
@@ -95,10 +96,14 @@ class Exchanger:
 
     def close(self) -> None:
         """Stops listening."""
-        for hook in self._hooks:
-            hook.remove()
+        self._stop_listening()
         for bucket in [*self.buckets, *self.buffers]:
             bucket.close()
+
+    def _stop_listening(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _on_gradient(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
         if self._holding:
@@ -133,11 +138,13 @@ class Exchanger:
 
     def _settle_overlap(self, with_scaler: bool) -> None:
         """After the first backward pass: whether gradients may leave earlier from now on."""
-        slots = [slot for bucket in self.buckets for slot in bucket.slots]
         if self.overlap is None:
+            slots = [slot for bucket in self.buckets for slot in bucket.slots]
             repeated = any(slot.fired > self._accumulate for slot in slots)
             changed = any(bucket.changed_since_sent() for bucket in self.buckets)
             self.overlap = not (with_scaler or repeated or changed)
+            if not self.overlap:
+                self._stop_listening()
         elif self.overlap and with_scaler:
             raise OrderError("with a GradScaler gradients leave at the step: give overlap=False")
 

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+# So many buckets are waited for together: every hook on a module costs more than it could gain.
+FEW = 2
+
 # What a parameter has to be waited with: called with the arguments of the module's forward.
 Wait = Callable[[tuple[Any, ...]], None]
 
@@ -37,7 +40,8 @@ class ForwardWaits:
         inner = {child for module in self._seen for child in module.modules() if child is not module}
         outermost = [module for module in self._seen if module not in inner]
         covered: set[Tensor] = set()
-        for module in self._seen:
+        is_worth_it = len(_distinct(self._waits.values())) > FEW
+        for module in self._seen if is_worth_it else ():
             own = [p for p in module._parameters.values() if p is not None and p in self._waits]
             covered.update(own)
             self._hook(module, [self._waits[p] for p in own])
