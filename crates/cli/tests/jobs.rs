@@ -196,8 +196,12 @@ fn a_running_job_can_be_asked_and_changed() {
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     let url = serde_json::from_str::<Value>(&line).unwrap()["url"].as_str().unwrap().to_owned();
-    let status = json(&["status", &url, "--json"]);
-    assert_eq!(status["phase"], "waiting: 0 of 2 workers and 1 of 1 servers are here");
+    // The address is said before the data cores have registered with it.
+    let began = Instant::now();
+    while json(&["status", &url, "--json"])["phase"] != "waiting: 0 of 2 workers and 1 of 1 servers are here"
+    {
+        assert!(began.elapsed() < Duration::from_secs(20), "{}", json(&["status", &url, "--json"]));
+    }
     let early = paramill(&["set", &url, "--sync", "asp"]);
     assert_eq!(early.status.code(), Some(1));
     assert!(text(&early.stderr).contains("has not started"), "{}", text(&early.stderr));

@@ -215,6 +215,12 @@ pub trait Role {
     /// A frame arrived, and its payload lies where [`Role::landing`] said.
     fn handle_landed(&mut self, _now: Time, _from: NodeId, _header: &Header) {}
 
+    /// How far a peer's work is, in bytes, where order matters: what one peer brings is of use only with what others bring.
+    /// A driver serves those who are behind first. `None`, the default, when it does not matter.
+    fn progress(&self, _peer: NodeId) -> Option<u64> {
+        None
+    }
+
     /// The time of [`Role::next_timeout`] has come. Calling it early does no harm.
     fn handle_timeout(&mut self, now: Time);
 

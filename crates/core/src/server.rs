@@ -4,6 +4,7 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod acks;
 mod group;
 mod part;
 mod pulls;
@@ -20,12 +21,15 @@ use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::store::Place;
 use crate::table::{self, glob_matches};
-use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::wire::ack;
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use acks::Acks;
 use group::Groups;
 use part::{TablePart, Taken};
 use pulls::{Backlog, PendingPull, Pulls};
+use rounds::Accumulators;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -48,6 +52,26 @@ pub struct ShardConfig {
     pub coordinator: String,
 }
 
+/// How far a worker is with pushes that rounds wait for.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    clock: Clock,
+    /// Of this clock.
+    bytes: u64,
+}
+
+impl Progress {
+    /// What a table may have at most is far below this.
+    const BYTES_OF_A_CLOCK: u64 = 1 << 40;
+}
+
+/// What became of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Answered,
+    Waits,
+}
+
 /// One data core of a server.
 #[derive(Debug)]
 pub struct Shard {
@@ -59,8 +83,13 @@ pub struct Shard {
     tables: Vec<TablePart>,
     /// Incarnations by rank, which is dense; `None` for those that are no members, or no longer.
     members: Vec<Option<u64>>,
+    accumulators: Accumulators,
     pulls: Pulls,
+    /// Acknowledgements that leave when everything else has.
+    acks: Acks,
     groups: Groups,
+    /// How far workers are with pushes that rounds wait for, by rank.
+    progress: Vec<Progress>,
     /// Tables whose controller has a timeout, by time.
     timers: BTreeSet<(Time, usize)>,
     /// The timeout of each table, as it stands in `timers`.
@@ -84,8 +113,11 @@ impl Shard {
             plan: None,
             tables: Vec::new(),
             members: Vec::new(),
+            accumulators: Accumulators::default(),
             pulls: Pulls::default(),
+            acks: Acks::default(),
             groups: Groups::default(),
+            progress: Vec::new(),
             timers: BTreeSet::new(),
             timer_of: Vec::new(),
             next_report: now,
@@ -122,7 +154,8 @@ impl Shard {
 
     /// Bytes held for parameters, accumulators and optimizer state.
     pub fn memory_bytes(&self) -> usize {
-        self.tables.iter().map(TablePart::memory_bytes).sum()
+        let tables: usize = self.tables.iter().map(TablePart::memory_bytes).sum();
+        tables + self.accumulators.memory_bytes()
     }
 
     /// Calls `visit` with the first element and the values of every chunk of a table that this shard holds.
@@ -228,17 +261,42 @@ impl Shard {
         payload: &[u8],
     ) -> Result<(), Fault> {
         self.bytes_pushed += payload.len() as u64;
-        if self.tables[table].push(now, worker, header, payload)? == Taken::Partly {
+        self.note_progress(table, worker, header);
+        match self.tables[table].push(now, worker, header, payload, &mut self.accumulators)? {
+            Taken::Partly => return Ok(()),
+            Taken::Stepped => {
+                self.answer_ahead(table, header);
+                return Ok(());
+            }
+            Taken::Whole => self.settle(now, table),
+        }
+        if !header.flags.has(Flags::WANT_PARAMS) {
+            self.acknowledge(worker, header);
             return Ok(());
         }
-        self.acknowledge(worker, header);
-        self.settle(now, table);
-        if header.flags.has(Flags::WANT_PARAMS) {
-            let clock = header.clock.saturating_add(1);
-            let (request, landing) = (header.request, Place::from_bits(header.landing));
-            self.ask(now, PendingPull { worker, table, request, clock, landing, rows: None })?;
+        let clock = header.clock.saturating_add(1);
+        let (request, landing) = (header.request, Place::from_bits(header.landing));
+        let asked = self.ask(now, PendingPull { worker, table, request, clock, landing, rows: None });
+        // To a worker an answer is an acknowledgement too.
+        if asked != Ok(Asked::Answered) || !self.groups.is_direct(worker) {
+            self.acknowledge(worker, header);
         }
-        Ok(())
+        asked.map(drop)
+    }
+
+    fn note_progress(&mut self, table: usize, worker: WorkerId, header: &Header) {
+        if !self.tables[table].controller.policy().model.waits_for_all() {
+            return;
+        }
+        let rank = worker.0 as usize;
+        if self.progress.len() <= rank {
+            self.progress.resize(rank + 1, Progress::default());
+        }
+        let progress = &mut self.progress[rank];
+        if progress.clock < header.clock {
+            *progress = Progress { clock: header.clock, bytes: 0 };
+        }
+        progress.bytes += u64::from(header.payload_bytes);
     }
 
     fn handle_pull(
@@ -259,21 +317,18 @@ impl Shard {
             self.answer(&pull);
             return Ok(());
         }
-        self.ask(now, pull)
+        self.ask(now, pull).map(drop)
     }
 
     fn acknowledge(&mut self, worker: WorkerId, header: &Header) {
-        let mut ack = Header::new(Kind::PushAck);
-        ack.table = header.table;
-        ack.clock = header.clock;
-        ack.request = header.request;
-        ack.epoch = header.epoch;
-        let frame = Frame { header: ack, body: Body::Empty };
-        self.outputs.push_back(Output::Send { to: self.groups.address(worker), frame });
+        match self.groups.address(worker) {
+            NodeId::Worker(worker) => self.acks.add(worker, header.request),
+            to => self.outputs.push_back(Output::Send { to, frame: ack::frame(&[header.request]) }),
+        }
     }
 
     /// Puts a pull to the table's controller, which answers it now or later.
-    fn ask(&mut self, now: Time, pull: PendingPull) -> Result<(), Fault> {
+    fn ask(&mut self, now: Time, pull: PendingPull) -> Result<Asked, Fault> {
         if let Err(Backlog { pulls, rows }) = self.pulls.admits(&pull) {
             let (worker, name) = (pull.worker, &self.tables[pull.table].spec.name);
             let message = format!(
@@ -285,20 +340,27 @@ impl Shard {
         if !part.is_initialised() {
             // Pulls that come before the initial values wait for them; they are not delayed by a condition.
             self.pulls.keep_early(pull);
-            return Ok(());
+            return Ok(Asked::Waits);
         }
         match part.controller.pull(now, pull.worker, pull.clock, self.pulls.next_token()) {
-            PullOutcome::Answer { .. } => self.answer(&pull),
-            PullOutcome::Wait => self.pulls.file(pull),
+            PullOutcome::Answer { .. } => {
+                self.answer(&pull);
+                Ok(Asked::Answered)
+            }
+            PullOutcome::Wait => {
+                self.pulls.file(pull);
+                Ok(Asked::Waits)
+            }
         }
-        Ok(())
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
     fn cancel_pulls(&mut self, worker: WorkerId) {
         self.pulls.forget(worker);
+        self.acks.forget(worker);
         for table in &mut self.tables {
             table.controller.cancel(worker);
+            table.ahead.forget(worker);
         }
     }
 
@@ -320,7 +382,7 @@ impl Shard {
                     self.answer(&pull);
                 }
             }
-            if self.tables[table].advance(now).is_none() {
+            if self.tables[table].advance(now, &mut self.accumulators).is_none() {
                 break;
             }
         }
@@ -332,9 +394,33 @@ impl Shard {
         }
     }
 
-    /// Sends a table's parameters, or the rows that were asked for.
+    /// The chunk of this push's frame has its values of the next version: those who wait for it get it now.
+    fn answer_ahead(&mut self, table: usize, pushed: &Header) {
+        let Shard { tables, outputs, groups, bytes_pulled, .. } = self;
+        let part = &mut tables[table];
+        let chunk = part.chunk(pushed.part as usize);
+        let mut header = Header::new(Kind::Params);
+        header.table = pushed.table;
+        header.clock = pushed.clock.saturating_add(1);
+        header.epoch = pushed.epoch;
+        header.part = pushed.part;
+        part.ahead.send_next(pushed.clock, pushed.part as usize, |answer| {
+            // An aggregator gets one answer for many.
+            let is_direct = groups.is_direct(answer.worker);
+            if is_direct {
+                header.request = answer.request;
+                *bytes_pulled += chunk.len as u64;
+                let to = NodeId::Worker(answer.worker);
+                outputs.push_back(Output::Send { to, frame: chunk.frame(header, table, answer.landing) });
+            }
+            is_direct
+        });
+    }
+
+    /// Sends a table's parameters, or the rows that were asked for; without the chunks that were sent ahead.
     fn answer(&mut self, pull: &PendingPull) {
         let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
+        let sent = self.tables[pull.table].ahead.take(pull.worker, pull.request);
         let part = &self.tables[pull.table];
         let mut header = Header::new(Kind::Params);
         header.table = TableId(pull.table as u32);
@@ -343,30 +429,25 @@ impl Shard {
         header.request = pull.request;
         header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
         let to = self.groups.address(pull.worker);
-        let mut send = |mut header: Header, last: bool, body: Body, bytes: usize| {
-            header.payload_bytes = bytes as u32;
-            header.flags = if last { header.flags.with(Flags::LAST) } else { header.flags };
-            self.bytes_pulled += bytes as u64;
-            self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
+        let mut send = |mut frame: Frame, last: bool| {
+            let flags = frame.header.flags;
+            frame.header.flags = if last { flags.with(Flags::LAST) } else { flags };
+            self.bytes_pulled += u64::from(frame.header.payload_bytes);
+            self.outputs.push_back(Output::Send { to, frame });
         };
         match &pull.rows {
             None if edition.is_some_and(|edition| edition.is_same) => {
                 header.flags = Flags::SAME;
                 header.rows = edition.map_or(0, |edition| edition.number);
-                send(header, true, Body::Empty, 0);
+                send(Frame { header, body: Body::Empty }, true);
             }
             None => {
                 header.rows = edition.map_or(0, |edition| edition.number);
                 let chunks = part.chunks();
                 let count = chunks.len();
-                for (index, chunk) in chunks.enumerate() {
-                    header.chunk = chunk.number;
+                for (index, chunk) in chunks.enumerate().skip(sent) {
                     header.part = index as u32;
-                    header.version = chunk.version;
-                    let landing = pull.landing.and_then(|place| place.after(chunk.table_byte));
-                    header.landing = landing.map_or(0, Place::to_bits);
-                    let body = Body::Stored { buffer: pull.table as u64, start: chunk.start, len: chunk.len };
-                    send(header, index + 1 == count, body, chunk.len);
+                    send(chunk.frame(header, pull.table, pull.landing), index + 1 == count);
                 }
             }
             Some(rows) => {
@@ -379,8 +460,8 @@ impl Shard {
                     header.part = index as u32;
                     header.rows = some.len() as u32;
                     let bytes = part.gather_rows(some);
-                    let len = bytes.len();
-                    send(header, index + 1 == count, Body::Bytes(bytes), len);
+                    header.payload_bytes = bytes.len() as u32;
+                    send(Frame { header, body: Body::Bytes(bytes) }, index + 1 == count);
                 }
             }
         }
@@ -482,7 +563,7 @@ impl Shard {
                 // It may be told again after a broken connection; that is no switch.
                 Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
                 Ok(policy) => {
-                    self.tables[table].set_sync(now, policy);
+                    self.tables[table].set_sync(now, policy, &mut self.accumulators);
                     self.settle(now, table);
                 }
                 Err(error) => {
@@ -641,12 +722,18 @@ impl Role for Shard {
         [self.coordinator.next_timeout(), report, timer].into_iter().flatten().min()
     }
 
+    fn progress(&self, peer: NodeId) -> Option<u64> {
+        let NodeId::Worker(worker) = peer else { return None };
+        let Progress { clock, bytes } = *self.progress.get(worker.0 as usize)?;
+        Some(clock.saturating_mul(Progress::BYTES_OF_A_CLOCK).saturating_add(bytes))
+    }
+
     fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.outputs.pop_front().or_else(|| self.acks.pop())
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes()
+        self.outputs.bytes() + self.acks.bytes()
     }
 
     fn refresh(&self, header: &mut Header) {

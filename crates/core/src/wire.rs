@@ -3,6 +3,7 @@
 //! On the wire a payload is padded with zeros to a multiple of 64 bytes, so that every header and every payload
 //! stays aligned to a cache line in a receive buffer that is.
 
+pub mod ack;
 pub(crate) mod bounded;
 pub mod control;
 mod descriptor;
@@ -20,7 +21,7 @@ pub use plan::Plan;
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;
 /// The protocol spoken by this release. Peers with another version are refused at connect.
-pub const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 3;
 
 /// A payload's length on the wire.
 pub fn padded(payload_bytes: usize) -> usize {

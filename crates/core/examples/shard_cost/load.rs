@@ -45,10 +45,12 @@ pub(crate) struct Load {
 pub(crate) struct Tally {
     /// Push frames handed in.
     pub(crate) frames: u64,
-    /// Acknowledgements.
-    pub(crate) acknowledged: u64,
     /// Frames of parameters.
     pub(crate) answers: u64,
+    /// Answers that are complete with them.
+    pub(crate) completed: u64,
+    /// Frames that acknowledge several pushes.
+    pub(crate) lists: u64,
 }
 
 impl Load {
@@ -98,7 +100,12 @@ impl Load {
         // Small enough to stay in cache, as a receive buffer does.
         let mut gradient = Buffer::zeroed(READ_BYTES / 4);
         for (at, value) in gradient.as_mut_slice().iter_mut().enumerate() {
-            *value = (at % 251) as f32 / 1000.0 - 0.1;
+            // Two short words are a float too; none of these is NaN or infinite.
+            let short = 0x2c00 + (at % 251) as u32;
+            *value = match work.dtype {
+                DType::F32 => (at % 251) as f32 / 1000.0 - 0.1,
+                DType::F16 | DType::Bf16 => f32::from_bits(short << 16 | short),
+            };
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
         let mut load = Load { shard, work, chunks, gradients, clock: 0 };
@@ -161,8 +168,11 @@ impl Load {
         while let Some(output) = self.shard.poll_output() {
             let Output::Send { frame, .. } = output else { continue };
             match frame.header.kind {
-                Kind::PushAck => tally.acknowledged += 1,
-                Kind::Params => tally.answers += 1,
+                Kind::PushAck => tally.lists += u64::from(frame.header.payload_bytes > 0),
+                Kind::Params => {
+                    tally.answers += 1;
+                    tally.completed += u64::from(frame.header.flags.has(Flags::LAST));
+                }
                 kind => panic!("a {kind:?} frame"),
             }
         }
@@ -176,7 +186,7 @@ impl Load {
         header.chunk = chunk;
         header.part = chunk;
         header.clock = self.clock;
-        header.request = 1 + index as u64;
+        header.request = 1 + u64::from(table);
         header.flags = Flags::WANT_PARAMS;
         if last {
             header.flags = header.flags.with(Flags::LAST);

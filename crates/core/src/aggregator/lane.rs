@@ -14,6 +14,7 @@ use crate::role::{Body, Frame, Outbox, Output};
 use crate::status::AggregatorReport;
 use crate::store::Place;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::wire::ack;
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Fault, Flags, Header, Kind};
 use std::collections::BTreeMap;
@@ -226,12 +227,8 @@ impl Lane {
     }
 
     pub(super) fn acknowledge(&self, route: &Route, out: &mut Out<'_>) {
-        let mut header = Header::new(Kind::PushAck);
-        header.table = TableId(route.table as u32);
-        header.clock = route.clock;
-        header.request = route.request;
-        header.epoch = self.epoch;
-        out.send(self.through(route.worker), header, Body::Empty);
+        let Frame { header, body } = ack::frame(&[route.request]);
+        out.send(self.through(route.worker), header, body);
     }
 
     /// What the shard says. The error ends the aggregator.
@@ -244,12 +241,17 @@ impl Lane {
     ) -> Result<(), String> {
         match header.kind {
             Kind::Group => self.noted(header.request, out),
-            Kind::PushAck => {
-                if let Some(route) = self.routes.acknowledge(header.request) {
-                    self.note_passed(&route, true);
-                    self.acknowledge(&route, out);
+            Kind::PushAck => match ack::requests(header, payload) {
+                Ok(requests) => {
+                    for request in requests {
+                        if let Some(route) = self.routes.acknowledge(request) {
+                            self.note_passed(&route, true);
+                            self.acknowledge(&route, out);
+                        }
+                    }
                 }
-            }
+                Err(error) => out.log(error.to_string()),
+            },
             Kind::Params => return self.take_params(header, payload, copies, out),
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(header, fault, out),

@@ -69,6 +69,11 @@ impl Groups {
         self.routes.get(&worker).map_or(NodeId::Worker(worker), |&id| NodeId::Aggregator(id))
     }
 
+    /// Whether a worker talks to this shard itself.
+    pub(super) fn is_direct(&self, worker: WorkerId) -> bool {
+        !self.routes.contains_key(&worker)
+    }
+
     /// The worker talks to this shard itself, or is gone.
     pub(super) fn leave(&mut self, worker: WorkerId) {
         self.routes.remove(&worker);
@@ -173,7 +178,7 @@ impl Shard {
             return;
         }
         let taken = match self.check_sum(header) {
-            Ok(table) => self.tables[table].push_sum(header, payload),
+            Ok(table) => self.tables[table].push_sum(header, payload, &mut self.accumulators),
             Err(fault) => Err(fault),
         };
         let Some(peer) = self.groups.peers.get_mut(&id) else { return };

@@ -1,5 +1,6 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
+mod ahead;
 mod push;
 mod step;
 mod sum;
@@ -7,17 +8,19 @@ mod under_way;
 
 pub(super) use push::Taken;
 
-use super::rounds::{Round, Rounds};
+use super::rounds::{Accumulators, Round, Rounds};
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
+use crate::role::{Body, Frame};
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::{Buffer, floats};
+use crate::store::{Buffer, Place, floats};
 use crate::table::{Chunk, TablePolicy, TableSpec};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
+use ahead::AnswersAhead;
 use under_way::UnderWay;
 
 /// How many waiting pulls a report names.
@@ -52,6 +55,19 @@ pub(super) struct ChunkView {
     pub(super) len: usize,
 }
 
+impl ChunkView {
+    /// The frame of an answer that brings this chunk to somebody who wants the table at `landing`.
+    pub(super) fn frame(&self, mut header: Header, table: usize, landing: Option<Place>) -> Frame {
+        header.chunk = self.number;
+        header.version = self.version;
+        header.payload_bytes = self.len as u32;
+        let place = landing.and_then(|place| place.after(self.table_byte));
+        header.landing = place.map_or(0, Place::to_bits);
+        let body = Body::Stored { buffer: table as u64, start: self.start, len: self.len };
+        Frame { header, body }
+    }
+}
+
 /// One table's part on one shard.
 #[derive(Debug)]
 pub(super) struct TablePart {
@@ -68,6 +84,7 @@ pub(super) struct TablePart {
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
     incoming: UnderWay,
+    pub(super) ahead: AnswersAhead,
     /// The first round whose sums can hold nothing of a worker that has left.
     sums_are_regular_from: Clock,
     /// Chunks that have their initial values, from the first on.
@@ -116,6 +133,7 @@ impl TablePart {
             rounds: Rounds::default(),
             steps: 0,
             incoming: UnderWay::default(),
+            ahead: AnswersAhead::default(),
             sums_are_regular_from: 0,
             initialised_chunks: 0,
             nonfinite: 0,
@@ -144,16 +162,16 @@ impl TablePart {
     }
 
     /// The next advance of the version, with the optimizer step that belongs to it done.
-    pub(super) fn advance(&mut self, now: Time) -> Option<Advance> {
+    pub(super) fn advance(&mut self, now: Time, accumulators: &mut Accumulators) -> Option<Advance> {
         let advance = self.controller.advance(now)?;
         if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
             let over = self.spec.rows.then_some(advance.contributions);
-            self.step_round(&mut round, advance.closed, over, advance.lr_factor);
-            self.rounds.keep(round);
+            self.step_round(&mut round, advance.closed, over, advance.lr_factor, accumulators);
+            self.rounds.keep(round, accumulators);
         }
         // What is left below the new version are pieces of pushes that were never completed.
-        self.rounds.drop_before(advance.version);
+        self.rounds.drop_before(advance.version, accumulators);
         Some(advance)
     }
 
@@ -168,7 +186,7 @@ impl TablePart {
     }
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
-    pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy) {
+    pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
         let flush = sync.model.apply() == Apply::OnArrival;
         self.policy.sync = sync.to_string();
         self.controller.set_policy(now, sync);
@@ -176,10 +194,13 @@ impl TablePart {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
-                self.step_round(&mut round, clock, Some(workers), 1.0);
+                self.step_round(&mut round, clock, Some(workers), 1.0, accumulators);
+                self.rounds.keep(round, accumulators);
             }
         }
         self.rounds.iter_mut().for_each(Round::reopen);
+        // What was stepped may be stepped again in the same round: answers begin anew.
+        self.ahead = AnswersAhead::default();
         for incoming in self.incoming.iter_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
             if incoming.admit != Admit::Late {
@@ -192,6 +213,7 @@ impl TablePart {
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
         self.incoming.remove(worker);
+        self.ahead.forget(worker);
         self.rounds.iter_mut().for_each(Round::disturb);
         self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(now, worker);
@@ -201,13 +223,24 @@ impl TablePart {
     pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = ChunkView> + '_ {
         let v_train = self.controller.state().v_train();
         let open = self.rounds.get(v_train);
-        self.chunks.iter().enumerate().map(move |(index, chunk)| ChunkView {
+        let views = 0..self.chunks.len();
+        views.map(move |index| self.view(index, v_train + u64::from(self.is_ahead(open, index))))
+    }
+
+    /// One of the chunks.
+    pub(super) fn chunk(&self, index: usize) -> ChunkView {
+        self.view(index, self.version_of(index))
+    }
+
+    fn view(&self, index: usize, version: Clock) -> ChunkView {
+        let chunk = &self.chunks[index];
+        ChunkView {
             number: chunk.number,
-            version: v_train + u64::from(self.is_ahead(open, index)),
+            version,
             table_byte: chunk.table_start * 4,
             start: chunk.start * 4,
             len: chunk.len * 4,
-        })
+        }
     }
 
     /// The version of a chunk, by its place on this shard: it may have its part of the open round's step already.

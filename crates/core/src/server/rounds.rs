@@ -97,6 +97,53 @@ impl Staged {
     }
 }
 
+/// Arrays that sums of chunks are made in, for all dense tables of a shard. The one that was given back last is taken
+/// first: it is still in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Accumulators {
+    /// Those for up to 2^n elements.
+    free: Vec<Vec<Buffer>>,
+}
+
+impl Accumulators {
+    fn take(&mut self, elements: usize) -> Buffer {
+        let elements = elements.next_power_of_two();
+        let free = self.free.get_mut(elements.ilog2() as usize).and_then(Vec::pop);
+        free.unwrap_or_else(|| Buffer::zeroed(elements))
+    }
+
+    fn give_back(&mut self, accumulator: Option<Buffer>) {
+        let Some(accumulator) = accumulator else { return };
+        let class = accumulator.len().ilog2() as usize;
+        if self.free.len() <= class {
+            self.free.resize_with(class + 1, Vec::new);
+        }
+        self.free[class].push(accumulator);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.free.iter().flatten().map(Buffer::memory_bytes).sum()
+    }
+}
+
+/// How large a part of a table is, and what gradients are counted by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) elements: usize,
+    pub(super) units: usize,
+    /// Units are rows of a sparse table, not chunks of a dense one.
+    pub(super) is_sparse: bool,
+}
+
+/// Where sums are.
+#[derive(Debug)]
+enum Sums {
+    /// Rows are many and short: they lie side by side. Empty until a gradient has to be kept.
+    Rows(Buffer),
+    /// Each chunk has an accumulator as long as there is a sum in it.
+    Chunks(Vec<Option<Buffer>>),
+}
+
 /// What a round has of one unit: how many gradients, and where they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Unit(u32);
@@ -126,8 +173,7 @@ impl Unit {
 #[derive(Debug)]
 pub(super) struct Round {
     elements: usize,
-    /// Empty until a gradient has to be kept: with one worker none ever is.
-    sum: Buffer,
+    sums: Sums,
     units: Vec<Unit>,
     /// Units with a contribution, in the order they got their first: closing costs what was touched.
     touched: Vec<u32>,
@@ -137,11 +183,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// An empty round over `elements` elements in `units` units.
-    fn new(elements: usize, units: usize) -> Round {
+    fn new(Extent { elements, units, is_sparse }: Extent) -> Round {
         Round {
             elements,
-            sum: Buffer::zeroed(0),
+            sums: match is_sparse {
+                true => Sums::Rows(Buffer::zeroed(0)),
+                false => Sums::Chunks(vec![None; units]),
+            },
             units: vec![Unit::default(); units],
             touched: Vec::with_capacity(units),
             staged: BTreeMap::new(),
@@ -150,16 +198,37 @@ impl Round {
     }
 
     /// Adds one gradient of a unit. The first one is copied: nothing has to be zeroed.
-    pub(super) fn add(&mut self, unit: usize, start: usize, values: Values<'_>) {
-        self.add_weighted(unit, start, values, 1);
+    pub(super) fn add(
+        &mut self,
+        unit: usize,
+        start: usize,
+        values: Values<'_>,
+        accumulators: &mut Accumulators,
+    ) {
+        self.add_weighted(unit, start, values, 1, accumulators);
     }
 
     /// The same for the sum of `weight` gradients.
-    pub(super) fn add_weighted(&mut self, unit: usize, start: usize, values: Values<'_>, weight: u32) {
-        if self.sum.len() < self.elements {
-            self.sum = Buffer::zeroed(self.elements);
-        }
-        let sum = &mut self.sum.as_mut_slice()[start..start + values.len()];
+    pub(super) fn add_weighted(
+        &mut self,
+        unit: usize,
+        start: usize,
+        values: Values<'_>,
+        weight: u32,
+        accumulators: &mut Accumulators,
+    ) {
+        let sum = match &mut self.sums {
+            Sums::Rows(sums) => {
+                if sums.len() < self.elements {
+                    *sums = Buffer::zeroed(self.elements);
+                }
+                &mut sums.as_mut_slice()[start..start + values.len()]
+            }
+            Sums::Chunks(sums) => {
+                let sum = sums[unit].get_or_insert_with(|| accumulators.take(values.len()));
+                &mut sum.as_mut_slice()[..values.len()]
+            }
+        };
         if self.units[unit].has(Unit::SUMMED) {
             kernels::add_values(sum, values);
         } else {
@@ -178,11 +247,22 @@ impl Round {
         self.units[unit].count()
     }
 
-    /// The unit's last `weight` gradients are here and are about to be stepped, together with the sum that this returns.
-    pub(super) fn finish(&mut self, unit: usize, weight: u32, range: Range<usize>) -> Option<&[f32]> {
+    /// The unit's last `weight` gradients are here and are about to be stepped. `step` is called with the sum of those
+    /// before, if there were any.
+    pub(super) fn finish(
+        &mut self,
+        unit: usize,
+        weight: u32,
+        range: Range<usize>,
+        accumulators: &mut Accumulators,
+        step: impl FnOnce(Option<&[f32]>),
+    ) {
         let was_summed = self.units[unit].has(Unit::SUMMED);
         self.count(unit, weight, Unit::STEPPED);
-        was_summed.then(|| &self.sum.as_slice()[range])
+        step(was_summed.then(|| self.sum(unit, range)));
+        if let Sums::Chunks(sums) = &mut self.sums {
+            accumulators.give_back(sums[unit].take());
+        }
     }
 
     fn count(&mut self, unit: usize, weight: u32, flag: u32) {
@@ -218,10 +298,10 @@ impl Round {
     }
 
     /// Adds the staged gradients up, by rank.
-    pub(super) fn add_staged(&mut self) {
+    pub(super) fn add_staged(&mut self, accumulators: &mut Accumulators) {
         for (_, staged) in std::mem::take(&mut self.staged) {
             for StagedUnit { unit, start, values } in &staged.ranges {
-                self.add(*unit, *start, Values::F32(values));
+                self.add(*unit, *start, Values::F32(values), accumulators);
             }
         }
     }
@@ -232,15 +312,24 @@ impl Round {
         units.filter(|(_, of_unit)| of_unit.has(Unit::SUMMED)).map(|(unit, of_unit)| (unit, of_unit.count()))
     }
 
-    /// The sum of gradients over a range of elements.
-    pub(super) fn sum(&self, range: Range<usize>) -> &[f32] {
-        &self.sum.as_slice()[range]
+    /// The sum of a unit's gradients, which is over this range of elements.
+    pub(super) fn sum(&self, unit: usize, range: Range<usize>) -> &[f32] {
+        match &self.sums {
+            Sums::Rows(sums) => &sums.as_slice()[range],
+            Sums::Chunks(sums) => {
+                let sum = sums[unit].as_ref().expect("a unit that is summed has an accumulator");
+                &sum.as_slice()[..range.len()]
+            }
+        }
     }
 
     /// Makes the round empty again, keeping its memory.
-    fn clear(&mut self) {
+    fn clear(&mut self, accumulators: &mut Accumulators) {
         for unit in self.touched.drain(..) {
             self.units[unit as usize] = Unit::default();
+            if let Sums::Chunks(sums) = &mut self.sums {
+                accumulators.give_back(sums[unit as usize].take());
+            }
         }
         self.staged.clear();
         self.regular = true;
@@ -248,7 +337,11 @@ impl Round {
 
     fn memory_bytes(&self) -> usize {
         let staged: usize = self.staged.values().map(Staged::memory_bytes).sum();
-        self.sum.memory_bytes() + self.units.len() * 8 + staged
+        let sums = match &self.sums {
+            Sums::Rows(sums) => sums.memory_bytes(),
+            Sums::Chunks(sums) => sums.iter().flatten().map(Buffer::memory_bytes).sum(),
+        };
+        sums + self.units.len() * 8 + staged
     }
 }
 
@@ -262,10 +355,10 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// The round of a clock, with memory of an earlier one where there is some.
-    pub(super) fn open(&mut self, clock: Clock, elements: usize, units: usize) -> &mut Round {
+    pub(super) fn open(&mut self, clock: Clock, extent: Extent) -> &mut Round {
         let at = self.open.partition_point(|(known, _)| *known < clock);
         if self.open.get(at).is_none_or(|(known, _)| *known != clock) {
-            let round = self.spare.take().unwrap_or_else(|| Round::new(elements, units));
+            let round = self.spare.take().unwrap_or_else(|| Round::new(extent));
             self.open.insert(at, (clock, round));
         }
         &mut self.open[at].1
@@ -293,16 +386,18 @@ impl Rounds {
     }
 
     /// Keeps the memory of a round that is over for the next one.
-    pub(super) fn keep(&mut self, mut round: Round) {
-        if self.spare.is_none() {
-            round.clear();
-            self.spare = Some(round);
-        }
+    pub(super) fn keep(&mut self, mut round: Round, accumulators: &mut Accumulators) {
+        round.clear(accumulators);
+        self.spare.get_or_insert(round);
     }
 
     /// Drops the rounds before `version`.
-    pub(super) fn drop_before(&mut self, version: Clock) {
-        self.open.retain(|(clock, _)| *clock >= version);
+    pub(super) fn drop_before(&mut self, version: Clock, accumulators: &mut Accumulators) {
+        while self.open.first().is_some_and(|(clock, _)| *clock < version)
+            && let Some((_, round)) = self.take_first()
+        {
+            self.keep(round, accumulators);
+        }
     }
 
     /// How many have begun.

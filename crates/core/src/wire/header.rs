@@ -315,7 +315,8 @@ impl Kind {
         match self {
             Kind::Hello | Kind::Welcome => limits::MAX_HELLO_BYTES,
             Kind::Control | Kind::Error => limits::MAX_CONTROL_BYTES,
-            Kind::PushAck | Kind::Share | Kind::Forget => 0,
+            Kind::PushAck => super::ack::MAX_BYTES,
+            Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
             Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
         }
@@ -383,7 +384,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 02 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 03 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00

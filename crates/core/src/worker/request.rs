@@ -178,6 +178,10 @@ impl Request {
         is_late: bool,
         result: &mut [f32],
     ) -> Result<(), WorkerError> {
+        // A server that cannot go on with an answer begins anew.
+        if header.part == 0 {
+            self.received = 0;
+        }
         let taken = match (payload.map(crate::store::floats), &self.what) {
             (Some(Some(values)), What::Pull { rows: Some(rows), .. }) => {
                 self.put_rows(rows, table.row_width(), values, result)
@@ -199,9 +203,14 @@ impl Request {
         })
     }
 
-    /// Where the chunks that are to come next go.
-    pub(super) fn places(&self, table: &LocalTable, count: usize) -> impl Iterator<Item = Landing> {
-        (self.received..self.received + count).map_while(|index| table.chunk_of(self.shard, index)).map(
+    /// Where the chunks go that come from one of an answer on.
+    pub(super) fn places(
+        &self,
+        table: &LocalTable,
+        first: usize,
+        count: usize,
+    ) -> impl Iterator<Item = Landing> {
+        (first..first.saturating_add(count)).map_while(|index| table.chunk_of(self.shard, index)).map(
             |(chunk, range)| {
                 let start = range.start as usize * 4;
                 Landing { chunk, bytes: start..start + range.len as usize * 4 }

@@ -10,6 +10,7 @@ use crate::role::{Landing, Lost, Output, Role};
 use crate::status::Status;
 use crate::table::glob_matches;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::wire::ack;
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use std::sync::Arc;
@@ -17,7 +18,10 @@ use std::sync::Arc;
 impl Worker {
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
-            Kind::PushAck => self.take_acknowledgement(from, header),
+            Kind::PushAck => match ack::requests(header, payload) {
+                Ok(requests) => requests.for_each(|request| self.take_acknowledgement(from, request)),
+                Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
+            },
             Kind::Params => self.take_params(now, from, header, Some(payload)),
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(from, header, fault),
@@ -28,22 +32,22 @@ impl Worker {
     }
 
     /// The request that a server speaks of, if it was asked of this server.
-    fn request_to(&mut self, shard: ShardId, header: &Header) -> Option<&mut Request> {
-        self.requests.get_mut(header.request).filter(|request| request.shard == shard)
+    fn request_to(&mut self, shard: ShardId, id: u64) -> Option<&mut Request> {
+        self.requests.get_mut(id).filter(|request| request.shard == shard)
     }
 
-    fn take_acknowledgement(&mut self, from: ShardId, header: &Header) {
-        let Some(request) = self.request_to(from, header) else { return };
+    fn take_acknowledgement(&mut self, from: ShardId, id: u64) {
+        let Some(request) = self.request_to(from, id) else { return };
         let ticket = request.ticket;
-        let Some(done) = self.note_taken(header.request) else { return };
+        let Some(done) = self.note_taken(id) else { return };
         if let Some(pending) = self.tickets.get_mut(&ticket) {
             pending.acks = pending.acks.saturating_sub(1);
         }
         if done {
-            self.requests.remove(header.request);
-        } else if self.requests.get(header.request).is_some_and(|request| request.held) {
+            self.requests.remove(id);
+        } else if self.requests.get(id).is_some_and(|request| request.held) {
             // The scheduler may have let its pull go already.
-            self.send_request(header.request);
+            self.send_request(id);
         }
         self.report_pushed();
         self.say_leave();
@@ -92,7 +96,11 @@ impl Worker {
         if taken.is_ok() && !header.flags.has(Flags::LAST) {
             return;
         }
-        if request.answered() {
+        if taken.is_ok() {
+            // Who answers a push with what follows from it has it.
+            self.take_acknowledgement(from, id);
+        }
+        if self.requests.get_mut(id).is_some_and(Request::answered) {
             self.requests.remove(id);
         }
         let Some(pending) = self.tickets.get_mut(&ticket) else { return };
@@ -114,7 +122,7 @@ impl Worker {
         if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
         }
-        if self.request_to(from, header).is_none() {
+        if self.request_to(from, header.request).is_none() {
             return self.outputs.push_back(Output::Log(fault.message));
         }
         let was_taken = self.note_taken(header.request).is_none();
@@ -426,7 +434,7 @@ impl Role for Worker {
         if header.kind != Kind::Params || !local.lent || !request.wants_params() {
             return None;
         }
-        places.extend(request.places(local, frames));
+        places.extend(request.places(local, header.part as usize, frames));
         places.first().filter(|place| {
             place.chunk == header.chunk && place.bytes.len() == header.payload_bytes as usize
         })?;

@@ -1,6 +1,7 @@
 //! The roles together, without a driver: start, train, fail, go on.
 
 mod aggregation;
+mod ahead;
 mod membership;
 mod psp;
 mod pump;

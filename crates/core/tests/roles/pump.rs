@@ -28,6 +28,8 @@ pub(crate) struct Pump {
     names: BTreeMap<(usize, NodeId), (usize, NodeId)>,
     /// From whom, to whom, what the receiver calls the sender.
     wires: VecDeque<(usize, usize, NodeId, Header, Vec<u8>)>,
+    /// Frames between these two stay where they are.
+    held: Option<(usize, usize)>,
     /// Payload bytes of gradients that shards were sent.
     pub(crate) pushed_bytes: u64,
 }
@@ -92,6 +94,7 @@ impl Pump {
             cut: BTreeSet::new(),
             names: BTreeMap::new(),
             wires: VecDeque::new(),
+            held: None,
             pushed_bytes: 0,
         }
     }
@@ -219,7 +222,10 @@ impl Pump {
                     self.carry_out(node, output);
                 }
             }
-            while let Some((from, to, name, header, payload)) = self.wires.pop_front() {
+            while let Some(place) =
+                self.wires.iter().position(|(from, to, ..)| self.held != Some((*from, *to)))
+            {
+                let (from, to, name, header, payload) = self.wires.remove(place).expect("it is there");
                 moved = true;
                 if self.names.get(&(to, name)).is_some_and(|(peer, _)| *peer == from) {
                     self.role(to).handle_frame(now, name, &header, &payload);
@@ -229,6 +235,32 @@ impl Pump {
                 break;
             }
         }
+    }
+
+    /// Brings up to `count` frames from one node to another, and nothing else.
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn deliver(&mut self, from: usize, to: usize, count: usize) {
+        while let Some(output) = self.role(from).poll_output() {
+            self.carry_out(from, output);
+        }
+        for _ in 0..count {
+            let is_it = |wire: &(usize, usize, NodeId, Header, Vec<u8>)| (wire.0, wire.1) == (from, to);
+            let Some(place) = self.wires.iter().position(is_it) else { break };
+            let (_, _, name, header, payload) = self.wires.remove(place).expect("it is there");
+            let now = self.now;
+            self.role(to).handle_frame(now, name, &header, &payload);
+        }
+    }
+
+    /// Keeps back what one node sends to another, until [`Pump::release`].
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn hold(&mut self, from: usize, to: usize) {
+        self.held = Some((from, to));
+    }
+
+    #[allow(dead_code, reason = "not every test that shares this file needs it")]
+    pub(crate) fn release(&mut self) {
+        self.held = None;
     }
 
     /// Breaks the connection between two nodes; what is on the wire between them is lost.

@@ -17,8 +17,9 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-/// Bytes received at once at most: many chunks per system call.
-const RECEIVE_BYTES: usize = 1 << 20;
+/// Bytes received at once at most: many chunks per system call, and no more than stay in the nearest caches until they are
+/// added and what follows from them has left.
+const RECEIVE_BYTES: usize = 256 << 10;
 /// The same where payloads lie elsewhere. A descriptor stands for a chunk, and as many are to be handled at once as
 /// stay in the cache for the next peer's.
 const RECEIVE_DESCRIPTORS: usize = 16 << 10;
@@ -54,6 +55,8 @@ pub(crate) struct StreamConnection {
     /// A frame whose payload is received where it belongs. The receive buffer is empty then.
     arriving: Option<landing::Arriving>,
     scratch: landing::Scratch,
+    /// Bytes that are read at once into the receive buffer at most.
+    look_ahead: usize,
     /// Frames are left in the buffer that were not looked at yet.
     has_leftovers: bool,
     waiting: VecDeque<Frame>,
@@ -88,6 +91,7 @@ impl StreamConnection {
             filled: 0,
             arriving: None,
             scratch: landing::Scratch::default(),
+            look_ahead: RECEIVE_BYTES,
             has_leftovers: false,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -100,12 +104,12 @@ impl StreamConnection {
     }
 
     /// Calls `handle` with every complete frame that was received until it says that this is enough for now. A payload
-    /// of more than `limit` bytes is an error before memory is taken for it. `Ok(false)` when it was enough.
+    /// of more than `limit` bytes is an error before memory is taken for it.
     pub(crate) fn handle(
         &mut self,
         limit: usize,
         mut handle: impl FnMut(&Header, &[u8]) -> bool,
-    ) -> Result<bool, ReceiveError> {
+    ) -> Result<(), ReceiveError> {
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
@@ -153,14 +157,15 @@ impl StreamConnection {
             // One long message is no reason to keep its memory.
             self.resize(usual);
         }
-        Ok(wants_more)
+        Ok(())
     }
 
-    /// Reads once. True when as much came as there was room for.
-    pub(crate) fn fill(&mut self) -> Result<bool, ReceiveError> {
+    /// Reads once.
+    pub(crate) fn fill(&mut self) -> Result<(), ReceiveError> {
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let room = &mut bytes[self.filled..];
-        let length = room.len();
+        let end = room.len().min(self.look_ahead);
+        let room = &mut room[..end];
         let read = match &mut self.stream {
             Stream::Tcp(stream) => stream.read(room),
             Stream::Unix(stream, memory) => match memory.read(stream, room) {
@@ -173,10 +178,13 @@ impl StreamConnection {
             Ok(0) => Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed"))),
             Ok(count) => {
                 self.filled += count;
-                Ok(count == length)
+                if count == end {
+                    // Many small frames, it seems: few reads for them.
+                    self.look_ahead = (self.look_ahead * 4).min(RECEIVE_BYTES);
+                }
+                Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+            Err(error) if is_passing(&error) => Ok(()),
             Err(error) => Err(ReceiveError::Io(error)),
         }
     }
@@ -415,6 +423,11 @@ impl Stream {
 /// A value that is defined, but not for this connection.
 fn out_of_place(field: &'static str, value: u8) -> ReceiveError {
     ReceiveError::Wire(WireError::Field { field, value: u64::from(value) })
+}
+
+/// Whether reading again later may do.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 /// The bytes of a frame, from where they live.

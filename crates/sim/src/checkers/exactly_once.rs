@@ -12,7 +12,7 @@ use crate::gradient::{tag, touched_rows};
 use crate::rule::FrameView;
 use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, WorkerId};
-use paramill_core::wire::Kind;
+use paramill_core::wire::{Flags, Kind, ack};
 use std::collections::BTreeMap;
 
 /// Counts pushes on the wire and in the parameters.
@@ -24,6 +24,8 @@ pub struct ExactlyOnce {
     /// Whether gradients may be left out for coming late.
     may_drop: bool,
     issued: BTreeMap<(WorkerId, TableId), Clock>,
+    /// Which push a worker's request is.
+    requests: BTreeMap<(WorkerId, u64), (TableId, Clock)>,
     acknowledged: BTreeMap<(WorkerId, TableId, ShardId), Clock>,
 }
 
@@ -39,6 +41,7 @@ impl ExactlyOnce {
             seed: scenario.seed,
             may_drop: models.any(|sync| drops(sync)),
             issued: BTreeMap::new(),
+            requests: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
         })
     }
@@ -61,6 +64,7 @@ impl Checker for ExactlyOnce {
         if let (NodeId::Worker(worker), Kind::Push) = (frame.from, frame.header.kind) {
             let issued = self.issued.entry((worker, table)).or_default();
             *issued = (clock + 1).max(*issued);
+            self.requests.insert((worker, frame.header.request), (table, clock));
         }
         let Some((start, values)) = self.layout.parameters(frame) else { return Ok(()) };
         for (element, value) in (start..).zip(values) {
@@ -79,12 +83,21 @@ impl Checker for ExactlyOnce {
     }
 
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        if let (NodeId::Worker(worker), NodeId::Shard(shard), Kind::PushAck) =
-            (frame.to, frame.from, frame.header.kind)
-            && self.issued.contains_key(&(worker, frame.header.table))
-        {
-            let known = self.acknowledged.entry((worker, frame.header.table, shard)).or_default();
-            *known = (frame.header.clock + 1).max(*known);
+        let (NodeId::Worker(worker), NodeId::Shard(shard)) = (frame.to, frame.from) else { return Ok(()) };
+        // An answer to a push is an acknowledgement too.
+        let is_answer = frame.header.kind == Kind::Params && frame.header.flags.has(Flags::LAST);
+        let acknowledged = match frame.header.kind {
+            Kind::PushAck => {
+                ack::requests(frame.header, frame.payload).map_err(|error| error.to_string())?.collect()
+            }
+            _ if is_answer => vec![frame.header.request],
+            _ => Vec::new(),
+        };
+        for request in acknowledged {
+            if let Some((table, clock)) = self.requests.get(&(worker, request)) {
+                let known = self.acknowledged.entry((worker, *table, shard)).or_default();
+                *known = (clock + 1).max(*known);
+            }
         }
         Ok(())
     }

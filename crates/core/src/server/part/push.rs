@@ -6,7 +6,7 @@ use super::{LocalChunk, TablePart};
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
-use crate::server::rounds::Piece;
+use crate::server::rounds::{Accumulators, Piece};
 use crate::table::{NonFinite, Order};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
@@ -16,6 +16,8 @@ use crate::wire::{Cause, Fault, Flags, Header};
 pub(in crate::server) enum Taken {
     /// More frames of this push are to come, or this one was seen before.
     Partly,
+    /// The same; and the chunk of this frame has its part of the round's step.
+    Stepped,
     /// The push is complete: it counts, and is acknowledged. Also for one that was complete before.
     Whole,
 }
@@ -28,6 +30,7 @@ impl TablePart {
         worker: WorkerId,
         header: &Header,
         payload: &[u8],
+        accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let admit = match self.admit(worker, header.clock) {
             Ok(admit) => admit,
@@ -69,11 +72,13 @@ impl TablePart {
         };
         incoming.next_part += 1;
         incoming.last_chunk = Some(header.chunk);
-        if let Some((chunk, piece)) = piece {
-            self.put_checked(worker, chunk, piece, last);
+        if header.part == 0 && header.flags.has(Flags::WANT_PARAMS) && !self.spec.rows {
+            self.ahead.begin(worker, header);
         }
+        let is_stepped =
+            piece.is_some_and(|(chunk, piece)| self.put_checked(worker, chunk, piece, last, accumulators));
         if !last {
-            return Ok(Taken::Partly);
+            return Ok(if is_stepped { Taken::Stepped } else { Taken::Partly });
         }
         self.complete_push(now, worker);
         Ok(Taken::Whole)
@@ -182,18 +187,33 @@ impl TablePart {
         Ok(Some((chunk, piece)))
     }
 
-    /// Puts a piece where it belongs, without NaN and Inf where they are to be clipped.
-    fn put_checked(&mut self, worker: WorkerId, chunk: usize, piece: Piece<'_>, last: bool) {
+    /// Puts a piece where it belongs, without NaN and Inf where they are to be clipped. Whether that made a step of a
+    /// round.
+    fn put_checked(
+        &mut self,
+        worker: WorkerId,
+        chunk: usize,
+        piece: Piece<'_>,
+        last: bool,
+        accumulators: &mut Accumulators,
+    ) -> bool {
         if self.policy.nonfinite == NonFinite::Reject || piece.values().all_finite() {
-            return self.put_piece(worker, chunk, piece, last);
+            return self.put_piece(worker, chunk, piece, last, accumulators);
         }
         self.nonfinite += 1;
         let mut clipped = piece.values().to_vec();
         kernels::clip_non_finite(&mut clipped);
-        self.put_piece(worker, chunk, piece.with_values(Values::F32(&clipped)), last);
+        self.put_piece(worker, chunk, piece.with_values(Values::F32(&clipped)), last, accumulators)
     }
 
-    fn put_piece(&mut self, worker: WorkerId, chunk: usize, piece: Piece<'_>, last: bool) {
+    fn put_piece(
+        &mut self,
+        worker: WorkerId,
+        chunk: usize,
+        piece: Piece<'_>,
+        last: bool,
+        accumulators: &mut Accumulators,
+    ) -> bool {
         let incoming = self.incoming.get_mut(worker).expect("a piece belongs to a push under way");
         if self.controller.policy().model.wants_significance() {
             incoming.squared_norm += match piece.values() {
@@ -205,12 +225,13 @@ impl TablePart {
             Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
             Admit::Round(round) => {
                 let clock = incoming.clock;
-                self.add_piece(clock, round, chunk, piece, last);
+                return self.add_piece((clock, round), chunk, piece, last, accumulators);
             }
             Admit::Now if self.optimizer.needs_norms() => incoming.staged.keep(piece),
             Admit::Now => self.step_piece(chunk, piece),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
+        false
     }
 
     fn complete_push(&mut self, now: Time, worker: WorkerId) {
@@ -229,7 +250,7 @@ impl TablePart {
             && !incoming.staged.is_empty()
         {
             let units = Units::new(&self.spec, &self.chunks);
-            let round = self.rounds.open(clock, units.elements(), units.count());
+            let round = self.rounds.open(clock, units.extent());
             round.stage(worker, incoming.staged);
         }
     }

@@ -3,7 +3,7 @@
 use super::{LocalChunk, TablePart};
 use crate::kernels::{self, Values};
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
-use crate::server::rounds::{Piece, Round, Staged};
+use crate::server::rounds::{Accumulators, Extent, Piece, Round, Staged};
 use crate::store::Buffer;
 use crate::table::{Reduce, TableSpec};
 use crate::types::Clock;
@@ -59,15 +59,16 @@ impl TablePart {
     }
 
     /// Adds a piece to its round. Units that have all their gradients with it are stepped right away if they may be:
-    /// their last gradient is then in cache, and is not stored. They get the bits that closing would give them.
+    /// their last gradient is then in cache, and is not stored. They get the bits that closing would give them. Whether
+    /// any was stepped.
     pub(super) fn add_piece(
         &mut self,
-        clock: Clock,
-        round: Clock,
+        (clock, round): (Clock, Clock),
         chunk: usize,
         piece: Piece<'_>,
         last: bool,
-    ) {
+        accumulators: &mut Accumulators,
+    ) -> bool {
         let steps_early = self.steps_early(round);
         let state = self.controller.state();
         let n = state.n();
@@ -89,73 +90,85 @@ impl TablePart {
             gradient_norm: 0.0,
         };
         let reduce = self.policy.reduce;
-        let sums = self.rounds.open(round, units.elements(), units.count());
+        let sums = self.rounds.open(round, units.extent());
         if clock != round {
             // Only a model that was switched from lets one worker come to a round twice.
             sums.disturb();
         }
         let mut target =
             Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
+        let mut is_stepped = false;
         piece.for_each_unit(|unit, start, values| {
             let is_complete = match is_sparse {
                 true => row_is_sure,
                 false => is_last_worker || sums.is_completed_by(unit, 1, n),
             };
             if !(steps_early && is_complete) {
-                return sums.add(unit, start, values);
+                return sums.add(unit, start, values, accumulators);
             }
             let gradients = if is_sparse { over } else { sums.contributions(unit) + 1 };
             if reduce == Reduce::Mean {
                 input.scale = 1.0 / gradients as f32;
             }
-            let before = sums.finish(unit, 1, start..start + values.len());
-            target.step(&input, start, Gradient { before, last: values });
+            is_stepped = true;
+            sums.finish(unit, 1, start..start + values.len(), accumulators, |before| {
+                target.step(&input, start, Gradient { before, last: values });
+            });
         });
+        is_stepped
     }
 
     /// Adds the sum of `weight` gradients of one chunk in the same way. Who they are from is not known yet: only their
     /// number tells whether they are the last.
     pub(super) fn add_sum(
         &mut self,
-        clock: Clock,
-        round: Clock,
+        (clock, round): (Clock, Clock),
         index: usize,
         values: Values<'_>,
         weight: u32,
+        accumulators: &mut Accumulators,
     ) {
         let steps_early = self.steps_early(round);
         let n = self.controller.state().n();
         let LocalChunk { start, len, arrivals, .. } = self.chunks[index];
         let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
         let units = Units::new(&self.spec, &self.chunks);
-        let sums = self.rounds.open(round, units.elements(), units.count());
+        let sums = self.rounds.open(round, units.extent());
         // A sum may hold a piece of a worker that has left meanwhile, and was counted out.
         if clock != round || round < self.sums_are_regular_from {
             sums.disturb();
         }
         if !(steps_early && sums.is_completed_by(index, weight, n)) {
-            return sums.add_weighted(index, start, values, weight);
+            return sums.add_weighted(index, start, values, weight, accumulators);
         }
         let gradients = sums.contributions(index) + weight;
         let scale = if reduce == Reduce::Mean { 1.0 / gradients as f32 } else { 1.0 };
         let input =
             StepInput { version: round, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
-        let before = sums.finish(index, weight, start..start + len);
         let mut target =
             Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
-        target.step(&input, start, Gradient { before, last: values });
+        sums.finish(index, weight, start..start + len, accumulators, |before| {
+            target.step(&input, start, Gradient { before, last: values });
+        });
     }
 
     /// One optimizer step with what a round has not stepped yet. A mean is taken over `over` gradients, or over as many
     /// as a unit got.
-    pub(super) fn step_round(&mut self, round: &mut Round, clock: Clock, over: Option<u32>, lr_factor: f32) {
+    pub(super) fn step_round(
+        &mut self,
+        round: &mut Round,
+        clock: Clock,
+        over: Option<u32>,
+        lr_factor: f32,
+        accumulators: &mut Accumulators,
+    ) {
         self.steps += 1;
-        round.add_staged();
+        round.add_staged(accumulators);
         let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
         if self.optimizer.needs_norms() {
             let units = Units::new(&self.spec, &self.chunks);
             parameter_norm = self.parameter_norm();
-            let squared = |(unit, _)| kernels::squared_norm(round.sum(units.range(unit)));
+            let squared = |(unit, _)| kernels::squared_norm(round.sum(unit, units.range(unit)));
             gradient_norm = round.summed().map(squared).sum::<f64>().sqrt();
         }
         for (unit, count) in round.summed() {
@@ -163,7 +176,7 @@ impl TablePart {
             let (range, t) = (units.range(unit), self.steps + units.chunk(unit).arrivals);
             let scale = self.mean_over(over.unwrap_or(count));
             let input = StepInput { version: clock, t, scale, lr_factor, parameter_norm, gradient_norm };
-            self.target().step(&input, range.start, round.sum(range).into());
+            self.target().step(&input, range.start, round.sum(unit, range).into());
         }
     }
 
@@ -205,12 +218,10 @@ impl<'a> Units<'a> {
         Units { row_width: spec.rows.then(|| spec.row_elements() as usize), chunks }
     }
 
-    pub(super) fn elements(self) -> usize {
-        self.chunks.last().map_or(0, |chunk| chunk.start + chunk.len)
-    }
-
-    pub(super) fn count(self) -> usize {
-        self.row_width.map_or(self.chunks.len(), |width| self.elements() / width)
+    pub(super) fn extent(self) -> Extent {
+        let elements = self.chunks.last().map_or(0, |chunk| chunk.start + chunk.len);
+        let units = self.row_width.map_or(self.chunks.len(), |width| elements / width);
+        Extent { elements, units, is_sparse: self.row_width.is_some() }
     }
 
     /// The chunk that a unit is, or is in.

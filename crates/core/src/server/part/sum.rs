@@ -4,7 +4,7 @@ use super::TablePart;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
-use crate::server::rounds::Piece;
+use crate::server::rounds::{Accumulators, Piece};
 use crate::table::NonFinite;
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
@@ -12,7 +12,12 @@ use crate::wire::{Cause, Fault, Flags, Header};
 impl TablePart {
     /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
     /// [`TablePart::count_push`]. Of what is refused nothing was taken.
-    pub(in crate::server) fn push_sum(&mut self, header: &Header, payload: &[u8]) -> Result<(), Fault> {
+    pub(in crate::server) fn push_sum(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        accumulators: &mut Accumulators,
+    ) -> Result<(), Fault> {
         if self.spec.rows || header.flags.has(Flags::ROWS) {
             return Err(self.shape_fault("a sum of rows".into()));
         }
@@ -43,7 +48,9 @@ impl TablePart {
         }
         let values = Values::F32(if is_finite { values } else { &clipped });
         match admit {
-            Admit::Round(round) => self.add_sum(header.clock, round, index, values, header.rows),
+            Admit::Round(round) => {
+                self.add_sum((header.clock, round), index, values, header.rows, accumulators);
+            }
             Admit::Now => {
                 let start = self.chunks[index].start;
                 self.step_piece(index, Piece::Dense { index, start, values });

@@ -5,7 +5,7 @@
 //! trusted: every header is decoded and compared with what was foreseen, and if it is another, the bytes that went
 //! astray are put back into the order of the stream and handled as usual.
 
-use super::{ReceiveError, Stream, StreamConnection};
+use super::{ReceiveError, Stream, StreamConnection, is_passing};
 use paramill_core::role::{Landing, Role};
 use paramill_core::types::NodeId;
 use paramill_core::wire::{HEADER_BYTES, Header, padded};
@@ -16,6 +16,10 @@ use std::ops::Range;
 const FRAMES: usize = 32;
 /// Padding and the header of the frame behind it.
 const SLOT_BYTES: usize = 2 * HEADER_BYTES;
+
+/// Bytes that are read into the receive buffer behind what was foreseen: they hold the next header, and what of its
+/// payload comes with them is copied.
+const LOOK_AHEAD: usize = 8 << 10;
 
 /// A frame whose payload is being received where it belongs.
 #[derive(Debug)]
@@ -46,7 +50,7 @@ impl StreamConnection {
         role: &mut R,
         from: NodeId,
         mut landed: impl FnMut(&mut R, &Header),
-    ) -> Result<bool, ReceiveError> {
+    ) -> Result<(), ReceiveError> {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.landed.clear();
         scratch.places.clear();
@@ -96,7 +100,7 @@ impl StreamConnection {
         arriving: Arriving,
         memory: &mut [u8],
         scratch: &mut Scratch,
-    ) -> Result<bool, ReceiveError> {
+    ) -> Result<(), ReceiveError> {
         let Scratch { places, slots, landed } = scratch;
         let Arriving { mut header, mut received } = arriving;
         if self.filled > 0 {
@@ -105,22 +109,23 @@ impl StreamConnection {
             memory[start..start + received].copy_from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + received]);
             self.filled = 0;
         }
+        self.look_ahead = LOOK_AHEAD;
         slots.resize(places.len(), [0; SLOT_BYTES]);
-        let (asked, read) = {
+        let read = {
             let tail: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
+            let tail = &mut tail[..LOOK_AHEAD];
             let mut slices = gather(memory, places, slots, received, tail);
-            let asked: usize = slices.iter().map(|slice| slice.len()).sum();
-            let Stream::Tcp(stream) = &mut self.stream else { return Ok(false) };
-            (asked, stream.read_vectored(&mut slices))
+            let Stream::Tcp(stream) = &mut self.stream else { return Ok(()) };
+            stream.read_vectored(&mut slices)
         };
         let count = match read {
             Ok(0) => {
                 return Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed")));
             }
             Ok(count) => count,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Err(error) if is_passing(&error) => {
                 self.arriving = Some(Arriving { header, received });
-                return Ok(error.kind() == ErrorKind::Interrupted);
+                return Ok(());
             }
             Err(error) => return Err(ReceiveError::Io(error)),
         };
@@ -132,7 +137,7 @@ impl StreamConnection {
             left -= taken;
             if received < total {
                 self.arriving = Some(Arriving { header, received });
-                return Ok(count == asked);
+                return Ok(());
             }
             landed.push(header);
             let Some(next) = places.get(index + 1) else { break };
@@ -148,13 +153,13 @@ impl StreamConnection {
                 Some(found) => (header, received) = (found, 0),
                 None => {
                     self.put_back(&head[..here], &places[index + 1..], memory, &slots[index + 1..], left);
-                    return Ok(count == asked);
+                    return Ok(());
                 }
             }
         }
         // What is behind the last place that was foreseen came into the receive buffer.
         self.filled = left;
-        Ok(count == asked)
+        Ok(())
     }
 
     /// Bytes that were read to places where they do not belong become the beginning of the receive buffer.

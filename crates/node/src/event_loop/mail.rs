@@ -1,0 +1,63 @@
+//! Letters of the in-memory transport.
+
+use super::connection::{Connection, State, Wire};
+use super::greeting::{Greeting, greet_hello};
+use super::{EventLoop, Peer, RoleCell};
+use crate::clock;
+use crate::transport::memory::Letter;
+use paramill_core::role::{Lost, Role};
+
+impl<C: RoleCell> EventLoop<C> {
+    /// Handles letters of the in-memory transport.
+    pub(super) fn read_mail(&mut self) {
+        let now = clock::now();
+        for letter in self.setup.mailbox.take() {
+            match letter {
+                Letter::Connect { channel, hello, reply_to } => {
+                    let Greeting { answer, replaced } =
+                        self.cell.with(|role| greet_hello(role, now, &hello, &self.peers));
+                    if let Some(old) = replaced {
+                        self.forget(old);
+                    }
+                    match answer {
+                        Ok(welcome) => {
+                            self.next_key += 1;
+                            let key = self.next_key;
+                            let state = State::Open { peer: welcome.you };
+                            let wire = Wire::Memory { to: reply_to.clone(), channel: Some(channel) };
+                            self.connections.insert(key, Connection::new(wire, state));
+                            self.peers.insert(welcome.you, Peer { key, incarnation: welcome.incarnation });
+                            reply_to.put(Letter::Accepted { channel, peer_channel: key, welcome });
+                        }
+                        Err(refusal) => reply_to.put(Letter::Refused { channel, refusal }),
+                    }
+                }
+                Letter::Accepted { channel, peer_channel, welcome } => {
+                    let Some(connection) = self.connections.get_mut(&channel) else { continue };
+                    if let (State::AwaitWelcome { peer, .. }, Wire::Memory { channel: end, .. }) =
+                        (&connection.state, &mut connection.wire)
+                    {
+                        let peer = *peer;
+                        *end = Some(peer_channel);
+                        connection.state = State::Open { peer };
+                        self.peers.insert(peer, Peer { key: channel, incarnation: 0 });
+                        self.cell.with(|role| role.handle_connected(now, peer, &welcome));
+                    }
+                }
+                Letter::Refused { channel, refusal } => {
+                    self.drop_connection(channel, &Lost::Refused(refusal))
+                }
+                Letter::Frame { channel, header, payload } => {
+                    if let Some(State::Open { peer }) =
+                        self.connections.get(&channel).map(|found| &found.state)
+                    {
+                        self.cell.with(|role| role.handle_frame(now, *peer, &header, &payload));
+                    }
+                }
+                Letter::Closed { channel } => {
+                    self.drop_connection(channel, &Lost::Broken("the peer closed".into()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Receiving: whose bytes are taken next, and what becomes of them.
+
+use super::connection::{Connection, State, Wire};
+use super::greeting::{greet, welcomed};
+use super::{EventLoop, Peer, RoleCell};
+use crate::clock;
+use crate::transport::stream::ReceiveError;
+use paramill_core::limits;
+use paramill_core::role::{Lost, Role};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Kind, Refusal, WireError};
+use rustix::event::epoll;
+
+/// Bytes that a peer may be ahead of another before it is passed over: so much stays in the nearest caches.
+const LONGEST_LEAD: u64 = 128 << 10;
+
+impl<C: RoleCell> EventLoop<C> {
+    /// A connection can be read or written.
+    pub(super) fn serve(&mut self, key: u64, flags: epoll::EventFlags) {
+        if flags.intersects(epoll::EventFlags::OUT) {
+            self.finish_connecting(key);
+            self.mark_dirty(key);
+        }
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(readable) {
+            self.readable.push(key);
+        }
+    }
+
+    /// Reads once from every connection that has something, and goes on with frames that were received and not handled.
+    /// Peers that are far ahead of another one are passed over: what they bring would only wait for the other's, and
+    /// would not be in the cache any more when that comes. They have their turn when those behind have nothing.
+    pub(super) fn read_ready(&mut self) {
+        let mut ready = std::mem::take(&mut self.readable);
+        for _ in 0..self.leftovers.len() {
+            let key = self.leftovers.remove(0);
+            match self.connections.get(&key) {
+                Some(connection) if connection.has_leftovers() && !ready.contains(&key) => ready.push(key),
+                // Its answers have to leave first.
+                Some(_) => self.leftovers.push(key),
+                None => {}
+            }
+        }
+        let behind = match ready.len() {
+            0 | 1 => None,
+            _ => ready.iter().filter_map(|key| self.progress(*key)).min(),
+        };
+        for key in ready.drain(..) {
+            let is_far_ahead = match (behind, self.progress(key)) {
+                (Some(least), Some(progress)) => progress > least.saturating_add(LONGEST_LEAD),
+                _ => false,
+            };
+            match is_far_ahead {
+                false => self.read_some(key),
+                true => self.keep_leftovers(key),
+            }
+        }
+        self.readable = ready;
+    }
+
+    /// How far a peer's work is, for one of which order matters.
+    fn progress(&mut self, key: u64) -> Option<u64> {
+        match self.connections.get(&key)?.state {
+            State::Open { peer } => self.cell.with(|role| role.progress(peer)),
+            _ => None,
+        }
+    }
+
+    fn read_some(&mut self, key: u64) {
+        if let Err(why) = self.read(key) {
+            return self.drop_connection(key, &why);
+        }
+        self.keep_leftovers(key);
+    }
+
+    /// Frames that were received and not handled are for the next turn.
+    fn keep_leftovers(&mut self, key: u64) {
+        let has_leftovers = self.connections.get(&key).is_some_and(Connection::has_unhandled);
+        if has_leftovers && !self.leftovers.contains(&key) {
+            self.leftovers.push(key);
+        }
+    }
+
+    /// Reads once from a connection.
+    fn read(&mut self, key: u64) -> Result<(), Lost> {
+        let EventLoop { cell, setup, connections, peers, .. } = self;
+        let Some(connection) = connections.get_mut(&key) else { return Ok(()) };
+        let is_congested = connection.is_congested();
+        let Connection { wire: Wire::Stream(stream), state, closing, .. } = connection else {
+            return Ok(());
+        };
+        if is_congested {
+            return Ok(());
+        }
+        let now = clock::now();
+        // Bytes are copied out of the kernel before the role is taken, since an application's thread may want it; but
+        // for those that go straight to where the role has its memory.
+        let filled = match state {
+            _ if stream.has_leftovers() => Ok(()),
+            State::Open { peer } if stream.is_amid_payload() => cell.with(|role| {
+                stream.fill_landing(role, *peer, |role, header| role.handle_landed(now, *peer, header))
+            }),
+            _ => stream.fill(),
+        };
+        let mut reply = None;
+        let mut replaced = None;
+        let mut opened = None;
+        let mut refused = None;
+        let is_stranger = matches!(state, State::AwaitHello { .. });
+        let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
+        let received = filled.and_then(|()| {
+            cell.with(|role| {
+                stream.handle(limit, |header, payload| {
+                    match state {
+                        State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                        State::AwaitHello { .. } => {
+                            let greeting = greet(role, now, header, payload, peers);
+                            replaced = greeting.replaced;
+                            match greeting.answer {
+                                Ok(welcome) => {
+                                    reply = Some(frame(Kind::Welcome, &welcome));
+                                    opened = Some((welcome.you, welcome.incarnation));
+                                    *state = State::Open { peer: welcome.you };
+                                }
+                                Err(refusal) => {
+                                    reply = Some(frame(Kind::Error, &refusal));
+                                    *closing = true;
+                                    *state = State::Refused;
+                                }
+                            }
+                        }
+                        State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                            Ok(welcome) => {
+                                opened = Some((*peer, 0));
+                                role.handle_connected(now, *peer, &welcome);
+                                *state = State::Open { peer: *peer };
+                            }
+                            Err(lost) => refused = Some(lost),
+                        },
+                        State::Refused | State::Connecting { .. } => {}
+                    }
+                    // Answers are taken before more is asked for; so are those to the first words.
+                    role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
+                })
+            })
+        });
+        let outcome = match (received, refused) {
+            (_, Some(lost)) => Err(lost),
+            (Ok(()), None) => Ok(()),
+            // A stranger is told why before it is hung up on: its user has to install another release.
+            (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
+                (setup.log)(&format!("refused a connection: {error}"));
+                reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
+                *closing = true;
+                *state = State::Refused;
+                Ok(())
+            }
+            (Err(ReceiveError::Wire(error @ WireError::Version { .. })), None) => {
+                Err(Lost::Refused(Refusal { reason: error.to_string(), retry: false }))
+            }
+            (Err(error), None) => Err(Lost::Broken(error.to_string())),
+        };
+        let has_reply = reply.is_some();
+        if let Some(reply) = reply {
+            stream.queue(reply);
+        }
+        if opened.is_some() {
+            stream.opened();
+        }
+        if let Some(old) = replaced {
+            self.forget(old);
+        }
+        if let Some((peer, incarnation)) = opened {
+            self.peers.insert(peer, Peer { key, incarnation });
+        }
+        if has_reply {
+            self.mark_dirty(key);
+        }
+        outcome
+    }
+}

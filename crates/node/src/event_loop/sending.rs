@@ -1,0 +1,153 @@
+//! Carrying out what the role says, and moving its frames to the sockets.
+
+use super::connection::{State, Wire};
+use super::injected::Trouble;
+use super::{EventLoop, Late, Peer, RoleCell};
+use crate::clock;
+use crate::transport::memory::Letter;
+use crate::transport::stream::Flushed;
+use paramill_core::role::{Body, Frame, Lost, Output, Role};
+use paramill_core::types::{NodeId, Time};
+use rustix::event::epoll;
+use std::io;
+
+impl<C: RoleCell> EventLoop<C> {
+    /// Drains the role's outputs and moves bytes.
+    pub(super) fn carry_out(&mut self) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.cell.with(|role| outputs.extend(std::iter::from_fn(|| role.poll_output())));
+        for output in outputs.drain(..) {
+            match output {
+                Output::Connect { peer, address } => self.connect(peer, &address),
+                Output::Send { to, frame } => self.send(to, frame),
+                Output::Disconnect { peer } => {
+                    if let Some(key) = self.peers.get(&peer).map(|found| found.key) {
+                        if let Some(connection) = self.connections.get_mut(&key) {
+                            connection.closing = true;
+                        }
+                        self.mark_dirty(key);
+                    }
+                }
+                Output::Log(line) => (self.setup.log)(&line),
+                Output::Stop { error } => self.end(error),
+            }
+        }
+        self.outputs = outputs;
+        self.flush_dirty();
+    }
+
+    /// Sends a frame, unless a fault says otherwise.
+    pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
+        let key = match self.last_sent {
+            Some((peer, key)) if peer == to => key,
+            _ => {
+                let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+                self.last_sent = Some((to, key));
+                key
+            }
+        };
+        if self.injected.is_idle() {
+            return self.dispatch(key, frame);
+        }
+        let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame) };
+        let now = clock::now();
+        // What follows a frame that is held waits behind it.
+        if let Some(leaves) = self.connections.get(&key).and_then(|connection| connection.held_at(now)) {
+            return self.make_late(leaves, key, frame);
+        }
+        match self.injected.fate(me, to, &frame.header) {
+            None => self.dispatch(key, frame),
+            Some(Trouble::Hold(duration)) => {
+                let Some(connection) = self.connections.get_mut(&key) else { return };
+                let leaves = connection.hold(now + duration);
+                self.make_late(leaves, key, frame);
+            }
+            Some(Trouble::Late(duration)) => self.make_late(now + duration, key, frame),
+            Some(Trouble::Reset) => self.drop_connection(key, &Lost::Broken("reset as injected".into())),
+        }
+    }
+
+    /// Keeps a frame, with its bytes as they are now, until it is time.
+    pub(super) fn make_late(&mut self, leaves: Time, key: u64, frame: Frame) {
+        let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+        let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+        self.next_key += 1;
+        self.late.insert((leaves, self.next_key), Late { key, frame });
+    }
+
+    pub(super) fn send_late(&mut self, now: Time) {
+        while let Some(entry) = self.late.first_entry()
+            && entry.key().0 <= now
+        {
+            let Late { key, frame } = entry.remove();
+            self.dispatch(key, frame);
+        }
+    }
+
+    /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
+    pub(super) fn dispatch(&mut self, key: u64, frame: Frame) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        match &mut connection.wire {
+            Wire::Stream(stream) => {
+                stream.queue(frame);
+                if !std::mem::replace(&mut connection.dirty, true) {
+                    self.dirty.push(key);
+                }
+            }
+            Wire::Memory { to, channel: Some(channel) } => {
+                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
+                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
+            }
+            Wire::Memory { channel: None, .. } => {}
+        }
+    }
+
+    /// Something waits to be written to this connection, or it is to be looked at for another reason.
+    pub(super) fn mark_dirty(&mut self, key: u64) {
+        if let Some(connection) = self.connections.get_mut(&key)
+            && !std::mem::replace(&mut connection.dirty, true)
+        {
+            self.dirty.push(key);
+        }
+    }
+
+    /// Writes what waits, and watches for room where a socket is full.
+    pub(super) fn flush_dirty(&mut self) {
+        for _ in 0..self.dirty.len() {
+            let key = self.dirty.remove(0);
+            match self.flush(key) {
+                Ok(Flushed::Enough) => self.mark_dirty(key),
+                Ok(Flushed::Done | Flushed::Blocked) => {}
+                Err(lost) => self.drop_connection(key, &lost),
+            }
+        }
+    }
+
+    pub(super) fn flush(&mut self, key: u64) -> Result<Flushed, Lost> {
+        let Some(connection) = self.connections.get_mut(&key) else { return Ok(Flushed::Done) };
+        connection.dirty = false;
+        let is_connecting = matches!(connection.state, State::Connecting { .. });
+        let closed = || Err(Lost::Broken("closed".into()));
+        let Wire::Stream(stream) = &mut connection.wire else {
+            return if connection.closing { closed() } else { Ok(Flushed::Done) };
+        };
+        let broken = |error: io::Error| Lost::Broken(error.to_string());
+        let flushed = match is_connecting {
+            true => Flushed::Blocked,
+            false => stream.flush(self.cell.lend()).map_err(broken)?,
+        };
+        if flushed == Flushed::Done && connection.closing {
+            return closed();
+        }
+        let mut wanted = epoll::EventFlags::empty();
+        wanted.set(epoll::EventFlags::IN, !(connection.accepted && stream.is_congested()));
+        wanted.set(epoll::EventFlags::OUT, flushed == Flushed::Blocked);
+        if wanted != connection.watched {
+            connection.watched = wanted;
+            let data = epoll::EventData::new_u64(key);
+            epoll::modify(&self.epoll, stream.descriptor(), data, wanted)
+                .map_err(|error| broken(error.into()))?;
+        }
+        Ok(flushed)
+    }
+}
