@@ -165,5 +165,6 @@ def test_what_is_no_url() -> None:
 
 
 def test_codecs_that_do_not_exist_are_refused() -> None:
-    with pm.init() as job, pytest.raises(errors.PolicyError, match="codec"):
+    with pm.init() as job, pytest.raises(pm.ParamillError, match="codec"):
         job.table("w", init=[0.0], codec="no-such-codec")
+        job.start()

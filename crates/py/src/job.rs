@@ -326,9 +326,6 @@ impl Drop for Job {
     }
 }
 
-/// What is said to those who ask for one.
-pub(crate) const NO_CODECS: &str = "this release has no codecs; leave `codec` out";
-
 /// Policies of one table, as texts.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -343,10 +340,7 @@ struct Policies {
 
 impl Policies {
     fn into_override(self) -> PyResult<Option<PolicyOverride>> {
-        if self.codec.is_some() {
-            return Err(raise("PolicyError", NO_CODECS));
-        }
-        let texts = serde_json::json!({
+        let mut texts = serde_json::json!({
             "table": "",
             "sync": self.sync,
             "optimizer": self.optimizer,
@@ -354,6 +348,9 @@ impl Policies {
             "order": self.order,
             "nonfinite": self.nonfinite,
         });
+        if let Some(codec) = self.codec {
+            texts["codec"] = codec.into();
+        }
         let policy: PolicyOverride =
             serde_json::from_value(texts).map_err(|error| raise("PolicyError", error))?;
         Ok((policy != PolicyOverride::default()).then_some(policy))

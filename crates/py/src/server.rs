@@ -2,7 +2,6 @@
 
 use crate::condition;
 use crate::errors::raise;
-use crate::job::NO_CODECS;
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::optimizer::OptimizerPolicy;
@@ -19,7 +18,6 @@ pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
     let canonical = match axis {
         "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
         "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
-        "codec" => return Err(raise("PolicyError", NO_CODECS)),
         other => return Err(raise("PolicyError", format!("no policy is called `{other}`"))),
     };
     canonical.map_err(|error| raise("PolicyError", error))
