@@ -40,9 +40,14 @@ def test_a_missing_worker_is_a_deadline(serve: Callable[..., str]) -> None:
 def test_ctrl_c_ends_a_wait(serve: Callable[..., str]) -> None:
     job = pm.init(serve(2), timeout=60)
     job.table("w", init=[0.0])
+    # A shell's background jobs ignore the signal, and the tests may be in one.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        job.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            job.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
     job._abandon()
 
 
