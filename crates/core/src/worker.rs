@@ -25,7 +25,7 @@ use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Outbox, Output};
 use crate::status::{Status, WorkerReport};
-use crate::store::{Allocate, Buffer, Heap};
+use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::table::{NonFinite, TableSpec};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::{Control, Kind, Plan};
@@ -337,7 +337,6 @@ impl Worker {
             }
         };
         local.pushed = Some(clock);
-        let landing = if want_params { local.landing(&*self.memory) } else { None };
         let rows = match gradient {
             Gradient::Dense(_) => None,
             Gradient::Rows { rows, .. } => Some(Arc::new(rows.to_vec())),
@@ -346,6 +345,7 @@ impl Worker {
         let shards = local.shard_count();
         let what = Purpose::Push { table: index, clock };
         let ticket = self.ticket(now, what, shards, if want_params { shards } else { 0 });
+        let landing = if want_params { self.landing_for(index, ticket) } else { None };
         let pending = self.tickets.get_mut(&ticket).expect("made above");
         pending.partial = partial;
         pending.clock = clock + 1;
@@ -383,7 +383,6 @@ impl Worker {
         };
         let elements: usize = per_shard.iter().map(|(_, rows)| rows.len()).sum::<usize>() * local.row_width();
         let partial = local.partial.is_some() && !options.now && options.rows.is_none();
-        let landing = if options.rows.is_none() { local.landing(&*self.memory) } else { None };
         let requests: Vec<_> = match local.spec.rows {
             true => per_shard
                 .iter()
@@ -394,6 +393,7 @@ impl Worker {
             false => per_shard.iter().map(|(shard, _)| (*shard, None)).collect(),
         };
         let ticket = self.ticket(now, Purpose::Pull { table: index, clock }, 0, requests.len());
+        let landing = if options.rows.is_none() { self.landing_for(index, ticket) } else { None };
         let pending = self.tickets.get_mut(&ticket).expect("made above");
         pending.rows = vec![0.0; elements];
         pending.clock = clock;
@@ -482,6 +482,13 @@ impl Worker {
     /// Forgets a ticket that is due (or no longer wanted) and returns the rows that it brought.
     pub fn redeem(&mut self, ticket: Ticket) -> Vec<f32> {
         let rows = self.tickets.get_mut(&ticket).map(|pending| std::mem::take(&mut pending.rows));
+        if let Some(&Purpose::Push { table, .. } | &Purpose::Pull { table, .. }) =
+            self.tickets.get(&ticket).map(|pending| &pending.what)
+            && self.tables[table].landing_owner() == Some(ticket)
+        {
+            // It is given up, and what still comes of it is taken chunk by chunk.
+            self.share_landing(table);
+        }
         for slab in self.redeem_slabs(ticket) {
             self.give_back(slab);
         }
@@ -555,6 +562,25 @@ impl Worker {
     fn next_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    /// Where the answer to a pull of a whole table may be put by servers that share memory with this process.
+    fn landing_for(&mut self, index: usize, ticket: Ticket) -> Option<Place> {
+        self.share_landing(index);
+        let is_only = !self.requests.values().any(|request| request.table == index && request.wants_params());
+        self.tables[index].landing(&*self.memory, ticket, is_only)
+    }
+
+    /// Another pull comes beside the one that has a table's landing to itself, or not all of its answer may come.
+    fn share_landing(&mut self, index: usize) {
+        let local = &mut self.tables[index];
+        let Some(owner) = local.landing_owner() else { return };
+        let requests = &self.requests;
+        let is_owners = |request: &&Request| request.table == index && request.ticket == owner;
+        local.disown_landing(|shard| {
+            let mut own = requests.values().filter(is_owners).filter(|request| request.wants_params());
+            own.find(|request| request.shard == shard).map_or(usize::MAX, Request::received)
+        });
     }
 
     /// Files a request and sends it if its server is connected.

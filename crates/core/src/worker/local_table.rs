@@ -1,7 +1,7 @@
 //! A table as a worker holds it: parameters as last pulled, and memory for gradients under way.
 
 use super::encoding::TableCodecs;
-use super::{Gradient, WorkerError};
+use super::{Gradient, Ticket, WorkerError};
 use crate::consistency::PartialPull;
 use crate::store::{Allocate, Buffer, Place};
 use crate::table::{Chunk, NonFinite, TableSpec};
@@ -14,6 +14,14 @@ const SPARE_BUFFERS: usize = 2;
 
 /// Rows that one shard holds, each with its place in what the application asked for.
 pub(super) type ShardRows = (ShardId, Vec<(u32, u32)>);
+
+/// Where servers that share memory with this process put answers, before they become the values: those may be in use.
+#[derive(Debug)]
+struct LandingPlace {
+    buffer: Arc<Buffer>,
+    /// The only pull under way, and how many servers' answers to it are not whole.
+    owner: Option<(Ticket, usize)>,
+}
 
 #[derive(Debug)]
 pub(super) struct LocalTable {
@@ -35,9 +43,7 @@ pub(super) struct LocalTable {
     pub(super) returned: Option<Arc<Buffer>>,
     /// Stands where values are lent.
     nothing: Arc<Buffer>,
-    /// Where servers that share memory with this process put answers, before they become the values: those may be in
-    /// use.
-    landing: Option<Buffer>,
+    landing: Option<LandingPlace>,
     pub(super) codecs: TableCodecs,
 }
 
@@ -116,13 +122,63 @@ impl LocalTable {
         std::mem::replace(&mut self.values, self.nothing.clone())
     }
 
-    /// Where an answer may be put by a server that shares memory with this process.
-    pub(super) fn landing(&mut self, memory: &dyn Allocate) -> Option<Place> {
+    /// Where the answer to a pull may be put by servers that share memory with this process. The pull may be the only one
+    /// under way; then the place becomes the values when it is whole, and nothing is copied.
+    pub(super) fn landing(&mut self, memory: &dyn Allocate, ticket: Ticket, is_only: bool) -> Option<Place> {
         if self.codecs.answer.is_some() {
             return None;
         }
         self.values.place()?;
-        self.landing.get_or_insert_with(|| memory.zeroed(self.values.len())).place()
+        let len = self.values.len();
+        let fresh = || LandingPlace { buffer: Arc::new(memory.zeroed(len)), owner: None };
+        let landing = self.landing.get_or_insert_with(fresh);
+        if Arc::get_mut(&mut landing.buffer).is_none() {
+            // These were the values, and somebody still reads them.
+            *landing = fresh();
+        }
+        if is_only && self.partial.is_none() {
+            landing.owner = Some((ticket, self.by_shard.len()));
+        }
+        landing.buffer.place()
+    }
+
+    /// The pull whose answer will become the values whole.
+    pub(super) fn landing_owner(&self) -> Option<Ticket> {
+        self.landing.as_ref()?.owner.map(|(ticket, _)| ticket)
+    }
+
+    /// Where chunks of the answer to a pull are put.
+    pub(super) fn target(&mut self, ticket: Ticket) -> &mut Arc<Buffer> {
+        match &mut self.landing {
+            Some(LandingPlace { buffer, owner: Some((owner, _)) }) if *owner == ticket => buffer,
+            _ => &mut self.values,
+        }
+    }
+
+    /// One server's answer to a pull is whole.
+    pub(super) fn note_answer(&mut self, ticket: Ticket) {
+        let Some(LandingPlace { buffer, owner }) = &mut self.landing else { return };
+        let Some((_, left)) = owner.as_mut().filter(|(owner, _)| *owner == ticket) else { return };
+        *left -= 1;
+        if *left == 0 {
+            *owner = None;
+            std::mem::swap(buffer, &mut self.values);
+        }
+    }
+
+    /// The landing belongs to no pull alone any more: what each shard has put there becomes values, and what follows does
+    /// so chunk by chunk.
+    pub(super) fn disown_landing(&mut self, received: impl Fn(ShardId) -> usize) {
+        let Some(LandingPlace { buffer, owner }) = &mut self.landing else { return };
+        *owner = None;
+        let values = Arc::make_mut(&mut self.values).as_mut_slice();
+        for (shard, numbers) in &self.by_shard {
+            for &number in numbers.iter().take(received(*shard)) {
+                let Chunk { start, len, .. } = self.chunks[number as usize];
+                let range = start as usize..start as usize + len as usize;
+                values[range.clone()].copy_from_slice(&buffer.as_slice()[range]);
+            }
+        }
     }
 
     pub(super) fn check_not_lent(&self) -> Result<(), WorkerError> {
@@ -237,7 +293,7 @@ impl LocalTable {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let landing = self.landing.as_ref().map_or(0, Buffer::memory_bytes);
+        let landing = self.landing.as_ref().map_or(0, |landing| landing.buffer.memory_bytes());
         landing
             + self.codecs.memory_bytes()
             + self.values.memory_bytes()

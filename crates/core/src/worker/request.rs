@@ -72,6 +72,11 @@ impl Request {
         self
     }
 
+    /// Chunks of the answer that are here.
+    pub(super) fn received(&self) -> usize {
+        self.received
+    }
+
     /// Whether the server must get it even when nobody waits for it any more.
     pub(super) fn must_be_sent(&self) -> bool {
         match self.what {
@@ -303,11 +308,12 @@ impl Request {
             return None;
         }
         let range = chunk.start as usize..chunk.start as usize + values.len();
+        let target = table.target(self.ticket);
         // An empty table is lent, and nobody waits for this answer any more.
         let is_there = |there: &[f32]| there.as_ptr() == values.as_ptr();
-        let is_in_place = table.values.as_slice().get(range.clone()).is_none_or(is_there);
+        let is_in_place = target.as_slice().get(range.clone()).is_none_or(is_there);
         if !is_late && !is_in_place {
-            Arc::make_mut(&mut table.values).as_mut_slice()[range].copy_from_slice(values);
+            Arc::make_mut(target).as_mut_slice()[range].copy_from_slice(values);
         }
         Some((1, table.chunks_of(self.shard).len()))
     }

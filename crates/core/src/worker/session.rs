@@ -98,6 +98,7 @@ impl Worker {
             return;
         }
         if taken.is_ok() {
+            local.note_answer(ticket);
             // Who answers a push with what follows from it has it.
             self.take_acknowledgement(from, id);
         }
@@ -286,6 +287,7 @@ impl Worker {
 
     fn set_sync(&mut self, glob: &str, sync: &str) {
         let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, sync) else { return };
+        (0..self.tables.len()).for_each(|index| self.share_landing(index));
         let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
         matched.for_each(|table| table.partial = policy.model.partial_pull());
         self.gate.set_blocks(&self.tables);

@@ -3,6 +3,7 @@
 mod aggregation;
 mod ahead;
 mod codecs;
+mod landing;
 mod membership;
 mod psp;
 mod pump;
