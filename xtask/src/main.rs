@@ -1,5 +1,6 @@
-//! Development commands, run as `cargo xtask NAME`. They need nothing but cargo.
+//! Development commands, run as `cargo xtask NAME`. They need nothing but cargo; those about the Python package need Python.
 
+mod python;
 mod stages;
 mod tidy;
 
@@ -14,7 +15,10 @@ Usage: cargo xtask COMMAND
 
 Commands:
   test          Everything that must pass before a change is merged, stage by stage:
-                format, tidy, dependencies, lint, tests, documentation
+                format, tidy, dependencies, lint, tests, documentation, python.
+                With --skip-python without the last, which installs torch (about 5 GB) once
+  python        Only the Python package: builds its wheel into a virtual environment and tests it there
+  wheel         The wheel to give to others
   tidy          Only the rules of the house: file sizes, names, purity of core, links, dependencies
   lint          Only clippy, with warnings as errors
   fmt           Format all code; with --check only say what would change
@@ -30,6 +34,9 @@ fn main() -> ExitCode {
     };
     let outcome = match arguments.as_slice() {
         ["test"] => stages::run(&root, stages::ALL),
+        ["test", "--skip-python"] => stages::without_python().and_then(|stages| stages::run(&root, stages)),
+        ["python"] => stages::run(&root, &[stages::PYTHON]),
+        ["wheel"] => stages::run(&root, &[stages::WHEEL]),
         ["tidy"] => stages::run(&root, &[stages::TIDY]),
         ["lint"] => stages::run(&root, &[stages::SETUP, stages::LINT]),
         ["fmt"] => stages::run(&root, &[stages::SETUP, stages::FORMAT]),

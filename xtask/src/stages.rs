@@ -1,6 +1,6 @@
 //! The stages of `cargo xtask test`: each a name, a command that runs it alone, and a function.
 
-use crate::tidy;
+use crate::{python, tidy};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -47,9 +47,22 @@ const DOC: Stage = Stage {
     alone: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps",
     run: |root| cargo(root, &["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")]),
 };
+/// The Python package.
+pub(crate) const PYTHON: Stage = Stage { name: "python", alone: "cargo xtask python", run: python::test };
+/// Its wheel.
+pub(crate) const WHEEL: Stage = Stage { name: "wheel", alone: "cargo xtask wheel", run: python::wheel };
 
 /// Quick stages first, so that a slip is known in seconds.
-pub(crate) const ALL: &[Stage] = &[SETUP, FORMAT_CHECK, TIDY, DENY, LINT, TEST, DOC];
+pub(crate) const ALL: &[Stage] = &[SETUP, FORMAT_CHECK, TIDY, DENY, LINT, TEST, DOC, PYTHON];
+
+/// All but the tests of the Python package, for machines without Python or without room for torch. CI has both.
+pub(crate) fn without_python() -> Result<&'static [Stage]> {
+    if std::env::var_os("CI").is_some() {
+        bail!("CI runs the tests of the Python package too; leave --skip-python out");
+    }
+    eprintln!("the tests of the Python package are left out; `cargo xtask python` runs them");
+    Ok(&ALL[..ALL.len() - 1])
+}
 
 /// Runs stages in order, stops at the first that fails, and says how long each took.
 pub(crate) fn run(root: &Path, stages: &[Stage]) -> Result<()> {

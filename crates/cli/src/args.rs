@@ -274,8 +274,11 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "ID")]
     pub(crate) server: Option<u32>,
     /// The consistency model from now on.
-    #[arg(long, value_name = "S")]
-    pub(crate) sync: String,
+    #[arg(long, value_name = "S", required_unless_present = "optimizer")]
+    pub(crate) sync: Option<String>,
+    /// The optimizer's parameters from now on, such as adamw:lr=1e-4; the rule stays what it is.
+    #[arg(long, value_name = "O")]
+    pub(crate) optimizer: Option<String>,
 }
 
 /// List every component that can be named, with its parameters.

@@ -220,6 +220,8 @@ fn a_running_job_can_be_asked_and_changed() {
     let set = paramill(&["set", &url, "--table", "*", "--server", "0", "--sync", "ssp:s=3"]);
     assert!(set.status.success(), "{}", text(&set.stderr));
     assert_eq!(text(&set.stdout), "4 tables now use ssp:s=3 on server 0\n");
+    let other = paramill(&["set", &url, "--optimizer", "lars:lr=1"]);
+    assert!(text(&other.stderr).contains("but not the rule"), "{}", text(&other.stderr));
     let shown = text(&paramill(&["status", &url]).stdout);
     assert!(shown.contains("running with 2 workers") && shown.contains("ssp:s=3"), "{shown}");
     let wrong = paramill(&["set", &url, "--sync", "sps"]);

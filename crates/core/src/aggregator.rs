@@ -149,6 +149,8 @@ impl Aggregator {
                 let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
                 self.set_sync(rule);
             }
+            // Gradients are added up the same way, whatever steps are made with them.
+            Control::SetOptimizer { .. } => {}
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }

@@ -205,17 +205,29 @@ impl Coordinator {
     fn handle_command(&mut self, now: Time, asker: NodeId, message: Control) {
         match message {
             Control::StatusQuery => self.query_status(now, asker),
-            Control::SetSync { table, server, sync } => match self.set_sync(now, table, server, sync) {
-                Ok(sentence) => {
+            Control::SetSync { table, server, sync } => {
+                let outcome = self.set_sync(now, table, server, sync);
+                if let Ok(sentence) = &outcome {
                     self.log(sentence.clone());
-                    self.send(asker, &Control::Done(sentence));
                 }
-                Err(message) => {
-                    let fault = Fault { cause: Cause::Policy, message };
-                    self.outputs.push_back(Output::Send { to: asker, frame: frame(Kind::Error, &fault) });
-                }
-            },
+                self.answer_change(asker, outcome);
+            }
+            // A learning rate may follow a schedule from step to step: that is not news.
+            Control::SetOptimizer { table, server, optimizer } => {
+                let outcome = self.set_optimizer(table, server, optimizer);
+                self.answer_change(asker, outcome);
+            }
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
+        }
+    }
+
+    fn answer_change(&mut self, asker: NodeId, outcome: Result<String, String>) {
+        match outcome {
+            Ok(sentence) => self.send(asker, &Control::Done(sentence)),
+            Err(message) => {
+                let fault = Fault { cause: Cause::Policy, message };
+                self.outputs.push_back(Output::Send { to: asker, frame: frame(Kind::Error, &fault) });
+            }
         }
     }
 

@@ -14,6 +14,7 @@ use crate::address::Addresses;
 use crate::consistency::{PullOutcome, Released, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
+use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
@@ -479,6 +480,9 @@ impl Shard {
             Control::Plan(plan) => self.take_plan(*plan),
             Control::Members { workers, .. } => self.take_members(now, &workers),
             Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
+            Control::SetOptimizer { table, server, optimizer } => {
+                self.set_optimizer(&table, server, &optimizer);
+            }
             Control::ReportRequest => self.send_report(now),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => {
@@ -576,6 +580,20 @@ impl Shard {
             }
         }
         self.send_report(now);
+    }
+
+    fn set_optimizer(&mut self, glob: &str, server: Option<ServerId>, text: &str) {
+        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+            return;
+        }
+        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
+            let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
+            if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+                let line =
+                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+                self.outputs.push_back(Output::Log(line));
+            }
+        }
     }
 
     /// Something is wrong here: the coordinator is told, so that the job ends with the reason.

@@ -106,6 +106,21 @@ impl Admin {
         }
     }
 
+    /// Changes parameters of the optimizer of the tables that match, on one server or on all. The rule stays. Servers
+    /// follow it soon; a status that is asked for next comes after that. The answer is a sentence.
+    pub fn set_optimizer(
+        &mut self,
+        table: &str,
+        server: Option<ServerId>,
+        optimizer: &str,
+    ) -> Result<String, AdminError> {
+        let optimizer = optimizer.into();
+        match self.ask(&Control::SetOptimizer { table: table.into(), server, optimizer })? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
     fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {
         self.send(frame(Kind::Control, message))?;
         match self.receive()? {

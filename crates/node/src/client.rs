@@ -19,6 +19,7 @@
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::identity::Identity;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -37,7 +38,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub use paramill_core::table::TableSpec;
+pub use paramill_core::store::Buffer;
+pub use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TableSpec};
 pub use paramill_core::types::{TableId, WorkerId};
 pub use paramill_core::worker::{Gradient, Slab, WorkerError};
 
@@ -124,16 +126,22 @@ impl JobOptions {
         JobOptions { memory: Some(hub.clone()), ..JobOptions::at(url) }
     }
 
-    /// Joins the job that `paramill launch` named in the environment.
+    /// Joins the job that the environment names, under the rank that its launcher gave.
     pub fn from_environment() -> Result<JobOptions, ClientError> {
-        let problem = |name: &str, why: &str| ClientError::Environment(format!("{name} {why}"));
-        let url = std::env::var(env_vars::URL)
-            .map_err(|_| problem(env_vars::URL, "is not set; start this program with `paramill launch`"))?;
+        let url = std::env::var(env_vars::URL).map_err(|_| {
+            ClientError::Environment(format!(
+                "{} is not set; start this program with `paramill launch`",
+                env_vars::URL
+            ))
+        })?;
         let url = url.parse().map_err(|error| problem(env_vars::URL, &format!("{error}")))?;
-        let rank = match std::env::var(env_vars::RANK) {
-            Ok(text) => Some(WorkerId(text.parse().map_err(|_| problem(env_vars::RANK, "is not a number"))?)),
-            Err(_) => None,
-        };
+        JobOptions::at_with_environment(url)
+    }
+
+    /// Joins the job at `url`, with all else as the environment says.
+    pub fn at_with_environment(url: JobUrl) -> Result<JobOptions, ClientError> {
+        let identity = Identity::from_environment().map_err(ClientError::Environment)?;
+        let rank = identity.map(|identity| WorkerId(identity.rank));
         let congestion = std::env::var(env_vars::CONGESTION).ok();
         let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
         let transport = match std::env::var(env_vars::TRANSPORT) {
@@ -142,6 +150,10 @@ impl JobOptions {
         };
         Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
     }
+}
+
+fn problem(name: &str, why: &str) -> ClientError {
+    ClientError::Environment(format!("{name} {why}"))
 }
 
 /// Addresses with commas between them.
@@ -155,7 +167,7 @@ fn addresses(text: &str) -> Addresses {
 #[derive(Debug)]
 pub struct Job {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<Result<(), String>>>,
+    thread: Mutex<Option<JoinHandle<Result<(), String>>>>,
     stop: Arc<AtomicBool>,
     timeout: Duration,
     start: Mutex<Option<Handle>>,
@@ -177,6 +189,12 @@ struct State {
     ended: Option<String>,
     /// Tickets that somebody waits for, each by one thread: only for these is anybody woken.
     waited: Vec<Ticket>,
+}
+
+impl State {
+    fn is_due(&self, ticket: Ticket) -> bool {
+        self.ended.is_some() || self.worker.outcome(ticket).is_some()
+    }
 }
 
 /// A push or pull under way. Dropping it does not undo anything; its end is then not heard of.
@@ -231,7 +249,7 @@ impl Job {
             std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
         Ok(Job {
             shared,
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
             stop,
             timeout: options.timeout,
             start: Mutex::default(),
@@ -247,11 +265,27 @@ impl Job {
     /// Waits until all workers and servers are here and the initial values are exchanged. After a time-out it may be
     /// called again, to wait on.
     pub fn start(&self) -> Result<(), ClientError> {
+        self.start_within(self.timeout)
+    }
+
+    /// Like [`Job::start`], with a time of its own.
+    pub fn start_within(&self, timeout: Duration) -> Result<(), ClientError> {
         let mut start = lock(&self.start);
-        if start.is_none() {
-            *start = Some(self.act(|worker| worker.start(clock::now()))?);
-        }
-        start.as_ref().map_or(Ok(()), |handle| handle.wait(self.timeout))
+        self.starting(&mut start)?.wait(timeout)
+    }
+
+    /// Waits a while without an explanation: whether [`Job::start`] would then return at once.
+    pub fn start_is_due_within(&self, timeout: Duration) -> Result<bool, ClientError> {
+        let mut start = lock(&self.start);
+        Ok(self.starting(&mut start)?.is_due_within(timeout))
+    }
+
+    /// The start that is under way, begun if it is not.
+    fn starting<'a>(&self, start: &'a mut Option<Handle>) -> Result<&'a Handle, ClientError> {
+        Ok(match start {
+            Some(handle) => handle,
+            None => start.insert(self.act(|worker| worker.start(clock::now()))?),
+        })
     }
 
     /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
@@ -339,13 +373,23 @@ impl Job {
     /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
     pub fn read<T>(&self, table: TableId, look: impl FnOnce(&[f32]) -> T) -> Result<T, ClientError> {
         // The lock is let go first: computing may take long, and the worker must go on meanwhile.
-        let values = self.shared.lock().worker.shared_values(table)?;
+        let values = self.values(table)?;
         Ok(look(values.as_slice()))
+    }
+
+    /// A dense table's parameters as last pulled. They do not change, and are not used again as long as they are held.
+    pub fn values(&self, table: TableId) -> Result<Arc<Buffer>, ClientError> {
+        Ok(self.shared.lock().worker.shared_values(table)?)
     }
 
     /// Waits for all live workers to come to the same name.
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<(), ClientError> {
-        self.act(|worker| worker.barrier(clock::now(), name))?.wait(timeout)
+        self.arrive(name)?.wait(timeout)
+    }
+
+    /// Says that this worker is at a barrier; the handle is due when all live workers are.
+    pub fn arrive(&self, name: &str) -> Result<Handle, ClientError> {
+        self.act(|worker| worker.barrier(clock::now(), name))
     }
 
     /// How the job stands.
@@ -374,11 +418,21 @@ impl Job {
     }
 
     /// Leaves the job in good order.
-    pub fn finish(mut self) -> Result<(), ClientError> {
+    pub fn finish(self) -> Result<(), ClientError> {
+        self.leave()
+    }
+
+    /// Like [`Job::finish`], for a job that several parts of a program hold. It cannot be used any more.
+    pub fn leave(&self) -> Result<(), ClientError> {
         let handle = self.act(|worker| Ok(worker.leave(clock::now())))?;
         let left = handle.wait(self.timeout);
         self.end();
         left
+    }
+
+    /// Ends without a word, and all waits with it: the others will find that this worker has died.
+    pub fn abandon(&self) {
+        self.end();
     }
 
     fn act(
@@ -388,10 +442,10 @@ impl Job {
         self.shared.act(ask).map(|ticket| Handle { shared: self.shared.clone(), ticket })
     }
 
-    fn end(&mut self) {
+    fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.shared.mailbox.wake();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = lock(&self.thread).take() {
             // Its error, if any, was given to whoever waited.
             let _ = thread.join();
         }
@@ -419,21 +473,31 @@ impl Handle {
 
     /// Whether [`Handle::wait`] would return at once.
     pub fn is_due(&self) -> bool {
-        let state = self.shared.lock();
-        state.ended.is_some() || state.worker.outcome(self.ticket).is_some()
+        self.shared.lock().is_due(self.ticket)
+    }
+
+    /// Waits a while without an explanation, for those who have other things to look after: whether [`Handle::wait`]
+    /// would return at once.
+    pub fn is_due_within(&self, timeout: Duration) -> bool {
+        self.shared.is_due_within(self.ticket, timeout)
     }
 }
 
 impl Exchange {
     /// Waits until all parameters are here. After a time-out it may be called again, to wait on; after another error
-    /// [`Exchange::into_slabs`] has the slabs.
+    /// [`Exchange::give_up`] has the slabs.
     pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Slab>, ClientError> {
         self.handle.wait(timeout)?;
         Ok(self.redeem())
     }
 
+    /// Whether [`Exchange::wait`] would return at once, after waiting a while for that.
+    pub fn is_due_within(&self, timeout: Duration) -> bool {
+        self.handle.is_due_within(timeout)
+    }
+
     /// Gives up: the slabs as they are.
-    pub fn into_slabs(mut self) -> Vec<Slab> {
+    pub fn give_up(&mut self) -> Vec<Slab> {
         self.redeem()
     }
 
@@ -468,8 +532,20 @@ impl Shared {
     }
 
     fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
+        self.while_waited_for(ticket, || self.wait_for(ticket, timeout))
+    }
+
+    fn is_due_within(&self, ticket: Ticket, timeout: Duration) -> bool {
+        self.while_waited_for(ticket, || {
+            let state = self.changed.wait_timeout_while(self.lock(), timeout, |state| !state.is_due(ticket));
+            state.expect("no holder of this lock panics").0.is_due(ticket)
+        })
+    }
+
+    /// The event loop wakes those who wait for tickets that it finds in this list.
+    fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
         self.lock().waited.push(ticket);
-        let outcome = self.wait_for(ticket, timeout);
+        let outcome = wait();
         let waited = &mut self.lock().waited;
         if let Some(index) = waited.iter().position(|other| *other == ticket) {
             waited.swap_remove(index);

@@ -4,6 +4,7 @@ use crate::args::SetArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use paramill_core::consistency::SyncPolicy;
+use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
@@ -20,9 +21,21 @@ struct Changed {
 
 pub(crate) fn run(args: &SetArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let url = args.url.parse().or_usage()?;
-    SyncPolicy::parse(&registry.consistency, &args.sync).or_usage()?;
-    let done =
-        Admin::connect(&url, DEADLINE)?.set_sync(&args.table, args.server.map(ServerId), &args.sync)?;
+    if let Some(sync) = &args.sync {
+        SyncPolicy::parse(&registry.consistency, sync).or_usage()?;
+    }
+    if let Some(optimizer) = &args.optimizer {
+        OptimizerPolicy::parse(&registry.optimizer, optimizer).or_usage()?;
+    }
+    let (mut admin, server) = (Admin::connect(&url, DEADLINE)?, args.server.map(ServerId));
+    let mut done = Vec::new();
+    if let Some(sync) = &args.sync {
+        done.push(admin.set_sync(&args.table, server, sync)?);
+    }
+    if let Some(optimizer) = &args.optimizer {
+        done.push(admin.set_optimizer(&args.table, server, optimizer)?);
+    }
+    let done = done.join("; ");
     if output.json() {
         return Ok(output.object(&Changed { done })?);
     }

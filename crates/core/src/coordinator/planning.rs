@@ -6,6 +6,7 @@ use super::gate::Gate;
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
+use crate::optimizer::OptimizerPolicy;
 use crate::role::Output;
 use crate::spec::Spec;
 use crate::status::MemberState;
@@ -191,15 +192,9 @@ impl Coordinator {
         sync: String,
     ) -> Result<String, String> {
         let sentence = self.check_switch(&table, server, &sync)?;
-        let first = self.config.overrides.len();
-        let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
-        let replaced = |rule: &PolicyOverride| rule.table == table && rule.server == server;
-        if let Some(old) = plan.overrides.iter().skip(first).position(replaced) {
-            plan.overrides.remove(first + old);
-        }
         let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
-        let message = switch(&rule);
-        plan.overrides.push(rule);
+        let message = self.keep_switch(rule)?;
+        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
         let first_sync = plan.policy_of(TableId(0), ServerId(0)).sync;
         if let Some(gate) = &mut self.gate
             && let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, &first_sync)
@@ -213,32 +208,86 @@ impl Coordinator {
         Ok(sentence)
     }
 
+    /// Changes parameters of an optimizer, for those who are here and for those who come back.
+    pub(super) fn set_optimizer(
+        &mut self,
+        table: String,
+        server: Option<ServerId>,
+        optimizer: String,
+    ) -> Result<String, String> {
+        let (matched, place) = self.check_change(&table, server, &optimizer)?;
+        let parse = |text: &str| {
+            OptimizerPolicy::parse(&self.registry.optimizer, text).map_err(|error| error.to_string())
+        };
+        let (new, plan) = (parse(&optimizer)?, self.plan.as_ref());
+        for (number, spec) in (0..).zip(plan.iter().flat_map(|plan| &plan.tables)) {
+            let (Some(plan), true) = (plan, glob_matches(&table, &spec.name)) else { continue };
+            let old = plan.policy_of(TableId(number), server.unwrap_or(ServerId(0))).optimizer;
+            if !new.can_follow(&parse(&old)?) {
+                return Err(format!(
+                    "table `{}` is stepped by {old}: its parameters can be changed while it runs, but not the rule, \
+                     nor whether gradients are clipped",
+                    spec.name
+                ));
+            }
+        }
+        let rule = PolicyOverride { table, server, optimizer: Some(optimizer), ..PolicyOverride::default() };
+        let message = self.keep_switch(rule)?;
+        self.tell_shards(&message);
+        Ok(format!("{matched} tables now step with {new} on {place}"))
+    }
+
+    /// Writes a change down, in the place of an earlier one that it replaces.
+    fn keep_switch(&mut self, rule: PolicyOverride) -> Result<Control, String> {
+        let first = self.config.overrides.len();
+        let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
+        let replaced = |old: &PolicyOverride| {
+            old.table == rule.table && old.server == rule.server && old.sync.is_some() == rule.sync.is_some()
+        };
+        if let Some(old) = plan.overrides.iter().skip(first).position(replaced) {
+            plan.overrides.remove(first + old);
+        }
+        let message = switch(&rule);
+        plan.overrides.push(rule);
+        Ok(message)
+    }
+
     fn check_switch(&self, glob: &str, server: Option<ServerId>, sync: &str) -> Result<String, String> {
+        let (matched, place) = self.check_change(glob, server, sync)?;
+        let policy =
+            SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
+        if policy.overlap != self.gate.is_none() {
+            return Err("`overlap` is fixed when the job starts".into());
+        }
+        for (number, table) in (0..).zip(self.plan.iter().flat_map(|plan| &plan.tables)) {
+            let (Some(plan), true) = (&self.plan, glob_matches(glob, &table.name)) else { continue };
+            let codec = plan.policy_of(TableId(number), server.unwrap_or(ServerId(0))).answer_codec;
+            let codec =
+                Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
+            check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
+        }
+        Ok(format!("{matched} tables now use {policy} on {place}"))
+    }
+
+    /// Whether there is something to change: how many tables, and where, in words.
+    fn check_change(
+        &self,
+        glob: &str,
+        server: Option<ServerId>,
+        text: &str,
+    ) -> Result<(usize, String), String> {
         let Some(plan) = &self.plan else {
             return Err(format!("the job has not started ({})", self.phase()));
         };
-        if glob.len() > limits::MAX_NAME_BYTES || sync.len() > limits::MAX_POLICY_BYTES {
+        if glob.len() > limits::MAX_NAME_BYTES || text.len() > limits::MAX_POLICY_BYTES {
             return Err(format!(
-                "a glob has at most {} bytes, a consistency model {}",
+                "a glob has at most {} bytes, a policy {}",
                 limits::MAX_NAME_BYTES,
                 limits::MAX_POLICY_BYTES
             ));
         }
         if plan.overrides.len() >= limits::MAX_OVERRIDES {
             return Err(format!("there are {} exceptions already; repeat one of them", plan.overrides.len()));
-        }
-        let policy =
-            SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
-        if policy.overlap != self.gate.is_none() {
-            return Err("`overlap` is fixed when the job starts".into());
-        }
-        for (number, table) in
-            plan.tables.iter().enumerate().filter(|(_, table)| glob_matches(glob, &table.name))
-        {
-            let codec = plan.policy_of(TableId(number as u32), server.unwrap_or(ServerId(0))).answer_codec;
-            let codec =
-                Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
-            check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
         }
         let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();
         if matched == 0 {
@@ -254,7 +303,7 @@ impl Coordinator {
             ));
         }
         let place = server.map_or("all servers".into(), |server| server.to_string());
-        Ok(format!("{matched} tables now use {policy} on {place}"))
+        Ok((matched, place))
     }
 
     /// Tells who was away which models were switched since the job began.
@@ -265,7 +314,14 @@ impl Coordinator {
     }
 }
 
+/// A change as others are told of it.
 fn switch(rule: &PolicyOverride) -> Control {
-    let sync = rule.sync.clone().expect("a switch names a model");
-    Control::SetSync { table: rule.table.clone(), server: rule.server, sync }
+    let (table, server) = (rule.table.clone(), rule.server);
+    match (&rule.sync, &rule.optimizer) {
+        (Some(sync), _) => Control::SetSync { table, server, sync: sync.clone() },
+        (None, optimizer) => {
+            let optimizer = optimizer.clone().expect("a change names a model or an optimizer");
+            Control::SetOptimizer { table, server, optimizer }
+        }
+    }
 }

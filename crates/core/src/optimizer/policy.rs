@@ -89,6 +89,14 @@ impl OptimizerPolicy {
         self.rule.slots()
     }
 
+    /// Whether it can take over from `other` between two steps: the same rule, whose state means the same, and which
+    /// needs the same of a gradient.
+    pub fn can_follow(&self, other: &OptimizerPolicy) -> bool {
+        self.spec.name == other.spec.name
+            && self.slots() == other.slots()
+            && self.needs_norms() == other.needs_norms()
+    }
+
     /// Whether [`StepInput`]'s norms must be filled: the rule needs them, or gradients are clipped.
     pub fn needs_norms(&self) -> bool {
         self.clip.is_some() || self.rule.needs_norms()

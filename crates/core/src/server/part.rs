@@ -180,6 +180,16 @@ impl TablePart {
         Some(advance)
     }
 
+    /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
+    pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
+        let can_follow = optimizer.can_follow(&self.optimizer);
+        if can_follow {
+            self.policy.optimizer = optimizer.to_string();
+            self.optimizer = optimizer;
+        }
+        can_follow
+    }
+
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
         let flush = sync.model.apply() == Apply::OnArrival;

@@ -91,6 +91,15 @@ pub enum Control {
     },
     /// Aggregator to coordinator, regularly.
     AggregatorReport(AggregatorReport),
+    /// Command to coordinator, coordinator to shards: step with these parameters of the optimizer from now on.
+    SetOptimizer {
+        /// Glob on table names.
+        table: String,
+        /// Only on this server.
+        server: Option<ServerId>,
+        /// Text form.
+        optimizer: String,
+    },
 }
 
 impl Control {
@@ -117,6 +126,7 @@ impl Control {
             Control::Done(_) => "done",
             Control::Stop { .. } => "stop",
             Control::AggregatorReport(_) => "aggregator report",
+            Control::SetOptimizer { .. } => "set optimizer",
         }
     }
 }
@@ -206,6 +216,7 @@ mod tests {
             (Control::StatusQuery, 14),
             (Control::Stop { error: None }, 18),
             (Control::AggregatorReport(AggregatorReport::default()), 19),
+            (Control::SetOptimizer { table: "*".into(), server: None, optimizer: "sgd".into() }, 20),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

@@ -159,7 +159,7 @@ impl Worker {
             }
             // How many blocks to wait for is a matter of all servers together.
             Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
-            Control::SetSync { .. } => {}
+            Control::SetSync { .. } | Control::SetOptimizer { .. } => {}
             Control::Left => {
                 let ticket = self.leaving.take();
                 self.settle_answer(ticket);

@@ -68,6 +68,11 @@ impl Slab {
     pub fn values(&self) -> &[f32] {
         self.values.0.as_slice()
     }
+
+    /// The same, to be changed: the next exchange overwrites them.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        self.values.as_mut_slice()
+    }
 }
 
 impl Worker {
@@ -180,8 +185,13 @@ impl Worker {
         let local = &mut self.tables[index];
         let values = local.take_values();
         let gradient = local.returned.take().unwrap_or_else(|| Arc::new(self.memory.zeroed(values.len())));
-        if !settled && self.requests.values().any(|request| request.table == index) {
+        let may_arrive = !settled && self.requests.values().any(|request| request.table == index);
+        // What somebody still has stays where it is: the application may know its address.
+        if may_arrive || Arc::strong_count(&values) > 1 {
             self.parked.push(values.clone());
+        }
+        if Arc::strong_count(&gradient) > 1 {
+            self.parked.push(gradient.clone());
         }
         let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
         Slab { table: TableId(index as u32), gradient, values }

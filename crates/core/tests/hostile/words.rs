@@ -250,6 +250,13 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         Just(Control::Leave),
         Just(Control::Left),
         Just(Control::StatusQuery),
+        (name(), prop::option::of(small()), prop::sample::select(vec!["sgd", "adam:lr=1", "?"])).prop_map(
+            |(table, server, optimizer)| Control::SetOptimizer {
+                table,
+                server: server.map(ServerId),
+                optimizer: optimizer.into()
+            }
+        ),
         (name(), prop::option::of(small()), sync()).prop_map(|(table, server, sync)| Control::SetSync {
             table,
             server: server.map(ServerId),

@@ -223,6 +223,33 @@ fn a_switch_reaches_who_was_away() {
 }
 
 #[test]
+fn another_learning_rate_reaches_who_was_away_and_keeps_the_velocity() {
+    let mut pump = started(job(1, 2, "bsp", "momentum:lr=1,beta=0.5"), 1, 50);
+    let step = |pump: &mut Pump| {
+        let ticket = pump.workers[0].push(pump.now, W, Gradient::Dense(&[1.0; 50]), true).unwrap();
+        pump.workers[0].clock();
+        pump.run();
+        assert_eq!(pump.outcome(0, ticket), Some(Ok(())));
+    };
+    step(&mut pump);
+    pump.isolate(SHARD);
+    let set = |optimizer: &str| Control::SetOptimizer {
+        table: "w".into(),
+        server: None,
+        optimizer: optimizer.into(),
+    };
+    pump.command("test", &set("momentum:lr=0.25,beta=0.5"));
+    pump.command("test", &set("momentum:lr=0.5,beta=0.5"));
+    // Another rule would read the velocity as something else.
+    pump.command("test", &set("adagrad:lr=1"));
+    pump.cut.clear();
+    pump.pass(2.0);
+    step(&mut pump);
+    let moved: Vec<f32> = (0..50).map(|i| i as f32 - 1.0 - 0.5 * 1.5).collect();
+    assert_eq!(pump.parameters(W, 50), moved);
+}
+
+#[test]
 fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
     let mut pump = started(job(2, 1, "bsp:overlap=false", "sgd:lr=1"), 1, 20);
     let ticket = pump.workers[0].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();

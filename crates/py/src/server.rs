@@ -1,0 +1,92 @@
+//! A server inside of a Python process: for scripts that run alone, and for conditions written in Python.
+
+use crate::condition;
+use crate::errors::raise;
+use paramill_core::consistency::SyncPolicy;
+use paramill_core::coordinator::JobConfig;
+use paramill_core::optimizer::OptimizerPolicy;
+use paramill_core::table::TablePolicy;
+use paramill_node::server::{self as node, ServerConfig};
+use paramill_node::url::JobUrl;
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+
+/// Whether a policy's text means something; the error names what is known.
+#[pyfunction]
+pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
+    let registry = condition::registry();
+    let canonical = match axis {
+        "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
+        "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
+        other => return Err(raise("PolicyError", format!("no policy is called `{other}`"))),
+    };
+    canonical.map_err(|error| raise("PolicyError", error))
+}
+
+/// A server whose threads are this process's.
+#[pyclass(frozen, module = "paramill._native")]
+pub(crate) struct Server {
+    server: Mutex<Option<node::Server>>,
+    url: String,
+    process: u32,
+}
+
+#[pymethods]
+impl Server {
+    /// Starts the first server of a job; it listens when this returns.
+    #[new]
+    #[pyo3(signature = (job, *, listen, workers, servers, cores, sync, optimizer, seed, quiet))]
+    #[allow(clippy::too_many_arguments, reason = "all are named where it is called")]
+    fn new(
+        py: Python<'_>,
+        job: &str,
+        listen: &str,
+        workers: u32,
+        servers: u32,
+        cores: u32,
+        sync: Option<String>,
+        optimizer: Option<String>,
+        seed: u64,
+        quiet: bool,
+    ) -> PyResult<Server> {
+        let registry = Arc::new(condition::registry());
+        let default = TablePolicy::default();
+        let policy = TablePolicy {
+            sync: sync.unwrap_or(default.sync.clone()),
+            optimizer: optimizer.unwrap_or(default.optimizer.clone()),
+            ..default
+        };
+        let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
+        let mut config =
+            ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
+        if quiet {
+            config.log = |_| {};
+        }
+        let server =
+            py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;
+        let url = JobUrl { address: server.coordinator().to_owned(), job: job.to_owned() }.to_string();
+        Ok(Server { server: Mutex::new(Some(server)), url, process: std::process::id() })
+    }
+
+    #[getter]
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Asks its threads to end, whatever the job does.
+    fn stop(&self, py: Python<'_>) {
+        let server = self.server.lock().expect("no holder of this lock panics").take();
+        if std::process::id() == self.process {
+            py.detach(|| drop(server));
+        } else {
+            std::mem::forget(server);
+        }
+    }
+
+    /// Waits until the job is over.
+    fn join(&self, py: Python<'_>) -> PyResult<()> {
+        let server = self.server.lock().expect("no holder of this lock panics").take();
+        let Some(server) = server else { return Ok(()) };
+        py.detach(|| server.join()).map_err(|error| raise("ParamillError", error))
+    }
+}

@@ -1,0 +1,216 @@
+//! A table's gradient and parameters in memory that the data plane sends from and receives into.
+
+#![allow(unsafe_code, reason = "arrays look into buffers; see `Slab::address`")]
+
+use crate::arrays;
+use crate::errors::{client, raise};
+use crate::waiting::{duration, timed, until_due};
+use numpy::PyArray1;
+use paramill_node::client::{self as node, TableId};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// A table's buffers, lent to Python.
+///
+/// Its arrays stay valid as long as it lives, whatever happens to the job: the buffers are in `place`, or in the exchange
+/// that is in `place`, or, where an exchange that failed gave back others, in the worker, which `job` keeps.
+#[pyclass(frozen, module = "paramill._native")]
+pub(crate) struct Slab {
+    job: Arc<node::Job>,
+    process: u32,
+    table: TableId,
+    place: Mutex<Place>,
+}
+
+/// Where the buffers are.
+enum Place {
+    Here {
+        slab: node::Slab,
+        moves: u64,
+    },
+    /// Under way in an exchange that is kept here, at this address.
+    Away {
+        _kept: Arc<Mutex<node::Exchange>>,
+        address: Address,
+        moves: u64,
+    },
+    /// Only while it goes from one of these to the other.
+    Between,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+struct Address {
+    gradient: *const f32,
+    values: *const f32,
+    len: usize,
+}
+
+// SAFETY: the pointers are only turned into arrays, which is done while the interpreter is held.
+unsafe impl Send for Address {}
+
+impl Address {
+    fn of(slab: &mut node::Slab) -> Address {
+        Address {
+            gradient: slab.gradient_mut().as_ptr(),
+            values: slab.values_mut().as_ptr(),
+            len: slab.gradient().len(),
+        }
+    }
+}
+
+#[pymethods]
+impl Slab {
+    /// The gradient that the next exchange sends.
+    fn gradient<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let Address { gradient, len, .. } = this.get().address()?;
+        // SAFETY: what is at an address stays there as long as the slab does (see `Slab`).
+        Ok(unsafe { arrays::view(gradient, len, this.clone().into_any()) })
+    }
+
+    /// The parameters that the last exchange brought.
+    fn values<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let Address { values, len, .. } = this.get().address()?;
+        // SAFETY: as above.
+        Ok(unsafe { arrays::view(values, len, this.clone().into_any()) })
+    }
+
+    /// How often the buffers moved: arrays that were made before look at memory that is not used any more.
+    fn moves(&self) -> u64 {
+        match *self.lock() {
+            Place::Here { moves, .. } | Place::Away { moves, .. } => moves,
+            Place::Between => 0,
+        }
+    }
+}
+
+impl Slab {
+    pub(crate) fn new(job: Arc<node::Job>, table: TableId) -> PyResult<Slab> {
+        let slab = job.slab(table).map_err(client)?;
+        let place = Mutex::new(Place::Here { slab, moves: 0 });
+        Ok(Slab { job, process: std::process::id(), table, place })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().expect("no holder of this lock panics")
+    }
+
+    fn address(&self) -> PyResult<Address> {
+        match &mut *self.lock() {
+            Place::Here { slab, .. } => Ok(Address::of(slab)),
+            Place::Away { address, .. } => Ok(*address),
+            Place::Between => Err(raise("OrderError", "this slab is being exchanged by another thread")),
+        }
+    }
+
+    /// Takes the buffers for an exchange.
+    fn send(&self) -> PyResult<(node::Slab, u64)> {
+        let mut place = self.lock();
+        match std::mem::replace(&mut *place, Place::Between) {
+            Place::Here { slab, moves } => Ok((slab, moves)),
+            other => {
+                *place = other;
+                Err(raise("OrderError", "a slab is under way: wait for its exchange first"))
+            }
+        }
+    }
+
+    /// Puts buffers back that an exchange returned.
+    fn put_back(&self, mut slab: node::Slab) {
+        let mut place = self.lock();
+        let moves = match &*place {
+            Place::Away { address, moves, .. } => moves + u64::from(*address != Address::of(&mut slab)),
+            Place::Here { moves, .. } => *moves,
+            Place::Between => 0,
+        };
+        *place = Place::Here { slab, moves };
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        let place = self.place.get_mut().expect("no holder of this lock panics");
+        match std::mem::replace(place, Place::Between) {
+            // In a forked child the worker's lock may be held by a thread that is not there.
+            other if std::process::id() != self.process => std::mem::forget(other),
+            Place::Here { slab, .. } => self.job.give_back(slab),
+            Place::Away { .. } | Place::Between => {}
+        }
+    }
+}
+
+/// Slabs under way together.
+#[pyclass(frozen, module = "paramill._native")]
+pub(crate) struct Exchange {
+    exchange: Arc<Mutex<node::Exchange>>,
+    slabs: Vec<Py<Slab>>,
+}
+
+/// Sends the gradients of these slabs; all of them or, on an error, none.
+pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) -> PyResult<Exchange> {
+    let mut taken = Vec::with_capacity(slabs.len());
+    let mut moves = Vec::with_capacity(slabs.len());
+    for slab in &slabs {
+        match slab.get().send() {
+            Ok((buffers, count)) => {
+                taken.push(buffers);
+                moves.push(count);
+            }
+            Err(error) => {
+                restore(&slabs, taken);
+                return Err(error);
+            }
+        }
+    }
+    let addresses: Vec<Address> = taken.iter_mut().map(Address::of).collect();
+    let outcome = py.detach(|| job.exchange(&mut taken));
+    let exchange = match outcome {
+        Ok(exchange) => Arc::new(Mutex::new(exchange)),
+        Err(error) => {
+            restore(&slabs, taken);
+            return Err(client(error));
+        }
+    };
+    for ((slab, address), moves) in slabs.iter().zip(addresses).zip(moves) {
+        *slab.get().lock() = Place::Away { _kept: exchange.clone(), address, moves };
+    }
+    Ok(Exchange { exchange, slabs })
+}
+
+fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
+    for buffers in taken {
+        if let Some(slab) = slabs.iter().find(|slab| slab.get().table == buffers.table()) {
+            slab.get().put_back(buffers);
+        }
+    }
+}
+
+#[pymethods]
+impl Exchange {
+    /// Waits until all parameters are here. After a time-out it may be called again.
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = duration(timeout)?;
+        until_due(py, timeout, |slice| Ok(self.lock().is_due_within(slice)))?;
+        let (slabs, outcome) = py.detach(|| {
+            let mut exchange = self.lock();
+            match exchange.wait(Duration::ZERO) {
+                Ok(slabs) => (slabs, Ok(())),
+                Err(error @ node::ClientError::Timeout { .. }) => (Vec::new(), Err(error)),
+                Err(error) => (exchange.give_up(), Err(error)),
+            }
+        });
+        restore(&self.slabs, slabs);
+        outcome.map_err(|error| client(timed(error, timeout)))
+    }
+
+    /// Whether `wait` would return at once.
+    fn is_due(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.lock().is_due_within(Duration::ZERO))
+    }
+}
+
+impl Exchange {
+    fn lock(&self) -> MutexGuard<'_, node::Exchange> {
+        self.exchange.lock().expect("no holder of this lock panics")
+    }
+}

@@ -1,0 +1,90 @@
+"""Servers inside of a Python process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Optional
+
+from . import _native
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How far ahead workers may be, said by a callable on the server's state, for those who try new models.
+
+    It is called with the state after each advance of a table's version on a data core: ``v_train`` (the version), ``n`` (live
+    workers), ``count`` (those that are done with the open round) and ``workers`` (``rank``, ``progress``, ``interval_s``). It
+    returns how many rounds a worker may be ahead of the version, or ``True`` for any number, or ``False`` for none.
+
+    It runs on a thread of its own; servers never wait for it. As long as its answer is owed for more than `deadline` seconds, or
+    after it raised, `fallback` decides.
+    """
+
+    function: Callable[[dict[str, Any]], Any]
+    deadline: float = 0.1
+    fallback: str = "ssp:s=3"
+
+
+class Server:
+    """The first server of a job, as threads of this process. ``paramill serve`` is the same as a program of its own.
+
+    >>> import paramill as pm
+    >>> with pm.Server(workers=1) as server:
+    ...     with pm.init(server.url) as job:
+    ...         job.table("w", init=[1.0]).value.tolist()
+    [1.0]
+
+    `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
+    are threads of this process.
+
+    >>> spread = lambda state: 1 + max(w["progress"] for w in state["workers"]) - state["v_train"]
+    >>> server = pm.Server(sync="python:spread", conditions={"spread": pm.Condition(spread, fallback="asp")})
+    >>> server.stop()
+    """
+
+    def __init__(
+        self,
+        job: str = "job",
+        *,
+        listen: str = "127.0.0.1:0",
+        workers: int = 1,
+        servers: int = 1,
+        cores: int = 1,
+        sync: Optional[str] = None,
+        optimizer: Optional[str] = None,
+        seed: int = 1,
+        quiet: bool = False,
+        conditions: Optional[Mapping[str, Condition]] = None,
+    ) -> None:
+        for name, condition in (conditions or {}).items():
+            _native.register_condition(name, condition.function, condition.deadline, condition.fallback)
+        self._native = _native.Server(
+            job,
+            listen=listen,
+            workers=workers,
+            servers=servers,
+            cores=cores,
+            sync=sync,
+            optimizer=optimizer,
+            seed=seed,
+            quiet=quiet,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where workers and further servers join."""
+        return self._native.url
+
+    def join(self) -> None:
+        """Waits until the job is over."""
+        self._native.join()
+
+    def stop(self) -> None:
+        """Ends it, whatever the job does."""
+        self._native.stop()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.stop()

@@ -1,0 +1,108 @@
+"""Gradients averaged by the servers, and stepped with here: for optimizers that the servers do not have."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Optional
+
+import torch
+from torch import Tensor
+
+from ..errors import PolicyError
+from ..job import Job, init
+from .buckets import AveragedBucket, Bucket, BufferBucket, Slot, pack
+from .exchanger import Exchanger
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, buffer_buckets
+
+# Models under which the gradients of a round make one step.
+ROUND_BASED = ("bsp", "drop", "psp")
+
+
+class AveragingOptimizer(DistributedOptimizer):
+    """Has the gradients of all workers averaged, and then lets `optimizer` step.
+
+    Made by ``DistributedOptimizer(torch.optim.SGD(...))``. Its groups and state are those of `optimizer`, so schedulers
+    and checkpoints work on either. ``step`` waits for the mean: the model must be one that makes one step of a round.
+
+    >>> import torch, paramill as pm
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = pm.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+    >>> type(optimizer).__name__
+    'AveragingOptimizer'
+    >>> model(torch.ones(1)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.job.close()
+    """
+
+    def __init__(  # noqa: no call of the parent's: groups and state are another optimizer's
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        job: Optional[Job] = None,
+        sync: str = "bsp",
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        accumulate: int = 1,
+        overlap: Optional[bool] = None,
+        buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
+        pack_bytes: int = DEFAULT_PACK_BYTES,
+    ) -> None:
+        if sync.partition(":")[0] not in ROUND_BASED:
+            raise PolicyError(
+                f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
+                "of the servers"
+            )
+        torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
+        self._optimizer = optimizer
+        self._adopt()
+        self.job = job if job is not None else init()
+        trained: list[Slot] = []
+        frozen: list[Slot] = []
+        for number, group in enumerate(optimizer.param_groups):
+            names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+            for name, parameter in zip(names, group["params"]):
+                (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
+        buckets = pack(trained, AveragedBucket, pack_bytes // 4)
+        for bucket in buckets:
+            bucket.declare(self.job, "", sync=sync, codec=codec, order=order, optimizer=AveragedBucket.POLICY)
+        self._frozen = pack(frozen, Bucket, pack_bytes // 4)
+        for bucket in self._frozen:
+            bucket.declare(self.job, "")
+        means = buffer_buckets(buffers, pack_bytes)
+        for bucket in means:
+            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+        self._exchanger = Exchanger(self.job, buckets, [], means, accumulate=accumulate, overlap=overlap)
+        self._exchanger.start()
+        for bucket in self._frozen:
+            bucket.take_initial()
+
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
+        """Waits for the mean gradients and steps with them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        self._exchanger.synchronize()
+        self._optimizer.step()
+        return loss
+
+    def synchronize(self) -> None:
+        """Does nothing: a step has waited already."""
+
+    def close(self) -> None:
+        """Lets go of the model, and leaves the job."""
+        self._exchanger.close()
+        self.job.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer that steps."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state of the optimizer that steps."""
+        self._optimizer.load_state_dict(state_dict)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.param_groups = self._optimizer.param_groups
+        self.state = self._optimizer.state

@@ -1,0 +1,355 @@
+"""Parameters packed into tables, and the way of gradients and parameters between them and the servers."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from ..job import Exchange, Handle, Job, Slab, Table
+from .devices import Lane, lane_of
+
+# Every tensor in a pack begins at a cache line.
+ALIGNMENT = 16
+# Gradient and parameters, in the host's memory and in the device's.
+MOST_KNOWN_VIEWS = 4
+
+
+class Slot:
+    """A parameter's place in its bucket, and what has become of its gradient in this iteration."""
+
+    def __init__(self, name: str, parameter: Tensor) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.fired = 0
+        # Counts in-place changes of the gradient, as of when it left or was last added to.
+        self.version = -1
+
+
+class Bucket:
+    """Parameters of one group that travel together: one table."""
+
+    # Whether what arrives may stay where a device receives it.
+    stays = True
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = list(slots)
+        self.sent = False
+        self._table: Optional[Table] = None
+        self._slab: Optional[Slab] = None
+        self._exchange: Optional[Exchange] = None
+        self._starts: list[int] = []
+        self._known_views: list[tuple[Tensor, list[Tensor]]] = []
+        size = 0
+        for slot in self.slots:
+            self._starts.append(size)
+            size += -(-slot.parameter.numel() // ALIGNMENT) * ALIGNMENT
+        # One tensor alone needs no room between it and the next.
+        self.size = size if len(self.slots) > 1 else self.slots[0].parameter.numel()
+        self.missing = len(self.slots)
+
+    @property
+    def name(self) -> str:
+        """The parameter's name, or that of the first of several."""
+        more = len(self.slots) - 1
+        return self.slots[0].name + (f" and {more} more" if more else "")
+
+    @property
+    def under_way(self) -> bool:
+        """Whether parameters are yet to be received."""
+        return self._exchange is not None
+
+    def declare(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        sync: Optional[str] = None,
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        optimizer: Optional[str] = None,
+    ) -> None:
+        """Creates the table, with the parameters as they are."""
+        flat = torch.zeros(self.size)
+        with torch.no_grad():
+            torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
+        self._known_views.clear()
+        self._job = job
+        self._table = job.table(
+            prefix + self.name, init=flat.numpy(), sync=sync, codec=codec, order=order, optimizer=optimizer
+        )
+
+    def begin(self) -> None:
+        """After the start: takes the table's memory, and the values of rank 0 into the parameters."""
+        assert self._table is not None
+        self._slab = self._table.slab()
+        self._lane: Lane = lane_of(self.slots[0].parameter.device, self.size)
+        self._look()
+        self._move_in()
+        self._deliver()
+
+    def take_initial(self) -> None:
+        """After the start, for parameters that are never pushed: takes the values of rank 0, and nothing else."""
+        assert self._table is not None
+        values = torch.from_numpy(self._table.value.copy())
+        with torch.no_grad():
+            torch._foreach_copy_(self._targets(), self._views(values))
+
+    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        """Sends the gradients. `scale` is what they are multiplied by first; with `skip` zeros go instead."""
+        if self.under_way:
+            self.receive()
+        flat = self._lane.outgoing(self._gradient)
+        with torch.no_grad():
+            views = self._views(flat)
+            present = [(view, slot) for view, slot in zip(views, self.slots) if slot.parameter.grad is not None]
+            if skip or len(present) < len(self.slots):
+                flat.zero_()
+            if present and not skip:
+                gradients = [_dense(slot.parameter.grad) for _, slot in present]
+                torch._foreach_copy_([view for view, _ in present], gradients)
+            if scale is not None and not skip:
+                flat.mul_(scale.to(flat.device))
+        for slot in self.slots:
+            slot.version = -1 if slot.parameter.grad is None else slot.parameter.grad._version
+        self.sent = True
+        self._lane.bring_out(self._gradient)
+
+    def leave(self, block: bool) -> bool:
+        """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
+        if not self.sent or self._exchange is not None:
+            return True
+        if not self._lane.is_out(block):
+            return False
+        assert self._slab is not None
+        self._exchange = self._job.exchange([self._slab])
+        return True
+
+    def receive(self) -> None:
+        """Waits for the parameters that follow the gradients, and puts them in place."""
+        if self._exchange is not None:
+            exchange, self._exchange = self._exchange, None
+            try:
+                exchange.wait()
+            except TimeoutError:
+                self._exchange = exchange
+                raise
+            self._look()
+            self._deliver()
+
+    def changed_since_sent(self) -> Optional[Slot]:
+        """A parameter whose gradient is no longer the one that left."""
+        for slot in self.slots:
+            gradient = slot.parameter.grad
+            if slot.version != (-1 if gradient is None else gradient._version):
+                return slot
+        return None
+
+    def reset(self) -> None:
+        """For the next iteration."""
+        self.sent = False
+        self.missing = len(self.slots)
+        for slot in self.slots:
+            slot.fired = 0
+
+    def close(self) -> None:
+        """Lets go of what the device holds."""
+        if self._slab is not None:
+            self._lane.close()
+
+    def _targets(self) -> list[Tensor]:
+        return [slot.parameter for slot in self.slots]
+
+    def _deliver(self) -> None:
+        values = self._lane.incoming(self._values)
+        pairs = zip(self._targets(), self._views(values))
+        apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
+        if apart:
+            with torch.no_grad():
+                torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
+
+    def _move_in(self) -> None:
+        """Has parameters live where the device receives them, which is written only between two of its computations."""
+        home = self._lane.home()
+        if home is None or not self.stays:
+            return
+        for view, slot in zip(self._views(home), self.slots):
+            if slot.parameter.dtype == home.dtype and slot.parameter.is_contiguous():
+                slot.parameter.data = view
+
+    def _look(self) -> None:
+        """Tensors over the slab's memory, made anew if that moved."""
+        assert self._slab is not None
+        gradient = self._slab.grad
+        if getattr(self, "_looked_at", None) is gradient:
+            return
+        self._looked_at = gradient
+        self._gradient = torch.from_numpy(gradient)
+        self._values = torch.from_numpy(self._slab.value)
+        self._known_views.clear()
+        self._lane.adopt(self._gradient, self._values)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        """The parameters' shapes in `flat`. The same few tensors are asked for over and over; views take time to make."""
+        for known, views in self._known_views:
+            if known is flat:
+                return views
+        views = [
+            flat[start : start + slot.parameter.numel()].view(slot.parameter.shape)
+            for start, slot in zip(self._starts, self.slots)
+        ]
+        if len(self._known_views) < MOST_KNOWN_VIEWS:
+            self._known_views.append((flat, views))
+        return views
+
+
+class AveragedBucket(Bucket):
+    """A bucket whose table has, after every round, the mean of the round's gradients: they become the gradients.
+
+    The server steps with lr = 1 and a weight decay of 1: w - (mean + w) = -mean.
+    """
+
+    POLICY = "sgd:lr=1,weight_decay=1"
+    stays = False
+
+    def begin(self) -> None:
+        self._began = False
+        super().begin()
+        self._began = True
+
+    def _targets(self) -> list[Tensor]:
+        if not self._began:
+            return super()._targets()
+        for slot in self.slots:
+            if slot.parameter.grad is None or slot.parameter.grad.is_sparse:
+                slot.parameter.grad = torch.empty_like(slot.parameter)
+        return [slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None]
+
+    def _deliver(self) -> None:
+        super()._deliver()
+        if self._began:
+            torch._foreach_neg_(self._targets())
+
+
+class BufferBucket(Bucket):
+    """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
+
+    POLICY = "sgd:lr=1"
+    stays = False
+
+    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        if self.under_way:
+            self.receive()
+        outgoing = self._lane.outgoing(self._gradient)
+        last = self._lane.incoming(self._values)
+        with torch.no_grad():
+            torch._foreach_copy_(self._views(outgoing), self._targets())
+            torch.sub(last, outgoing, out=outgoing)
+            for start, slot, following in zip(self._starts, self.slots, [*self._starts[1:], self.size]):
+                outgoing[start + slot.parameter.numel() : following].zero_()
+        self.sent = True
+        self._lane.bring_out(self._gradient)
+
+
+class SparseSlot:
+    """A parameter of which only the rows travel that are used: an embedding with sparse gradients."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._push: Optional[Handle] = None
+        self._stale = False
+
+    def declare(
+        self,
+        job: Job,
+        prefix: str,
+        *,
+        sync: Optional[str] = None,
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        optimizer: Optional[str] = None,
+    ) -> None:
+        """Creates the table, with the parameter as it is."""
+        parameter = self.slot.parameter.detach()
+        initial = parameter.to("cpu", torch.float32).contiguous().numpy()
+        self._table = job.table(
+            prefix + self.slot.name,
+            init=initial,
+            rows=True,
+            sync=sync,
+            codec=codec,
+            order=order,
+            optimizer=optimizer,
+        )
+
+    def pull_all(self) -> None:
+        """Every row as it is on the servers now."""
+        self._settle_push()
+        whole = self._table.pull(now=True).wait()
+        with torch.no_grad():
+            self.slot.parameter.copy_(torch.from_numpy(whole))
+        self._stale = False
+
+    def pull(self, indices: Tensor) -> None:
+        """The rows that a forward pass is about to use."""
+        if not self._stale:
+            return
+        self._settle_push()
+        rows = torch.unique(indices.detach())
+        if rows.numel() == 0:
+            return
+        values = self._table.pull(rows=rows.cpu().numpy()).wait()
+        parameter = self.slot.parameter
+        with torch.no_grad():
+            parameter[rows.to(parameter.device)] = torch.from_numpy(values).to(parameter.device, parameter.dtype)
+
+    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        """Sends the gradients of the rows that have some."""
+        gradient = self.slot.parameter.grad
+        self._settle_push()
+        width = self.slot.parameter[0].numel()
+        if gradient is None or skip:
+            rows, values = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
+        elif gradient.is_sparse:
+            gradient = gradient.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+        else:
+            rows = gradient.flatten(1).any(1).nonzero()[:, 0]
+            values = gradient[rows]
+        if scale is not None:
+            values = values * scale.to(values.device)
+        values = values.detach().to("cpu", torch.float32).reshape(-1, width)
+        self._push = self._table.push(values.numpy(), rows=rows.cpu().numpy())
+        self._stale = True
+
+    def _settle_push(self) -> None:
+        push, self._push = self._push, None
+        if push is not None:
+            push.wait()
+
+
+def pack(slots: Iterable[Slot], kind: type[Bucket], limit: int) -> list[Bucket]:
+    """Packs parameters in the order in which their gradients become ready: from the last one to the first.
+
+    What is larger than `limit` elements stays alone. Parameters of different devices are not packed together.
+    """
+    buckets: list[Bucket] = []
+    waiting: list[Slot] = []
+    filled = 0
+    for slot in reversed(list(slots)):
+        size = slot.parameter.numel()
+        new_device = waiting and waiting[0].parameter.device != slot.parameter.device
+        if waiting and (filled + size > limit or new_device):
+            buckets.append(kind(waiting))
+            waiting, filled = [], 0
+        waiting.append(slot)
+        filled += size
+    if waiting:
+        buckets.append(kind(waiting))
+    return buckets
+
+
+def _dense(gradient: Any) -> Tensor:
+    tensor: Tensor = gradient
+    return tensor.to_dense() if tensor.is_sparse else tensor

@@ -1,0 +1,109 @@
+"""How gradients come from a device into the host's memory, and parameters back."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+
+PAGE_BYTES = 4096
+
+
+def lane_of(device: torch.device, size: int) -> Lane:
+    """The way between the host's memory and a device."""
+    return CudaLane(device, size) if device.type == "cuda" else Lane()
+
+
+class Lane:
+    """The host's own memory: nothing has to be moved. Other devices without a lane of their own are copied to and from."""
+
+    def adopt(self, gradient: Tensor, values: Tensor) -> None:
+        """Is told where the host's memory is."""
+
+    def outgoing(self, gradient: Tensor) -> Tensor:
+        """Where gradients are to be put."""
+        return gradient
+
+    def bring_out(self, gradient: Tensor) -> None:
+        """Begins to move what was put there into the host's memory."""
+
+    def is_out(self, block: bool) -> bool:
+        """Whether it is there; waits for that if told to."""
+        return True
+
+    def home(self) -> Optional[Tensor]:
+        """The device's own memory that :meth:`incoming` fills, if it does."""
+        return None
+
+    def incoming(self, values: Tensor) -> Tensor:
+        """The parameters that are in the host's memory, where they can be copied from."""
+        return values
+
+    def close(self) -> None:
+        """Undoes :meth:`adopt`."""
+
+
+class CudaLane(Lane):
+    """Copies on a stream of its own, from and to pinned memory, beside what the device computes."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._device = device
+        self._outgoing = torch.empty(size, device=device)
+        self._incoming = torch.empty(size, device=device)
+        self._stream = _side_stream(device)
+        self._out = torch.cuda.Event()
+        self._pinned: list[Tensor] = []
+
+    def adopt(self, gradient: Tensor, values: Tensor) -> None:
+        self.close()
+        for memory in (gradient, values):
+            # Memory that begins at a page is the worker's own, and shared with servers of this host: it is pinned where it
+            # is. What is smaller has others on its page.
+            if memory.data_ptr() % PAGE_BYTES == 0:
+                status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * 4, 0)
+                if int(status) == 0:
+                    self._pinned.append(memory)
+
+    def outgoing(self, gradient: Tensor) -> Tensor:
+        return self._outgoing
+
+    def bring_out(self, gradient: Tensor) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            gradient.copy_(self._outgoing, non_blocking=True)
+            self._out.record(self._stream)
+
+    def is_out(self, block: bool) -> bool:
+        if block:
+            self._out.synchronize()
+            return True
+        return bool(self._out.query())
+
+    def home(self) -> Tensor:
+        return self._incoming
+
+    def incoming(self, values: Tensor) -> Tensor:
+        current = torch.cuda.current_stream(self._device)
+        # What was computed with the last parameters must be through before they are written over.
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            self._incoming.copy_(values, non_blocking=True)
+        current.wait_stream(self._stream)
+        return self._incoming
+
+    def close(self) -> None:
+        for memory in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        self._pinned = []
+
+
+_streams: dict[Optional[int], Any] = {}
+
+
+def _side_stream(device: torch.device) -> Any:
+    index = device.index
+    if index not in _streams:
+        _streams[index] = torch.cuda.Stream(device)
+    return _streams[index]

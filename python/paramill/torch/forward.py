@@ -1,0 +1,75 @@
+"""Which modules need which parameters: learnt from the first forward pass, so that each waits for its own alone."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+# So many buckets are waited for together: every hook on a module costs more than it could gain.
+FEW = 2
+
+# What a parameter has to be waited with: called with the arguments of the module's forward.
+Wait = Callable[[tuple[Any, ...]], None]
+
+
+class ForwardWaits:
+    """Has the next forward pass of a module wait for the module's parameters.
+
+    Until :meth:`learn` it watches which modules run a forward of their own. A parameter whose module never does (the output
+    projection of ``nn.MultiheadAttention``) is waited for by the outermost modules, and so are buffers; one that no module has
+    is left over.
+    """
+
+    def __init__(self, waits: dict[Tensor, Wait], synchronize: Callable[[], None]) -> None:
+        self._waits = waits
+        self._synchronize = synchronize
+        self._seen: dict[nn.Module, None] = {}
+        self._hooks: list[Any] = [register_module_forward_pre_hook(self._watch)]
+
+    def _watch(self, module: nn.Module, arguments: Any) -> None:
+        # Inside of a compiled function nothing can wait; what is in it counts as never run.
+        if not torch.compiler.is_compiling():
+            self._seen[module] = None
+
+    def learn(self) -> list[Wait]:
+        """Ends the watch and sets the waits up. Returns those that no module covers."""
+        self.close()
+        inner = {child for module in self._seen for child in module.modules() if child is not module}
+        outermost = [module for module in self._seen if module not in inner]
+        covered: set[Tensor] = set()
+        is_worth_it = len(_distinct(self._waits.values())) > FEW
+        for module in self._seen if is_worth_it else ():
+            own = [p for p in module._parameters.values() if p is not None and p in self._waits]
+            covered.update(own)
+            self._hook(module, [self._waits[p] for p in own])
+        below = {p for module in outermost for p in (*module.parameters(), *module.buffers())}
+        uncovered = [p for p in self._waits if p not in covered]
+        for module in outermost:
+            self._hook(module, _distinct(self._waits[p] for p in uncovered if p in below))
+            # What is saved is what the servers answered last.
+            self._hooks.append(module.register_state_dict_pre_hook(lambda *_: self._synchronize()))
+        return _distinct(self._waits[p] for p in uncovered if p not in below)
+
+    def close(self) -> None:
+        """Takes all hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _hook(self, module: nn.Module, waits: Iterable[Wait]) -> None:
+        waits = _distinct(waits)
+        if not waits:
+            return
+
+        def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            for wait in waits:
+                wait(arguments)
+
+        self._hooks.append(module.register_forward_pre_hook(before))
+
+
+def _distinct(waits: Iterable[Wait]) -> list[Wait]:
+    return list(dict.fromkeys(waits))

@@ -1,0 +1,256 @@
+"""A `torch.optim.Optimizer` whose step is made by the servers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, ContextManager, Iterable, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from ..errors import ParamillError, PolicyError
+from ..job import Job, init
+from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
+from .exchanger import Exchanger
+from .forward import ForwardWaits
+
+DEFAULT_PACK_BYTES = 1 << 20
+# Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
+SMALLEST_LR = 1e-30
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Trains `params` on servers, with the optimizer that `optimizer` names (``"adamw:lr=1e-3"``).
+
+    `params` are ``model.named_parameters()``, or groups of them as torch's optimizers take them; a group may have values
+    of its own for what the text says (``{"params": ..., "lr": 1e-4}``). Given another ``torch.optim.Optimizer`` instead,
+    servers only average gradients, and that one steps (:class:`AveragingOptimizer`).
+
+    Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration without
+    waiting; the next forward of a module waits for the module's own parameters. Read parameters between the two after
+    :meth:`synchronize`. Initial values are those of rank 0.
+
+    :param job: the job to join; ``paramill.init()`` otherwise
+    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise
+    :param codec: how gradients are compressed; the job's otherwise
+    :param order: ``"ranked"`` makes sums bit-reproducible under round-based models
+    :param accumulate: backward passes per step
+    :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
+    :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
+    :param buffers: ``model.named_buffers()`` to have them averaged over the workers at every step; else they stay each
+        worker's own
+    :param pack_bytes: small parameters are packed into tables of about this many bytes
+    """
+
+    # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others wait for.
+    _step_supports_amp_scaling = True
+    grad_scale: Optional[Tensor]
+    found_inf: Optional[Tensor]
+
+    def __new__(cls, params: Any = None, *_: Any, **__: Any) -> DistributedOptimizer:
+        if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
+            from .averaging import AveragingOptimizer
+
+            return object.__new__(AveragingOptimizer)
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer: str = "sgd:lr=0.1",
+        *,
+        job: Optional[Job] = None,
+        sync: Optional[str] = None,
+        codec: Optional[str] = None,
+        order: Optional[str] = None,
+        accumulate: int = 1,
+        overlap: Optional[bool] = None,
+        sparse: Sequence[str] = (),
+        buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
+        pack_bytes: int = DEFAULT_PACK_BYTES,
+    ) -> None:
+        rule, defaults = parse_optimizer(optimizer)
+        self._rule = rule
+        self._keys = list(defaults)
+        groups = named_groups(params)
+        super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
+        self.job = job if job is not None else init()
+        policies = {"sync": sync, "codec": codec, "order": order}
+        self._told = [self._text(group) for group in self.param_groups]
+        dense: list[Bucket] = []
+        rows: list[SparseSlot] = []
+        self._frozen: list[Bucket] = []
+        unknown = set(sparse)
+        for number, group in enumerate(self.param_groups):
+            slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
+            own = {**policies, "optimizer": self._told[number]}
+            of_rows = [slot for slot in slots if slot.name in unknown]
+            unknown -= {slot.name for slot in of_rows}
+            trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
+            frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
+            for slot in of_rows:
+                rows.append(SparseSlot(slot))
+                rows[-1].declare(self.job, self._prefix(number), **own)
+            for bucket in pack(trained, Bucket, pack_bytes // 4):
+                bucket.declare(self.job, self._prefix(number), **own)
+                dense.append(bucket)
+            for bucket in pack(frozen, Bucket, pack_bytes // 4):
+                bucket.declare(self.job, self._prefix(number))
+                self._frozen.append(bucket)
+        if unknown:
+            raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
+        means = buffer_buckets(buffers, pack_bytes)
+        for bucket in means:
+            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+        self._exchanger = Exchanger(
+            self.job,
+            dense,
+            rows,
+            means,
+            accumulate=accumulate,
+            overlap=overlap,
+            before_first=self._follow_schedule,
+        )
+        self._exchanger.start()
+        for bucket in self._frozen:
+            bucket.take_initial()
+        self._left_over: Optional[list[Any]] = None
+        self._forward = ForwardWaits(self._waits(), self.synchronize)
+
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
+        """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for bucket in self._frozen:
+            for slot in bucket.slots:
+                if slot.parameter.grad is not None:
+                    raise ParamillError(
+                        f"`{slot.name}` has a gradient, but was frozen when the optimizer was made; make it anew"
+                    )
+        self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        if self._left_over is None:
+            self._left_over = self._forward.learn()
+        for wait in self._left_over:
+            wait(())
+        return loss
+
+    def synchronize(self) -> None:
+        """Waits for all parameters that are under way, and pulls all rows of sparse ones."""
+        self._exchanger.synchronize()
+        for sparse in self._exchanger.sparse:
+            sparse.pull_all()
+
+    def no_sync(self) -> ContextManager[None]:
+        """Backward passes in here only add to gradients, as under ``DistributedDataParallel.no_sync``."""
+        return self._exchanger.no_sync()
+
+    def close(self) -> None:
+        """Takes the parameters as they are now, lets go of the model, and leaves the job."""
+        self._exchanger.synchronize()
+        self._forward.close()
+        self._exchanger.close()
+        self.job.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups with their learning rates. What servers keep (velocities, moments) is theirs, and not in it."""
+        state = super().state_dict()
+        state["paramill"] = {"rule": self._rule, "iteration": self.job.iteration}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over groups with their learning rates; the rule must be the same."""
+        rule = state_dict.get("paramill", {}).get("rule", self._rule)
+        if rule != self._rule:
+            raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "paramill"})
+
+    def _waits(self) -> dict[Tensor, Callable[[tuple[Any, ...]], None]]:
+        waits: dict[Tensor, Callable[[tuple[Any, ...]], None]] = {}
+        for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
+            receive = bucket.receive
+
+            def wait(_: tuple[Any, ...], receive: Callable[[], None] = receive) -> None:
+                receive()
+
+            waits.update((slot.parameter, wait) for slot in bucket.slots)
+        for sparse in self._exchanger.sparse:
+
+            def pull(arguments: tuple[Any, ...], sparse: SparseSlot = sparse) -> None:
+                if arguments and isinstance(arguments[0], Tensor):
+                    sparse.pull(arguments[0])
+                else:
+                    sparse.pull_all()
+
+            waits[sparse.slot.parameter] = pull
+        return waits
+
+    def _prefix(self, number: int) -> str:
+        return f"{number}/" if len(self.param_groups) > 1 else ""
+
+    def _text(self, group: dict[str, Any]) -> str:
+        values = {key: group[key] for key in self._keys}
+        values["lr"] = max(float(values["lr"]), SMALLEST_LR)
+        return f"{self._rule}:" + ",".join(f"{key}={value}" for key, value in values.items())
+
+    def _follow_schedule(self) -> None:
+        """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
+        texts = [self._text(group) for group in self.param_groups]
+        if texts == self._told:
+            return
+        if self.job.rank == 0:
+            # The last round closes with the values that it began with.
+            self._exchanger.synchronize()
+            for number, (new, old) in enumerate(zip(texts, self._told)):
+                if new != old:
+                    self.job.set_optimizer(new, table=self._glob(number))
+        self._told = texts
+
+    def _glob(self, number: int) -> str:
+        return f"{self._prefix(number)}*"
+
+
+def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
+    """The rule and its parameters.
+
+    >>> parse_optimizer("momentum:lr=0.5,schedule=step(every=30,factor=0.1)")
+    ('momentum', {'lr': 0.5, 'schedule': 'step(every=30,factor=0.1)'})
+    """
+    rule, _, rest = _native.check_policy("optimizer", text).partition(":")
+    values: dict[str, Any] = {}
+    depth, start = 0, 0
+    for end, character in enumerate(rest + ","):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            key, _, value = rest[start:end].partition("=")
+            try:
+                values[key] = float(value)
+            except ValueError:
+                values[key] = value
+            start = end + 1
+    return rule, values
+
+
+def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
+    """Groups as torch takes them, with a name for every parameter."""
+    groups = list(params)
+    if not groups:
+        raise ParamillError("there are no parameters to train")
+    if not isinstance(groups[0], dict):
+        groups = [{"params": groups}]
+    named = []
+    for number, group in enumerate(groups):
+        entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        pairs = [
+            entry if isinstance(entry, tuple) else (f"parameter {number}.{index}", entry)
+            for index, entry in enumerate(entries)
+        ]
+        named.append({**group, "params": [p for _, p in pairs], "names": [name for name, _ in pairs]})
+    return named
+
+
+def buffer_buckets(buffers: Optional[Iterable[tuple[str, Tensor]]], pack_bytes: int) -> list[Bucket]:
+    """Buffers that can be averaged; counters stay each worker's own."""
+    slots = [Slot(name, buffer) for name, buffer in buffers or () if buffer.is_floating_point()]
+    return pack(slots, BufferBucket, pack_bytes // 4)

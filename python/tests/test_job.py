@@ -1,0 +1,158 @@
+"""Tables, pushes and pulls over real servers, with numpy alone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+import paramill as pm
+
+
+def test_a_worker_trains_against_a_server_process(serve: Callable[..., str]) -> None:
+    with pm.init(serve(1, "--optimizer=sgd:lr=0.5")) as job:
+        w = job.table("w", init=np.zeros((4, 3), np.float32))
+        target = np.arange(12, dtype=np.float32).reshape(4, 3)
+        for _ in range(30):
+            w.update(w.value - target)
+            job.clock()
+            w.sync()
+        np.testing.assert_allclose(w.value, target, atol=1e-3)
+        assert (job.rank, job.workers, job.iteration, job.alone) == (0, 1, 30, False)
+        pushed, pulled = job.traffic
+        assert pushed == 30 * 48 and pulled >= 30 * 48
+
+
+def test_push_pull_clock_sync_as_in_the_manual(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        w = job.table("w", init=np.ones(5, np.float32), sync="ssp:s=3", optimizer="sgd:lr=1")
+        out = np.zeros(5, np.float32)
+        w.push(np.full(5, 0.5, np.float32))
+        w.pull(out)
+        job.clock()
+        w.sync()
+        assert out.tolist() == [0.5] * 5
+
+
+def test_two_workers_take_the_mean_of_their_gradients(launch: Callable[..., list[Any]]) -> None:
+    program = """
+        job = pm.init()
+        w = job.table("w", init=np.full(3, float(os.environ["PARAMILL_RANK"]), np.float32), optimizer="sgd:lr=1")
+        before = w.value.tolist()
+        w.update(np.full(3, 1.0 + 2 * job.rank, np.float32))
+        job.clock()
+        w.sync()
+        job.barrier("end")
+        report([before, w.value.tolist(), job.rank, job.workers])
+    """
+    for rank, (before, after, said, workers) in enumerate(launch(program, 2, 2)):
+        assert before == [0.0] * 3, "the initial values of rank 0 count"
+        assert after == [-2.0] * 3
+        assert (said, workers) == (rank, 2)
+
+
+def test_slabs_are_exchanged_where_they_are(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        tables = [job.table(f"t{i}", init=np.zeros(10_000, np.float32), optimizer="sgd:lr=1") for i in range(3)]
+        slabs = [table.slab() for table in tables]
+        grads, values = [slab.grad for slab in slabs], [slab.value for slab in slabs]
+        for step in range(1, 4):
+            for number, grad in enumerate(grads):
+                grad[:] = -number
+            exchange = job.exchange(slabs)
+            job.clock()
+            exchange.wait()
+            for number, value in enumerate(values):
+                assert (value == step * number).all(), "the same array has the new parameters"
+        with pytest.raises(pm.errors.OrderError, match="lent as a slab"):
+            tables[0].push(grads[0])
+
+
+def test_arrays_outlive_slabs_tables_and_the_job(serve: Callable[..., str]) -> None:
+    job = pm.init(serve())
+    table = job.table("w", init=np.arange(100_000, dtype=np.float32))
+    slab = table.slab()
+    value, grad = slab.value, slab.grad
+    job.close()
+    del job, table, slab
+    grad[:] = 7
+    assert value[-1] == 99_999 and grad.sum() == 700_000
+
+
+def test_values_are_a_snapshot_and_not_to_be_written(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        w = job.table("w", init=np.ones(2000, np.float32), optimizer="sgd:lr=1")
+        before = w.value
+        w.update(np.ones(2000, np.float32))
+        job.clock()
+        w.sync()
+        assert before.max() == 1 and w.value.max() == 0
+        with pytest.raises(ValueError, match="read-only"):
+            before[0] = 3
+
+
+def test_rows_of_a_sparse_table(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        e = job.table("e", init=np.zeros((10, 4), np.float32), rows=True, optimizer="sgd:lr=1")
+        e.push(np.full((2, 4), -1, np.float32), rows=[2, 7])
+        job.clock()
+        e.sync()
+        rows = e.pull(rows=[1, 2, 7]).wait()
+        assert rows is not None and rows[:, 0].tolist() == [0, 1, 1]
+        whole = e.pull(now=True).wait()
+        assert whole is not None and whole.sum() == 8
+        with pytest.raises(pm.errors.ShapeError, match="strictly ascending"):
+            e.pull(rows=[3, 1])
+
+
+def test_anything_with_a_buffer_or_dlpack_is_an_array() -> None:
+    from paramill.arrays import as_array, as_output
+
+    memory = bytearray(16)
+    view = as_array(memoryview(memory).cast("f"), "x")
+    memory[3] = 0x40
+    assert view[0] == 2.0, "the buffer itself, not a copy of it"
+
+    class Exporter:
+        def __init__(self, array: Any) -> None:
+            self.array = array
+
+        def __dlpack__(self, **kwargs: Any) -> Any:
+            return self.array.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self) -> Any:
+            return self.array.__dlpack_device__()
+
+    own = np.ones(3, np.float32)
+    assert np.shares_memory(as_array(Exporter(own), "x"), own)
+    assert np.shares_memory(as_output(own, (3,), "x"), own)
+
+
+def test_optimizers_can_be_changed_while_running(serve: Callable[..., str]) -> None:
+    with pm.init(serve(1, "--optimizer=momentum:lr=1")) as job:
+        w = job.table("w", init=np.zeros(2, np.float32))
+        job.start()
+        sentence = job.set_optimizer("momentum:lr=0.25,beta=0")
+        assert sentence == "1 tables now step with momentum:lr=0.25,beta=0 on all servers"
+        w.update(np.ones(2, np.float32))
+        job.clock()
+        w.sync()
+        assert w.value.tolist() == [-0.25, -0.25]
+        with pytest.raises(pm.errors.PolicyError, match="but not the rule"):
+            job.set_optimizer("adam:lr=1")
+        assert "1 tables now use asp" in job.set_sync("asp")
+        assert job.status()["shards"][0]["tables"][0]["name"] == "w"
+
+
+def test_waits_let_other_threads_run(serve: Callable[..., str]) -> None:
+    job = pm.init(serve(2), timeout=30)
+    job.table("w", init=[0.0])
+    ran = threading.Event()
+    waiter = threading.Thread(target=lambda: (ran.wait(20), job._abandon()))
+    waiter.start()
+    ran.set()
+    with pytest.raises(pm.ParamillError):
+        job.start()  # The other worker never comes; the other thread ends the wait.
+    waiter.join()

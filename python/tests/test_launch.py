@@ -1,0 +1,82 @@
+"""Who a worker is, and what happens where nobody said so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, Callable
+
+import pytest
+
+import paramill as pm
+
+ALONE = """
+import numpy as np, paramill as pm
+for name in ("a", "b"):
+    with pm.init() as job:
+        w = job.table("w", init=np.zeros(2, np.float32), optimizer="sgd:lr=1")
+        w.update(np.ones(2, np.float32)); job.clock(); w.sync()
+        assert job.alone and job.workers == 1 and w.value.tolist() == [-1, -1]
+"""
+
+
+def test_without_a_server_it_runs_alone_and_says_so_once() -> None:
+    ended = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("trains alone") == 1 and len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+)
+def test_other_launchers_give_the_rank(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pm.errors.EnvironmentError, match="started 2 workers, but no server is named"):
+        pm.init()
+    monkeypatch.setenv("PARAMILL_URL", serve(2))
+    job = pm.init()
+    assert job.rank == 1
+    job._abandon()
+
+
+def test_launched_workers_know_who_they_are(launch: Callable[..., list[Any]]) -> None:
+    program = """
+        job = pm.init()
+        job.table("w", init=[0.0])
+        job.start()
+        report([job.rank, job.workers, job.alone])
+    """
+    assert launch(program, 3, 2) == [[rank, 3, False] for rank in range(3)]
+
+
+def test_a_worker_that_fails_is_dead_to_the_others(serve: Callable[..., str]) -> None:
+    url = serve(2)
+    program = f"""
+import paramill as pm
+job = pm.init({url!r}, rank=1)
+job.table("w", init=[0.0])
+job.start()
+raise ValueError("the program's own")
+"""
+    other = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    with pm.init(url, rank=0) as job:
+        job.table("w", init=[0.0])
+        job.start()
+        _, stderr = other.communicate(timeout=60)
+        assert "the program's own" in stderr and "paramill:" not in stderr
+        job.barrier("the living", timeout=60)
+        states = {worker["worker"]: worker["state"] for worker in job.status()["workers"]}
+        assert "ead" in str(states[1]), states
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    program = "import sys, paramill; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -1,0 +1,351 @@
+"""The optimizer in one process: what it promises to be for a script that was written for torch's own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paramill as pm
+from paramill.torch.devices import Lane
+
+DATA = torch.Generator().manual_seed(1)
+X = torch.randn(32, 8, generator=DATA)
+Y = torch.randn(32, 3, generator=DATA)
+
+
+@pytest.fixture(autouse=True)
+def same_seed() -> None:
+    torch.manual_seed(7)
+
+
+@pytest.fixture
+def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
+    """Optimizers of jobs of their own, closed at the end of the test."""
+    made: list[pm.torch.DistributedOptimizer] = []
+
+    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
+        made.append(pm.torch.DistributedOptimizer(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.close()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return nn.functional.mse_loss(model(X), Y)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 10, after: Any = None) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        if after is not None:
+            after.step()
+
+
+def assert_same(one: nn.Module, other: nn.Module, tolerance: float = 1e-6) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values()):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda why: f"{name}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("sgd:lr=0.1", lambda p: torch.optim.SGD(p, lr=0.1)),
+        ("momentum:lr=0.05,beta=0.9,weight_decay=0.01", lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01)),
+        ("adam:lr=0.01", lambda p: torch.optim.Adam(p, lr=0.01)),
+        ("adamw:lr=0.01,weight_decay=0.1", lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
+    ],
+)
+def test_servers_step_as_torch_does(distributed: Any, text: str, reference: Callable[..., Any]) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    train(model, distributed(model.named_parameters(), text, pack_bytes=400))
+    train(twin, reference(twin.parameters()))
+    assert_same(model, twin, 1e-5)
+
+
+class SeparateLane(Lane):
+    """A device whose memory is not the host's, as a GPU's is."""
+
+    def __init__(self, size: int) -> None:
+        self._outgoing, self._incoming = torch.empty(size), torch.empty(size)
+
+    def outgoing(self, gradient: Tensor) -> Tensor:
+        return self._outgoing
+
+    def bring_out(self, gradient: Tensor) -> None:
+        gradient.copy_(self._outgoing)
+
+    def home(self) -> Tensor:
+        return self._incoming
+
+    def incoming(self, values: Tensor) -> Tensor:
+        return self._incoming.copy_(values)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_memory_of_a_device_makes_no_difference(
+    distributed: Any, monkeypatch: pytest.MonkeyPatch, averaged: bool
+) -> None:
+    monkeypatch.setattr("paramill.torch.buckets.lane_of", lambda _, size: SeparateLane(size))
+    model = nn.Sequential(network(), nn.BatchNorm1d(3))
+    twin = copy.deepcopy(model)
+    of = torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters()
+    text = [] if averaged else ["sgd:lr=0.1"]
+    optimizer = distributed(of, *text, pack_bytes=400, buffers=model.named_buffers())
+    train(model, optimizer)
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
+    assert_same(model, twin, 1e-5)
+
+
+def test_it_is_an_optimizer_and_schedulers_drive_it(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "momentum:lr=0.1")
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    for each, own in ((model, optimizer), (twin, reference)):
+        train(each, own, 12, torch.optim.lr_scheduler.CosineAnnealingLR(own, T_max=8))
+    assert_same(model, twin, 1e-5)
+
+
+def test_groups_have_values_of_their_own(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+
+    def groups(of: Any) -> list[dict[str, Any]]:
+        named = list(of.named_parameters())
+        return [{"params": named[:2]}, {"params": named[2:], "lr": 0.01}]
+
+    optimizer = distributed(groups(model), "sgd:lr=0.1")
+    plain = [{**group, "params": [p for _, p in group["params"]]} for group in groups(twin)]
+    train(model, optimizer, 5)
+    train(twin, torch.optim.SGD(plain, lr=0.1), 5)
+    optimizer.param_groups[1]["lr"] = 0.2
+    train(model, optimizer, 5)
+    plain[1]["lr"] = 0.2
+    train(twin, torch.optim.SGD(plain, lr=0.1), 5)
+    assert_same(model, twin, 1e-5)
+
+
+def test_a_forward_waits_for_its_own_parameters_alone(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    train(model, optimizer, 2)
+    buckets = {bucket.slots[0].name: bucket for bucket in optimizer._exchanger.buckets}
+    assert all(bucket.under_way for bucket in buckets.values())
+    model[0](X)
+    assert not buckets["0.weight"].under_way and not buckets["0.bias"].under_way
+    assert buckets["4.weight"].under_way
+    model.state_dict()
+    assert not any(bucket.under_way for bucket in buckets.values()), "what is saved is complete"
+
+
+def test_gradients_leave_during_the_backward_pass(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    train(model, optimizer, 1)
+    left: list[str] = []
+    model[0].weight.register_hook(lambda _: left.extend(b.slots[0].name for b in optimizer._exchanger.buckets if b.sent))
+    loss_of(model).backward()
+    optimizer.step()
+    assert "4.weight" in left and "0.weight" not in left
+
+
+def test_parameters_that_are_used_by_another_module(distributed: Any) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    x = torch.randn(4, 5, 8)
+    for each, own in ((model, optimizer), (twin, torch.optim.SGD(twin.parameters(), lr=0.1))):
+        for _ in range(5):
+            own.zero_grad()
+            each(x).square().mean().backward()
+            own.step()
+    assert_same(model, twin, 1e-5)
+
+
+def test_plain_tensors_are_waited_for_in_the_step(distributed: Any) -> None:
+    w = torch.zeros(4, requires_grad=True)
+    optimizer = distributed([("w", w)], "sgd:lr=0.5")
+    for _ in range(20):
+        optimizer.zero_grad()
+        ((w - 1) ** 2).sum().div(2).backward()
+        optimizer.step()
+    assert torch.allclose(w, torch.ones(4), atol=1e-3)
+
+
+def test_clipping_is_noticed(distributed: Any) -> None:
+    def clipped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", pack_bytes=4)
+    clipped(model, optimizer, 5)
+    clipped(twin, torch.optim.SGD(twin.parameters(), lr=0.5), 5)
+    assert_same(model, twin, 1e-5)
+    other = network()
+    with pytest.raises(pm.errors.OrderError, match="was changed after it had left.*overlap=False"):
+        clipped(other, distributed(other.named_parameters(), "sgd:lr=0.5", overlap=True), 1)
+
+
+@pytest.mark.parametrize("how", ["accumulate", "no_sync", "unsaid"])
+def test_gradients_are_accumulated(distributed: Any, how: str) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    options = {"accumulate": 2} if how == "accumulate" else {}
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        if how == "no_sync":
+            with optimizer.no_sync():
+                loss_of(model).backward()
+        else:
+            loss_of(model).backward()
+        loss_of(model).backward()
+        optimizer.step()
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.2), 4)
+    assert_same(model, twin, 1e-5)
+
+
+def test_a_gradient_that_is_added_to_too_late_is_an_error(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    train(model, optimizer, 1)
+    loss_of(model).backward()
+    with pytest.raises(pm.errors.OrderError, match="accumulate=K"):
+        loss_of(model).backward()
+
+
+def test_grad_scaler_leaves_out_what_is_infinite(distributed: Any) -> None:
+    model = network()
+    before = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model) * (float("inf") if step == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 0:
+            optimizer.synchronize()
+            assert_same(model, before)
+    assert scaler.get_scale() == 2.0**9
+    train(before, torch.optim.SGD(before.parameters(), lr=0.1), 2)
+    assert_same(model, before, 1e-5)
+
+
+def test_frozen_and_unused_parameters(distributed: Any) -> None:
+    model = network()
+    model.register_parameter("unused", nn.Parameter(torch.ones(3)))
+    model[0].requires_grad_(False)
+    frozen = copy.deepcopy(model[0])
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1")
+    train(model, optimizer, 3)
+    optimizer.synchronize()
+    assert_same(model[0], frozen, 0)
+    assert model.unused.tolist() == [1, 1, 1]
+    assert not {"0.weight", "0.bias"} & {s.name for b in optimizer._exchanger.buckets for s in b.slots}
+    model[0].requires_grad_(True)
+    loss_of(model).backward()
+    with pytest.raises(pm.ParamillError, match="`0.bias` has a gradient, but was frozen|`0.weight` has a gradient"):
+        optimizer.step()
+
+
+def test_rows_of_an_embedding_travel_alone(distributed: Any) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 4, sparse=True)
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.embedding(ids)).mean()
+
+    model = Words()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", sparse=["embedding.weight"])
+    reference = torch.optim.SGD(twin.parameters(), lr=0.5)
+    batches = [torch.randint(0, 50, (6,)) for _ in range(8)]
+    for each, own in ((model, optimizer), (twin, reference)):
+        for ids in batches:
+            own.zero_grad()
+            each(ids).backward()
+            own.step()
+    assert_same(model, twin, 1e-5)
+    pushed, _ = optimizer.job.traffic
+    assert pushed < 8 * 50 * 4 * 4, "less than the whole embedding would have been"
+
+
+def test_parameters_of_half_precision_have_whole_ones_on_the_servers(distributed: Any) -> None:
+    model = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+    start = model.weight.detach().float().clone()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=1e-4")
+    for _ in range(100):
+        optimizer.zero_grad()
+        model.weight.sum().backward()
+        optimizer.step()
+    optimizer.synchronize()
+    # Each step is too small for bfloat16; a hundred of them are not.
+    torch.testing.assert_close(model.weight.float(), (start - 0.01).to(torch.bfloat16).float(), rtol=1e-2, atol=1e-3)
+
+
+def test_state_is_saved_and_taken_over(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1")
+    optimizer.param_groups[0]["lr"] = 0.025
+    train(model, optimizer, 1)
+    state = copy.deepcopy(optimizer.state_dict())
+    assert state["paramill"] == {"rule": "sgd", "iteration": 1}
+    other = distributed(network().named_parameters(), "sgd:lr=0.1")
+    other.load_state_dict(state)
+    assert other.param_groups[0]["lr"] == 0.025
+    adam = distributed(network().named_parameters(), "adam:lr=0.1")
+    with pytest.raises(pm.errors.PolicyError, match="`sgd`, and this one is `adam`"):
+        adam.load_state_dict(state)
+
+
+def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(torch.optim.RAdam(model.parameters(), lr=0.01))
+    reference = torch.optim.RAdam(twin.parameters(), lr=0.01)
+    assert isinstance(optimizer, pm.torch.AveragingOptimizer)
+    for each, own in ((model, optimizer), (twin, reference)):
+        train(each, own, 10, torch.optim.lr_scheduler.StepLR(own, 3, 0.5))
+    assert_same(model, twin, 1e-5)
+    assert optimizer.state_dict()["state"][0]["step"] == 10
+    with pytest.raises(pm.errors.PolicyError, match="there is no mean of a round"):
+        pm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1), sync="ssp:s=3")
+
+
+def test_a_closure_is_called(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1")
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss.item()
+
+    first = optimizer.step(closure)
+    for _ in range(20):
+        last = optimizer.step(closure)
+    assert last < first

@@ -1,0 +1,139 @@
+"""Several workers, as processes, against several servers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+PROGRAM = """
+    import torch
+    from torch import nn
+    torch.set_num_threads(1)
+    torch.manual_seed(int(os.environ["PARAMILL_RANK"]))  # Different from rank to rank: the values of rank 0 count.
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    MAKE
+    data = torch.Generator().manual_seed(3)
+    x, y = torch.randn(20, 32, 1, 8, 8, generator=data), torch.randint(0, 10, (20, 32), generator=data)
+    mine = slice(optimizer.job.rank * 32 // optimizer.job.workers, (optimizer.job.rank + 1) * 32 // optimizer.job.workers)
+    for step in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[step, mine]), y[step, mine]).backward()
+        optimizer.step()
+    report([p.tolist() for p in model.state_dict().values()])
+    optimizer.close()
+"""
+
+SERVERS = """
+    optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1", order="ranked", pack_bytes=4096)
+"""
+AVERAGED = """
+    optimizer = pm.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), order="ranked")
+"""
+
+
+def single(make: Callable[[nn.Module], torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """The same by one process, with the batch of all."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    data = torch.Generator().manual_seed(3)
+    x, y = torch.randn(20, 32, 1, 8, 8, generator=data), torch.randint(0, 10, (20, 32), generator=data)
+    optimizer = make(model)
+    for step in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[step]), y[step]).backward()
+        optimizer.step()
+    return list(model.state_dict().values())
+
+
+def distance(of: list[Any], reference: list[torch.Tensor]) -> float:
+    """The largest distance of a tensor, relative to its own norm."""
+    return max(
+        ((torch.tensor(one) - other).norm() / other.norm()).item() for one, other in zip(of, reference)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (SERVERS, lambda model: torch.optim.SGD(model.parameters(), lr=0.1)),
+        (AVERAGED, lambda model: torch.optim.Adam(model.parameters(), lr=0.01)),
+    ],
+    ids=["servers step", "workers step"],
+)
+def test_four_workers_are_one_with_the_batch_of_four(launch: Any, make: str, reference: Any) -> None:
+    results = launch(PROGRAM.replace("MAKE", make.strip()), 4, 2)
+    assert all(result == results[0] for result in results), "all workers have the same bits"
+    tolerance = 1e-6 if make is SERVERS else 1e-4
+    assert distance(results[0], single(reference)) < tolerance
+
+
+def test_schedules_are_exact_with_several_workers(launch: Any) -> None:
+    make = """
+    optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "momentum:lr=0.1", order="ranked")
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9 ** step)
+    """
+    program = PROGRAM.replace("MAKE", make.strip()).replace("optimizer.step()", "optimizer.step(); scheduler.step()")
+
+    class Scheduled(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            for group in self.param_groups:
+                group["lr"] *= 0.9
+
+    results = launch(program, 2, 2)
+    reference = single(lambda model: Scheduled(model.parameters(), lr=0.1, momentum=0.9))
+    assert distance(results[0], reference) < 1e-6
+
+
+def test_asynchronous_workers_converge(launch: Any) -> None:
+    program = """
+        import torch
+        torch.manual_seed(1)
+        model = torch.nn.Linear(10, 1)
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1", sync="ssp:s=3")
+        x = torch.randn(256, 10, generator=torch.Generator().manual_seed(optimizer.job.rank))
+        y = x.sum(1, keepdim=True)
+        for _ in range(200):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+        report(loss.item())
+    """
+    assert max(launch(program, 3, 2)) < 1e-3
+
+
+def test_buffers_are_averaged_where_that_is_wanted(launch: Any) -> None:
+    program = """
+        import torch
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+        optimizer = pm.torch.DistributedOptimizer(
+            model.named_parameters(), "sgd:lr=1e-3", buffers=model.named_buffers())
+        for _ in range(3):
+            x = torch.full((4, 2), float(optimizer.job.rank)) + torch.arange(4.0)[:, None]
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        report(model.state_dict()["0.running_mean"].tolist())
+        optimizer.close()
+    """
+    # Means of 1.5 and 2.5, each step a tenth of the way there.
+    for mean in launch(program, 2, 1):
+        torch.testing.assert_close(torch.tensor(mean), torch.full((2,), (1 - 0.9**3) * 2.0))
+
+
+def test_every_worker_has_a_part_of_the_data(launch: Any) -> None:
+    program = """
+        job = pm.init()
+        job.table("w", init=[0.0])
+        sampler = pm.torch.ShardSampler(range(11), job)
+        report([list(sampler), list(sampler), len(sampler)])
+    """
+    parts = launch(program, 2, 1)
+    for epoch in (0, 1):
+        mine = [set(part[epoch]) for part in parts]
+        assert len(mine[0]) == len(mine[1]) == parts[0][2] == 5 and not mine[0] & mine[1]
+    assert parts[0][0] != parts[0][1], "another order in every epoch"
