@@ -140,6 +140,8 @@ optimizer = \"adam:lr=0.001\"
 reduce = \"mean\"
 order = \"arrival\"
 nonfinite = \"reject\"
+codec = \"none\"
+answer_codec = \"none\"
 ";
     assert_eq!(answer(&["config"]), expected);
 }

@@ -77,7 +77,10 @@ impl Sparsifier for TopK {
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// Values that a threshold is guessed from.
-const SAMPLE: usize = 512;
+const SAMPLE: usize = PLACES * RUN;
+/// They lie at so many places, a run of values at each: to go somewhere costs more than to read on.
+const PLACES: usize = 64;
+const RUN: usize = 8;
 /// As many are kept in order while a sample is drawn; more are sorted out afterwards.
 const FEW: usize = 32;
 /// Below this many values all of them are looked at.
@@ -126,24 +129,24 @@ pub(super) fn select_about(values: &[f32], count: usize, seed: u64, mask: &mut M
 
 /// The magnitude that about `count` of the values are above, guessed from some of them.
 fn sampled_threshold(values: &[f32], count: usize, seed: u64) -> f32 {
-    // One value of each of as many stretches, so that no period in the values misleads.
-    let (stride, seed) = (values.len() / SAMPLE, seed as u32 ^ (seed >> 32) as u32);
-    let magnitude = |at: usize| {
-        let within = (uniform_at(seed, at as u32) * stride as f32) as usize;
-        values[at * stride + within.min(stride - 1)].to_bits() & MAGNITUDE
-    };
+    // A few values of each of many places, so that no period in the values misleads.
+    let (stride, seed) = (values.len() / PLACES, seed as u32 ^ (seed >> 32) as u32);
+    let sample = (0..PLACES).flat_map(|place| {
+        let within = uniform_at(seed, place as u32) * (stride - RUN + 1) as f32;
+        let start = place * stride + (within as usize).min(stride - RUN);
+        values[start..start + RUN].iter().map(|value| value.to_bits() & MAGNITUDE)
+    });
     let rank = (count as f64 / values.len() as f64 * SAMPLE as f64).round() as usize;
     let rank = rank.clamp(1, SAMPLE);
     if rank > FEW {
-        let mut sample: Vec<u32> = (0..SAMPLE).map(magnitude).collect();
+        let mut sample: Vec<u32> = sample.collect();
         let (_, &mut threshold, _) = sample.select_nth_unstable_by(rank - 1, |a, b| b.cmp(a));
         return f32::from_bits(threshold);
     }
     // Where few are wanted, hardly any value of the sample gets in between them.
     let mut largest = [0u32; FEW];
     let largest = &mut largest[..rank];
-    for at in 0..SAMPLE {
-        let new = magnitude(at);
+    for new in sample {
         if new > largest[rank - 1] {
             let place = largest.partition_point(|known| *known >= new);
             largest.copy_within(place..rank - 1, place + 1);

@@ -15,10 +15,12 @@ const LEARNING_RATE: f32 = 2.0;
 
 /// What a run sent, and how far it came.
 pub(super) struct Traffic {
-    /// By clock, pushes of all workers and broadcasts to all of them.
+    /// By clock, pushes of all workers and the broadcast to all of them.
     pub(super) bytes: Vec<u64>,
     /// What a clock would take without codec.
     pub(super) dense_bytes: u64,
+    /// The part of entries that was not sent.
+    pub(super) dropped: f64,
     /// Mean loss on held-out data at the end.
     pub(super) loss: f64,
 }
@@ -37,12 +39,15 @@ struct Link {
     encoder: Encoder,
     decoder: Decoder,
     payload: Vec<u8>,
+    received: Vec<f32>,
+    /// Entries that were sent, of those that could have been.
+    sent: [u64; 2],
 }
 
 impl Link {
     fn new(codec: &Arc<Codec>, elements: usize) -> Link {
         let (encoder, decoder) = (Encoder::new(codec.clone(), elements), Decoder::new(codec.clone()));
-        Link { encoder, decoder, payload: Vec::new() }
+        Link { encoder, decoder, payload: Vec::new(), received: Vec::new(), sent: [0; 2] }
     }
 
     /// Sends an update, which is added to `sum`; how many bytes it took.
@@ -54,7 +59,11 @@ impl Link {
             self.payload.clear();
             let context = Context { step: clock, ..Context::default() };
             self.encoder.encode(number * CHUNK_ELEMENTS, update, &context, &mut self.payload)?;
-            self.decoder.decode_add(&self.payload, sum)?;
+            self.received.resize(update.len(), 0.0);
+            self.decoder.decode(&self.payload, &mut self.received)?;
+            kernels::add(sum, &self.received);
+            self.sent[0] += self.received.iter().filter(|value| **value != 0.0).count() as u64;
+            self.sent[1] += update.len() as u64;
             bytes += self.payload.len() as u64;
         }
         Ok(bytes)
@@ -69,16 +78,6 @@ impl Flow {
         let initial: Vec<Vec<f32>> = tables.map(|table| workers[0].initial(table)).collect();
         let sizes = initial.iter().map(Vec::len).collect();
         Ok(Flow { workers, parameters: initial.concat(), sizes, seed })
-    }
-
-    /// The magnitude that this part of the first update's entries is below, of those that are not zero.
-    pub(super) fn quantile(&mut self, part: f64) -> f32 {
-        let update = self.update(0, 0);
-        let mut magnitudes: Vec<f32> =
-            update.iter().map(|value| value.abs()).filter(|value| *value > 0.0).collect();
-        magnitudes.sort_by(f32::total_cmp);
-        let place = (part * magnitudes.len() as f64) as usize;
-        magnitudes.get(place.min(magnitudes.len().saturating_sub(1))).copied().unwrap_or(1e-4)
     }
 
     /// UCC under BSP (staleness 0) or SSP: a fast worker's updates are folded in, and it waits when it is so many clocks
@@ -99,7 +98,7 @@ impl Flow {
                 break;
             };
             let update = self.update(next, done[next]);
-            bytes[version as usize] += pushes[next].send(done[next], &update, &mut sum)?;
+            bytes[done[next] as usize] += pushes[next].send(done[next], &update, &mut sum)?;
             done[next] += 1;
             ready[next] += prng.exponential(1.0);
             if done.iter().all(|done| *done > version) {
@@ -109,8 +108,12 @@ impl Flow {
                 version += 1;
             }
         }
+        let sent = pushes
+            .iter()
+            .chain([&broadcast])
+            .fold([0; 2], |sum, link| [0, 1].map(|at| sum[at] + link.sent[at]));
         let (loss, dense_bytes) = (self.loss(), 2 * u64::from(WORKERS) * 4 * elements as u64);
-        Ok(Traffic { bytes, dense_bytes, loss })
+        Ok(Traffic { bytes, dense_bytes, dropped: 1.0 - sent[0] as f64 / sent[1].max(1) as f64, loss })
     }
 
     /// A worker's update of a step: minus the learning rate times its share of the mean gradient.
