@@ -36,6 +36,7 @@ class Bucket:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
+        self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
         self._exchange: Optional[Exchange] = None
@@ -118,12 +119,13 @@ class Bucket:
 
     def leave(self, block: bool) -> bool:
         """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
-        if not self.sent or self._exchange is not None:
+        if not self.sent or self._left:
             return True
         if not self._lane.is_out(block):
             return False
         assert self._slab is not None
         self._exchange = self._job.exchange([self._slab])
+        self._left = True
         return True
 
     def receive(self) -> None:
@@ -149,6 +151,7 @@ class Bucket:
     def reset(self) -> None:
         """For the next iteration."""
         self.sent = False
+        self._left = False
         self.missing = len(self.slots)
         for slot in self.slots:
             slot.fired = 0
