@@ -3,7 +3,7 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, ExchangeArgs, KernelArgs, PeerName, Transport};
+pub(crate) use bench::{BenchArgs, BenchCommand, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;

@@ -6,6 +6,7 @@ use crate::args::JobArgs;
 use crate::duration::Span;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
+use paramill_core::codec::Codec;
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
@@ -166,6 +167,8 @@ impl JobPlan {
                     reduce: said.policy.reduce.unwrap_or(policy.reduce),
                     order: said.policy.order.unwrap_or(policy.order),
                     nonfinite: said.policy.nonfinite.unwrap_or(policy.nonfinite),
+                    codec: said.policy.codec.unwrap_or(policy.codec),
+                    answer_codec: said.policy.answer_codec.unwrap_or(policy.answer_codec),
                 },
             },
             overrides: said.overrides.unwrap_or_default(),
@@ -187,6 +190,8 @@ impl JobPlan {
         FaultPlan::parse(&self.inject)?.check_members(cluster.workers, cluster.servers)?;
         check_sync(&policy.table.sync, registry)?;
         check_optimizer(&policy.table.optimizer, registry)?;
+        Codec::parse(&registry.codec, &policy.table.codec)?;
+        Codec::for_answers(&registry.codec, &policy.table.answer_codec)?;
         registry.placement.build(&Spec::parse(&policy.placement)?)?;
         for (index, rule) in self.overrides.iter().enumerate() {
             self.check_override(rule, registry)
@@ -203,7 +208,10 @@ impl JobPlan {
         let nothing = PolicyOverride { table: rule.table.clone(), server: rule.server, ..Default::default() };
         ensure!(*rule != nothing, "it changes nothing; give it a `sync`, an `optimizer` or another policy");
         rule.sync.as_deref().map_or(Ok(()), |sync| check_sync(sync, registry))?;
-        rule.optimizer.as_deref().map_or(Ok(()), |optimizer| check_optimizer(optimizer, registry))
+        rule.optimizer.as_deref().map_or(Ok(()), |optimizer| check_optimizer(optimizer, registry))?;
+        rule.codec.as_deref().map(|codec| Codec::parse(&registry.codec, codec)).transpose()?;
+        rule.answer_codec.as_deref().map(|codec| Codec::for_answers(&registry.codec, codec)).transpose()?;
+        Ok(())
     }
 }
 

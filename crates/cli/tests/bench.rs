@@ -139,6 +139,26 @@ fn a_peer_that_is_not_installed_is_named_with_what_to_install() {
 }
 
 #[test]
+fn every_codec_is_measured_and_one_alone_is_the_whole_report() {
+    let small = ["--elements=20000", "--rounds=1", "--json"];
+    let report = json(&[&["bench", "codec"], &small[..]].concat());
+    let all = json(&["components", "codec", "--json"]);
+    let codecs = report["codecs"].as_array().unwrap();
+    assert_eq!(codecs.len(), all["axes"][0]["components"].as_array().unwrap().len());
+    for measured in codecs {
+        for figure in ["/ratio", "/encode_gb_s", "/decode_gb_s"] {
+            positive(measured, figure);
+        }
+        assert!(measured["relative_error"].is_f64() && measured["cosine"].is_f64(), "{measured}");
+    }
+    let bitmap = json(&[&["bench", "codec", "--codec=bitmap"], &small[..]].concat());
+    assert_eq!((&bitmap["codec"], &bitmap["relative_error"]), (&"bitmap".into(), &0.0.into()));
+    assert!(positive(&bitmap, "/ratio") > 4.0, "{bitmap}");
+    let stderr = refusal(&["bench", "codec", "--codec=topk:0.01+dvf:delta=1"]);
+    assert!(stderr.contains("the chain has a sparsifier already, `topk`"), "{stderr}");
+}
+
+#[test]
 fn kernels_are_measured_for_every_optimizer_and_element() {
     let arguments = [
         "bench",

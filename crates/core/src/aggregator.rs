@@ -12,6 +12,7 @@ mod sums;
 mod table;
 
 use crate::address::Addresses;
+use crate::codec::{Codec, Decoder};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -197,6 +198,9 @@ impl Aggregator {
                 let optimizer = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
                 // What cannot be read here is refused by the servers.
                 let (Ok(sync), Ok(optimizer)) = (sync, optimizer) else { continue };
+                if let Ok(codec) = Codec::parse(&self.registry.codec, &policy.codec) {
+                    table.decoder.get_or_insert_with(|| Decoder::new(Arc::new(codec)));
+                }
                 let on_arrival = sync.model.apply() == Apply::OnArrival;
                 // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
                 let alone = policy.order == Order::Ranked && !on_arrival

@@ -1,5 +1,6 @@
 //! Which components exist. A registry is a value that is passed down, filled by explicit lists.
 
+use crate::codec::{self, Stage};
 use crate::consistency::{self, Consistency};
 use crate::optimizer::{self, Optimizer};
 use crate::placement::{self, Placement};
@@ -80,6 +81,8 @@ pub struct Registry {
     pub placement: Axis<dyn Placement>,
     /// How a gradient changes parameters.
     pub optimizer: Axis<dyn Optimizer>,
+    /// How gradients and parameters become fewer bytes.
+    pub codec: Axis<Stage>,
 }
 
 impl Registry {
@@ -89,6 +92,7 @@ impl Registry {
             consistency: consistency::axis(),
             placement: placement::axis(),
             optimizer: optimizer::axis(),
+            codec: codec::axis(),
         }
     }
 }

@@ -360,7 +360,7 @@ impl Shard {
         self.acks.forget(worker);
         for table in &mut self.tables {
             table.controller.cancel(worker);
-            table.ahead.forget(worker);
+            table.forget_answers(worker);
         }
     }
 
@@ -398,30 +398,32 @@ impl Shard {
     fn answer_ahead(&mut self, table: usize, pushed: &Header) {
         let Shard { tables, outputs, groups, bytes_pulled, .. } = self;
         let part = &mut tables[table];
-        let chunk = part.chunk(pushed.part as usize);
+        let mut ahead = std::mem::take(&mut part.ahead);
         let mut header = Header::new(Kind::Params);
         header.table = pushed.table;
         header.clock = pushed.clock.saturating_add(1);
         header.epoch = pushed.epoch;
         header.part = pushed.part;
-        part.ahead.send_next(pushed.clock, pushed.part as usize, |answer| {
+        ahead.send_next(pushed.clock, pushed.part as usize, |answer| {
             // An aggregator gets one answer for many.
             let is_direct = groups.is_direct(answer.worker);
             if is_direct {
                 header.request = answer.request;
-                *bytes_pulled += chunk.len as u64;
-                let to = NodeId::Worker(answer.worker);
-                outputs.push_back(Output::Send { to, frame: chunk.frame(header, table, answer.landing) });
+                let place = (table, pushed.part as usize);
+                let frame = part.answer_frame(place, answer.worker, header, answer.landing);
+                *bytes_pulled += u64::from(frame.header.payload_bytes);
+                outputs.push_back(Output::Send { to: NodeId::Worker(answer.worker), frame });
             }
             is_direct
         });
+        part.ahead = ahead;
     }
 
     /// Sends a table's parameters, or the rows that were asked for; without the chunks that were sent ahead.
     fn answer(&mut self, pull: &PendingPull) {
         let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
         let sent = self.tables[pull.table].ahead.take(pull.worker, pull.request);
-        let part = &self.tables[pull.table];
+        let part = &mut self.tables[pull.table];
         let mut header = Header::new(Kind::Params);
         header.table = TableId(pull.table as u32);
         header.clock = pull.clock;
@@ -443,11 +445,16 @@ impl Shard {
             }
             None => {
                 header.rows = edition.map_or(0, |edition| edition.number);
-                let chunks = part.chunks();
-                let count = chunks.len();
-                for (index, chunk) in chunks.enumerate().skip(sent) {
+                let count = part.chunks().len();
+                let is_direct = matches!(to, NodeId::Worker(_));
+                for index in sent..count {
                     header.part = index as u32;
-                    send(chunk.frame(header, pull.table, pull.landing), index + 1 == count);
+                    // An aggregator fans answers out, and needs them as they are.
+                    let frame = match is_direct {
+                        true => part.answer_frame((pull.table, index), pull.worker, header, pull.landing),
+                        false => part.chunk(index).frame(header, pull.table, pull.landing),
+                    };
+                    send(frame, index + 1 == count);
                 }
             }
             Some(rows) => {
@@ -459,7 +466,8 @@ impl Shard {
                     let some = &rows[begin..rows.len().min(begin + rows_per_part)];
                     header.part = index as u32;
                     header.rows = some.len() as u32;
-                    let bytes = part.gather_rows(some);
+                    let (bytes, encoded) = part.answer_rows(some);
+                    header.flags = if encoded { Flags::ROWS.with(Flags::ENCODED) } else { Flags::ROWS };
                     header.payload_bytes = bytes.len() as u32;
                     send(Frame { header, body: Body::Bytes(bytes) }, index + 1 == count);
                 }
@@ -737,8 +745,10 @@ impl Role for Shard {
     }
 
     fn refresh(&self, header: &mut Header) {
-        // Rows were gathered when the answer was made; chunks are read from the store when they leave.
-        if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
+        // Rows were gathered, and a codec did its work, when the answer was made; chunks are read from the store when they
+        // leave.
+        let is_chunk = header.kind == Kind::Params && !header.flags.has(Flags::ROWS);
+        if is_chunk && !self.tables[header.table.0 as usize].fixes_answers() {
             header.version = self.tables[header.table.0 as usize].version_of(header.part as usize);
         }
     }

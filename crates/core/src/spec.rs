@@ -93,6 +93,18 @@ impl Spec {
         Some(self.params.remove(at).1)
     }
 
+    /// The same with a positional parameter under its name: `topk:0.01` is `topk:ratio=0.01`.
+    pub fn with_positional(&self, key: &str) -> Result<Spec, SpecError> {
+        let mut spec = self.clone();
+        if let Some(value) = spec.take("") {
+            self.require(!spec.params.iter().any(|(known, _)| known == key), || {
+                format!("`{key}` is given twice")
+            })?;
+            spec.params.insert(0, (key.to_owned(), value));
+        }
+        Ok(spec)
+    }
+
     /// Like [`Spec::take`], parsed. `expected` completes the sentence "expected ...".
     pub fn take_parsed<T: std::str::FromStr>(
         &mut self,

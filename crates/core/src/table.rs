@@ -140,6 +140,10 @@ pub struct TablePolicy {
     pub order: Order,
     /// NaN and Inf.
     pub nonfinite: NonFinite,
+    /// Codec of pushes.
+    pub codec: String,
+    /// Codec of answers.
+    pub answer_codec: String,
 }
 
 impl Default for TablePolicy {
@@ -150,6 +154,8 @@ impl Default for TablePolicy {
             reduce: Reduce::default(),
             order: Order::default(),
             nonfinite: NonFinite::default(),
+            codec: "none".into(),
+            answer_codec: "none".into(),
         }
     }
 }
@@ -178,6 +184,12 @@ pub struct PolicyOverride {
     /// Another treatment of NaN and Inf.
     #[serde(default)]
     pub nonfinite: Option<NonFinite>,
+    /// Another codec of pushes; on all servers.
+    #[serde(default)]
+    pub codec: Option<String>,
+    /// Another codec of answers; on all servers.
+    #[serde(default)]
+    pub answer_codec: Option<String>,
 }
 
 impl PolicyOverride {
@@ -187,6 +199,8 @@ impl PolicyOverride {
             ("glob", Some(&self.table), limits::MAX_NAME_BYTES),
             ("consistency model", self.sync.as_ref(), limits::MAX_POLICY_BYTES),
             ("optimizer", self.optimizer.as_ref(), limits::MAX_POLICY_BYTES),
+            ("codec", self.codec.as_ref(), limits::MAX_POLICY_BYTES),
+            ("answers' codec", self.answer_codec.as_ref(), limits::MAX_POLICY_BYTES),
         ];
         match texts.into_iter().find(|(_, text, limit)| text.is_some_and(|text| text.len() > *limit)) {
             Some((what, _, limit)) => Err(format!("the text of its {what} has more than {limit} bytes")),
@@ -211,6 +225,8 @@ impl PolicyOverride {
             policy.reduce = rule.reduce.unwrap_or(policy.reduce);
             policy.order = rule.order.unwrap_or(policy.order);
             policy.nonfinite = rule.nonfinite.unwrap_or(policy.nonfinite);
+            policy.codec = rule.codec.clone().unwrap_or(policy.codec);
+            policy.answer_codec = rule.answer_codec.clone().unwrap_or(policy.answer_codec);
         }
         policy
     }

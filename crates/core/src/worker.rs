@@ -7,6 +7,7 @@
 //! A request stays until its server answered it, and is sent again when a broken connection is made anew; the
 //! servers apply it once.
 
+mod encoding;
 mod error;
 mod gate;
 mod local_table;
@@ -28,6 +29,7 @@ use crate::store::{Allocate, Buffer, Heap};
 use crate::table::{NonFinite, TableSpec};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::{Control, Kind, Plan};
+use encoding::Encoded;
 use gate::PullGate;
 use local_table::LocalTable;
 use request::{Request, What};
@@ -311,14 +313,29 @@ impl Worker {
         let values = match gradient {
             Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
         };
-        let mut buffer = local.take_buffer(values.len(), &*self.memory);
-        if !copy_finite(buffer.as_mut_slice(), values) {
-            self.nonfinite += 1;
-            if local.nonfinite == NonFinite::Reject {
-                local.keep_buffer(buffer);
-                return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
+        let (buffer, encoded) = match local.codecs.encodes_pushes() {
+            true => {
+                if !crate::kernels::all_finite(values) {
+                    self.nonfinite += 1;
+                    if local.nonfinite == NonFinite::Reject {
+                        return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
+                    }
+                }
+                let Encoded { buffer, payloads } = local.encode(clock, gradient, &*self.memory)?;
+                (buffer, Some(payloads))
             }
-        }
+            false => {
+                let mut buffer = local.take_buffer(values.len(), &*self.memory);
+                if !copy_finite(buffer.as_mut_slice(), values) {
+                    self.nonfinite += 1;
+                    if local.nonfinite == NonFinite::Reject {
+                        local.keep_buffer(buffer);
+                        return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
+                    }
+                }
+                (Arc::new(buffer), None)
+            }
+        };
         local.pushed = Some(clock);
         let landing = if want_params { local.landing(&*self.memory) } else { None };
         let rows = match gradient {
@@ -327,7 +344,6 @@ impl Worker {
         };
         let partial = local.partial.is_some();
         let shards = local.shard_count();
-        let buffer = Arc::new(buffer);
         let what = Purpose::Push { table: index, clock };
         let ticket = self.ticket(now, what, shards, if want_params { shards } else { 0 });
         let pending = self.tickets.get_mut(&ticket).expect("made above");
@@ -336,7 +352,8 @@ impl Worker {
         *self.unacknowledged.entry(clock).or_default() += shards;
         for shard in 0..shards {
             let shard = self.tables[index].shard(shard);
-            let what = What::Push { buffer: Some(buffer.clone()), rows: rows.clone(), want_params };
+            let (rows, encoded) = (rows.clone(), encoded.clone());
+            let what = What::Push { buffer: Some(buffer.clone()), rows, encoded, want_params };
             self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)

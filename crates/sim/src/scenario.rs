@@ -36,6 +36,10 @@ pub struct Scenario {
     pub sync: String,
     /// Optimizer, in text form.
     pub optimizer: String,
+    /// Codec of pushes, in text form.
+    pub codec: String,
+    /// Codec of answers, in text form.
+    pub answer_codec: String,
     /// Mean or sum over workers.
     pub reduce: Reduce,
     /// Order in which gradients of a round are added. Ranked, unless the file says otherwise: a scenario should end
@@ -125,6 +129,8 @@ impl Default for Scenario {
             placement: "heuristic".into(),
             sync: "bsp".into(),
             optimizer: "sgd:lr=0.1".into(),
+            codec: "none".into(),
+            answer_codec: "none".into(),
             reduce: Reduce::default(),
             order: Order::Ranked,
             chunk_elements: limits::CHUNK_ELEMENTS as u32,
@@ -239,6 +245,8 @@ impl Scenario {
             reduce: self.reduce,
             order: self.order,
             nonfinite: NonFinite::Reject,
+            codec: self.codec.clone(),
+            answer_codec: self.answer_codec.clone(),
         }
     }
 }

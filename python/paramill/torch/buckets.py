@@ -68,6 +68,7 @@ class Bucket:
         *,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         optimizer: Optional[str] = None,
     ) -> None:
@@ -78,7 +79,13 @@ class Bucket:
         self._known_views.clear()
         self._job = job
         self._table = job.table(
-            prefix + self.name, init=flat.numpy(), sync=sync, codec=codec, order=order, optimizer=optimizer
+            prefix + self.name,
+            init=flat.numpy(),
+            sync=sync,
+            codec=codec,
+            answer_codec=answer_codec,
+            order=order,
+            optimizer=optimizer,
         )
 
     def begin(self) -> None:
@@ -270,6 +277,7 @@ class SparseSlot:
         *,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         optimizer: Optional[str] = None,
     ) -> None:
@@ -282,6 +290,7 @@ class SparseSlot:
             rows=True,
             sync=sync,
             codec=codec,
+            answer_codec=answer_codec,
             order=order,
             optimizer=optimizer,
         )

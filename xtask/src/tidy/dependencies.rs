@@ -13,7 +13,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// All that `core` may use. It stays short: every decision of the system must build anywhere.
-const CORE_DEPENDENCIES: [&str; 5] = ["bytemuck", "multiversion", "postcard", "serde", "thiserror"];
+const CORE_DEPENDENCIES: [&str; 9] =
+    ["bytemuck", "lz4_flex", "multiversion", "postcard", "serde", "snap", "thiserror", "xxhash-rust", "zstd"];
 /// Crates that end in a person's terminal; libraries have error types of their own.
 const MAY_USE_ANYHOW: [&str; 2] = ["paramill", "xtask"];
 /// Drivers that must not know each other, or one could lean on the other's behaviour.

@@ -18,6 +18,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     Exchange(Box<ExchangeArgs>),
     Kernels(KernelArgs),
+    Codec(CodecArgs),
 }
 
 /// Exchange a model between workers and servers, and nothing else.
@@ -127,6 +128,37 @@ pub(crate) struct KernelArgs {
     /// Elements of each array of each thread that fit in no cache.
     #[arg(long, value_name = "N", default_value_t = 16 << 20)]
     pub(crate) memory_elements: usize,
+}
+
+/// Measure codecs: how much smaller they make a gradient, how fast on one core, and what they lose.
+///
+/// A gradient is encoded chunk by chunk as a worker does it, and added to a sum as a server does it. What a codec keeps
+/// for later is part of the next round, as in training. Rates are of f32: in when encoding, out when decoding.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill bench codec
+  paramill bench codec --codec topk:0.01+f16 --codec bitmap+lz4 --elements 50000000 --json
+  paramill bench codec --codec dvf:delta=1e-3+snappy --data gradient.f32")]
+pub(crate) struct CodecArgs {
+    /// Only these chains [default: the example of every codec].
+    #[arg(long, value_name = "C")]
+    pub(crate) codec: Vec<String>,
+    /// Values to draw.
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, conflicts_with = "data")]
+    pub(crate) elements: usize,
+    /// The part of them that is zero; the others are normal.
+    #[arg(long, value_name = "P", default_value_t = 0.8, conflicts_with = "data")]
+    pub(crate) sparsity: f64,
+    /// A file of values instead: f32, little-endian.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Option<PathBuf>,
+    /// Values that are encoded at a time.
+    #[arg(long, value_name = "N", default_value_t = paramill_core::limits::CHUNK_ELEMENTS)]
+    pub(crate) chunk: usize,
+    /// Rounds; medians are reported.
+    #[arg(long, value_name = "R", default_value_t = 3)]
+    pub(crate) rounds: u32,
 }
 
 /// Others that can do the same work.

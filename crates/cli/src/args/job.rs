@@ -78,6 +78,12 @@ pub(crate) struct PolicyArgs {
     /// How gradients change parameters, such as adam:lr=1e-3 [default: the workload's, or sgd:lr=0.1 without one].
     #[arg(long, value_name = "O")]
     pub(crate) optimizer: Option<String>,
+    /// How gradients become fewer bytes on their way to the servers, such as topk:0.01+f16 [default: none].
+    #[arg(long, value_name = "C")]
+    pub(crate) codec: Option<String>,
+    /// The same for parameters on their way to the workers, such as f16 or dvf:delta=1e-3 [default: none].
+    #[arg(long, value_name = "C")]
+    pub(crate) answer_codec: Option<String>,
     /// How the gradients of a round become one [default: mean].
     #[arg(long, value_parser = named::<Reduce>(&["mean", "sum"]))]
     pub(crate) reduce: Option<Reduce>,
@@ -98,6 +104,8 @@ impl PolicyArgs {
             ("--sync", self.sync.clone()),
             ("--placement", self.placement.clone()),
             ("--optimizer", self.optimizer.clone()),
+            ("--codec", self.codec.clone()),
+            ("--answer-codec", self.answer_codec.clone()),
             ("--reduce", self.reduce.map(|choice| lower(&choice))),
             ("--order", self.order.map(|choice| lower(&choice))),
             ("--nonfinite", self.nonfinite.map(|choice| lower(&choice))),

@@ -1,6 +1,7 @@
 //! `paramill bench`: the data path against this machine's own limits, and against others that do the same work.
 
 mod cluster;
+mod codec;
 mod congestion;
 mod crew;
 mod exchange;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     match &args.command {
         BenchCommand::Exchange(args) => exchange::run(args, registry, output),
+        BenchCommand::Codec(args) => codec::run(args, registry, output),
         BenchCommand::Kernels(args) => kernels::run(args, registry, output),
     }
 }

@@ -71,6 +71,7 @@ impl Catalogue {
                 AxisText::of("sync", &registry.consistency),
                 AxisText::of("placement", &registry.placement),
                 AxisText::of("optimizer", &registry.optimizer),
+                AxisText::of("codec", &registry.codec),
             ],
         }
     }

@@ -2,6 +2,8 @@
 
 mod fluentps_fig9;
 mod mps_placement;
+mod pf_snappy;
+mod pf_traffic;
 mod psp_table1;
 
 use crate::args::ReproduceArgs;
@@ -32,8 +34,13 @@ struct Report {
     chart: Chart,
 }
 
-const EXPERIMENTS: &[Experiment] =
-    &[mps_placement::EXPERIMENT, fluentps_fig9::EXPERIMENT, psp_table1::EXPERIMENT];
+const EXPERIMENTS: &[Experiment] = &[
+    mps_placement::EXPERIMENT,
+    fluentps_fig9::EXPERIMENT,
+    psp_table1::EXPERIMENT,
+    pf_snappy::EXPERIMENT,
+    pf_traffic::EXPERIMENT,
+];
 
 /// Lists the results, or sets one up.
 pub(crate) fn run(args: &ReproduceArgs, output: &Output) -> Result<(), Failure> {

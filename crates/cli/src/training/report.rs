@@ -17,6 +17,8 @@ pub(crate) struct TrainReport {
     pub(crate) sync: String,
     pub(crate) placement: String,
     pub(crate) optimizer: String,
+    pub(crate) codec: String,
+    pub(crate) answer_codec: String,
     pub(crate) epochs: u64,
     pub(crate) seed: u64,
     /// Steps of all workers together.
@@ -69,6 +71,8 @@ impl TrainReport {
             sync: plan.policy.table.sync.clone(),
             placement: plan.policy.placement.clone(),
             optimizer: plan.policy.table.optimizer.clone(),
+            codec: plan.policy.table.codec.clone(),
+            answer_codec: plan.policy.table.answer_codec.clone(),
             epochs: plan.workload.epochs,
             seed: plan.seed,
             steps,
@@ -106,6 +110,9 @@ impl TrainReport {
             format!("{}, {} workers and {} servers as {place}", self.workload, self.workers, self.servers),
         );
         row("policies", format!("{}, {}, {}", self.sync, self.optimizer, self.placement));
+        if (self.codec.as_str(), self.answer_codec.as_str()) != ("none", "none") {
+            row("codecs", format!("{} for pushes, {} for answers", self.codec, self.answer_codec));
+        }
         row("loss", format!("{:.4} training, {:.4} held out", self.loss, self.test_loss));
         row(&self.metric.name, format!("{:.4}", self.metric.value));
         for metric in &self.extra {

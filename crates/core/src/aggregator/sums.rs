@@ -110,6 +110,27 @@ impl Sum {
 }
 
 impl Lane {
+    /// Takes one frame of a push that a codec made: it is decoded, and goes the way of any other.
+    fn push_encoded(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let table = &mut self.tables[header.table.0 as usize];
+        match table.decode(worker, header, payload) {
+            Ok(plain) => {
+                let decoded = std::mem::take(&mut table.decoded);
+                let result = self.push(now, worker, &plain, bytemuck::cast_slice(&decoded), out);
+                self.tables[header.table.0 as usize].decoded = decoded;
+                result
+            }
+            Err(fault) => table.refuse_once(worker, header, fault),
+        }
+    }
+
     /// Takes one frame of a push.
     pub(super) fn push(
         &mut self,
@@ -119,6 +140,9 @@ impl Lane {
         payload: &[u8],
         out: &mut Out<'_>,
     ) -> Result<(), Fault> {
+        if header.flags.has(Flags::ENCODED) {
+            return self.push_encoded(now, worker, header, payload, out);
+        }
         let (number, clock, index) = (header.table.0 as usize, header.clock, header.part as usize);
         let is_last = header.flags.has(Flags::LAST);
         let epoch = self.epoch;

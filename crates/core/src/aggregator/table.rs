@@ -2,6 +2,7 @@
 
 use super::lane::Lane;
 use super::routes::Route;
+use crate::codec::Decoder;
 use crate::kernels::Values;
 use crate::limits;
 use crate::store::Buffer;
@@ -30,6 +31,9 @@ pub(super) struct Table {
     /// The sum that gradients of a clock go to.
     pub(super) open: BTreeMap<Clock, u64>,
     pub(super) spare: Vec<Buffer>,
+    /// Reads what workers push, where a codec makes it.
+    pub(super) decoder: Option<Decoder>,
+    pub(super) decoded: Vec<f32>,
 }
 
 /// What becomes of a table's gradients here.
@@ -168,6 +172,26 @@ impl Table {
             return Err(self.fault(Cause::NonFinite, what));
         }
         Ok(values)
+    }
+
+    /// Decodes a frame that a codec made into `decoded`. The header of the frame that it stands for.
+    pub(super) fn decode(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<Header, Fault> {
+        let chunk = self.chunks.get(header.part as usize).filter(|chunk| chunk.number == header.chunk);
+        let (Some(chunk), Some(decoder)) = (chunk.copied(), self.decoder.as_mut()) else {
+            let what = format!("{worker} pushed chunk {} by a codec that does not belong here", header.chunk);
+            return Err(self.fault(Cause::Shape, what));
+        };
+        self.decoded.resize(chunk.len, 0.0);
+        if let Err(why) = decoder.decode(payload, &mut self.decoded) {
+            let what = format!("{worker} pushed chunk {} at clock {}; {why}", header.chunk, header.clock);
+            return Err(self.fault(Cause::Shape, what));
+        }
+        Ok(Header { flags: header.flags.without(Flags::ENCODED), ..*header })
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.

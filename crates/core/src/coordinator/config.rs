@@ -1,5 +1,6 @@
 //! A job as its owner describes it.
 
+use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -74,13 +75,27 @@ impl JobConfig {
         }
         registry.placement.build(&Spec::parse(&self.placement)?)?;
         OptimizerPolicy::parse(&registry.optimizer, &self.policy.optimizer)?;
-        let overlap = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap;
-        self.overrides.iter().try_for_each(|rule| check_rule(registry, rule, overlap))
+        let sync = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?;
+        Codec::parse(&registry.codec, &self.policy.codec)?;
+        let answers = Codec::for_answers(&registry.codec, &self.policy.answer_codec)?;
+        check_answers(&answers, &sync)?;
+        self.overrides.iter().try_for_each(|rule| check_rule(registry, rule, sync.overlap))
     }
 
     /// Whether an exception from the job's policies can be made. The job must have passed [`JobConfig::check`].
     pub(super) fn check_rule(&self, registry: &Registry, rule: &PolicyOverride) -> Result<(), SpecError> {
         check_rule(registry, rule, SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap)
+    }
+}
+
+/// Answers that are differences build on each other: none may be left out.
+pub(super) fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), SpecError> {
+    match answers.is_for_differences() && sync.model.partial_pull().is_some() {
+        true => Err(SpecError::Parameter {
+            component: answers.to_string(),
+            why: format!("`{sync}` drops late answers, and these are differences, each of which counts"),
+        }),
+        false => Ok(()),
     }
 }
 
@@ -91,6 +106,17 @@ fn check_rule(registry: &Registry, rule: &PolicyOverride, overlap: bool) -> Resu
     }
     if let Some(optimizer) = &rule.optimizer {
         OptimizerPolicy::parse(&registry.optimizer, optimizer)?;
+    }
+    if rule.server.is_some() && (rule.codec.is_some() || rule.answer_codec.is_some()) {
+        return fault("a codec is the same on all servers of a table: leave out `server`".into());
+    }
+    if let Some(codec) = &rule.codec {
+        Codec::parse(&registry.codec, codec)?;
+    }
+    let answers =
+        rule.answer_codec.as_ref().map(|text| Codec::for_answers(&registry.codec, text)).transpose()?;
+    if let (Some(answers), Some(sync)) = (&answers, &rule.sync) {
+        check_answers(answers, &SyncPolicy::parse(&registry.consistency, sync)?)?;
     }
     match &rule.sync {
         // The scheduler between push and pull is the whole job's.

@@ -1,7 +1,9 @@
 //! From declarations to a plan that everybody follows.
 
 use super::Coordinator;
+use super::config::check_answers;
 use super::gate::Gate;
+use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -256,6 +258,15 @@ impl Coordinator {
             SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
         if policy.overlap != self.gate.is_none() {
             return Err("`overlap` is fixed when the job starts".into());
+        }
+        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
+        for (number, table) in
+            plan.tables.iter().enumerate().filter(|(_, table)| glob_matches(glob, &table.name))
+        {
+            let codec = plan.policy_of(TableId(number as u32), server.unwrap_or(ServerId(0))).answer_codec;
+            let codec =
+                Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
+            check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
         }
         Ok(format!("{matched} tables now use {policy} on {place}"))
     }

@@ -1,6 +1,7 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
 mod ahead;
+mod encoded;
 mod push;
 mod step;
 mod sum;
@@ -21,6 +22,7 @@ use crate::table::{Chunk, TablePolicy, TableSpec};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use ahead::AnswersAhead;
+use encoded::PartCodecs;
 use under_way::UnderWay;
 
 /// How many waiting pulls a report names.
@@ -85,6 +87,7 @@ pub(super) struct TablePart {
     steps: u64,
     incoming: UnderWay,
     pub(super) ahead: AnswersAhead,
+    codecs: PartCodecs,
     /// The first round whose sums can hold nothing of a worker that has left.
     sums_are_regular_from: Clock,
     /// Chunks that have their initial values, from the first on.
@@ -105,6 +108,7 @@ impl TablePart {
         let text = |error: SpecError| error.to_string();
         let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
         let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
+        let codecs = PartCodecs::new(registry, &spec, &policy, seed)?;
         let mut elements = 0;
         let chunks: Vec<LocalChunk> = chunks
             .map(|(number, chunk)| {
@@ -134,6 +138,7 @@ impl TablePart {
             steps: 0,
             incoming: UnderWay::default(),
             ahead: AnswersAhead::default(),
+            codecs,
             sums_are_regular_from: 0,
             initialised_chunks: 0,
             nonfinite: 0,
@@ -213,7 +218,7 @@ impl TablePart {
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
         self.incoming.remove(worker);
-        self.ahead.forget(worker);
+        self.forget_answers(worker);
         self.rounds.iter_mut().for_each(Round::disturb);
         self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(now, worker);
@@ -251,6 +256,17 @@ impl TablePart {
 
     fn is_ahead(&self, open: Option<&Round>, index: usize) -> bool {
         !self.spec.rows && open.is_some_and(|round| round.is_stepped(index))
+    }
+
+    /// What was sent to a worker is lost, or of no use to it.
+    pub(super) fn forget_answers(&mut self, worker: WorkerId) {
+        self.ahead.forget(worker);
+        self.codecs.forget(worker);
+    }
+
+    /// Whether answers are made when they are due, and not when they leave.
+    pub(super) fn fixes_answers(&self) -> bool {
+        self.codecs.fixes_answers()
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
@@ -313,6 +329,7 @@ impl TablePart {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
+        let slots = slots + self.codecs.memory_bytes();
         let gradients = self.rounds.memory_bytes() + self.incoming.memory_bytes();
         self.parameters.memory_bytes() + slots + gradients
     }

@@ -86,7 +86,9 @@ impl Flags {
     pub const ELSEWHERE: Flags = Flags(16);
     /// In parameters to an aggregator, without payload: those of the table that it was sent last.
     pub const SAME: Flags = Flags(32);
-    const KNOWN: u8 = 63;
+    /// In a push or in parameters: the payload is what the table's codec made ([`crate::codec`]), and names that codec.
+    pub const ENCODED: Flags = Flags(64);
+    const KNOWN: u8 = 127;
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -287,6 +289,7 @@ impl Header {
     pub fn may_be_elsewhere(&self) -> bool {
         matches!(self.kind, Kind::Init | Kind::Push | Kind::Params)
             && !self.flags.has(Flags::ROWS)
+            && !self.flags.has(Flags::ENCODED)
             && self.payload_bytes > 0
     }
 }
@@ -329,7 +332,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=12, 0u8..3, 0u8..64, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=12, 0u8..3, 0u8..128, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 let mut header = Header {
@@ -445,6 +448,7 @@ mod tests {
         for kind in [Kind::Init, Kind::Push, Kind::Params] {
             assert!(elsewhere(kind, Flags::LAST, 32_768));
             assert!(!elsewhere(kind, Flags::ROWS, 32_768));
+            assert!(!elsewhere(kind, Flags::ENCODED, 32_768));
             assert!(!elsewhere(kind, Flags::LAST, 0));
         }
         for kind in [Kind::Hello, Kind::Welcome, Kind::Error, Kind::Control, Kind::Pull] {

@@ -1,5 +1,6 @@
 //! What can go wrong for a worker's application.
 
+use crate::codec::CodecError;
 use crate::types::Clock;
 use crate::wire::Cause;
 
@@ -30,6 +31,14 @@ pub enum WorkerError {
         table: String,
         /// The iteration.
         clock: Clock,
+    },
+    /// A gradient cannot be encoded: it and what was not sent before do not fit an f32. The table is of no more use.
+    #[error("table `{table}`: {why}")]
+    Codec {
+        /// The table's name.
+        table: String,
+        /// What is wrong.
+        why: CodecError,
     },
     /// Calls came in an order that makes no sense. Nothing was changed.
     #[error("{0}")]

@@ -1,5 +1,6 @@
 //! A table as a worker holds it: parameters as last pulled, and memory for gradients under way.
 
+use super::encoding::TableCodecs;
 use super::{Gradient, WorkerError};
 use crate::consistency::PartialPull;
 use crate::store::{Allocate, Buffer, Place};
@@ -37,6 +38,7 @@ pub(super) struct LocalTable {
     /// Where servers that share memory with this process put answers, before they become the values: those may be in
     /// use.
     landing: Option<Buffer>,
+    pub(super) codecs: TableCodecs,
 }
 
 impl LocalTable {
@@ -55,6 +57,7 @@ impl LocalTable {
             returned: None,
             nothing: Arc::new(Buffer::zeroed(0)),
             landing: None,
+            codecs: TableCodecs::default(),
         }
     }
 
@@ -115,6 +118,9 @@ impl LocalTable {
 
     /// Where an answer may be put by a server that shares memory with this process.
     pub(super) fn landing(&mut self, memory: &dyn Allocate) -> Option<Place> {
+        if self.codecs.answer.is_some() {
+            return None;
+        }
         self.values.place()?;
         self.landing.get_or_insert_with(|| memory.zeroed(self.values.len())).place()
     }
@@ -143,6 +149,15 @@ impl LocalTable {
     /// The chunks of a shard with their numbers.
     pub(super) fn chunks_of(&self, shard: ShardId) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
         self.numbers(shard).iter().map(|&number| (number, self.chunks[number as usize]))
+    }
+
+    /// All chunks with their numbers.
+    pub(super) fn all_chunks(&self) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
+        (0..self.chunks.len()).map(|number| (number as u32, self.chunks[number]))
+    }
+
+    pub(super) fn chunk_count(&self) -> usize {
+        self.chunks.len()
     }
 
     /// One of the chunks of a shard, counted from its first.
@@ -223,7 +238,10 @@ impl LocalTable {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let landing = self.landing.as_ref().map_or(0, Buffer::memory_bytes);
-        landing + self.values.memory_bytes() + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
+        landing
+            + self.codecs.memory_bytes()
+            + self.values.memory_bytes()
+            + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
     }
 
     fn check_rows(&self, rows: &[u32]) -> Result<(), WorkerError> {

@@ -1,11 +1,13 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
+use super::encoding::Payloads;
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
 use crate::role::{Body, Frame, Landing};
 use crate::store::{Buffer, Place};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::{Flags, Header, Kind};
+use std::ops::Range;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -28,7 +30,13 @@ pub(super) enum What {
     /// Initial values.
     Init { buffer: Option<Arc<Buffer>> },
     /// A gradient. The buffer is there until the server has it.
-    Push { buffer: Option<Arc<Buffer>>, rows: Option<Arc<Vec<u32>>>, want_params: bool },
+    Push {
+        buffer: Option<Arc<Buffer>>,
+        rows: Option<Arc<Vec<u32>>>,
+        /// Where in the buffer the payloads of chunks are, when a codec made them.
+        encoded: Option<Arc<Payloads>>,
+        want_params: bool,
+    },
     /// Parameters. `rows` has row numbers with their place in the result.
     Pull { rows: Option<Vec<(u32, u32)>>, now: bool },
 }
@@ -112,11 +120,16 @@ impl Request {
                     dense_frames(header, self.shard, buffer, context.table, send);
                 }
             }
-            What::Push { buffer: Some(buffer), rows, want_params } => {
+            What::Push { buffer: Some(buffer), rows, encoded, want_params } => {
                 if *want_params && context.overlap {
                     header.flags = Flags::WANT_PARAMS;
                 }
                 self.held = *want_params && !context.overlap;
+                if let Some(payloads) = encoded {
+                    let flags = if rows.is_some() { Flags::ROWS } else { Flags::default() };
+                    header.flags = header.flags.with(flags);
+                    return encoded_frames(header, self.shard, buffer, payloads, context.table, send);
+                }
                 match rows {
                     Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table)
                         .into_iter()
@@ -182,12 +195,24 @@ impl Request {
         if header.part == 0 {
             self.received = 0;
         }
-        let taken = match (payload.map(crate::store::floats), &self.what) {
+        let encoded = payload.filter(|_| header.flags.has(Flags::ENCODED));
+        let decoded = match (encoded, &self.what) {
+            (Some(payload), What::Pull { rows: Some(_), .. }) => {
+                table.decode_rows(header.rows as usize, payload)
+            }
+            _ => None,
+        };
+        let plain = payload.filter(|_| encoded.is_none()).map(crate::store::floats);
+        let plain = plain.or(decoded.as_deref().map(Some));
+        let taken = match (plain, &self.what) {
             (Some(Some(values)), What::Pull { rows: Some(rows), .. }) => {
                 self.put_rows(rows, table.row_width(), values, result)
             }
             (Some(Some(values)), _) => self.put_chunk(table, header.chunk, values, is_late),
-            (None, _) => self.chunk_landed(table, header),
+            (None, _) => match encoded {
+                Some(payload) => self.put_encoded(table, header.chunk, payload, is_late),
+                None => self.chunk_landed(table, header),
+            },
             (Some(None), _) => None,
         };
         if let Some((here, expected)) = taken {
@@ -223,6 +248,25 @@ impl Request {
         let (next, chunk) = table.chunk_of(self.shard, self.received)?;
         let fits = next == header.chunk && chunk.len * 4 == header.payload_bytes;
         fits.then(|| (1, table.chunks_of(self.shard).len()))
+    }
+
+    /// Puts an encoded chunk to its place, if it is its turn. How many came (one), and how many the answer has.
+    fn put_encoded(
+        &self,
+        table: &mut LocalTable,
+        number: u32,
+        payload: &[u8],
+        is_late: bool,
+    ) -> Option<(usize, usize)> {
+        let (_, chunk) = table.chunk_of(self.shard, self.received).filter(|(next, _)| *next == number)?;
+        if table.spec.rows {
+            return None;
+        }
+        let start = chunk.start as usize;
+        if !is_late {
+            table.decode_chunk(start..start + chunk.len as usize, payload)?;
+        }
+        Some((1, table.chunks_of(self.shard).len()))
     }
 
     /// Puts whole rows to their places. How many came, and how many the answer has; `None` when they do not fit.
@@ -286,6 +330,39 @@ fn dense_frames(
         header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
         header.payload_bytes = len as u32;
         send(Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start, len } });
+    }
+}
+
+/// One frame for every chunk that has a payload; one empty frame when none of the shard's has, since the push counts for
+/// the worker's progress all the same.
+fn encoded_frames(
+    mut header: Header,
+    shard: ShardId,
+    buffer: &Arc<Buffer>,
+    payloads: &[(u32, Range<usize>)],
+    table: &LocalTable,
+    send: &mut impl FnMut(Frame),
+) {
+    let flags = header.flags;
+    let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
+    let mine = || table.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
+    let count = mine().count();
+    for (part, (number, range)) in (0..).zip(mine().map(|place| &payloads[place])) {
+        header.chunk = *number;
+        header.part = part;
+        header.flags = flags.with(Flags::ENCODED);
+        if part as usize + 1 == count {
+            header.flags = header.flags.with(Flags::LAST);
+        }
+        header.payload_bytes = range.len() as u32;
+        send(Frame {
+            header,
+            body: Body::Shared { buffer: Arc::clone(buffer), start: range.start, len: range.len() },
+        });
+    }
+    if count == 0 {
+        header.flags = flags.with(Flags::LAST);
+        send(Frame { header, body: Body::Empty });
     }
 }
 

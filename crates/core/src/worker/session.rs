@@ -1,5 +1,6 @@
 //! What a worker's peers say to it, and what it says to them again after a broken connection.
 
+use super::encoding::{self, TableCodecs};
 use super::request::{Request, What};
 use super::{Ticket, Worker, WorkerError};
 use crate::address::Addresses;
@@ -204,6 +205,11 @@ impl Worker {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
                     table.plan(chunks, policy.nonfinite, sync.model.partial_pull(), &*self.memory);
+                    let identity = encoding::identity(plan.seed, self.id, number);
+                    match TableCodecs::new(&self.registry, &table.spec, &policy, identity) {
+                        Ok(codecs) => table.codecs = codecs,
+                        Err(why) => return self.fail(WorkerError::Table(format!("this worker: {why}"))),
+                    }
                 }
                 Err(error) => return self.fail(WorkerError::Table(error.to_string())),
             }
@@ -431,7 +437,8 @@ impl Role for Worker {
         let request = self.requests.get(header.request).filter(|request| request.shard == shard)?;
         let local = &mut self.tables[request.table];
         // What an application may read is changed by whole frames only.
-        if header.kind != Kind::Params || !local.lent || !request.wants_params() {
+        let is_plain = header.kind == Kind::Params && !header.flags.has(Flags::ENCODED);
+        if !is_plain || !local.lent || !request.wants_params() {
             return None;
         }
         places.extend(request.places(local, header.part as usize, frames));

@@ -3,10 +3,13 @@
 //! A [`Slab`] belongs to the application or to the data plane, never to both: [`Worker::exchange`] takes it, and
 //! [`Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
+use super::encoding::Encoded;
 use super::request::{Request, What};
-use super::{Purpose, Ticket, Worker, WorkerError};
+use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
+use crate::kernels;
 use crate::store::{Allocate, Buffer};
-use crate::types::{TableId, Time};
+use crate::table::NonFinite;
+use crate::types::{Clock, TableId, Time};
 use std::sync::Arc;
 
 /// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
@@ -115,6 +118,7 @@ impl Worker {
             let local = &self.tables[self.table_index(slab.table)?];
             local.check_clock(clock)?;
         }
+        let mut encoded = self.encode_slabs(clock, slabs)?.into_iter();
         let ticket = self.ticket(now, Purpose::Exchange { clock, tables: slabs.len() }, 0, 0);
         let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
         for Slab { table, gradient, values } in slabs.drain(..) {
@@ -122,13 +126,18 @@ impl Worker {
             let landing = values.0.place();
             let local = &mut self.tables[index];
             local.pushed = Some(clock);
+            let encoded = encoded.next().flatten();
+            let buffer =
+                encoded.as_ref().map_or_else(|| gradient.0.clone(), |encoded| encoded.buffer.clone());
             local.values = values.0;
             let shards = local.shard_count();
             requests += shards;
             lent.push(index);
             for shard in 0..shards {
                 let shard = self.tables[index].shard(shard);
-                let what = What::Push { buffer: Some(gradient.0.clone()), rows: None, want_params: true };
+                let encoded = encoded.as_ref().map(|encoded| encoded.payloads.clone());
+                let what =
+                    What::Push { buffer: Some(buffer.clone()), rows: None, encoded, want_params: true };
                 self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
             }
             self.tables[index].returned = Some(gradient.0);
@@ -140,6 +149,26 @@ impl Worker {
         pending.clock = clock + 1;
         pending.slabs = lent;
         Ok(ticket)
+    }
+
+    /// What travels instead of gradients, for tables that have a codec. It does look at them.
+    fn encode_slabs(&mut self, clock: Clock, slabs: &[Slab]) -> Result<Vec<Option<Encoded>>, WorkerError> {
+        let has_codec = |slab: &Slab| self.tables[slab.table.0 as usize].codecs.encodes_pushes();
+        let odd = |slab: &&Slab| has_codec(slab) && !kernels::all_finite(slab.gradient());
+        if let Some(slab) = slabs.iter().find(odd) {
+            self.nonfinite += 1;
+            let local = &self.tables[slab.table.0 as usize];
+            if local.nonfinite == NonFinite::Reject {
+                return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
+            }
+        }
+        let memory = Arc::clone(&self.memory);
+        let encode = |slab: &Slab| {
+            let local = &mut self.tables[slab.table.0 as usize];
+            let gradient = Gradient::Dense(slab.gradient());
+            local.codecs.encodes_pushes().then(|| local.encode(clock, gradient, &*memory)).transpose()
+        };
+        slabs.iter().map(encode).collect()
     }
 
     /// Forgets a ticket of an exchange and returns its slabs.

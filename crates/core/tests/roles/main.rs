@@ -2,6 +2,7 @@
 
 mod aggregation;
 mod ahead;
+mod codecs;
 mod membership;
 mod psp;
 mod pump;

@@ -32,6 +32,9 @@ impl TablePart {
         payload: &[u8],
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
+        if header.flags.has(Flags::ENCODED) {
+            return self.push_encoded(now, worker, header, payload, accumulators);
+        }
         let admit = match self.admit(worker, header.clock) {
             Ok(admit) => admit,
             Err(fault) => return self.refuse_once(worker, header, fault),
@@ -133,7 +136,12 @@ impl TablePart {
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
-    fn refuse_once(&mut self, worker: WorkerId, header: &Header, fault: Fault) -> Result<Taken, Fault> {
+    pub(super) fn refuse_once(
+        &mut self,
+        worker: WorkerId,
+        header: &Header,
+        fault: Fault,
+    ) -> Result<Taken, Fault> {
         let told = match self.under_way(worker, header.clock) {
             Some(incoming) => std::mem::replace(&mut incoming.refused, true),
             None => true,

@@ -1,0 +1,48 @@
+//! Training with codecs, by processes over sockets.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use serde_json::Value;
+use std::process::Command;
+
+fn paramill(arguments: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_paramill")).args(arguments).output().unwrap()
+}
+
+fn train(workload: &str, more: &[&str]) -> Value {
+    let job = ["train", workload, "--examples=2000", "--epochs=1", "--workers=2", "--servers=2", "--processes", "--json"];
+    let output = paramill(&[&job[..], &["--quiet", "--order=ranked"], more].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_lossless_codec_trains_to_the_same_bits_and_a_lossy_one_pushes_less() {
+    let (plain, same) = (train("mlp", &[]), train("mlp", &["--codec=lossless+zstd", "--answer-codec=auto"]));
+    assert_eq!((&plain["loss"], &plain["metric"]), (&same["loss"], &same["metric"]));
+    let few = train("mlp", &["--codec=topk:0.01", "--answer-codec=bf16"]);
+    let bytes = |report: &Value, what: &str| report[what].as_f64().unwrap();
+    assert!(bytes(&few, "bytes_pushed") * 40.0 < bytes(&plain, "bytes_pushed"), "{few}");
+    assert!(bytes(&few, "bytes_pulled") * 1.8 < bytes(&plain, "bytes_pulled"), "{few}");
+}
+
+#[test]
+fn rows_travel_by_codecs_too() {
+    let (plain, few) = (train("lr", &[]), train("lr", &["--codec=dvf:delta=0.1+f16", "--answer-codec=f16"]));
+    let bytes = |report: &Value| report["bytes_pushed"].as_f64().unwrap() + report["bytes_pulled"].as_f64().unwrap();
+    assert!(bytes(&few) < 0.6 * bytes(&plain), "{} of {}", bytes(&few), bytes(&plain));
+}
+
+#[test]
+fn a_chain_that_makes_no_sense_is_refused_before_anything_starts() {
+    for (arguments, reason) in [
+        (["--codec", "topk:0.01+dvf:delta=1e-3"], "the chain has a sparsifier already, `topk`"),
+        (["--codec", "dvf:delta=1e-3,residual=false"], "would be lost for good"),
+        (["--codec", "lossless+onebit"], "`onebit` loses something"),
+        (["--answer-codec", "dgc"], "not for answers"),
+    ] {
+        let output = paramill(&[&["train", "lr"], &arguments[..]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && stderr.contains(reason), "{stderr}");
+    }
+}

@@ -1,0 +1,39 @@
+//! What byte compressors have in common, and none.
+
+use super::Stage;
+use crate::registry::Entry;
+use std::fmt::Debug;
+
+/// A byte compressor. One method is required.
+pub trait Bytes: Send + Sync + Debug {
+    /// Memory and tables to compress with, used again for every stretch.
+    fn packer(&self) -> Box<dyn Packer>;
+}
+
+/// A byte compressor at work. Two methods are required.
+pub trait Packer: Send + Sync + Debug {
+    /// Appends `raw`, compressed. False when that fails; then the raw bytes travel.
+    fn pack(&mut self, raw: &[u8], out: &mut Vec<u8>) -> bool;
+
+    /// Fills `raw` from what was compressed. MUST NOT take memory beyond it, whatever the bytes say. The error
+    /// completes "the payload has ...".
+    fn unpack(&mut self, packed: &[u8], raw: &mut [u8]) -> Result<(), String>;
+}
+
+pub(super) const NONE_ENTRY: Entry<Stage> = Entry {
+    name: "none",
+    about: "No byte compressor; alone, no codec at all.",
+    params: &[],
+    example: "none",
+    build: |spec| spec.config::<super::feedback::Nothing>().map(|_| Box::new(Stage::Bytes(None))),
+};
+
+/// What a compressor that failed says.
+pub(super) fn broken(name: &str, why: &dyn std::fmt::Display) -> String {
+    format!("bytes that {name} cannot unpack ({why})")
+}
+
+/// What a compressor says that gave another length than there must be.
+pub(super) fn wrong_length(name: &str, found: usize, expected: usize) -> String {
+    format!("{found} bytes packed by {name} where there must be {expected}")
+}

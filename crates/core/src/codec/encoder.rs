@@ -1,0 +1,421 @@
+//! The sender's end of a chain: what it remembers, and how values become a payload.
+
+use super::container::{self, Container};
+use super::matrix::SHAPE_BYTES;
+use super::payload::{HEADER_BYTES, Header, Layout, write_floats};
+use super::{Codec, CodecError, Context, Mask, Packer, Quantiser};
+use crate::kernels;
+use crate::store::Buffer;
+use multiversion::multiversion;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The sender's end of a chain, for one table and one direction.
+#[derive(Debug)]
+pub struct Encoder {
+    codec: Arc<Codec>,
+    /// What was not sent yet; empty when the chain keeps nothing.
+    residual: Buffer,
+    /// Velocities (DGC) or the last factors (PowerSGD); empty when the chain has neither.
+    memory: Buffer,
+    work: Work,
+}
+
+/// Memory that is used again for every stretch.
+#[derive(Debug)]
+struct Work {
+    /// Aligned as residuals are: a copy between memory that is 16 bytes off is ten times as slow.
+    input: Buffer,
+    velocity: Vec<f32>,
+    mask: Mask,
+    values: Vec<f32>,
+    received: Vec<f32>,
+    packed: Vec<u8>,
+    packer: Option<Box<dyn Packer>>,
+}
+
+/// What a body tells of the stretch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// Everything, as it is.
+    All,
+    /// The mask's entries, which are zero in the input since.
+    Taken,
+    /// The mask's entries as in `received`, one after the other.
+    MaskedRounded,
+    /// The stretch as in `received`.
+    Rounded,
+}
+
+impl Encoder {
+    /// For a table of which `elements` are sent.
+    pub fn new(codec: Arc<Codec>, elements: usize) -> Encoder {
+        let remembers = codec.momentum().is_some()
+            || codec.low_rank.as_ref().is_some_and(|low_rank| low_rank.keeps_residual());
+        let memory = Buffer::zeroed(if remembers { elements } else { 0 });
+        let residual = Buffer::zeroed(if codec.keeps_residual() { elements } else { 0 });
+        Encoder { residual, memory, ..Encoder::without_memory(codec) }
+    }
+
+    /// For values that are whole by themselves: it keeps nothing, even if the chain would.
+    pub fn without_memory(codec: Arc<Codec>) -> Encoder {
+        let work = Work::new(codec.bytes.as_ref().map(|bytes| bytes.packer()));
+        Encoder { residual: Buffer::zeroed(0), memory: Buffer::zeroed(0), work, codec }
+    }
+
+    /// The chain.
+    pub fn codec(&self) -> &Arc<Codec> {
+        &self.codec
+    }
+
+    /// What was not sent yet; empty when the chain keeps nothing.
+    pub fn residual(&self) -> &[f32] {
+        self.residual.as_slice()
+    }
+
+    /// Bytes of memory held.
+    pub fn memory_bytes(&self) -> usize {
+        self.residual.memory_bytes() + self.memory.memory_bytes()
+    }
+
+    /// Appends the payload of `values`, which are the table's elements from `start` on. After an error nothing has
+    /// changed: neither `out` nor what the encoder remembers.
+    pub fn encode(
+        &mut self,
+        start: usize,
+        values: &[f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let Encoder { codec, residual, memory, work } = self;
+        if let Some(quantiser) = codec.only_quantiser(context)
+            && quantiser.bytes(values.len()) < 4 * values.len()
+        {
+            return work.quantise(codec, quantiser, values, context, out);
+        }
+        let residual = stretch(residual, start..start + values.len());
+        let memory = stretch(memory, start..start + values.len());
+        let mut buffer = std::mem::replace(&mut work.input, Buffer::zeroed(0));
+        if buffer.len() < values.len() {
+            buffer = Buffer::zeroed(values.len());
+        }
+        let input = &mut buffer.as_mut_slice()[..values.len()];
+        let finite = take_input(codec, work, input, values, residual, memory);
+        let result = match finite {
+            true => {
+                work.write(codec, input, residual, memory, context, out);
+                Ok(())
+            }
+            false if kernels::all_finite(values) => Err(CodecError::Overflow),
+            false => Err(CodecError::NonFinite),
+        };
+        work.input = buffer;
+        result
+    }
+}
+
+/// The part of a buffer that belongs to a stretch; nothing when there is no buffer.
+fn stretch(buffer: &mut Buffer, range: Range<usize>) -> &mut [f32] {
+    if buffer.is_empty() { &mut [] } else { &mut buffer.as_mut_slice()[range] }
+}
+
+/// Puts into `input` what is to be sent. False when some of it is not finite.
+fn take_input(
+    codec: &Codec,
+    work: &mut Work,
+    input: &mut [f32],
+    values: &[f32],
+    residual: &[f32],
+    velocity: &[f32],
+) -> bool {
+    let clipped = codec.changes_values();
+    if clipped {
+        input.copy_from_slice(values);
+        if !kernels::all_finite(values) {
+            return false;
+        }
+        codec.prepare(input);
+    }
+    if let Some(momentum) = codec.momentum() {
+        // Momentum correction (DGC eq. 4): velocities are accumulated, not gradients.
+        work.velocity.clear();
+        work.velocity.extend_from_slice(velocity);
+        kernels::scale(&mut work.velocity, momentum);
+        kernels::add(&mut work.velocity, if clipped { input } else { values });
+        return add_into(input, residual, &work.velocity);
+    }
+    match (residual.is_empty(), clipped) {
+        (true, true) => true,
+        (true, false) => {
+            input.copy_from_slice(values);
+            kernels::all_finite(values)
+        }
+        (false, true) => {
+            kernels::add(input, residual);
+            kernels::all_finite(input)
+        }
+        (false, false) => add_into(input, residual, values),
+    }
+}
+
+/// Adds, and says whether all sums are finite: in one pass, because both come from memory.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) -> bool {
+    assert!(sum.len() == a.len() && sum.len() == b.len());
+    let mut largest = 0;
+    for (at, sum) in sum.iter_mut().enumerate() {
+        *sum = a[at] + b[at];
+        largest = largest.max(sum.to_bits() & 0x7fff_ffff);
+    }
+    f32::from_bits(largest).is_finite()
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
+    assert!(difference.len() == a.len() && difference.len() == b.len());
+    for (at, difference) in difference.iter_mut().enumerate() {
+        *difference = a[at] - b[at];
+    }
+}
+
+impl Work {
+    fn new(packer: Option<Box<dyn Packer>>) -> Work {
+        let (velocity, mask, values, received, packed) = Default::default();
+        Work { input: Buffer::zeroed(0), velocity, mask, values, received, packed, packer }
+    }
+
+    /// The whole way for a chain that is one quantiser and keeps nothing.
+    fn quantise(
+        &mut self,
+        codec: &Codec,
+        quantiser: &dyn Quantiser,
+        values: &[f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let start = out.len();
+        let mut header = open(codec, Layout::Dense, values.len(), out);
+        if !quantiser.quantise_finite(context, values, out) {
+            out.truncate(start);
+            return Err(CodecError::NonFinite);
+        }
+        header.packed = self.pack(start + HEADER_BYTES, out);
+        out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+        Ok(())
+    }
+
+    /// Appends the payload of `input`, and brings the residual and the memory up to date.
+    fn write(
+        &mut self,
+        codec: &Codec,
+        input: &mut [f32],
+        residual: &mut [f32],
+        memory: &mut [f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) {
+        let start = out.len();
+        let (mut header, mut sent) = self.body(codec, input, memory, context, out, !residual.is_empty());
+        let body = start + HEADER_BYTES;
+        if header.layout != Layout::Raw && out.len() - body >= 4 * input.len() {
+            out.truncate(start);
+            if sent == Sent::Taken {
+                self.mask.put(&self.values, input);
+            }
+            (header, sent) = raw(codec, input, out);
+        }
+        header.packed = self.pack(body, out);
+        out[start..body].copy_from_slice(&header.encode());
+        self.remember(codec, sent, input, residual, memory);
+    }
+
+    /// Appends room for a header, and a body.
+    fn body(
+        &mut self,
+        codec: &Codec,
+        input: &mut [f32],
+        memory: &mut [f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+        keeps: bool,
+    ) -> (Header, Sent) {
+        if !codec.applies(context) || input.is_empty() {
+            return raw(codec, input, out);
+        }
+        if let Some(low_rank) = &codec.low_rank
+            && let Some(thin) = low_rank.factor(context, input, memory)
+            && kernels::all_finite(&thin.values)
+        {
+            let header = open(codec, Layout::LowRank, thin.values.len(), out);
+            out.extend_from_slice(&thin.shape.encode());
+            let values = write_values(codec, context, &thin.values, out);
+            self.values.resize(thin.values.len(), 0.0);
+            let readable = read_back(codec, &out[values..], &thin.values, &mut self.values);
+            self.received.resize(input.len(), 0.0);
+            thin.shape.product(&self.values, &mut self.received);
+            if readable && kernels::all_finite(&self.received) {
+                return (header, Sent::Rounded);
+            }
+            out.truncate(values - HEADER_BYTES - SHAPE_BYTES);
+            kernels::fill(memory, 0.0);
+            return raw(codec, input, out);
+        }
+        if codec.low_rank.is_some() {
+            // Factors that are not finite are no place to begin the next step from.
+            let spoilt = !kernels::all_finite(memory);
+            memory.iter_mut().filter(|_| spoilt).for_each(|value| *value = 0.0);
+        }
+        let masked = match (&codec.sparsifier, codec.container) {
+            (Some(sparsifier), _) => {
+                self.mask.reset(input.len());
+                sparsifier.select(context, input, &mut self.mask);
+                true
+            }
+            (None, Some(container)) if container != Container::Dense => {
+                self.mask.select_nonzero(input);
+                true
+            }
+            _ => false,
+        };
+        if !masked {
+            if codec.quantiser.is_none() {
+                return raw(codec, input, out);
+            }
+            let header = open(codec, Layout::Dense, input.len(), out);
+            let values = write_values(codec, context, input, out);
+            if !(keeps && codec.feeds_back()) {
+                return (header, Sent::All);
+            }
+            self.received.resize(input.len(), 0.0);
+            read_back(codec, &out[values..], input, &mut self.received);
+            return (header, Sent::Rounded);
+        }
+        self.masked_body(codec, input, context, out, keeps)
+    }
+
+    /// A body of the mask's entries.
+    fn masked_body(
+        &mut self,
+        codec: &Codec,
+        input: &mut [f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+        keeps: bool,
+    ) -> (Header, Sent) {
+        let count = self.mask.count();
+        let container = codec.container.unwrap_or_default();
+        let layout = container.layout(input.len(), count, |count| codec.value_bytes(count));
+        let feeds_back = keeps && codec.feeds_back();
+        match feeds_back {
+            true => self.mask.gather(input, &mut self.values),
+            false => self.mask.take(input, &mut self.values),
+        }
+        let scale = codec.sparsifier.as_ref().map_or(1.0, |sparsifier| sparsifier.scale(input.len()));
+        if scale != 1.0 {
+            kernels::scale(&mut self.values, scale);
+            // What was finite before it was scaled must be so after.
+            super::clip::clamp(&mut self.values, f32::MAX);
+        }
+        if layout == Layout::Dense {
+            let mut whole = std::mem::take(&mut self.received);
+            whole.clear();
+            whole.resize(input.len(), 0.0);
+            self.mask.put(&self.values, &mut whole);
+            let header = open(codec, layout, whole.len(), out);
+            let values = write_values(codec, context, &whole, out);
+            if feeds_back {
+                self.values.resize(input.len(), 0.0);
+                read_back(codec, &out[values..], &whole, &mut self.values);
+                whole.copy_from_slice(&self.values);
+            }
+            self.received = whole;
+            return (header, if feeds_back { Sent::Rounded } else { Sent::Taken });
+        }
+        let header = open(codec, layout, count, out);
+        container::write_places(layout, &self.mask, out);
+        let values = write_values(codec, context, &self.values, out);
+        if !feeds_back {
+            return (header, Sent::Taken);
+        }
+        self.received.resize(count, 0.0);
+        read_back(codec, &out[values..], &self.values, &mut self.received);
+        (header, Sent::MaskedRounded)
+    }
+
+    /// Replaces the body by its compressed form, if that is shorter.
+    fn pack(&mut self, body: usize, out: &mut Vec<u8>) -> bool {
+        let Some(packer) = &mut self.packer else { return false };
+        self.packed.clear();
+        if !packer.pack(&out[body..], &mut self.packed) || self.packed.len() >= out.len() - body {
+            return false;
+        }
+        out.truncate(body);
+        out.extend_from_slice(&self.packed);
+        true
+    }
+
+    /// What was not sent is the residual. Velocities of what was sent begin anew (factor masking, DGC section 3.2).
+    fn remember(
+        &mut self,
+        codec: &Codec,
+        sent: Sent,
+        input: &[f32],
+        residual: &mut [f32],
+        memory: &mut [f32],
+    ) {
+        if !residual.is_empty() {
+            match sent {
+                Sent::All => kernels::fill(residual, 0.0),
+                Sent::Taken => residual.copy_from_slice(input),
+                Sent::MaskedRounded => {
+                    self.mask.gather(input, &mut self.values);
+                    for (rest, received) in self.values.iter_mut().zip(&self.received) {
+                        *rest -= received;
+                    }
+                    residual.copy_from_slice(input);
+                    self.mask.put(&self.values, residual);
+                }
+                Sent::Rounded => subtract_into(residual, input, &self.received),
+            }
+        }
+        if codec.momentum().is_some() {
+            memory.copy_from_slice(&self.velocity);
+            if sent != Sent::All {
+                self.mask.clear(memory);
+            }
+        }
+    }
+}
+
+/// Appends room for a header.
+fn open(codec: &Codec, layout: Layout, count: usize, out: &mut Vec<u8>) -> Header {
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    Header { layout, packed: false, tag: codec.tag(), count: count as u32 }
+}
+
+fn raw(codec: &Codec, input: &[f32], out: &mut Vec<u8>) -> (Header, Sent) {
+    let header = open(codec, Layout::Raw, input.len(), out);
+    write_floats(input, out);
+    (header, Sent::All)
+}
+
+/// Appends values as the chain's quantiser has them. Where they begin.
+fn write_values(codec: &Codec, context: &Context<'_>, values: &[f32], out: &mut Vec<u8>) -> usize {
+    let start = out.len();
+    match &codec.quantiser {
+        Some(quantiser) => quantiser.quantise(context, values, out),
+        None => write_floats(values, out),
+    }
+    start
+}
+
+/// What the receiver will read. False when it will refuse it.
+fn read_back(codec: &Codec, bytes: &[u8], values: &[f32], received: &mut [f32]) -> bool {
+    match &codec.quantiser {
+        Some(quantiser) => quantiser.dequantise(bytes, received).is_ok(),
+        None => {
+            received.copy_from_slice(values);
+            true
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Pushes and answers of tables that have codecs.
+
+use super::{TablePart, Taken};
+use crate::codec::{self, Codec, Context, Decoder, Encoder};
+use crate::kernels;
+use crate::registry::Registry;
+use crate::role::{Body, Frame};
+use crate::server::rounds::Accumulators;
+use crate::spec::SpecError;
+use crate::store::{Buffer, Place};
+use crate::table::{TablePolicy, TableSpec};
+use crate::types::{Time, WorkerId};
+use crate::wire::{Cause, Fault, Flags, Header};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A shard's ends of a table's codecs.
+#[derive(Debug, Default)]
+pub(super) struct PartCodecs {
+    push: Option<Decoder>,
+    answers: Option<Answers>,
+    /// What a push frame brought, decoded.
+    values: Vec<f32>,
+    /// The same as rows: their numbers, then their values.
+    words: Vec<u32>,
+}
+
+/// How answers are encoded.
+#[derive(Debug)]
+struct Answers {
+    encoder: Encoder,
+    /// When answers are differences: what each worker holds, which is also what was not sent to it yet.
+    mirrors: Option<BTreeMap<WorkerId, Mirror>>,
+    decoder: Decoder,
+    difference: Vec<f32>,
+    payload: Vec<u8>,
+    seed: u64,
+}
+
+/// What a worker holds of this part.
+#[derive(Debug)]
+struct Mirror {
+    values: Buffer,
+    /// Chunks that it has.
+    has: Vec<bool>,
+}
+
+impl PartCodecs {
+    /// What a table's policy asks for. The error names what this server does not have.
+    pub(super) fn new(
+        registry: &Registry,
+        spec: &TableSpec,
+        policy: &TablePolicy,
+        seed: u64,
+    ) -> Result<PartCodecs, String> {
+        let fault = |error: SpecError| error.to_string();
+        let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
+        let push = if spec.rows { push.of_rows() } else { push };
+        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
+        // Single rows are pulled now and then: there is nothing that they could be a difference to.
+        let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
+        Ok(PartCodecs {
+            push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
+            answers: is_used.then(|| Answers::new(Arc::new(answer), seed)),
+            ..PartCodecs::default()
+        })
+    }
+
+    /// Whether answers are made when they are due, and not when they leave.
+    pub(super) fn fixes_answers(&self) -> bool {
+        self.answers.is_some()
+    }
+
+    /// A worker may not have what was sent to it.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        if let Some(mirrors) = self.answers.as_mut().and_then(|answers| answers.mirrors.as_mut()) {
+            mirrors.remove(&worker);
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let mirrors = self.answers.iter().flat_map(|answers| &answers.mirrors).flat_map(BTreeMap::values);
+        mirrors.map(|mirror| mirror.values.memory_bytes()).sum()
+    }
+}
+
+impl Answers {
+    fn new(codec: Arc<Codec>, seed: u64) -> Answers {
+        Answers {
+            mirrors: codec.is_for_differences().then(BTreeMap::new),
+            decoder: Decoder::new(codec.clone()),
+            encoder: Encoder::without_memory(codec),
+            difference: Vec::new(),
+            payload: Vec::new(),
+            seed,
+        }
+    }
+
+    /// The payload of some values, and whether the codec made it: what is not finite travels as it is.
+    fn encode(&mut self, values: &[f32], context: &Context<'_>) -> (Vec<u8>, bool) {
+        self.payload.clear();
+        match self.encoder.encode(0, values, context, &mut self.payload) {
+            Ok(()) => (self.payload.clone(), true),
+            Err(_) => (bytemuck::cast_slice(values).to_vec(), false),
+        }
+    }
+
+    /// The same for a chunk, to a worker that holds something else already.
+    fn encode_difference(
+        &mut self,
+        (index, count): (usize, usize),
+        elements: usize,
+        worker: WorkerId,
+        (start, values): (usize, &[f32]),
+        context: Context<'_>,
+    ) -> (Vec<u8>, bool) {
+        let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
+        let mirror = mirrors
+            .entry(worker)
+            .or_insert_with(|| Mirror { values: Buffer::zeroed(elements), has: vec![false; count] });
+        let held = &mut mirror.values.as_mut_slice()[start..start + values.len()];
+        let whole = |held: &mut [f32]| {
+            held.copy_from_slice(values);
+            (bytemuck::cast_slice(values).to_vec(), false)
+        };
+        if !std::mem::replace(&mut mirror.has[index], true) {
+            return whole(held);
+        }
+        self.difference.clear();
+        self.difference.extend_from_slice(values);
+        kernels::add_scaled(&mut self.difference, held, -1.0);
+        self.payload.clear();
+        let context = Context { parameters: held, ..context };
+        let encoded = self.encoder.encode(0, &self.difference, &context, &mut self.payload);
+        // What the worker will do, to the bit.
+        match encoded.and_then(|()| self.decoder.decode_add(&self.payload, held)) {
+            Ok(()) => (self.payload.clone(), true),
+            Err(_) => whole(held),
+        }
+    }
+}
+
+impl TablePart {
+    /// Takes one frame of a push that a codec made: it is decoded, and goes the way of any other.
+    pub(in crate::server) fn push_encoded(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+        accumulators: &mut Accumulators,
+    ) -> Result<Taken, Fault> {
+        let mut codecs = std::mem::take(&mut self.codecs);
+        let result = match self.decode(&mut codecs, worker, header, payload) {
+            Ok(plain) => {
+                let bytes: &[u8] = match self.spec.rows {
+                    true => bytemuck::cast_slice(&codecs.words),
+                    false => bytemuck::cast_slice(&codecs.values),
+                };
+                self.push(now, worker, &plain, bytes, accumulators)
+            }
+            Err(fault) => self.refuse_once(worker, header, fault),
+        };
+        self.codecs = codecs;
+        result
+    }
+
+    /// Decodes a frame into `codecs`. The header of the frame that it stands for.
+    fn decode(
+        &self,
+        codecs: &mut PartCodecs,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<Header, Fault> {
+        let Some(decoder) = &mut codecs.push else {
+            return Err(self.shape_fault("values that a codec made, and the table has none".into()));
+        };
+        let Some(index) = self.chunk_index(header.chunk) else {
+            return Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk)));
+        };
+        codecs.values.resize(self.chunks[index].len, 0.0);
+        decoder.decode(payload, &mut codecs.values).map_err(|why| {
+            let codec = decoder.codec();
+            let message = format!(
+                "table `{}`: {worker} pushed chunk {} at clock {} by codec `{codec}`; {why}; nothing was applied",
+                self.spec.name, header.chunk, header.clock
+            );
+            Fault { cause: Cause::Shape, message }
+        })?;
+        let mut plain = *header;
+        plain.flags = header.flags.without(Flags::ENCODED);
+        if self.spec.rows {
+            self.gather_nonzero_rows(codecs);
+            plain.rows = (codecs.words.len() / (1 + self.width)) as u32;
+        }
+        Ok(plain)
+    }
+
+    /// The rows of a decoded chunk that something is in.
+    fn gather_nonzero_rows(&self, codecs: &mut PartCodecs) {
+        let PartCodecs { values, words, .. } = codecs;
+        let rows = || values.chunks_exact(self.width).zip(0u32..);
+        words.clear();
+        words.extend(
+            rows().filter(|(row, _)| row.iter().any(|&value| value != 0.0)).map(|(_, number)| number),
+        );
+        if words.is_empty() {
+            // Random rounding may leave nothing; a push of nothing is one of a row of zeros.
+            words.push(0);
+        }
+        for at in 0..words.len() {
+            let start = words[at] as usize * self.width;
+            words.extend(values[start..start + self.width].iter().map(|value| value.to_bits()));
+        }
+    }
+
+    /// The frame of an answer that brings a chunk, by its place on this shard, to a worker that wants the table at
+    /// `landing`.
+    pub(in crate::server) fn answer_frame(
+        &mut self,
+        (table, index): (usize, usize),
+        worker: WorkerId,
+        header: Header,
+        landing: Option<Place>,
+    ) -> Frame {
+        let view = self.chunk(index);
+        let Some(answers) = &mut self.codecs.answers else { return view.frame(header, table, landing) };
+        let chunk = self.chunks[index];
+        let context = Context {
+            step: view.version,
+            seed: codec::stretch_seed(answers.seed, worker.0, table as u32, view.version, view.number),
+            table_elements: self.spec.elements(),
+            start: chunk.table_start,
+            ..Context::default()
+        };
+        let values = &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len];
+        let (count, elements) = (self.chunks.len(), self.parameters.len());
+        let (payload, encoded) =
+            answers.encode_difference((index, count), elements, worker, (chunk.start, values), context);
+        let mut frame = view.frame(header, table, None);
+        frame.header.flags = if encoded { header.flags.with(Flags::ENCODED) } else { header.flags };
+        frame.header.payload_bytes = payload.len() as u32;
+        frame.body = Body::Bytes(payload);
+        frame
+    }
+
+    /// The payload of an answer with single rows, and whether a codec made it.
+    pub(in crate::server) fn answer_rows(&mut self, rows: &[u32]) -> (Vec<u8>, bool) {
+        let bytes = self.gather_rows(rows);
+        let Some(answers) = &mut self.codecs.answers else { return (bytes, false) };
+        let mut values = vec![0.0f32; bytes.len() / 4];
+        bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
+        let context = Context { table_elements: self.spec.elements(), ..Context::default() };
+        answers.encode(&values, &context)
+    }
+}

@@ -1,0 +1,200 @@
+//! Gradients and answers of tables that have codecs.
+
+use super::local_table::LocalTable;
+use super::{Gradient, WorkerError};
+use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
+use crate::kernels;
+use crate::limits;
+use crate::registry::Registry;
+use crate::store::{Allocate, Buffer};
+use crate::table::{Chunk, NonFinite, TablePolicy, TableSpec};
+use crate::types::{Clock, WorkerId};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A worker's ends of a table's codecs.
+#[derive(Debug, Default)]
+pub(super) struct TableCodecs {
+    push: Option<Encoder>,
+    /// Whether answers are differences to what is here.
+    pub(super) differences: bool,
+    pub(super) answer: Option<Decoder>,
+    /// The job's seed, this worker's rank, and the table's number.
+    identity: (u64, u32, u32),
+    payloads: Vec<u8>,
+    /// A chunk of single rows, or of values that were clipped.
+    chunk: Vec<f32>,
+}
+
+/// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
+pub(super) type Payloads = Vec<(u32, Range<usize>)>;
+
+/// A gradient as it travels.
+#[derive(Debug)]
+pub(super) struct Encoded {
+    pub(super) buffer: Arc<Buffer>,
+    /// Where in the buffer they are.
+    pub(super) payloads: Arc<Payloads>,
+}
+
+impl TableCodecs {
+    /// What a table's policy asks for. The error names what this worker does not have.
+    pub(super) fn new(
+        registry: &Registry,
+        spec: &TableSpec,
+        policy: &TablePolicy,
+        identity: (u64, u32, u32),
+    ) -> Result<TableCodecs, String> {
+        let fault = |error| format!("table `{}`: {error}", spec.name);
+        let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
+        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
+        let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
+        let differences = answer.is_for_differences();
+        Ok(TableCodecs {
+            push: push.map(|codec| Encoder::new(Arc::new(codec), spec.elements() as usize)),
+            differences,
+            answer: (!answer.is_none()).then(|| Decoder::new(Arc::new(answer))),
+            identity,
+            ..TableCodecs::default()
+        })
+    }
+
+    pub(super) fn encodes_pushes(&self) -> bool {
+        self.push.is_some()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
+    }
+}
+
+impl LocalTable {
+    /// What travels instead of a gradient, chunk by chunk. The gradient is finite, or is to be clipped.
+    pub(super) fn encode(
+        &mut self,
+        clock: Clock,
+        gradient: Gradient<'_>,
+        memory: &dyn Allocate,
+    ) -> Result<Encoded, WorkerError> {
+        let mut codecs = std::mem::take(&mut self.codecs);
+        codecs.payloads.clear();
+        let encoded = self.encode_chunks(&mut codecs, clock, gradient);
+        let payloads = encoded.map_err(|why| WorkerError::Codec { table: self.spec.name.clone(), why });
+        let taken = std::mem::take(&mut codecs.payloads);
+        self.codecs = codecs;
+        let payloads = payloads?;
+        // As long as the longest that it can be, so that its memory is used again.
+        let longest = self.spec.elements() as usize + self.chunk_count() * codec::HEADER_BYTES.div_ceil(4);
+        let len = if self.spec.rows { taken.len().div_ceil(4) } else { longest };
+        let mut buffer = self.take_buffer(len, memory);
+        buffer.as_mut_bytes()[..taken.len()].copy_from_slice(&taken);
+        self.codecs.payloads = taken;
+        Ok(Encoded { buffer: Arc::new(buffer), payloads: Arc::new(payloads) })
+    }
+
+    /// Appends the chunks' payloads to `codecs.payloads`.
+    fn encode_chunks(
+        &self,
+        codecs: &mut TableCodecs,
+        clock: Clock,
+        gradient: Gradient<'_>,
+    ) -> Result<Payloads, CodecError> {
+        let TableCodecs { push, identity: (seed, worker, table), payloads, chunk: scratch, .. } = codecs;
+        let Some(encoder) = push else { return Ok(Vec::new()) };
+        let (width, elements) = (self.row_width(), self.spec.elements());
+        let rows_of_matrix = self.spec.shape.first().copied().unwrap_or(1).max(1);
+        let columns = if self.spec.shape.len() > 1 { (elements / rows_of_matrix) as usize } else { 0 };
+        let mut ranges = Vec::new();
+        for (number, chunk) in self.all_chunks() {
+            let Chunk { start, len, .. } = chunk;
+            let place = start as usize..start as usize + len as usize;
+            let values = match gradient {
+                Gradient::Dense(values) if self.nonfinite == NonFinite::Reject => &values[place.clone()],
+                Gradient::Dense(values) => {
+                    scratch.clear();
+                    scratch.extend_from_slice(&values[place.clone()]);
+                    kernels::clip_non_finite(scratch);
+                    scratch.as_slice()
+                }
+                Gradient::Rows { rows, values } => {
+                    let first = (start / width as u64) as u32;
+                    let begin = rows.partition_point(|&row| row < first);
+                    let end = rows.partition_point(|&row| row < first + len / width as u32);
+                    if begin == end {
+                        continue;
+                    }
+                    scratch.clear();
+                    scratch.resize(len as usize, 0.0);
+                    for (row, values) in
+                        rows[begin..end].iter().zip(values[begin * width..].chunks_exact(width))
+                    {
+                        let at = (row - first) as usize * width;
+                        scratch[at..at + width].copy_from_slice(values);
+                    }
+                    kernels::clip_non_finite(scratch);
+                    scratch.as_slice()
+                }
+            };
+            let context = Context {
+                step: clock,
+                seed: codec::stretch_seed(*seed, *worker, *table, clock, number),
+                table_elements: elements,
+                start,
+                columns,
+                parameters: self.values.as_slice().get(place.clone()).unwrap_or(&[]),
+                factors: None,
+            };
+            let before = payloads.len();
+            encoder.encode(place.start, values, &context, payloads)?;
+            if self.spec.rows && codec::is_nothing(&payloads[before..]) {
+                payloads.truncate(before);
+                continue;
+            }
+            ranges.push((number, before..payloads.len()));
+        }
+        Ok(ranges)
+    }
+
+    /// Takes the values of a chunk from a payload that its codec made. `None` when it does not fit.
+    pub(super) fn decode_chunk(&mut self, place: Range<usize>, payload: &[u8]) -> Option<()> {
+        let differences = self.codecs.differences;
+        let decoder = self.codecs.answer.as_mut()?;
+        if self.values.len() < place.end {
+            // It is lent, and nobody waits for this answer any more.
+            return Some(());
+        }
+        let values = &mut Arc::make_mut(&mut self.values).as_mut_slice()[place];
+        match differences {
+            true => decoder.decode_add(payload, values).ok(),
+            false => decoder.decode(payload, values).ok(),
+        }
+    }
+
+    /// The values of so many rows from a payload. `None` when it does not fit.
+    pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
+        let elements =
+            rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_CHUNK_ELEMENTS)?;
+        let mut values = vec![0.0; elements];
+        self.codecs.answer.as_mut()?.decode(payload, &mut values).ok()?;
+        Some(values)
+    }
+}
+
+/// Who sends: the job's seed, the worker's rank, the table's number.
+pub(super) fn identity(seed: u64, worker: Option<WorkerId>, table: usize) -> (u64, u32, u32) {
+    (seed, worker.map_or(0, |worker| worker.0), table as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Axis;
+
+    #[test]
+    fn a_worker_that_does_not_have_a_codec_names_it() {
+        let registry = Registry { codec: Axis::new("codec", &[], Vec::new()), ..Registry::builtin() };
+        let policy = TablePolicy { codec: "topk:0.1".into(), ..TablePolicy::default() };
+        let why = TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, (0, 0, 0)).unwrap_err();
+        assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");
+    }
+}

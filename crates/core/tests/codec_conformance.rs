@@ -1,0 +1,485 @@
+//! What every registered codec, and every chain of them, must keep. A new one is tested by being registered.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use paramill_core::codec::{Codec, CodecError, Context, Decoder, Encoder, Kind, Stage};
+use paramill_core::kernels;
+use paramill_core::prng::Prng;
+use paramill_core::registry::{Axis, Registry};
+use paramill_core::spec::Spec;
+use std::sync::Arc;
+
+fn axis() -> Axis<Stage> {
+    Registry::builtin().codec
+}
+
+fn codec(text: &str) -> Arc<Codec> {
+    Arc::new(Codec::parse(&axis(), text).unwrap_or_else(|error| panic!("{text}: {error}")))
+}
+
+/// Names of one kind of stage.
+fn examples_of(kind: Kind) -> Vec<&'static str> {
+    let axis = axis();
+    let one = |example: &'static str| -> Option<&'static str> {
+        let spec = Spec::parse(example).ok().filter(|_| !example.contains('+'))?;
+        (axis.build(&spec).unwrap().kind() == kind).then_some(example)
+    };
+    axis.entries().iter().filter_map(|entry| one(entry.example)).collect()
+}
+
+/// The examples of the registry, and every sparsifier and low-rank codec with every quantiser.
+fn chains() -> Vec<String> {
+    let mut chains: Vec<String> = axis().entries().iter().map(|entry| entry.example.to_owned()).collect();
+    for kind in [Kind::Sparsifier, Kind::LowRank] {
+        for first in examples_of(kind) {
+            for quantiser in examples_of(Kind::Quantiser) {
+                let text = format!("{first}+{quantiser}");
+                if Codec::parse(&axis(), &text).is_ok() {
+                    chains.push(text);
+                }
+            }
+        }
+    }
+    chains.extend(
+        [
+            "topk:0.1,select=sampled+f16+lz4",
+            "topk:0.1,residual=false",
+            "randk:0.1,residual=true+onebit",
+            "randk:0.2+qsgd:levels=2",
+            "terngrad:clip=0",
+            "qsgd:levels=1,norm=l2",
+            "qsgd:levels=100,bucket=64+zstd",
+            "ef+f16",
+            "ef+bf16+snappy",
+            "threshold:0.5+bitmap+int8",
+            "min-size:1000000+topk:0.01",
+            "index+lz4",
+            "lossless+zstd:3",
+            "clip:value=0.5+clip:sigma=2+dvf:delta=0.1+bitmap+snappy",
+        ]
+        .map(String::from)
+        .into_iter()
+        .filter(|text| Codec::parse(&axis(), text).is_ok()),
+    );
+    chains
+}
+
+const LENGTHS: [usize; 9] = [0, 1, 2, 63, 64, 65, 1000, 8192, 8192 + 13];
+
+/// Kinds of values that gradients have.
+fn samples(len: usize, seed: u64) -> Vec<Vec<f32>> {
+    let mut prng = Prng::new(seed);
+    let normal: Vec<f32> = (0..len).map(|_| prng.normal() as f32).collect();
+    let sparse = normal.iter().map(|&x| if prng.chance(0.8) { 0.0 } else { x }).collect();
+    let long_tailed = normal.iter().map(|&x| x.powi(5)).collect();
+    let tiny = normal.iter().map(|&x| x * 1e-40).collect();
+    let huge = normal.iter().map(|&x| (x * 1e4).clamp(-6e4, 6e4)).collect();
+    let zeros = (0..len).map(|at| if at % 2 == 0 { 0.0 } else { -0.0 }).collect();
+    vec![normal, sparse, long_tailed, tiny, huge, zeros, vec![0.25; len]]
+}
+
+fn context(step: u64, len: usize) -> Context<'static> {
+    Context { step, seed: step + 99, table_elements: len as u64, columns: 64, ..Context::default() }
+}
+
+fn encode(encoder: &mut Encoder, step: u64, values: &[f32]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    encoder.encode(0, values, &context(step, values.len()), &mut payload).unwrap();
+    payload
+}
+
+fn norm(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn every_entry_is_described_and_its_example_has_it() {
+    for entry in axis().entries() {
+        assert!(entry.about.ends_with('.'), "{}: {}", entry.name, entry.about);
+        let names: Vec<String> =
+            entry.example.split('+').map(|stage| Spec::parse(stage).unwrap().name).collect();
+        assert!(names.iter().any(|name| name == entry.name), "{}", entry.example);
+        assert_eq!(codec(entry.example).to_string(), entry.example);
+    }
+}
+
+#[test]
+fn the_text_form_comes_back() {
+    for chain in chains() {
+        assert_eq!(codec(&chain).to_string(), chain);
+    }
+}
+
+#[test]
+fn an_unknown_parameter_is_refused_and_the_known_ones_are_listed() {
+    let axis = axis();
+    for entry in axis.entries() {
+        let error = (entry.build)(&Spec::parse(&format!("{}:colour=blue", entry.name)).unwrap());
+        let error = error.err().unwrap_or_else(|| panic!("{} takes a colour", entry.name)).to_string();
+        assert!(error.contains("`colour`"), "{error}");
+        for param in entry.params {
+            assert!(error.contains(param.name), "{error} does not list {}", param.name);
+        }
+    }
+}
+
+#[test]
+fn declared_defaults_are_the_real_ones() {
+    let axis = axis();
+    for entry in axis.entries() {
+        let example = entry.example.split('+').map(|stage| Spec::parse(stage).unwrap());
+        let given = example.into_iter().find(|spec| spec.name == entry.name).unwrap();
+        let required: Vec<(String, String)> = entry
+            .params
+            .iter()
+            .filter(|param| param.default.is_none())
+            .map(|param| (param.name.to_owned(), given.params[0].1.clone()))
+            .collect();
+        let mut explicit = required.clone();
+        explicit.extend(
+            entry.params.iter().filter_map(|param| Some((param.name.to_owned(), param.default?.to_owned()))),
+        );
+        let build = |params| axis.build(&Spec { name: entry.name.into(), params });
+        assert_eq!(format!("{:?}", build(required)), format!("{:?}", build(explicit)));
+    }
+}
+
+#[test]
+fn chains_that_make_no_sense_are_refused_with_the_reason() {
+    for (text, reason) in [
+        ("topk:0.01+dvf:delta=1e-3", "has a sparsifier already, `topk`"),
+        ("f16+int8", "has a quantiser already"),
+        ("lz4+zstd", "has a byte compressor already"),
+        ("lz4+topk:0.01", "write `topk` to the left of `lz4`"),
+        ("f16+topk:0.01", "write `topk` to the left of `f16`"),
+        ("dvf:delta=1e-3,residual=false", "would be lost for good"),
+        ("lossless+onebit", "`onebit` loses something"),
+        ("lossless+topk:0.01+lz4", "`topk` loses something"),
+        ("lossless+clip:1+lz4", "`clip` changes values"),
+        ("ef+lz4", "there is no error"),
+        ("ef+qsgd", "a residual of it would grow"),
+        ("ef+terngrad", "a residual of it would grow"),
+        ("ef+randk:0.1", "say `residual=true`"),
+        ("topk:0.01,residual=false+onebit", "needs a residual"),
+        ("topk:0.01+powersgd", "leave out `topk`"),
+        ("powersgd+bitmap", "leave out `bitmap`"),
+        ("powersgd+onebit", "take f16 or bf16"),
+        ("topk:0", "expected 0 < ratio <= 1"),
+        ("topk:1.5", "expected 0 < ratio <= 1"),
+        ("threshold:-1", "expected value > 0"),
+        ("dvf:delta=nan", "expected delta > 0"),
+        ("qsgd:levels=0", "expected 1 to 127"),
+        ("qsgd:bucket=7", "a multiple of 8"),
+        ("zstd:99", "expected 1 to 19"),
+        ("topk", "missing field `ratio`"),
+        ("topk:0.1,ratio=0.2", "`ratio` is given twice"),
+        ("topq:0.01", "unknown codec `topq`; known: f16, bf16"),
+        ("", "a component name is expected"),
+        ("f16+", "a component name is expected"),
+    ] {
+        let error =
+            Codec::parse(&axis(), text).err().unwrap_or_else(|| panic!("{text} is taken")).to_string();
+        assert!(error.contains(reason), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_round_trip_stays_within_the_declared_error() {
+    for chain in chains().into_iter().filter(|chain| !chain.contains("clip:")) {
+        let codec = codec(&chain);
+        let mut decoder = Decoder::new(codec.clone());
+        for len in LENGTHS {
+            for values in samples(len, len as u64) {
+                let payload = encode(&mut Encoder::new(codec.clone(), len), 0, &values);
+                assert!(payload.len() <= codec.max_bytes(len), "{chain}: {} bytes for {len}", payload.len());
+                let mut received = vec![f32::NAN; len];
+                decoder.decode(&payload, &mut received).unwrap_or_else(|error| panic!("{chain}: {error}"));
+                if codec.is_lossless() {
+                    assert_eq!(bits(&received), bits(&values), "{chain}");
+                }
+                let bound = codec.bound(len);
+                let error = norm(values.iter().zip(&received).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+                let allowed = bound.of_norm * kernels::squared_norm(&values).sqrt()
+                    + bound.absolute * (len as f64).sqrt();
+                assert!(error <= allowed * (1.0 + 1e-6), "{chain}, {len}: {error} > {allowed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_add_is_decode_and_add() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let mut decoder = Decoder::new(codec.clone());
+        for len in LENGTHS {
+            let start: Vec<f32> = (0..len).map(|at| at as f32 * 0.01 - 3.0).collect();
+            for values in samples(len, 7 + len as u64) {
+                let payload = encode(&mut Encoder::new(codec.clone(), len), 3, &values);
+                let mut received = vec![0.0; len];
+                decoder.decode(&payload, &mut received).unwrap();
+                let mut expected = start.clone();
+                kernels::add(&mut expected, &received);
+                let mut sum = start.clone();
+                decoder.decode_add(&payload, &mut sum).unwrap();
+                assert_eq!(bits(&sum), bits(&expected), "{chain}, {len}");
+            }
+        }
+    }
+}
+
+/// Sparsifiers lose nothing at all: an entry is either sent as it is or kept as it is.
+#[test]
+fn what_is_sent_and_what_is_kept_are_what_was_put_in() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        if !codec.keeps_residual() || chain.contains("dgc") || chain.contains("clip:") {
+            continue;
+        }
+        let exact = !examples_of(Kind::Quantiser).iter().any(|name| chain.contains(name))
+            && !chain.contains("powersgd");
+        let (len, mut prng) = (8192 + 13, Prng::new(3));
+        let (mut encoder, mut decoder) = (Encoder::new(codec.clone(), len), Decoder::new(codec.clone()));
+        for step in 0..5 {
+            let mut input: Vec<f32> = (0..len).map(|_| prng.normal() as f32).collect();
+            let before = encoder.residual().to_vec();
+            let payload = encode(&mut encoder, step, &input);
+            kernels::add(&mut input, &before);
+            let mut sum = encoder.residual().to_vec();
+            decoder.decode_add(&payload, &mut sum).unwrap();
+            let random = chain.contains("qsgd") || chain.contains("terngrad");
+            match exact {
+                true => assert_eq!(sum, input, "{chain}"),
+                false if random => {}
+                false => {
+                    let error = norm(sum.iter().zip(&input).map(|(a, b)| f64::from(a - b)));
+                    assert!(error < 1e-5 * norm(input.iter().map(|&x| f64::from(x))), "{chain}: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// A residual is not a drain: what goes in comes out at last.
+#[test]
+fn residuals_stay_bounded() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let unbounded = ["qsgd", "terngrad", "randk", "clip:"].iter().any(|name| chain.contains(name));
+        if !codec.keeps_residual() || unbounded {
+            continue;
+        }
+        let (len, mut prng) = (2048, Prng::new(17));
+        let mut encoder = Encoder::new(codec.clone(), len);
+        let mut largest: f64 = 0.0;
+        for step in 0..400 {
+            let input: Vec<f32> = (0..len).map(|_| prng.normal() as f32).collect();
+            encode(&mut encoder, step, &input);
+            largest = largest.max(norm(encoder.residual().iter().map(|&x| f64::from(x))));
+        }
+        // Where one entry in a hundred travels, about a hundred steps' worth of the others waits.
+        assert!(largest < 150.0 * 45.0, "{chain}: {largest}");
+    }
+}
+
+/// With a fixed seed: the mean of many draws, against five times its standard error.
+#[test]
+fn the_mean_of_random_choices_is_what_was_put_in() {
+    let random: Vec<String> = chains().into_iter().filter(|chain| codec(chain).is_unbiased()).collect();
+    for name in ["qsgd", "terngrad", "randk"] {
+        assert!(random.iter().any(|chain| chain.contains(name)), "{name} is not tested: {random:?}");
+    }
+    for chain in random {
+        let codec = codec(&chain);
+        let (len, draws) = (200, 4000);
+        let mut prng = Prng::new(23);
+        let values: Vec<f32> = (0..len).map(|_| prng.normal() as f32).collect();
+        let (mut encoder, mut decoder) = (Encoder::new(codec.clone(), len), Decoder::new(codec.clone()));
+        let (mut sums, mut squares) = (vec![0.0f64; len], vec![0.0f64; len]);
+        for step in 0..draws {
+            let mut received = vec![0.0; len];
+            decoder.decode(&encode(&mut encoder, step, &values), &mut received).unwrap();
+            for (at, value) in received.iter().enumerate() {
+                sums[at] += f64::from(*value);
+                squares[at] += f64::from(*value).powi(2);
+            }
+        }
+        let draws = draws as f64;
+        let variances: Vec<f64> =
+            (0..len).map(|at| (squares[at] / draws - (sums[at] / draws).powi(2)).max(0.0)).collect();
+        // A small value is rounded up too rarely to tell its deviation; that of the largest bounds it.
+        let largest = variances.iter().copied().fold(0.0, f64::max);
+        let allowed = 5.0 * (largest / draws).sqrt() + 1e-5;
+        let mut towards_zero = 0.0;
+        for at in 0..len {
+            let (mean, value) = (sums[at] / draws, f64::from(values[at]));
+            assert!((mean - value).abs() <= allowed, "{chain}: {mean} for {value}");
+            towards_zero += (value - mean) * value.signum();
+        }
+        // Nor do they all lean to one side.
+        let allowed = 5.0 * (variances.iter().sum::<f64>() / draws).sqrt() + 1e-3;
+        assert!(towards_zero.abs() <= allowed, "{chain}: {towards_zero} in all");
+    }
+}
+
+#[test]
+fn nan_and_infinity_are_refused_and_nothing_changes() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let mut encoder = Encoder::new(codec.clone(), 100);
+        encode(&mut encoder, 0, &[0.3; 100]);
+        let before = encoder.residual().to_vec();
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = vec![0.1; 100];
+            values[57] = odd;
+            let mut payload = vec![1, 2, 3];
+            let error = encoder.encode(0, &values, &context(1, 100), &mut payload).unwrap_err();
+            assert_eq!(error, CodecError::NonFinite, "{chain}");
+            assert_eq!((payload.len(), encoder.residual()), (3, &before[..]), "{chain}");
+        }
+    }
+}
+
+#[test]
+fn a_sum_that_overflows_is_refused_and_nothing_changes() {
+    let mut encoder = Encoder::new(codec("topk:0.01"), 100);
+    let values = vec![f32::MAX; 100];
+    encode(&mut encoder, 0, &values);
+    let before = encoder.residual().to_vec();
+    let mut payload = Vec::new();
+    let error = encoder.encode(0, &values, &context(1, 100), &mut payload).unwrap_err();
+    assert_eq!((error, payload.len()), (CodecError::Overflow, 0));
+    assert_eq!(encoder.residual(), before);
+}
+
+/// The largest values that there are: whatever is sent of them can be read.
+#[test]
+fn extreme_values_are_readable() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        for values in [
+            [f32::MAX, -f32::MAX].repeat(4096),
+            [f32::MIN_POSITIVE, -1e-45, 1e-45, 0.0].repeat(2048),
+            [f32::MAX, 1e-45, 0.0].repeat(3000),
+        ] {
+            let payload = encode(&mut Encoder::new(codec.clone(), values.len()), 0, &values);
+            let mut received = vec![0.0; values.len()];
+            Decoder::new(codec.clone())
+                .decode(&payload, &mut received)
+                .unwrap_or_else(|error| panic!("{chain}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn the_same_values_give_the_same_bytes() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let run = || {
+            let (mut encoder, mut prng) = (Encoder::new(codec.clone(), 3000), Prng::new(1));
+            let step = |step| {
+                let values: Vec<f32> = (0..3000).map(|_| prng.normal() as f32).collect();
+                encode(&mut encoder, step, &values)
+            };
+            (0..3).map(step).collect::<Vec<_>>()
+        };
+        assert_eq!(run(), run(), "{chain}");
+    }
+}
+
+/// A table is encoded chunk by chunk; what a chunk becomes does not depend on the others.
+#[test]
+fn stretches_are_independent() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let mut prng = Prng::new(2);
+        let values: Vec<f32> = (0..1000).map(|_| prng.normal() as f32).collect();
+        let (mut one, mut other) = (Encoder::new(codec.clone(), 1000), Encoder::new(codec.clone(), 1000));
+        for step in 0..3 {
+            let part = |encoder: &mut Encoder, range: std::ops::Range<usize>| {
+                let (mut payload, context) = (Vec::new(), context(step, 1000));
+                encoder.encode(range.start, &values[range], &context, &mut payload).unwrap();
+                payload
+            };
+            let forward = [part(&mut one, 0..300), part(&mut one, 300..1000)];
+            let mut backward = [part(&mut other, 300..1000), part(&mut other, 0..300)];
+            backward.reverse();
+            assert_eq!(forward, backward, "{chain}");
+        }
+    }
+}
+
+#[test]
+fn a_payload_of_another_codec_is_refused_by_name() {
+    let payload = encode(&mut Encoder::new(codec("topk:0.01"), 100), 0, &[0.5; 100]);
+    let mut values = vec![0.0; 100];
+    let error = Decoder::new(codec("topk:0.02")).decode(&payload, &mut values).unwrap_err().to_string();
+    assert!(error.contains("another codec than `topk:0.02`"), "{error}");
+}
+
+/// A million payloads that nobody sent: random bytes, and good ones with bytes changed, cut off or added. Each is read or
+/// refused; one that is refused changes nothing, one that is read gives finite values.
+#[test]
+fn hostile_payloads_are_read_or_refused_and_never_half_applied() {
+    let axis = axis();
+    let chains: Vec<String> = axis.entries().iter().map(|entry| entry.example.to_owned()).collect();
+    let each = 1_000_000 / chains.len() + 1;
+    let (mut read, mut refused) = (0u64, 0u64);
+    for (number, chain) in chains.iter().enumerate() {
+        let (codec, mut prng) = (codec(chain), Prng::new(number as u64));
+        let len = 150;
+        let mut decoder = Decoder::new(codec.clone());
+        let good: Vec<Vec<u8>> = samples(len, 5)
+            .iter()
+            .map(|values| encode(&mut Encoder::new(codec.clone(), len), 200, values))
+            .collect();
+        let mut sum = vec![1.0f32; len];
+        for _ in 0..each {
+            let payload = hostile(&good, &mut prng);
+            let before = sum.clone();
+            match decoder.decode_add(&payload, &mut sum) {
+                Ok(()) => {
+                    read += 1;
+                    sum.fill(1.0);
+                }
+                Err(_) => {
+                    refused += 1;
+                    assert_eq!(sum, before, "{chain}: {payload:?}");
+                }
+            }
+        }
+        // And once for the other way to read.
+        for _ in 0..each / 50 {
+            let payload = hostile(&good, &mut prng);
+            let mut values = vec![2.0f32; len];
+            match decoder.decode(&payload, &mut values) {
+                Ok(()) => assert!(kernels::all_finite(&values), "{chain}: {payload:?}"),
+                Err(_) => assert_eq!(values, vec![2.0f32; len], "{chain}"),
+            }
+        }
+    }
+    assert!(read > 50_000 && refused > 300_000, "{read} read, {refused} refused");
+}
+
+fn hostile(good: &[Vec<u8>], prng: &mut Prng) -> Vec<u8> {
+    let mut payload = good[prng.below(good.len() as u64) as usize].clone();
+    let byte = |prng: &mut Prng| prng.next_u64() as u8;
+    match prng.below(6) {
+        0 => payload = (0..prng.below(100)).map(|_| byte(prng)).collect(),
+        1 => payload.truncate(prng.below(payload.len() as u64 + 1) as usize),
+        2 => payload.extend((0..prng.below(20)).map(|_| byte(prng))),
+        // The header of a good one, so that more is looked at than that.
+        3 => payload.iter_mut().skip(8).for_each(|place| *place = byte(prng)),
+        _ => {
+            for _ in 0..=prng.below(4) {
+                let at = prng.below(payload.len() as u64) as usize;
+                payload[at] = byte(prng);
+            }
+        }
+    }
+    payload
+}

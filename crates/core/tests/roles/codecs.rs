@@ -1,0 +1,222 @@
+//! Tables with codecs: what is pushed and answered is smaller, and training goes on as it should.
+
+use super::pump::Pump;
+use super::{W, job, started};
+use paramill_core::coordinator::JobConfig;
+use paramill_core::registry::Registry;
+use paramill_core::table::{Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
+use paramill_core::types::ServerId;
+use paramill_core::worker::{Gradient, PullOptions};
+
+fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
+    let config = job(workers, 2, "bsp", "sgd:lr=1");
+    let policy = TablePolicy {
+        codec: codec.into(),
+        answer_codec: answers.into(),
+        reduce: Reduce::Sum,
+        ..config.policy.clone()
+    };
+    JobConfig { policy, ..config }
+}
+
+/// One synchronous step in which worker `w` pushes `gradient(w, element)`.
+fn step(pump: &mut Pump, gradient: impl Fn(usize, usize) -> f32) {
+    let elements = pump.workers[0].values(W).len();
+    let tickets: Vec<_> = (0..pump.workers.len())
+        .map(|worker| {
+            let gradient: Vec<f32> = (0..elements).map(|element| gradient(worker, element)).collect();
+            let now = pump.now;
+            let ticket =
+                pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
+            pump.workers[worker].clock();
+            pump.run();
+            ticket
+        })
+        .collect();
+    for (worker, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+    }
+}
+
+fn uneven(worker: usize, element: usize) -> f32 {
+    if (worker + element).is_multiple_of(3) { ((worker * 31 + element * 7) % 13) as f32 - 6.0 } else { 0.0 }
+}
+
+#[test]
+fn a_lossless_codec_changes_no_bit() {
+    for order in [Order::Ranked, Order::Arrival] {
+        let run = |codec: &str, answers: &str| {
+            let config = with_codecs(3, codec, answers);
+            let policy = TablePolicy { order, ..config.policy.clone() };
+            let mut pump = started(JobConfig { policy, ..config }, 2, 100);
+            for round in 0..4 {
+                step(&mut pump, |worker, element| uneven(worker + round, element));
+            }
+            (pump.parameters(W, 100), pump.workers[1].values(W).to_vec(), pump.pushed_bytes)
+        };
+        let (plain, encoded) = (run("none", "none"), run("bitmap", "lossless+zstd"));
+        assert_eq!((&plain.0, &plain.1), (&encoded.0, &encoded.1));
+        assert_eq!(plain.0, plain.1);
+    }
+}
+
+#[test]
+fn pushes_are_smaller_and_what_was_kept_comes_later() {
+    let mut pump = started(with_codecs(2, "topk:0.2", "none"), 1, 100);
+    let mut plain = started(with_codecs(2, "none", "none"), 1, 100);
+    for pump in [&mut pump, &mut plain] {
+        step(pump, |worker, element| (1 + worker + element % 5) as f32);
+        for _ in 0..30 {
+            step(pump, |_, _| 0.0);
+        }
+    }
+    assert_eq!(pump.parameters(W, 100), plain.parameters(W, 100));
+    assert!(pump.pushed_bytes * 2 < plain.pushed_bytes, "{} of {}", pump.pushed_bytes, plain.pushed_bytes);
+}
+
+#[test]
+fn answers_that_are_differences_follow_the_parameters_within_their_threshold() {
+    let mut pump = started(with_codecs(2, "none", "dvf:delta=0.5"), 2, 100);
+    for round in 1..40 {
+        step(&mut pump, |worker, element| uneven(worker, element) * 0.03);
+        let parameters = pump.parameters(W, 100);
+        // The version is one more than the round, and the threshold that of the version.
+        let threshold = 0.5 / ((round + 1) as f32).sqrt();
+        for worker in &pump.workers {
+            for (held, true_value) in worker.values(W).iter().zip(&parameters) {
+                assert!(
+                    (held - true_value).abs() <= threshold + 1e-4,
+                    "{held} for {true_value} in round {round}"
+                );
+            }
+        }
+    }
+}
+
+/// What a worker holds is not known any more once its connection broke: it gets everything.
+#[test]
+fn a_broken_connection_does_not_mix_up_differences() {
+    let mut pump = started(with_codecs(2, "topk:0.5", "topk:0.3"), 1, 60);
+    for round in 0..20 {
+        if round % 4 == 1 {
+            let node = pump.worker_node(round / 4 % 2);
+            pump.reset(node, 1);
+            pump.run();
+            pump.pass(1.0);
+        }
+        step(&mut pump, uneven);
+    }
+    for _ in 0..20 {
+        step(&mut pump, |_, _| 0.0);
+    }
+    let parameters = pump.parameters(W, 60);
+    for worker in &pump.workers {
+        for (held, value) in worker.values(W).iter().zip(&parameters) {
+            assert!((held - value).abs() < 1e-3, "{held} for {value}");
+        }
+    }
+}
+
+#[test]
+fn half_precision_answers_are_rounded_parameters() {
+    let mut pump = started(with_codecs(2, "f16", "f16"), 2, 100);
+    step(&mut pump, |worker, element| uneven(worker, element) / 7.0);
+    let parameters = pump.parameters(W, 100);
+    for (held, value) in pump.workers[0].values(W).iter().zip(&parameters) {
+        assert!((held - value).abs() <= value.abs() / 2048.0, "{held} for {value}");
+    }
+    assert_ne!(pump.workers[0].values(W), parameters);
+}
+
+#[test]
+fn rows_are_pushed_and_pulled_through_codecs() {
+    let run = |codec: &str, answers: &str| {
+        let mut pump = Pump::new(with_codecs(2, codec, answers), 1);
+        pump.start(&[(TableSpec::sparse("rows", 40, 4), vec![1.0; 160])]);
+        for round in 0..5u32 {
+            for worker in 0..2 {
+                let rows: Vec<u32> = (0..40).filter(|row| (row + round + worker) % 4 == 0).collect();
+                let values: Vec<f32> =
+                    rows.iter().flat_map(|&row| [0.5 * row as f32 + 1.0, 0.0, -2.0, 1e-3]).collect();
+                let (now, gradient) = (pump.now, Gradient::Rows { rows: &rows, values: &values });
+                let pushing = &mut pump.workers[worker as usize];
+                let ticket = pushing.push(now, W, gradient, false).unwrap();
+                pushing.clock();
+                pump.run();
+                assert_eq!(pump.outcome(worker as usize, ticket), Some(Ok(())));
+            }
+        }
+        let rows = [0, 5, 39];
+        let options = PullOptions { rows: Some(&rows), now: true };
+        let ticket = pump.workers[0].pull(pump.now, W, options).unwrap();
+        pump.run();
+        assert_eq!(pump.workers[0].outcome(ticket), Some(Ok(())));
+        (pump.parameters(W, 160), pump.workers[0].redeem(ticket))
+    };
+    let plain = run("none", "none");
+    assert_eq!(run("bitmap+lz4", "lossless+zstd"), plain);
+    let (filtered, answer) = run("dvf:delta=0.01", "bf16");
+    for (place, (found, expected)) in filtered.iter().zip(&plain.0).enumerate() {
+        // Small entries stay behind, the others are exact.
+        let allowed = if place % 4 == 3 { 0.02 } else { 0.0 };
+        assert!((found - expected).abs() <= allowed, "{found} for {expected}");
+    }
+    for (found, expected) in answer.iter().zip(&plain.1) {
+        assert!((found - expected).abs() <= expected.abs() / 200.0 + 0.02, "{found} for {expected}");
+    }
+}
+
+#[test]
+fn aggregators_add_up_what_codecs_made() {
+    let config = with_codecs(4, "topk:0.5", "none");
+    let policy = TablePolicy { order: Order::Arrival, ..config.policy.clone() };
+    let config = JobConfig { policy, ..config };
+    let mut pump = Pump::with_aggregators(config, 1, &[0, 0, 1, 1]);
+    pump.start(&[(TableSpec::dense("w", [60]), vec![0.0; 60])]);
+    let push = |pump: &mut Pump, value: f32| {
+        let tickets: Vec<_> = (0..4)
+            .map(|worker| {
+                let gradient: Vec<f32> = (0..60).map(|element| value * (1 + element % 3) as f32).collect();
+                let now = pump.now;
+                let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
+                pump.workers[worker].clock();
+                ticket
+            })
+            .collect();
+        pump.run();
+        pump.pass(2.0);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+        }
+    };
+    push(&mut pump, 1.0);
+    for _ in 0..4 {
+        push(&mut pump, 0.0);
+    }
+    let expected: Vec<f32> = (0..60).map(|element| -4.0 * (1 + element % 3) as f32).collect();
+    assert_eq!(pump.parameters(W, 60), expected);
+    assert_eq!(pump.workers[3].values(W), expected);
+}
+
+#[test]
+fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
+    let registry = Registry::builtin();
+    let refusal = |config: JobConfig| config.check(&registry).unwrap_err().to_string();
+    for (codec, answers, reason) in [
+        ("topq:1", "none", "unknown codec `topq`"),
+        ("topk:0.1+dvf:delta=1", "none", "has a sparsifier already"),
+        ("none", "dgc", "not for answers"),
+        ("none", "qsgd", "random errors would add up"),
+        ("none", "clip:1+topk:0.1", "it would clip parameters"),
+    ] {
+        let error = refusal(with_codecs(2, codec, answers));
+        assert!(error.contains(reason), "{error}");
+    }
+    let psp = with_codecs(2, "none", "topk:0.1");
+    let policy = TablePolicy { sync: "psp:c=1,b=0.5".into(), ..psp.policy.clone() };
+    assert!(refusal(JobConfig { policy, ..psp }).contains("drops late answers"));
+    let codec = Some("f16".to_owned());
+    let rule = PolicyOverride { table: "*".into(), server: Some(ServerId(0)), codec, ..Default::default() };
+    let config = JobConfig { overrides: vec![rule], ..with_codecs(2, "none", "none") };
+    assert!(refusal(config).contains("the same on all servers"));
+}
