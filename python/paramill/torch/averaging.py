@@ -78,7 +78,7 @@ class AveragingOptimizer(DistributedOptimizer):
             bucket.declare(self.job, "")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
         self._exchanger = Exchanger(self.job, buckets, [], means, accumulate=accumulate, overlap=overlap)
         self._exchanger.start()
         for bucket in self._frozen:

@@ -245,7 +245,8 @@ class AveragedBucket(Bucket):
 class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
-    POLICY = "sgd:lr=1"
+    # A codec would keep what it leaves out, and that is in the next difference anyway.
+    POLICIES = {"optimizer": "sgd:lr=1", "codec": "none", "answer_codec": "none"}
     stays = False
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:

@@ -103,7 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
         self._exchanger = Exchanger(
             self.job,
             dense,
