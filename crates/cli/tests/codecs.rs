@@ -10,7 +10,16 @@ fn paramill(arguments: &[&str]) -> std::process::Output {
 }
 
 fn train(workload: &str, more: &[&str]) -> Value {
-    let job = ["train", workload, "--examples=2000", "--epochs=1", "--workers=2", "--servers=2", "--processes", "--json"];
+    let job = [
+        "train",
+        workload,
+        "--examples=2000",
+        "--epochs=1",
+        "--workers=2",
+        "--servers=2",
+        "--processes",
+        "--json",
+    ];
     let output = paramill(&[&job[..], &["--quiet", "--order=ranked"], more].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -29,7 +38,8 @@ fn a_lossless_codec_trains_to_the_same_bits_and_a_lossy_one_pushes_less() {
 #[test]
 fn rows_travel_by_codecs_too() {
     let (plain, few) = (train("lr", &[]), train("lr", &["--codec=dvf:delta=0.1+f16", "--answer-codec=f16"]));
-    let bytes = |report: &Value| report["bytes_pushed"].as_f64().unwrap() + report["bytes_pulled"].as_f64().unwrap();
+    let bytes =
+        |report: &Value| report["bytes_pushed"].as_f64().unwrap() + report["bytes_pulled"].as_f64().unwrap();
     assert!(bytes(&few) < 0.6 * bytes(&plain), "{} of {}", bytes(&few), bytes(&plain));
 }
 

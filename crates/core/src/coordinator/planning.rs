@@ -259,11 +259,9 @@ impl Coordinator {
         if policy.overlap != self.gate.is_none() {
             return Err("`overlap` is fixed when the job starts".into());
         }
-        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
-        for (number, table) in
-            plan.tables.iter().enumerate().filter(|(_, table)| glob_matches(glob, &table.name))
-        {
-            let codec = plan.policy_of(TableId(number as u32), server.unwrap_or(ServerId(0))).answer_codec;
+        for (number, table) in (0..).zip(self.plan.iter().flat_map(|plan| &plan.tables)) {
+            let (Some(plan), true) = (&self.plan, glob_matches(glob, &table.name)) else { continue };
+            let codec = plan.policy_of(TableId(number), server.unwrap_or(ServerId(0))).answer_codec;
             let codec =
                 Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
             check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
