@@ -148,6 +148,7 @@ class Job:
         rows: bool = False,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         optimizer: Optional[str] = None,
         reduce: Optional[str] = None,
         order: Optional[str] = None,
@@ -168,11 +169,11 @@ class Job:
         if isinstance(init, (list, tuple, float, int)):
             init = np.asarray(init, np.float32)
         initial = as_array(init, f"the initial value of table `{name}`")
-        texts = {"sync": sync, "optimizer": optimizer}
+        texts = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "optimizer": optimizer}
         for axis, text in texts.items():
             if text is not None:
                 _native.check_policy(axis, text)
-        policies = {**texts, "codec": codec, "reduce": reduce, "order": order, "nonfinite": nonfinite}
+        policies = {**texts, "reduce": reduce, "order": order, "nonfinite": nonfinite}
         shape = tuple(int(side) for side in np.shape(initial))
         if rows and len(shape) < 2:
             raise ShapeError(f"table `{name}` of shape {shape}: a table with rows has at least two dimensions")

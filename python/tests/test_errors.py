@@ -170,6 +170,5 @@ def test_what_is_no_url() -> None:
 
 
 def test_codecs_that_do_not_exist_are_refused() -> None:
-    with pm.init() as job, pytest.raises(pm.ParamillError, match="codec"):
-        job.table("w", init=[0.0], codec="no-such-codec")
-        job.start()
+    with pm.init() as job, pytest.raises(errors.PolicyError, match="unknown codec `zip`; known: "):
+        job.table("w", init=[0.0], codec="topk:0.01+zip")

@@ -137,3 +137,24 @@ def test_every_worker_has_a_part_of_the_data(launch: Any) -> None:
         mine = [set(part[epoch]) for part in parts]
         assert len(mine[0]) == len(mine[1]) == parts[0][2] == 5 and not mine[0] & mine[1]
     assert parts[0][0] != parts[0][1], "another order in every epoch"
+
+
+def test_gradients_are_compressed(launch: Any) -> None:
+    program = """
+        import torch
+        torch.manual_seed(1)
+        model = torch.nn.Linear(100, 10)
+        optimizer = pm.torch.DistributedOptimizer(
+            model.named_parameters(), "sgd:lr=0.5", sync="ssp:s=3", codec="topk:0.05")
+        x = torch.randn(256, 100, generator=torch.Generator().manual_seed(optimizer.job.rank)) / 10
+        y = x[:, :10] * 3
+        for _ in range(300):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y) * 10
+            loss.backward()
+            optimizer.step()
+        report([loss.item(), *optimizer.job.traffic])
+    """
+    for loss, pushed, pulled in launch(program, 2, 1):
+        assert loss < 0.05
+        assert pushed < 0.2 * pulled

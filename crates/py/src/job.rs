@@ -332,6 +332,7 @@ impl Drop for Job {
 struct Policies {
     sync: Option<String>,
     codec: Option<String>,
+    answer_codec: Option<String>,
     optimizer: Option<String>,
     reduce: Option<String>,
     order: Option<String>,
@@ -340,17 +341,16 @@ struct Policies {
 
 impl Policies {
     fn into_override(self) -> PyResult<Option<PolicyOverride>> {
-        let mut texts = serde_json::json!({
+        let texts = serde_json::json!({
             "table": "",
             "sync": self.sync,
+            "codec": self.codec,
+            "answer_codec": self.answer_codec,
             "optimizer": self.optimizer,
             "reduce": self.reduce,
             "order": self.order,
             "nonfinite": self.nonfinite,
         });
-        if let Some(codec) = self.codec {
-            texts["codec"] = codec.into();
-        }
         let policy: PolicyOverride =
             serde_json::from_value(texts).map_err(|error| raise("PolicyError", error))?;
         Ok((policy != PolicyOverride::default()).then_some(policy))

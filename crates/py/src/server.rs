@@ -2,6 +2,7 @@
 
 use crate::condition;
 use crate::errors::raise;
+use paramill_core::codec::Codec;
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::optimizer::OptimizerPolicy;
@@ -18,6 +19,8 @@ pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
     let canonical = match axis {
         "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
         "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
+        "codec" => Codec::parse(&registry.codec, text).map(|_| text.to_owned()),
+        "answer_codec" => Codec::for_answers(&registry.codec, text).map(|_| text.to_owned()),
         other => return Err(raise("PolicyError", format!("no policy is called `{other}`"))),
     };
     canonical.map_err(|error| raise("PolicyError", error))

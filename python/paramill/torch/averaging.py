@@ -40,6 +40,7 @@ class AveragingOptimizer(DistributedOptimizer):
         job: Optional[Job] = None,
         sync: str = "bsp",
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
@@ -63,13 +64,21 @@ class AveragingOptimizer(DistributedOptimizer):
                 (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
         buckets = pack(trained, AveragedBucket, pack_bytes // 4)
         for bucket in buckets:
-            bucket.declare(self.job, "", sync=sync, codec=codec, order=order, optimizer=AveragedBucket.POLICY)
+            bucket.declare(
+                self.job,
+                "",
+                sync=sync,
+                codec=codec,
+                answer_codec=answer_codec,
+                order=order,
+                optimizer=AveragedBucket.POLICY,
+            )
         self._frozen = pack(frozen, Bucket, pack_bytes // 4)
         for bucket in self._frozen:
             bucket.declare(self.job, "")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
         self._exchanger = Exchanger(self.job, buckets, [], means, accumulate=accumulate, overlap=overlap)
         self._exchanger.start()
         for bucket in self._frozen:

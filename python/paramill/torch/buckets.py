@@ -36,6 +36,7 @@ class Bucket:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
+        self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
         self._exchange: Optional[Exchange] = None
@@ -67,6 +68,7 @@ class Bucket:
         *,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         optimizer: Optional[str] = None,
     ) -> None:
@@ -77,7 +79,13 @@ class Bucket:
         self._known_views.clear()
         self._job = job
         self._table = job.table(
-            prefix + self.name, init=flat.numpy(), sync=sync, codec=codec, order=order, optimizer=optimizer
+            prefix + self.name,
+            init=flat.numpy(),
+            sync=sync,
+            codec=codec,
+            answer_codec=answer_codec,
+            order=order,
+            optimizer=optimizer,
         )
 
     def begin(self) -> None:
@@ -118,12 +126,13 @@ class Bucket:
 
     def leave(self, block: bool) -> bool:
         """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
-        if not self.sent or self._exchange is not None:
+        if not self.sent or self._left:
             return True
         if not self._lane.is_out(block):
             return False
         assert self._slab is not None
         self._exchange = self._job.exchange([self._slab])
+        self._left = True
         return True
 
     def receive(self) -> None:
@@ -149,6 +158,7 @@ class Bucket:
     def reset(self) -> None:
         """For the next iteration."""
         self.sent = False
+        self._left = False
         self.missing = len(self.slots)
         for slot in self.slots:
             slot.fired = 0
@@ -235,7 +245,8 @@ class AveragedBucket(Bucket):
 class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
-    POLICY = "sgd:lr=1"
+    # A codec would keep what it leaves out, and that is in the next difference anyway.
+    POLICIES = {"optimizer": "sgd:lr=1", "codec": "none", "answer_codec": "none"}
     stays = False
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
@@ -267,6 +278,7 @@ class SparseSlot:
         *,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         optimizer: Optional[str] = None,
     ) -> None:
@@ -279,6 +291,7 @@ class SparseSlot:
             rows=True,
             sync=sync,
             codec=codec,
+            answer_codec=answer_codec,
             order=order,
             optimizer=optimizer,
         )

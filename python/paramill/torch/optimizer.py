@@ -32,7 +32,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     :param job: the job to join; ``paramill.init()`` otherwise
     :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise
-    :param codec: how gradients are compressed; the job's otherwise
+    :param codec: how gradients are compressed, such as ``"topk:0.01+f16"``; the job's otherwise
+    :param answer_codec: how parameters are compressed on their way back; the job's otherwise
     :param order: ``"ranked"`` makes sums bit-reproducible under round-based models
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
@@ -62,6 +63,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         job: Optional[Job] = None,
         sync: Optional[str] = None,
         codec: Optional[str] = None,
+        answer_codec: Optional[str] = None,
         order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
@@ -75,7 +77,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = named_groups(params)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
         self.job = job if job is not None else init()
-        policies = {"sync": sync, "codec": codec, "order": order}
+        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order}
         self._told = [self._text(group) for group in self.param_groups]
         dense: list[Bucket] = []
         rows: list[SparseSlot] = []
@@ -101,7 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, optimizer=BufferBucket.POLICY)
+            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
         self._exchanger = Exchanger(
             self.job,
             dense,
