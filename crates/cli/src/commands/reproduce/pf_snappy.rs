@@ -73,8 +73,8 @@ fn run(seed: u64) -> Result<Report> {
         ],
         findings: findings(&result)?,
         notes: vec![
-            "`hybrid` is the paper's rule: places and values above 80% zeros, one array below. At exactly 80% it is one \
-             array, which snappy then compresses."
+            "`hybrid` is the paper's rule: places and values above 80% zeros, one array below. At 80% some chunks are above \
+             and some below."
                 .into(),
             "zlib, the slowest of the paper's four, is not built in; zstd takes its place. Values are normal and random: \
              only zeros and places can be compressed."
