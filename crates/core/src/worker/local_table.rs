@@ -171,6 +171,9 @@ impl LocalTable {
     pub(super) fn disown_landing(&mut self, received: impl Fn(ShardId) -> usize) {
         let Some(LandingPlace { buffer, owner }) = &mut self.landing else { return };
         *owner = None;
+        if self.lent {
+            return;
+        }
         let values = Arc::make_mut(&mut self.values).as_mut_slice();
         for (shard, numbers) in &self.by_shard {
             for &number in numbers.iter().take(received(*shard)) {

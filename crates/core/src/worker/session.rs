@@ -97,10 +97,13 @@ impl Worker {
         if taken.is_ok() && !header.flags.has(Flags::LAST) {
             return;
         }
+        let table = request.table;
         if taken.is_ok() {
             local.note_answer(ticket);
             // Who answers a push with what follows from it has it.
             self.take_acknowledgement(from, id);
+        } else {
+            self.share_landing(table);
         }
         if self.requests.get_mut(id).is_some_and(Request::answered) {
             self.requests.remove(id);
@@ -128,6 +131,10 @@ impl Worker {
             return self.outputs.push_back(Output::Log(fault.message));
         }
         let was_taken = self.note_taken(header.request).is_none();
+        if let Some(table) = self.requests.get(header.request).map(|request| request.table) {
+            // Nothing more comes of this answer. Once its request is gone, nobody knows how much of it came.
+            self.share_landing(table);
+        }
         let Some(request) = self.requests.remove(header.request) else { return };
         let local = &mut self.tables[request.table];
         if !was_taken && local.pushed == Some(request.clock) {

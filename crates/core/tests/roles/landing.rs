@@ -2,9 +2,12 @@
 
 use super::pump::Pump;
 use super::{W, job};
+use paramill_core::role::Role;
 use paramill_core::store::{Allocate, Buffer, Memory, Place};
 use paramill_core::table::TableSpec;
-use paramill_core::worker::{Gradient, PullOptions};
+use paramill_core::types::NodeId;
+use paramill_core::wire::{Cause, Fault, Kind, control};
+use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use std::sync::Arc;
 
 const ELEMENTS: usize = 40;
@@ -105,4 +108,42 @@ fn an_answer_that_nobody_waits_for_any_more_still_arrives() {
     pump.run();
     assert_eq!(pump.outcome(0, pull), Some(Ok(())));
     assert_eq!(pump.workers[0].values(W), [-1.0; ELEMENTS]);
+}
+
+#[test]
+fn an_answer_that_one_server_refuses_leaves_its_part_as_it_was() {
+    let mut pump = sharing();
+    // Values of three versions have been here: the landing holds an older one than the values.
+    for _ in 0..3 {
+        let ticket = push(&mut pump);
+        pump.run();
+        pump.workers[0].redeem(ticket);
+    }
+    let before = pump.workers[0].values(W).to_vec();
+    assert_eq!(before, [-3.0; ELEMENTS]);
+    let ticket = push(&mut pump);
+    let worker = pump.worker_node(0);
+    let shard = pump.shards[1].id().expect("it has joined");
+    // One server says no to the frames that are on their way to it.
+    let request = pump.deliver(worker, 2, 0);
+    let mut refusal = control::frame(Kind::Error, &Fault { cause: Cause::Shape, message: "no".into() });
+    refusal.header.request = request.expect("a push is on its way");
+    let payload = refusal.body.bytes().expect("it has its bytes with it").to_vec();
+    pump.hold(worker, 2);
+    pump.workers[0].handle_frame(pump.now, NodeId::Shard(shard), &refusal.header, &payload);
+    pump.run();
+    assert!(matches!(pump.outcome(0, ticket), Some(Err(WorkerError::Refused { .. }))));
+    let refused = {
+        let mut of_shard = vec![false; ELEMENTS];
+        pump.shards[1].for_each_chunk(W, |start, chunk| {
+            of_shard[start as usize..start as usize + chunk.len()].fill(true);
+        });
+        of_shard
+    };
+    let expected: Vec<f32> = refused.iter().map(|refused| if *refused { -3.0 } else { -4.0 }).collect();
+    assert_eq!(pump.workers[0].values(W), expected);
+    // The table may be lent before anybody asks what became of the push.
+    let slab = pump.workers[0].slab(W).expect("nothing of it is under way");
+    pump.workers[0].redeem(ticket);
+    assert_eq!(slab.values(), expected);
 }

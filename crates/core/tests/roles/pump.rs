@@ -237,19 +237,20 @@ impl Pump {
         }
     }
 
-    /// Brings up to `count` frames from one node to another, and nothing else.
+    /// Brings up to `count` frames from one node to another, and nothing else. The request of the next one that waits.
     #[allow(dead_code, reason = "not every test that shares this file needs it")]
-    pub(crate) fn deliver(&mut self, from: usize, to: usize, count: usize) {
+    pub(crate) fn deliver(&mut self, from: usize, to: usize, count: usize) -> Option<u64> {
         while let Some(output) = self.role(from).poll_output() {
             self.carry_out(from, output);
         }
+        let is_it = |wire: &(usize, usize, NodeId, Header, Vec<u8>)| (wire.0, wire.1) == (from, to);
         for _ in 0..count {
-            let is_it = |wire: &(usize, usize, NodeId, Header, Vec<u8>)| (wire.0, wire.1) == (from, to);
             let Some(place) = self.wires.iter().position(is_it) else { break };
             let (_, _, name, header, payload) = self.wires.remove(place).expect("it is there");
             let now = self.now;
             self.role(to).handle_frame(now, name, &header, &payload);
         }
+        self.wires.iter().find(|wire| is_it(wire)).map(|(_, _, _, header, _)| header.request)
     }
 
     /// Keeps back what one node sends to another, until [`Pump::release`].
