@@ -5,30 +5,29 @@
 //! what was taken is remembered until the push is complete and counted.
 
 mod acks;
+mod answers;
 mod group;
+mod instructions;
 mod part;
 mod pulls;
 mod rounds;
 
 use crate::address::Addresses;
-use crate::consistency::{PullOutcome, Released, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
-use crate::optimizer::OptimizerPolicy;
-use crate::prng::Prng;
 use crate::registry::Registry;
-use crate::role::{Body, Frame, Lost, Outbox, Output, Role};
+use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::store::Place;
-use crate::table::{self, glob_matches};
 use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use acks::Acks;
+use answers::Asked;
 use group::Groups;
 use part::{TablePart, Taken};
-use pulls::{Backlog, PendingPull, Pulls};
+use pulls::{PendingPull, Pulls};
 use rounds::Accumulators;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -63,13 +62,6 @@ struct Progress {
 impl Progress {
     /// What a table may have at most is far below this.
     const BYTES_OF_A_CLOCK: u64 = 1 << 40;
-}
-
-/// What became of a pull.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Answered,
-    Waits,
 }
 
 /// One data core of a server.
@@ -324,275 +316,6 @@ impl Shard {
         match self.groups.address(worker) {
             NodeId::Worker(worker) => self.acks.add(worker, header.request),
             to => self.outputs.push_back(Output::Send { to, frame: ack::frame(&[header.request]) }),
-        }
-    }
-
-    /// Puts a pull to the table's controller, which answers it now or later.
-    fn ask(&mut self, now: Time, pull: PendingPull) -> Result<Asked, Fault> {
-        if let Err(Backlog { pulls, rows }) = self.pulls.admits(&pull) {
-            let (worker, name) = (pull.worker, &self.tables[pull.table].spec.name);
-            let message = format!(
-                "{worker} has {pulls} pulls of {rows} rows of table `{name}` waiting here; wait for them first"
-            );
-            return Err(Fault { cause: Cause::TooFarAhead, message });
-        }
-        let part = &mut self.tables[pull.table];
-        if !part.is_initialised() {
-            // Pulls that come before the initial values wait for them; they are not delayed by a condition.
-            self.pulls.keep_early(pull);
-            return Ok(Asked::Waits);
-        }
-        match part.controller.pull(now, pull.worker, pull.clock, self.pulls.next_token()) {
-            PullOutcome::Answer { .. } => {
-                self.answer(&pull);
-                Ok(Asked::Answered)
-            }
-            PullOutcome::Wait => {
-                self.pulls.file(pull);
-                Ok(Asked::Waits)
-            }
-        }
-    }
-
-    /// A worker's connection is gone: it asks again for what it still wants.
-    fn cancel_pulls(&mut self, worker: WorkerId) {
-        self.pulls.forget(worker);
-        self.acks.forget(worker);
-        for table in &mut self.tables {
-            table.controller.cancel(worker);
-            table.forget_answers(worker);
-        }
-    }
-
-    /// The initial values are here: pulls that came before them are asked again.
-    fn answer_first_pulls(&mut self, now: Time, table: usize) {
-        for pull in self.pulls.take_early(table) {
-            let (worker, request) = (pull.worker, pull.request);
-            if let Err(fault) = self.ask(now, pull) {
-                self.refuse(worker, TableId(table as u32), request, &fault);
-            }
-        }
-    }
-
-    /// Advances the table as far as its pushes allow, and answers what that releases.
-    fn settle(&mut self, now: Time, table: usize) {
-        loop {
-            while let Some(Released { token, .. }) = self.tables[table].controller.poll_released() {
-                if let Some(pull) = self.pulls.take(token) {
-                    self.answer(&pull);
-                }
-            }
-            if self.tables[table].advance(now, &mut self.accumulators).is_none() {
-                break;
-            }
-        }
-        let at = self.tables[table].controller.next_timeout();
-        if at != self.timer_of[table] {
-            let before = std::mem::replace(&mut self.timer_of[table], at);
-            before.map(|before| self.timers.remove(&(before, table)));
-            at.map(|at| self.timers.insert((at, table)));
-        }
-    }
-
-    /// The chunk of this push's frame has its values of the next version: those who wait for it get it now.
-    fn answer_ahead(&mut self, table: usize, pushed: &Header) {
-        let Shard { tables, outputs, groups, bytes_pulled, .. } = self;
-        let part = &mut tables[table];
-        let mut ahead = std::mem::take(&mut part.ahead);
-        let mut header = Header::new(Kind::Params);
-        header.table = pushed.table;
-        header.clock = pushed.clock.saturating_add(1);
-        header.epoch = pushed.epoch;
-        header.part = pushed.part;
-        ahead.send_next(pushed.clock, pushed.part as usize, |answer| {
-            // An aggregator gets one answer for many.
-            let is_direct = groups.is_direct(answer.worker);
-            if is_direct {
-                header.request = answer.request;
-                let place = (table, pushed.part as usize);
-                let frame = part.answer_frame(place, answer.worker, header, answer.landing);
-                *bytes_pulled += u64::from(frame.header.payload_bytes);
-                outputs.push_back(Output::Send { to: NodeId::Worker(answer.worker), frame });
-            }
-            is_direct
-        });
-        part.ahead = ahead;
-    }
-
-    /// Sends a table's parameters, or the rows that were asked for; without the chunks that were sent ahead.
-    fn answer(&mut self, pull: &PendingPull) {
-        let edition = if pull.rows.is_none() { self.edition(pull) } else { None };
-        let sent = self.tables[pull.table].ahead.take(pull.worker, pull.request);
-        let part = &mut self.tables[pull.table];
-        let mut header = Header::new(Kind::Params);
-        header.table = TableId(pull.table as u32);
-        header.clock = pull.clock;
-        header.version = part.controller.state().v_train();
-        header.request = pull.request;
-        header.epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let to = self.groups.address(pull.worker);
-        let mut send = |mut frame: Frame, last: bool| {
-            let flags = frame.header.flags;
-            frame.header.flags = if last { flags.with(Flags::LAST) } else { flags };
-            self.bytes_pulled += u64::from(frame.header.payload_bytes);
-            self.outputs.push_back(Output::Send { to, frame });
-        };
-        match &pull.rows {
-            None if edition.is_some_and(|edition| edition.is_same) => {
-                header.flags = Flags::SAME;
-                header.rows = edition.map_or(0, |edition| edition.number);
-                send(Frame { header, body: Body::Empty }, true);
-            }
-            None => {
-                header.rows = edition.map_or(0, |edition| edition.number);
-                let count = part.chunks().len();
-                let is_direct = matches!(to, NodeId::Worker(_));
-                for index in sent..count {
-                    header.part = index as u32;
-                    // An aggregator fans answers out, and needs them as they are.
-                    let frame = match is_direct {
-                        true => part.answer_frame((pull.table, index), pull.worker, header, pull.landing),
-                        false => part.chunk(index).frame(header, pull.table, pull.landing),
-                    };
-                    send(frame, index + 1 == count);
-                }
-            }
-            Some(rows) => {
-                header.flags = Flags::ROWS;
-                let rows_per_part = (limits::CHUNK_ELEMENTS / part.row_width()).max(1);
-                let count = rows.len().div_ceil(rows_per_part).max(1);
-                for index in 0..count {
-                    let begin = index * rows_per_part;
-                    let some = &rows[begin..rows.len().min(begin + rows_per_part)];
-                    header.part = index as u32;
-                    header.rows = some.len() as u32;
-                    let (bytes, encoded) = part.answer_rows(some);
-                    header.flags = if encoded { Flags::ROWS.with(Flags::ENCODED) } else { Flags::ROWS };
-                    header.payload_bytes = bytes.len() as u32;
-                    send(Frame { header, body: Body::Bytes(bytes) }, index + 1 == count);
-                }
-            }
-        }
-    }
-
-    fn handle_control(&mut self, now: Time, message: Control) {
-        match message {
-            Control::Plan(plan) => self.take_plan(*plan),
-            Control::Members { workers, .. } => self.take_members(now, &workers),
-            Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
-            Control::SetOptimizer { table, server, optimizer } => {
-                self.set_optimizer(&table, server, &optimizer);
-            }
-            Control::ReportRequest => self.send_report(now),
-            Control::Stop { error } => self.stop(error.map(control::sentence)),
-            other => {
-                let line = format!("ignored a `{}` message from the coordinator", other.name());
-                self.outputs.push_back(Output::Log(line));
-            }
-        }
-    }
-
-    fn take_plan(&mut self, plan: Plan) {
-        let Some(id) = self.id else { return };
-        if self.plan.is_some() {
-            // Sent again after a broken connection; the first one stands.
-            return self.tell_coordinator(&Control::Ready);
-        }
-        if let Err(why) = plan.check() {
-            let error =
-                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
-            return self.fail(error);
-        }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        let workers = || plan.workers.iter().map(|(worker, _)| *worker);
-        self.members.clear();
-        for &(worker, incarnation) in &plan.workers {
-            self.members.resize(worker.0 as usize, None);
-            self.members.push(Some(incarnation));
-        }
-        self.tables.clear();
-        self.timer_of = vec![None; plan.tables.len()];
-        for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
-            let own =
-                (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
-            let policy = plan.policy_of(TableId(number as u32), id.server);
-            let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
-            let seed = Prng::fork(plan.seed, label).next_u64();
-            match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
-                Ok(part) => self.tables.push(part),
-                Err(error) => {
-                    let error = format!("table `{}`: {error}", spec.name);
-                    return self.fail(error);
-                }
-            }
-        }
-        self.plan = Some(plan);
-        self.tell_coordinator(&Control::Ready);
-    }
-
-    fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
-        let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
-        let members = (0..).map(WorkerId).zip(&self.members).filter(|(_, member)| member.is_some());
-        let gone: Vec<WorkerId> =
-            members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
-        for worker in &gone {
-            self.members[worker.0 as usize] = None;
-            self.groups.leave(*worker);
-            self.pulls.forget(*worker);
-            for table in &mut self.tables {
-                table.remove_worker(now, *worker);
-            }
-        }
-        if !gone.is_empty() {
-            (0..self.tables.len()).for_each(|table| self.settle(now, table));
-        }
-        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
-        if gone.contains(&WorkerId::FIRST)
-            && let Some(part) = self.tables.iter().find(is_waiting)
-        {
-            let table = &part.spec.name;
-            let error = Some(format!(
-                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
-            ));
-            self.tell_coordinator(&Control::Stop { error });
-        }
-    }
-
-    fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
-            return;
-        }
-        self.groups.forget_sent();
-        for table in 0..self.tables.len() {
-            if !glob_matches(glob, &self.tables[table].spec.name) {
-                continue;
-            }
-            match SyncPolicy::parse(&self.registry.consistency, sync) {
-                // It may be told again after a broken connection; that is no switch.
-                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
-                Ok(policy) => {
-                    self.tables[table].set_sync(now, policy, &mut self.accumulators);
-                    self.settle(now, table);
-                }
-                Err(error) => {
-                    return self.outputs.push_back(Output::Log(control::sentence(error.to_string())));
-                }
-            }
-        }
-        self.send_report(now);
-    }
-
-    fn set_optimizer(&mut self, glob: &str, server: Option<ServerId>, text: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
-            return;
-        }
-        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
-            let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
-            if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-                let line =
-                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
-                self.outputs.push_back(Output::Log(line));
-            }
         }
     }
 

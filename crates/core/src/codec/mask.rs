@@ -150,34 +150,27 @@ impl Mask {
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn above(values: &[f32], limit: u32, words: &mut [u64]) {
     let limit = limit as i32;
-    for (word, block) in words.iter_mut().zip(values.chunks(WORD_BITS)) {
-        let mut flags = [0u8; WORD_BITS];
-        // Signed comparisons: every CPU level has them, and magnitudes have no sign.
-        if let Some(block) = block.first_chunk::<WORD_BITS>() {
-            for (flag, value) in flags.iter_mut().zip(block) {
-                *flag = u8::from((value.to_bits() & MAGNITUDE) as i32 > limit);
-            }
-        } else {
-            for (flag, value) in flags.iter_mut().zip(block) {
-                *flag = u8::from((value.to_bits() & MAGNITUDE) as i32 > limit);
-            }
-        }
-        *word = bits_of(&flags);
-    }
+    // Signed comparisons: every CPU level has them, and magnitudes have no sign.
+    mark(values, words, |bits| (bits & MAGNITUDE) as i32 > limit);
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn nonzero(values: &[f32], words: &mut [u64]) {
-    for (word, block) in words.iter_mut().zip(values.chunks(WORD_BITS)) {
+    mark(values, words, |bits| bits != 0);
+}
+
+/// Sets the bits of those values whose own bits fulfil a condition. Inlined, so that it is compiled for its caller's CPU.
+#[inline(always)]
+fn mark(values: &[f32], words: &mut [u64], is_set: impl Fn(u32) -> bool) {
+    let (blocks, rest) = values.as_chunks::<WORD_BITS>();
+    let mut words = words.iter_mut();
+    for (word, block) in words.by_ref().take(blocks.len()).zip(blocks) {
+        *word = bits_of(&block.map(|value| u8::from(is_set(value.to_bits()))));
+    }
+    if let Some(word) = words.next().filter(|_| !rest.is_empty()) {
         let mut flags = [0u8; WORD_BITS];
-        if let Some(block) = block.first_chunk::<WORD_BITS>() {
-            for (flag, value) in flags.iter_mut().zip(block) {
-                *flag = u8::from(value.to_bits() != 0);
-            }
-        } else {
-            for (flag, value) in flags.iter_mut().zip(block) {
-                *flag = u8::from(value.to_bits() != 0);
-            }
+        for (flag, value) in flags.iter_mut().zip(rest) {
+            *flag = u8::from(is_set(value.to_bits()));
         }
         *word = bits_of(&flags);
     }

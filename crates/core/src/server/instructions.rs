@@ -1,0 +1,136 @@
+//! What the coordinator says: the plan, who is there, and policies that change.
+
+use super::Shard;
+use super::part::TablePart;
+use crate::consistency::SyncPolicy;
+use crate::optimizer::OptimizerPolicy;
+use crate::prng::Prng;
+use crate::role::Output;
+use crate::table::{self, glob_matches};
+use crate::types::{ServerId, TableId, Time, WorkerId};
+use crate::wire::Plan;
+use crate::wire::control::{self, Control};
+use std::collections::BTreeSet;
+
+impl Shard {
+    pub(super) fn handle_control(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Plan(plan) => self.take_plan(*plan),
+            Control::Members { workers, .. } => self.take_members(now, &workers),
+            Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
+            Control::SetOptimizer { table, server, optimizer } => {
+                self.set_optimizer(&table, server, &optimizer);
+            }
+            Control::ReportRequest => self.send_report(now),
+            Control::Stop { error } => self.stop(error.map(control::sentence)),
+            other => {
+                let line = format!("ignored a `{}` message from the coordinator", other.name());
+                self.outputs.push_back(Output::Log(line));
+            }
+        }
+    }
+
+    fn take_plan(&mut self, plan: Plan) {
+        let Some(id) = self.id else { return };
+        if self.plan.is_some() {
+            // Sent again after a broken connection; the first one stands.
+            return self.tell_coordinator(&Control::Ready);
+        }
+        if let Err(why) = plan.check() {
+            let error =
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            return self.fail(error);
+        }
+        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let workers = || plan.workers.iter().map(|(worker, _)| *worker);
+        self.members.clear();
+        for &(worker, incarnation) in &plan.workers {
+            self.members.resize(worker.0 as usize, None);
+            self.members.push(Some(incarnation));
+        }
+        self.tables.clear();
+        self.timer_of = vec![None; plan.tables.len()];
+        for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
+            let own =
+                (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
+            let policy = plan.policy_of(TableId(number as u32), id.server);
+            let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
+            let seed = Prng::fork(plan.seed, label).next_u64();
+            match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
+                Ok(part) => self.tables.push(part),
+                Err(error) => {
+                    let error = format!("table `{}`: {error}", spec.name);
+                    return self.fail(error);
+                }
+            }
+        }
+        self.plan = Some(plan);
+        self.tell_coordinator(&Control::Ready);
+    }
+
+    fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
+        let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
+        let members = (0..).map(WorkerId).zip(&self.members).filter(|(_, member)| member.is_some());
+        let gone: Vec<WorkerId> =
+            members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
+        for worker in &gone {
+            self.members[worker.0 as usize] = None;
+            self.groups.leave(*worker);
+            self.pulls.forget(*worker);
+            for table in &mut self.tables {
+                table.remove_worker(now, *worker);
+            }
+        }
+        if !gone.is_empty() {
+            (0..self.tables.len()).for_each(|table| self.settle(now, table));
+        }
+        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
+        if gone.contains(&WorkerId::FIRST)
+            && let Some(part) = self.tables.iter().find(is_waiting)
+        {
+            let table = &part.spec.name;
+            let error = Some(format!(
+                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
+            ));
+            self.tell_coordinator(&Control::Stop { error });
+        }
+    }
+
+    fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
+        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+            return;
+        }
+        self.groups.forget_sent();
+        for table in 0..self.tables.len() {
+            if !glob_matches(glob, &self.tables[table].spec.name) {
+                continue;
+            }
+            match SyncPolicy::parse(&self.registry.consistency, sync) {
+                // It may be told again after a broken connection; that is no switch.
+                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
+                Ok(policy) => {
+                    self.tables[table].set_sync(now, policy, &mut self.accumulators);
+                    self.settle(now, table);
+                }
+                Err(error) => {
+                    return self.outputs.push_back(Output::Log(control::sentence(error.to_string())));
+                }
+            }
+        }
+        self.send_report(now);
+    }
+
+    fn set_optimizer(&mut self, glob: &str, server: Option<ServerId>, text: &str) {
+        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+            return;
+        }
+        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
+            let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
+            if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+                let line =
+                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+                self.outputs.push_back(Output::Log(line));
+            }
+        }
+    }
+}
