@@ -178,7 +178,7 @@ impl Shard {
             return;
         }
         let taken = match self.check_sum(header) {
-            Ok(table) => self.tables[table].push_sum(header, payload, &mut self.accumulators),
+            Ok(table) => self.tables[table].push_sum(id, header, payload, &mut self.accumulators),
             Err(fault) => Err(fault),
         };
         let Some(peer) = self.groups.peers.get_mut(&id) else { return };
