@@ -421,6 +421,33 @@ fn a_payload_of_another_codec_is_refused_by_name() {
     assert!(error.contains("another codec than `topk:0.02`"), "{error}");
 }
 
+/// A payload that did not arrive goes back where it came from; with the values taken out too, nothing has happened.
+#[test]
+fn what_did_not_arrive_is_kept() {
+    let len = 300;
+    for chain in ["topk:0.1", "threshold:0.5+bitmap", "dvf:delta=0.1", "topk:0.2+f16+lz4", "onebit", "powersgd"] {
+        let codec = codec(chain);
+        let (before, lost) = (samples(len, 2).remove(0), samples(len, 3).remove(1));
+        let mut encoder = Encoder::new(codec.clone(), len);
+        encode(&mut encoder, 3, &before);
+        let kept = encoder.residual().to_vec();
+        let payload = encode(&mut encoder, 4, &lost);
+        encoder.put_back(0, len, &payload);
+        let near = |a: f32, b: f32| (a - b).abs() <= 1e-5 * (1.0 + a.abs() + b.abs());
+        for (at, &rest) in encoder.residual().iter().enumerate() {
+            assert!(near(rest, kept[at] + lost[at]), "{chain}: {rest} for {} + {}", kept[at], lost[at]);
+        }
+        let mut encoder = Encoder::new(codec, len);
+        encode(&mut encoder, 3, &before);
+        let payload = encode(&mut encoder, 4, &lost);
+        encoder.undo(0, &lost, &payload);
+        for (at, &rest) in encoder.residual().iter().enumerate() {
+            let scale = 1.0 + lost[at].abs() + kept[at].abs();
+            assert!((rest - kept[at]).abs() <= 1e-5 * scale, "{chain}: {rest} for {}", kept[at]);
+        }
+    }
+}
+
 /// A million payloads that nobody sent: random bytes, and good ones with bytes changed, cut off or added. Each is read or
 /// refused; one that is refused changes nothing, one that is read gives finite values.
 #[test]

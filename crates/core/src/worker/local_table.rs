@@ -225,6 +225,11 @@ impl LocalTable {
         Some((number, self.chunks[number as usize]))
     }
 
+    /// The chunk of this number.
+    pub(super) fn chunk_at(&self, number: u32) -> Chunk {
+        self.chunks[number as usize]
+    }
+
     pub(super) fn row_width(&self) -> usize {
         self.spec.row_elements() as usize
     }

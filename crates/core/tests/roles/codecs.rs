@@ -117,6 +117,92 @@ fn a_broken_connection_does_not_mix_up_differences() {
     }
 }
 
+/// What two workers' gradients come to when one of them runs ahead until servers refuse it, again and again: the
+/// parameters in the end, when everything that was kept has come too.
+fn after_refusals(codec: &str) -> Vec<f32> {
+    // Servers keep rounds 0 to 4 while worker 1 has pushed nothing.
+    const REFUSED: u64 = 5;
+    let mut pump = started(with_codecs(2, codec, "none"), 2, 100);
+    let gradient = |worker: usize, clock: u64| -> Vec<f32> {
+        (0..100).map(|element| if clock < 12 { uneven(worker + clock as usize, element) } else { 0.0 }).collect()
+    };
+    let push = |pump: &mut Pump, worker: usize| {
+        let (now, values) = (pump.now, gradient(worker, pump.workers[worker].current_clock()));
+        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&values), false).unwrap();
+        pump.run();
+        let outcome = pump.outcome(worker, ticket).expect("it is taken or refused");
+        pump.workers[worker].redeem(ticket);
+        outcome
+    };
+    for _ in 0..REFUSED {
+        assert_eq!(push(&mut pump, 0), Ok(()));
+        pump.workers[0].clock();
+    }
+    for _ in 0..3 {
+        assert!(push(&mut pump, 0).unwrap_err().to_string().contains("at most 4 rounds ahead"));
+    }
+    for _ in 0..2 {
+        assert_eq!(push(&mut pump, 1), Ok(()));
+        pump.workers[1].clock();
+    }
+    for _ in 0..40 {
+        for worker in 0..2 {
+            assert_eq!(push(&mut pump, worker), Ok(()));
+            pump.workers[worker].clock();
+        }
+    }
+    while pump.workers[1].current_clock() < pump.workers[0].current_clock() {
+        assert_eq!(push(&mut pump, 1), Ok(()));
+        pump.workers[1].clock();
+    }
+    pump.parameters(W, 100)
+}
+
+/// A push that is refused and pushed again is counted once, by the servers and by the residual.
+#[test]
+fn what_is_refused_and_pushed_again_counts_once() {
+    let plain = after_refusals("none");
+    for codec in ["topk:0.2", "topk:0.3+bf16"] {
+        assert_eq!(after_refusals(codec), plain, "{codec}");
+    }
+}
+
+/// Connections that break in the middle of pushes have them sent again as they were.
+#[test]
+fn what_is_sent_again_after_a_broken_connection_counts_once() {
+    let run = |codec: &str| {
+        let mut pump = started(with_codecs(2, codec, "none"), 1, 100);
+        for round in 0..12 {
+            let tickets: Vec<_> = (0..2)
+                .map(|worker| {
+                    let gradient: Vec<f32> = (0..100).map(|at| uneven(worker + round, at)).collect();
+                    let now = pump.now;
+                    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
+                    pump.workers[worker].clock();
+                    ticket
+                })
+                .collect();
+            // Some frames are taken, and the others are lost with the connection.
+            let node = pump.worker_node(round % 2);
+            pump.deliver(node, 1, round % 5);
+            pump.reset(node, 1);
+            pump.run();
+            pump.pass(1.0);
+            for (worker, ticket) in tickets.into_iter().enumerate() {
+                assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+            }
+        }
+        for _ in 0..30 {
+            step(&mut pump, |_, _| 0.0);
+        }
+        pump.parameters(W, 100)
+    };
+    let plain = run("none");
+    for codec in ["topk:0.2", "topk:0.3+bf16"] {
+        assert_eq!(run(codec), plain, "{codec}");
+    }
+}
+
 #[test]
 fn half_precision_answers_are_rounded_parameters() {
     let mut pump = started(with_codecs(2, "f16", "f16"), 2, 100);
