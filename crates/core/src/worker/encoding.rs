@@ -149,15 +149,22 @@ impl LocalTable {
         let TableCodecs { push, identity: (seed, worker, table), payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
         let (width, elements) = (self.row_width(), self.spec.elements());
-        let rows_of_matrix = self.spec.shape.first().copied().unwrap_or(1).max(1);
-        let columns = if self.spec.shape.len() > 1 { (elements / rows_of_matrix) as usize } else { 0 };
+        let columns = self.spec.columns();
+        let factors = match gradient {
+            Gradient::Product { factors, .. } => Some(factors),
+            Gradient::Dense(_) | Gradient::Rows { .. } => None,
+        };
         let mut ranges = Vec::new();
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
             let place = start as usize..start as usize + len as usize;
             let values = match gradient {
-                Gradient::Dense(values) if self.nonfinite == NonFinite::Reject => &values[place.clone()],
-                Gradient::Dense(values) => {
+                Gradient::Dense(values) | Gradient::Product { values, .. }
+                    if self.nonfinite == NonFinite::Reject =>
+                {
+                    &values[place.clone()]
+                }
+                Gradient::Dense(values) | Gradient::Product { values, .. } => {
                     scratch.clear();
                     scratch.extend_from_slice(&values[place.clone()]);
                     kernels::clip_non_finite(scratch);
@@ -189,7 +196,7 @@ impl LocalTable {
                 start,
                 columns,
                 parameters: self.values.as_slice().get(place.clone()).unwrap_or(&[]),
-                factors: None,
+                factors,
             };
             let before = payloads.len();
             encoder.encode(place.start, values, &context, payloads)?;
