@@ -145,6 +145,7 @@ impl Shard {
         if let Some(peer) = self.groups.peers.get_mut(&id) {
             peer.sent.clear();
         }
+        self.tables.iter_mut().for_each(|table| table.forget_answers_to(id));
     }
 
     /// Which answer to an aggregator this one is; `None` when it goes to the worker itself.

@@ -1,7 +1,7 @@
 //! Pushes and answers of tables that have codecs.
 
 use super::{LocalChunk, TablePart, Taken};
-use crate::codec::{self, Codec, Content, Context, Decoder, Encoder};
+use crate::codec::{Codec, Content, Context, Decoder, Encoder};
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::registry::Registry;
@@ -10,7 +10,7 @@ use crate::server::rounds::{Accumulators, Piece};
 use crate::spec::SpecError;
 use crate::store::{Buffer, Place};
 use crate::table::{TablePolicy, TableSpec};
-use crate::types::{Time, WorkerId};
+use crate::types::{NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -31,15 +31,14 @@ pub(super) struct PartCodecs {
 #[derive(Debug)]
 struct Answers {
     encoder: Encoder,
-    /// When answers are differences: what each worker holds, which is also what was not sent to it yet.
-    mirrors: Option<BTreeMap<WorkerId, Mirror>>,
+    /// When answers are differences: what each worker or aggregator holds, which is also what was not sent to it yet.
+    mirrors: Option<BTreeMap<NodeId, Mirror>>,
     decoder: Decoder,
     difference: Vec<f32>,
     payload: Vec<u8>,
-    seed: u64,
 }
 
-/// What a worker holds of this part.
+/// What somebody holds of this part.
 #[derive(Debug)]
 struct Mirror {
     values: Buffer,
@@ -53,7 +52,6 @@ impl PartCodecs {
         registry: &Registry,
         spec: &TableSpec,
         policy: &TablePolicy,
-        seed: u64,
     ) -> Result<PartCodecs, String> {
         let fault = |error: SpecError| error.to_string();
         let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
@@ -63,7 +61,7 @@ impl PartCodecs {
         let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
         Ok(PartCodecs {
             push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
-            answers: is_used.then(|| Answers::new(Arc::new(answer), seed)),
+            answers: is_used.then(|| Answers::new(Arc::new(answer))),
             ..PartCodecs::default()
         })
     }
@@ -73,10 +71,10 @@ impl PartCodecs {
         self.answers.is_some()
     }
 
-    /// A worker may not have what was sent to it.
-    pub(super) fn forget(&mut self, worker: WorkerId) {
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget(&mut self, receiver: NodeId) {
         if let Some(mirrors) = self.answers.as_mut().and_then(|answers| answers.mirrors.as_mut()) {
-            mirrors.remove(&worker);
+            mirrors.remove(&receiver);
         }
     }
 
@@ -87,14 +85,13 @@ impl PartCodecs {
 }
 
 impl Answers {
-    fn new(codec: Arc<Codec>, seed: u64) -> Answers {
+    fn new(codec: Arc<Codec>) -> Answers {
         Answers {
             mirrors: codec.is_for_differences().then(BTreeMap::new),
             decoder: Decoder::new(codec.clone()),
             encoder: Encoder::without_memory(codec),
             difference: Vec::new(),
             payload: Vec::new(),
-            seed,
         }
     }
 
@@ -107,18 +104,18 @@ impl Answers {
         }
     }
 
-    /// The same for a chunk, to a worker that holds something else already.
+    /// The same for a chunk, to somebody who holds something else already.
     fn encode_difference(
         &mut self,
         (index, count): (usize, usize),
         elements: usize,
-        worker: WorkerId,
+        receiver: NodeId,
         (start, values): (usize, &[f32]),
         context: Context<'_>,
     ) -> (Vec<u8>, bool) {
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
         let mirror = mirrors
-            .entry(worker)
+            .entry(receiver)
             .or_insert_with(|| Mirror { values: Buffer::zeroed(elements), has: vec![false; count] });
         let held = &mut mirror.values.as_mut_slice()[start..start + values.len()];
         let whole = |held: &mut [f32]| {
@@ -134,7 +131,7 @@ impl Answers {
         self.payload.clear();
         let context = Context { parameters: held, ..context };
         let encoded = self.encoder.encode(0, &self.difference, &context, &mut self.payload);
-        // What the worker will do, to the bit.
+        // What the receiver will do, to the bit.
         match encoded.and_then(|()| self.decoder.decode_add(&self.payload, held)) {
             Ok(()) => (self.payload.clone(), true),
             Err(_) => whole(held),
@@ -252,11 +249,11 @@ impl TablePart {
     }
 
     /// The frame of an answer that brings a chunk, by its place on this shard, to a worker that wants the table at
-    /// `landing`.
+    /// `landing`, or to an aggregator.
     pub(in crate::server) fn answer_frame(
         &mut self,
         (table, index): (usize, usize),
-        worker: WorkerId,
+        receiver: NodeId,
         header: Header,
         landing: Option<Place>,
     ) -> Frame {
@@ -265,7 +262,8 @@ impl TablePart {
         let chunk = self.chunks[index];
         let context = Context {
             step: view.version,
-            seed: codec::stretch_seed(answers.seed, worker.0, table as u32, view.version, view.number),
+            // Answers leave nothing to chance.
+            seed: 0,
             table_elements: self.spec.elements(),
             start: chunk.table_start,
             ..Context::default()
@@ -273,7 +271,7 @@ impl TablePart {
         let values = &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len];
         let (count, elements) = (self.chunks.len(), self.parameters.len());
         let (payload, encoded) =
-            answers.encode_difference((index, count), elements, worker, (chunk.start, values), context);
+            answers.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
         let mut frame = view.frame(header, table, None);
         frame.header.flags = if encoded { header.flags.with(Flags::ENCODED) } else { header.flags };
         frame.header.payload_bytes = payload.len() as u32;
