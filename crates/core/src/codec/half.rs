@@ -2,7 +2,7 @@
 
 use super::feedback::Nothing;
 use super::{Bound, Context, Quantiser, Stage};
-use crate::kernels::{self, Bf16, Element, F16, Values};
+use crate::kernels::{Bf16, Element, F16, Values};
 use crate::registry::Entry;
 use crate::wire::DType;
 use multiversion::multiversion;
@@ -22,6 +22,8 @@ pub(super) const BF16_ENTRY: Entry<Stage> = Entry {
     example: "bf16",
     build: |spec| spec.config::<Nothing>().map(|_| Box::new(Stage::Quantiser(Box::new(BrainFloat)))),
 };
+
+const MAGNITUDE: u32 = 0x7fff_ffff;
 
 #[derive(Debug)]
 struct HalfPrecision;
@@ -89,19 +91,15 @@ impl Quantiser for BrainFloat {
     }
 }
 
-/// Looks at values and converts them a few at a time: the memory behind them is fetched meanwhile.
-fn quantise_in_blocks(values: &[f32], out: &mut Vec<u8>, write: fn(&[f32], &mut [u8])) -> bool {
+/// Looks at values and converts them in one pass, a few at a time: what is appended is zeroed first, in the cache.
+fn quantise_in_blocks(values: &[f32], out: &mut Vec<u8>, write: fn(&[f32], &mut [u8]) -> bool) -> bool {
     const BLOCK: usize = 1024;
     out.reserve(2 * values.len());
-    for block in values.chunks(BLOCK) {
-        if !kernels::all_finite(block) {
-            return false;
-        }
+    values.chunks(BLOCK).all(|block| {
         let start = out.len();
         out.resize(start + 2 * block.len(), 0);
-        write(block, &mut out[start..]);
-    }
-    true
+        write(block, &mut out[start..])
+    })
 }
 
 /// The nearest f16 of a finite value; magnitudes beyond the largest become it.
@@ -131,18 +129,26 @@ fn to_bf16(value: f32) -> u16 {
     (rounded.min(LARGEST) | (bits >> 16 & 0x8000)) as u16
 }
 
+/// Whether all values are finite; others come out as anything.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn write_f16(values: &[f32], out: &mut [u8]) {
+pub(super) fn write_f16(values: &[f32], out: &mut [u8]) -> bool {
+    let mut largest = 0;
     for (bytes, &value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        largest = largest.max(value.to_bits() & MAGNITUDE);
         *bytes = to_f16(value).to_le_bytes();
     }
+    f32::from_bits(largest).is_finite()
 }
 
+/// The same for bf16.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn write_bf16(values: &[f32], out: &mut [u8]) {
+pub(super) fn write_bf16(values: &[f32], out: &mut [u8]) -> bool {
+    let mut largest = 0;
     for (bytes, &value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        largest = largest.max(value.to_bits() & MAGNITUDE);
         *bytes = to_bf16(value).to_le_bytes();
     }
+    f32::from_bits(largest).is_finite()
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
