@@ -19,7 +19,7 @@ pub(super) struct Traffic {
     pub(super) bytes: Vec<u64>,
     /// What a clock would take without codec.
     pub(super) dense_bytes: u64,
-    /// The part of entries that was not sent.
+    /// The part of updates that was dropped, on average over pushes and broadcasts. An entry that is zero is no update.
     pub(super) dropped: f64,
     /// Mean loss on held-out data at the end.
     pub(super) loss: f64,
@@ -40,7 +40,7 @@ struct Link {
     decoder: Decoder,
     payload: Vec<u8>,
     received: Vec<f32>,
-    /// Entries that were sent, of those that could have been.
+    /// Updates that were sent, of those that could have been: what is not zero with what was kept before.
     sent: [u64; 2],
 }
 
@@ -57,13 +57,15 @@ impl Link {
             update.chunks(CHUNK_ELEMENTS).zip(sum.chunks_mut(CHUNK_ELEMENTS)).enumerate()
         {
             self.payload.clear();
-            let context = Context { step: clock, ..Context::default() };
-            self.encoder.encode(number * CHUNK_ELEMENTS, update, &context, &mut self.payload)?;
+            let (context, start) = (Context { step: clock, ..Context::default() }, number * CHUNK_ELEMENTS);
+            let kept = self.encoder.residual().get(start..start + update.len());
+            let is_update = |at: &usize| update[*at] + kept.map_or(0.0, |kept| kept[*at]) != 0.0;
+            self.sent[1] += (0..update.len()).filter(is_update).count() as u64;
+            self.encoder.encode(start, update, &context, &mut self.payload)?;
             self.received.resize(update.len(), 0.0);
             self.decoder.decode(&self.payload, &mut self.received)?;
             kernels::add(sum, &self.received);
             self.sent[0] += self.received.iter().filter(|value| **value != 0.0).count() as u64;
-            self.sent[1] += update.len() as u64;
             bytes += self.payload.len() as u64;
         }
         Ok(bytes)
@@ -108,10 +110,11 @@ impl Flow {
                 version += 1;
             }
         }
-        let sent = pushes
-            .iter()
-            .chain([&broadcast])
-            .fold([0; 2], |sum, link| [0, 1].map(|at| sum[at] + link.sent[at]));
+        // Each worker's push, and the broadcast to each of them, is an operation.
+        let mut sent = broadcast.sent.map(|count| count * u64::from(WORKERS));
+        for link in &pushes {
+            sent = [0, 1].map(|at| sent[at] + link.sent[at]);
+        }
         let (loss, dense_bytes) = (self.loss(), 2 * u64::from(WORKERS) * 4 * elements as u64);
         Ok(Traffic { bytes, dense_bytes, dropped: 1.0 - sent[0] as f64 / sent[1].max(1) as f64, loss })
     }
