@@ -1,8 +1,10 @@
 //! Tables: what a job trains, how it is cut into chunks, and which policies hold for it.
 
 mod chunking;
+mod pack;
 
 pub use chunking::{Chunk, chunks};
+pub use pack::{Pack, Packed};
 
 use crate::limits;
 use crate::placement::TableSize;

@@ -43,6 +43,9 @@ pub(crate) struct ExchangeArgs {
     /// How many tensors they are cut into [default: 1].
     #[arg(long, value_name = "K", requires = "elements")]
     pub(crate) tensors: Option<u64>,
+    /// Tensors of at most this many elements travel together, as one table; 0: every tensor is a table.
+    #[arg(long, value_name = "ELEMENTS", default_value_t = 8192)]
+    pub(crate) pack: u64,
     /// Workers.
     #[arg(long, value_name = "W", default_value_t = 2)]
     pub(crate) workers: u32,

@@ -8,7 +8,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::{Pack, TablePolicy, TableSpec};
 use paramill_node::pinning::Pin;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -24,6 +24,8 @@ pub(super) struct Exchange {
     /// What the tensors are of.
     pub(super) model: String,
     pub(super) tensors: Vec<Tensor>,
+    /// Tensors of at most this many elements travel together.
+    pub(super) pack: u64,
     pub(super) workers: u32,
     pub(super) servers: u32,
     /// Data cores of each server.
@@ -79,6 +81,7 @@ impl Exchange {
         let exchange = Exchange {
             model,
             tensors,
+            pack: args.pack,
             workers: args.workers,
             servers: args.servers,
             cores,
@@ -98,7 +101,7 @@ impl Exchange {
         exchange.pin.parse::<Pin>().context("--pin")?;
         congestion::check(&exchange.congestion)?;
         exchange.job_config().check(registry)?;
-        exchange.specs().try_for_each(|spec| spec.check()).map_err(anyhow::Error::msg)?;
+        exchange.tables().iter().try_for_each(|table| table.spec().check()).map_err(anyhow::Error::msg)?;
         Ok(exchange)
     }
 
@@ -113,7 +116,11 @@ impl Exchange {
     }
 
     /// The tables of the job.
-    pub(super) fn specs(&self) -> impl Iterator<Item = TableSpec> {
+    pub(super) fn tables(&self) -> Vec<Pack> {
+        Pack::divide(self.specs(), self.pack)
+    }
+
+    fn specs(&self) -> impl Iterator<Item = TableSpec> {
         self.tensors.iter().map(|tensor| TableSpec::dense(&tensor.name, tensor.shape.clone()))
     }
 

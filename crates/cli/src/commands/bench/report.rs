@@ -18,6 +18,8 @@ const MB: f64 = 1e6;
 pub(super) struct Report {
     model: String,
     tensors: usize,
+    /// What servers see: small tensors share one.
+    tables: usize,
     elements: u64,
     workers: u32,
     servers: u32,
@@ -113,6 +115,7 @@ impl Report {
         Ok(Report {
             model: exchange.model.clone(),
             tensors: exchange.tensors.len(),
+            tables: exchange.tables().len(),
             elements: exchange.elements(),
             workers: exchange.workers,
             servers: exchange.servers,
@@ -147,9 +150,10 @@ impl Report {
             return Ok(output.object(self)?);
         }
         output.text(format!(
-            "{} ({} tensors, {} parameters), {} workers, {} servers x {} cores, {} ({}), {}",
+            "{} ({} tensors in {} tables, {} parameters), {} workers, {} servers x {} cores, {} ({}), {}",
             self.model,
             self.tensors,
+            self.tables,
             self.elements,
             self.workers,
             self.servers,

@@ -5,6 +5,7 @@ use super::plan::Exchange;
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::status::Status;
 use paramill_core::store::Buffer;
+use paramill_core::table::{Pack, Packed};
 use paramill_node::client::{Handle, Job, JobOptions, Slab, TableId};
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::Receiver;
@@ -26,9 +27,16 @@ pub(super) struct Ran {
 /// The model as the worker holds it.
 enum Held {
     /// In memory of its own, which is copied.
-    Own(Vec<(TableId, Buffer)>),
+    Own(Vec<OwnTable>),
     /// In memory that frames leave from and arrive in.
     Lent(Vec<Slab>),
+}
+
+/// Gradients of a table's tensors, each in memory of its own, and room to gather those of several.
+struct OwnTable {
+    table: TableId,
+    tensors: Vec<Buffer>,
+    gathered: Buffer,
 }
 
 /// Joins, obeys, leaves.
@@ -36,9 +44,10 @@ pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Or
     let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
     let job = Job::init(options)?;
     let mut tables = Vec::new();
-    for spec in exchange.specs() {
-        let elements = spec.elements() as usize;
-        tables.push((job.create_table(spec, vec![INITIAL; elements])?, elements));
+    for pack in exchange.tables() {
+        let spec = pack.spec().clone();
+        let initial = vec![INITIAL; spec.elements() as usize];
+        tables.push((job.create_table(spec, initial)?, pack));
     }
     job.start().context("the job did not start")?;
     let mut model = hold(&job, &tables, exchange.copy, rank)?;
@@ -58,13 +67,9 @@ pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Or
     answer(&Answer::Left { checksum })
 }
 
-fn hold(job: &Job, tables: &[(TableId, usize)], copy: bool, rank: u32) -> Result<Held> {
+fn hold(job: &Job, tables: &[(TableId, Pack)], copy: bool, rank: u32) -> Result<Held> {
     if copy {
-        let own = |(table, elements): &(TableId, usize)| {
-            let mut buffer = Buffer::zeroed(*elements);
-            fill(buffer.as_mut_slice(), rank);
-            (*table, buffer)
-        };
+        let own = |(table, pack): &(TableId, Pack)| OwnTable::new(*table, pack, rank);
         return Ok(Held::Own(tables.iter().map(own).collect()));
     }
     let mut slabs = tables.iter().map(|(table, _)| job.slab(*table)).collect::<Result<Vec<Slab>, _>>()?;
@@ -94,9 +99,9 @@ fn iterate(job: &Job, model: &mut Held, iterations: u64, timeout: Duration) -> R
 /// One iteration: every tensor leaves, then every tensor is waited for.
 fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
     match model {
-        Held::Own(tensors) => {
-            let push = |(table, gradient): &(TableId, Buffer)| job.push_pull(*table, gradient.as_slice());
-            let handles: Vec<Handle> = tensors.iter().map(push).collect::<Result<_, _>>()?;
+        Held::Own(tables) => {
+            let push = |own: &mut OwnTable| job.push_pull(own.table, own.gradient());
+            let handles: Vec<Handle> = tables.iter_mut().map(push).collect::<Result<_, _>>()?;
             job.clock();
             handles.iter().try_for_each(|handle| handle.wait(timeout))?;
         }
@@ -107,6 +112,32 @@ fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
         }
     }
     Ok(())
+}
+
+impl OwnTable {
+    fn new(table: TableId, pack: &Pack, rank: u32) -> OwnTable {
+        let own = |packed: &Packed| {
+            let mut buffer = Buffer::zeroed(packed.place.len());
+            fill(buffer.as_mut_slice(), rank);
+            buffer
+        };
+        let tensors: Vec<Buffer> = pack.tensors().iter().map(own).collect();
+        let gathered = if tensors.len() > 1 { pack.spec().elements() as usize } else { 0 };
+        OwnTable { table, tensors, gathered: Buffer::zeroed(gathered) }
+    }
+
+    /// The table's gradient.
+    fn gradient(&mut self) -> &[f32] {
+        if let [tensor] = &self.tensors[..] {
+            return tensor.as_slice();
+        }
+        let mut rest = self.gathered.as_mut_slice();
+        for tensor in &self.tensors {
+            let place = rest.split_off_mut(..tensor.len()).expect("the pack's size is the sum of its tensors'");
+            place.copy_from_slice(tensor.as_slice());
+        }
+        self.gathered.as_slice()
+    }
 }
 
 /// Numbers of one sign, so that parameters move, and small ones, so that they stay finite.
@@ -131,7 +162,7 @@ fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange
 /// that exchanges nothing is fast.
-fn checksum(job: &Job, tables: &[(TableId, usize)], model: Held) -> Result<u64> {
+fn checksum(job: &Job, tables: &[(TableId, Pack)], model: Held) -> Result<u64> {
     if let Held::Lent(slabs) = model {
         slabs.into_iter().for_each(|slab| job.give_back(slab));
     }

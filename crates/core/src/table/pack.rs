@@ -1,0 +1,144 @@
+//! Small tensors that travel together, as one table.
+
+use super::TableSpec;
+use crate::limits;
+use std::ops::Range;
+
+/// Tensors that lie one after the other in one dense table.
+///
+/// Whatever its size, a table costs a worker and a shard as much as some thousand additions do: its requests, its
+/// round, its acknowledgements. A pack pays that once. Its tensors are pushed and pulled together, under the policies
+/// of one table; globs are matched with the pack's name, and norms (of LARS, of clipping) are of the whole pack.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pack {
+    spec: TableSpec,
+    tensors: Vec<Packed>,
+}
+
+/// One tensor of a pack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// Its number among all that were divided.
+    pub number: usize,
+    /// Where it lies in the table's gradient and in its values.
+    pub place: Range<usize>,
+}
+
+impl Pack {
+    /// Divides tensors into tables. Dense ones of at most `limit` elements share a table with the others that have the
+    /// same policies; each of the rest is a table as it was declared. Tables come in the order of their first tensors.
+    pub fn divide(tensors: impl IntoIterator<Item = TableSpec>, limit: u64) -> Vec<Pack> {
+        let mut packs: Vec<Pack> = Vec::new();
+        // The packs that take small tensors: one for each policy, and a new one when it is full.
+        let mut open: Vec<usize> = Vec::new();
+        for (number, tensor) in tensors.into_iter().enumerate() {
+            if tensor.rows || tensor.elements() > limit {
+                packs.push(Pack::of(number, tensor));
+                continue;
+            }
+            let place = open.iter().position(|&pack| packs[pack].spec.policy == tensor.policy);
+            match place.map(|place| open[place]) {
+                Some(pack) if packs[pack].has_room_for(&tensor) => packs[pack].add(number, &tensor),
+                _ => {
+                    if let Some(place) = place {
+                        open.swap_remove(place);
+                    }
+                    open.push(packs.len());
+                    packs.push(Pack::of(number, tensor));
+                }
+            }
+        }
+        packs.iter_mut().for_each(Pack::say_how_many);
+        packs
+    }
+
+    /// The table.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// What is in it.
+    pub fn tensors(&self) -> &[Packed] {
+        &self.tensors
+    }
+
+    fn of(number: usize, tensor: TableSpec) -> Pack {
+        let place = 0..tensor.elements() as usize;
+        Pack { spec: tensor, tensors: vec![Packed { number, place }] }
+    }
+
+    fn has_room_for(&self, tensor: &TableSpec) -> bool {
+        self.spec.elements() + tensor.elements() <= limits::MAX_TABLE_ELEMENTS
+    }
+
+    fn add(&mut self, number: usize, tensor: &TableSpec) {
+        let start = self.spec.elements();
+        let end = start + tensor.elements();
+        self.tensors.push(Packed { number, place: start as usize..end as usize });
+        self.spec.shape = vec![end];
+    }
+
+    fn say_how_many(&mut self) {
+        let more = self.tensors.len() - 1;
+        if more == 0 {
+            return;
+        }
+        let suffix = format!(" and {more} more");
+        let name = &mut self.spec.name;
+        while name.len() + suffix.len() > limits::MAX_NAME_BYTES {
+            name.pop();
+        }
+        name.push_str(&suffix);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::PolicyOverride;
+
+    fn names(packs: &[Pack]) -> Vec<&str> {
+        packs.iter().map(|pack| pack.spec().name.as_str()).collect()
+    }
+
+    #[test]
+    fn small_tensors_share_a_table_and_others_keep_theirs() {
+        let own = PolicyOverride { sync: Some("asp".into()), ..PolicyOverride::default() };
+        let tensors = [
+            TableSpec::dense("conv", [64, 3, 7, 7]),
+            TableSpec::dense("scale", [64]),
+            TableSpec { policy: Some(own.clone()), ..TableSpec::dense("loose", [10]) },
+            TableSpec::dense("shift", [8, 8]),
+            TableSpec::sparse("rows", 4, 4),
+            TableSpec { policy: Some(own.clone()), ..TableSpec::dense("looser", [20]) },
+            TableSpec::dense("scalar", []),
+        ];
+        let packs = Pack::divide(tensors.clone(), 64);
+        assert_eq!(names(&packs), ["conv", "scale and 2 more", "loose and 1 more", "rows"]);
+        assert_eq!(packs[0].spec(), &tensors[0]);
+        assert_eq!(packs[3].spec(), &tensors[4]);
+        assert_eq!(packs[1].spec().shape, [129]);
+        assert_eq!(packs[2].spec().policy, Some(own));
+        let places: Vec<_> = packs[1].tensors().iter().map(|packed| (packed.number, &packed.place)).collect();
+        assert_eq!(places, [(1, &(0..64)), (3, &(64..128)), (6, &(128..129))]);
+    }
+
+    #[test]
+    fn without_a_limit_every_tensor_is_a_table() {
+        let tensors: Vec<TableSpec> = (0..5).map(|n| TableSpec::dense(format!("t{n}"), [3])).collect();
+        let packs = Pack::divide(tensors.clone(), 0);
+        assert!(packs.iter().map(Pack::spec).eq(&tensors));
+    }
+
+    #[test]
+    fn a_pack_is_never_larger_than_a_table_may_be_and_its_name_never_longer() {
+        let half = limits::MAX_TABLE_ELEMENTS / 2 + 1;
+        let long = "ü".repeat(limits::MAX_NAME_BYTES / 2);
+        let tensors = (0..4).map(|n| TableSpec::dense(format!("{n}"), [half]));
+        assert_eq!(Pack::divide(tensors, u64::MAX).len(), 4);
+        let packs = Pack::divide([TableSpec::dense(long, [1]), TableSpec::dense("b", [1])], 1);
+        assert_eq!(packs.len(), 1);
+        assert!(packs[0].spec().name.ends_with("ü and 1 more"));
+        assert_eq!(packs[0].spec().check(), Ok(()));
+    }
+}
