@@ -3,9 +3,10 @@
 use super::Finding;
 use super::files::File;
 
-/// Checks a crate's `Cargo.toml`; other files and the workspace's own manifest pass.
+/// Checks a crate's `Cargo.toml`; other files pass, and manifests that are a workspace of their own.
 pub(crate) fn check(file: &File) -> Option<Finding> {
-    let is_crate = file.path.ends_with("/Cargo.toml") && has_line(file, "[package]");
+    let is_crate =
+        file.path.ends_with("/Cargo.toml") && has_line(file, "[package]") && !has_line(file, "[workspace]");
     if !is_crate || value(&file.text, "lints", "workspace") == Some("true") {
         return None;
     }

@@ -263,7 +263,7 @@ impl LocalTable {
             Gradient::Rows { rows, .. } => self.check_rows(rows),
             Gradient::Product { factors: Factors { rank, u, v }, .. } => {
                 let (rank, columns) = (*rank as usize, self.spec.columns());
-                let rows = if columns == 0 { 0 } else { self.spec.elements() as usize / columns };
+                let rows = (self.spec.elements() as usize).checked_div(columns).unwrap_or(0);
                 if rank > 0
                     && (Some(u.len()), Some(v.len())) == (rows.checked_mul(rank), columns.checked_mul(rank))
                 {

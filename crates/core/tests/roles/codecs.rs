@@ -160,7 +160,7 @@ fn after_refusals(codec: &str, through: &[usize]) -> Vec<f32> {
     };
     let push = |pump: &mut Pump, worker: usize| {
         let (now, values) = (pump.now, gradient(worker, pump.workers[worker].current_clock()));
-        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&values), false).unwrap();
+        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&values), false).expect("it fits");
         // Longer than an aggregator holds a push for others.
         pump.pass(if through.is_empty() { 0.0 } else { 3.0 });
         let outcome = pump.outcome(worker, ticket).expect("it is taken or refused");
@@ -172,7 +172,8 @@ fn after_refusals(codec: &str, through: &[usize]) -> Vec<f32> {
         pump.workers[0].clock();
     }
     for _ in 0..3 {
-        assert!(push(&mut pump, 0).unwrap_err().to_string().contains("at most 4 rounds ahead"));
+        let error = push(&mut pump, 0).expect_err("it is too far ahead");
+        assert!(error.to_string().contains("at most 4 rounds ahead"), "{error}");
     }
     for _ in 0..2 {
         assert_eq!(push(&mut pump, 1), Ok(()));
