@@ -15,13 +15,13 @@ use std::sync::Arc;
 /// A worker's ends of a table's codecs.
 #[derive(Debug, Default)]
 pub(super) struct TableCodecs {
-    push: Option<Encoder>,
+    pub(super) push: Option<Encoder>,
     /// Whether answers are differences to what is here.
     pub(super) differences: bool,
     pub(super) answer: Option<Decoder>,
     /// The job's seed, this worker's rank, and the table's number.
-    identity: (u64, u32, u32),
-    payloads: Vec<u8>,
+    pub(super) identity: (u64, u32, u32),
+    pub(super) payloads: Vec<u8>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
 }
@@ -76,9 +76,18 @@ impl LocalTable {
         gradient: Gradient<'_>,
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
+        self.encode_with(memory, |local, codecs| local.encode_chunks(codecs, clock, gradient))
+    }
+
+    /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
+    pub(super) fn encode_with(
+        &mut self,
+        memory: &dyn Allocate,
+        encode: impl FnOnce(&LocalTable, &mut TableCodecs) -> Result<Payloads, CodecError>,
+    ) -> Result<Encoded, WorkerError> {
         let mut codecs = std::mem::take(&mut self.codecs);
         codecs.payloads.clear();
-        let encoded = self.encode_chunks(&mut codecs, clock, gradient);
+        let encoded = encode(self, &mut codecs);
         let payloads = encoded.map_err(|why| WorkerError::Codec { table: self.spec.name.clone(), why });
         let taken = std::mem::take(&mut codecs.payloads);
         self.codecs = codecs;
@@ -99,11 +108,9 @@ impl LocalTable {
         clock: Clock,
         gradient: Gradient<'_>,
     ) -> Result<Payloads, CodecError> {
-        let TableCodecs { push, identity: (seed, worker, table), payloads, chunk: scratch, .. } = codecs;
+        let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
-        let (width, elements) = (self.row_width(), self.spec.elements());
-        let rows_of_matrix = self.spec.shape.first().copied().unwrap_or(1).max(1);
-        let columns = if self.spec.shape.len() > 1 { (elements / rows_of_matrix) as usize } else { 0 };
+        let width = self.row_width();
         let mut ranges = Vec::new();
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
@@ -135,15 +142,7 @@ impl LocalTable {
                     scratch.as_slice()
                 }
             };
-            let context = Context {
-                step: clock,
-                seed: codec::stretch_seed(*seed, *worker, *table, clock, number),
-                table_elements: elements,
-                start,
-                columns,
-                parameters: self.values.as_slice().get(place.clone()).unwrap_or(&[]),
-                factors: None,
-            };
+            let context = self.context(*identity, clock, number, chunk);
             let before = payloads.len();
             encoder.encode(place.start, values, &context, payloads)?;
             if self.spec.rows && codec::is_nothing(&payloads[before..]) {
@@ -153,6 +152,28 @@ impl LocalTable {
             ranges.push((number, before..payloads.len()));
         }
         Ok(ranges)
+    }
+
+    /// What a chunk's encoder is told beside the values.
+    pub(super) fn context(
+        &self,
+        (seed, worker, table): (u64, u32, u32),
+        clock: Clock,
+        number: u32,
+        chunk: Chunk,
+    ) -> Context<'_> {
+        let elements = self.spec.elements();
+        let rows = self.spec.shape.first().copied().unwrap_or(1).max(1);
+        let place = chunk.start as usize..chunk.start as usize + chunk.len as usize;
+        Context {
+            step: clock,
+            seed: codec::stretch_seed(seed, worker, table, clock, number),
+            table_elements: elements,
+            start: chunk.start,
+            columns: if self.spec.shape.len() > 1 { (elements / rows) as usize } else { 0 },
+            parameters: self.values.as_slice().get(place).unwrap_or(&[]),
+            factors: None,
+        }
     }
 
     /// Takes the values of a chunk from a payload that its codec made. `None` when it does not fit.

@@ -133,7 +133,8 @@ impl OwnTable {
         }
         let mut rest = self.gathered.as_mut_slice();
         for tensor in &self.tensors {
-            let place = rest.split_off_mut(..tensor.len()).expect("the pack's size is the sum of its tensors'");
+            let place =
+                rest.split_off_mut(..tensor.len()).expect("the pack's size is the sum of its tensors'");
             place.copy_from_slice(tensor.as_slice());
         }
         self.gathered.as_slice()
