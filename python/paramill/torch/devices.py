@@ -77,7 +77,8 @@ class CudaLane(Lane):
 
     def outgoing(self, gradient: Tensor) -> Tensor:
         if self._outgoing is None:
-            self._outgoing = torch.empty(self._size, device=self._device)
+            # Zeros stay between the tensors of a pack.
+            self._outgoing = torch.zeros(self._size, device=self._device)
         return self._outgoing
 
     def aside(self) -> ContextManager[Any]:
