@@ -268,9 +268,18 @@ impl Shard {
         }
         let clock = header.clock.saturating_add(1);
         let (request, landing) = (header.request, Place::from_bits(header.landing));
-        let asked = self.ask(now, PendingPull { worker, table, request, clock, landing, rows: None });
-        // To a worker an answer is an acknowledgement too.
-        if asked != Ok(Asked::Answered) || !self.groups.is_direct(worker) {
+        // To a worker an answer is an acknowledgement too. Where answers are sent ahead, one of its own would stand between
+        // chunks that are received in place.
+        let is_direct = self.groups.is_direct(worker);
+        let can_wait = is_direct && self.tables[table].controller.policy().model.waits_for_all();
+        let pull = PendingPull { worker, table, request, clock, landing, rows: None, owes_ack: can_wait };
+        let asked = self.ask(now, pull);
+        let is_acknowledged = match asked {
+            Ok(Asked::Answered) => is_direct,
+            Ok(Asked::Waits) => can_wait,
+            Err(_) => false,
+        };
+        if !is_acknowledged {
             self.acknowledge(worker, header);
         }
         asked.map(drop)
@@ -304,7 +313,7 @@ impl Shard {
             false => None,
         };
         let (request, clock, landing) = (header.request, header.clock, Place::from_bits(header.landing));
-        let pull = PendingPull { worker, table, request, clock, landing, rows };
+        let pull = PendingPull { worker, table, request, clock, landing, rows, owes_ack: false };
         if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
             self.answer(&pull);
             return Ok(());
@@ -441,6 +450,8 @@ impl Role for Shard {
         }
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
+            // Somebody keeps the others waiting.
+            self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
         }
     }
 

@@ -281,7 +281,7 @@ impl Shard {
             }
             self.groups.routes.insert(entry.worker, id);
             let (worker, request, clock) = (entry.worker, entry.request, header.clock.saturating_add(1));
-            let pull = PendingPull { worker, table, request, clock, landing: None, rows: None };
+            let pull = PendingPull { worker, table, request, clock, landing: None, rows: None, owes_ack: false };
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, header.table, request, &fault);
             }

@@ -14,6 +14,8 @@ pub(super) struct PendingPull {
     /// Where the worker wants the table's first element.
     pub(super) landing: Option<Place>,
     pub(super) rows: Option<Vec<u32>>,
+    /// It came with a push that is acknowledged by its answer, or before that if it waits for long.
+    pub(super) owes_ack: bool,
 }
 
 impl PendingPull {
@@ -98,6 +100,15 @@ impl Pulls {
         pulls
     }
 
+    /// Calls `acknowledge` once for every pull that waits and came with a push that was not acknowledged.
+    pub(super) fn take_owed_acks(&mut self, mut acknowledge: impl FnMut(WorkerId, u64)) {
+        for pull in self.filed.iter_mut().flatten() {
+            if std::mem::take(&mut pull.owes_ack) {
+                acknowledge(pull.worker, pull.request);
+            }
+        }
+    }
+
     /// Forgets all pulls of a worker.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         for place in 0..self.filed.len() {
@@ -139,7 +150,7 @@ mod tests {
 
     fn pull(worker: u32, table: usize, rows: usize) -> PendingPull {
         let rows = (rows > 0).then(|| vec![0; rows]);
-        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: None, rows }
+        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: None, rows, owes_ack: false }
     }
 
     #[test]

@@ -106,3 +106,23 @@ fn a_worker_that_dies_in_the_middle_does_not_take_back_what_was_answered() {
     assert_eq!(pump.workers[0].values(W), expected);
     assert_eq!(pump.parameters(W, ELEMENTS), expected);
 }
+
+#[test]
+fn an_answer_that_is_ahead_is_the_acknowledgement_too() {
+    let (mut pump, tickets) = half_pushed();
+    pump.run();
+    assert_both_have(&mut pump, tickets, &after(ELEMENTS));
+    assert_eq!(pump.ack_frames, 1, "of the initial values: nothing stands between the chunks of an answer");
+}
+
+#[test]
+fn who_is_kept_waiting_hears_that_its_push_arrived_and_may_leave() {
+    let (mut pump, _) = half_pushed();
+    let (second, before) = (pump.worker_node(1), pump.ack_frames);
+    pump.hold(second, SHARD);
+    let now = pump.now;
+    let leave = pump.workers[0].leave(now);
+    pump.pass(1.0);
+    assert_eq!(pump.ack_frames, before + 1);
+    assert_eq!(pump.outcome(0, leave), Some(Ok(())), "{}", pump.explain(0, leave));
+}

@@ -32,6 +32,8 @@ pub(crate) struct Pump {
     held: Option<(usize, usize)>,
     /// Payload bytes of gradients that shards were sent.
     pub(crate) pushed_bytes: u64,
+    /// Frames of acknowledgements.
+    pub(crate) ack_frames: usize,
 }
 
 fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
@@ -96,6 +98,7 @@ impl Pump {
             wires: VecDeque::new(),
             held: None,
             pushed_bytes: 0,
+            ack_frames: 0,
         }
     }
 
@@ -299,6 +302,7 @@ impl Pump {
                 let payload = self.role(node).payload(&frame.body).to_vec();
                 assert_eq!(payload.len(), frame.header.payload_bytes as usize, "{:?}", frame.header);
                 if let Some(&(peer, name)) = self.names.get(&(node, to)) {
+                    self.ack_frames += usize::from(frame.header.kind == Kind::PushAck);
                     if (1..=self.shards.len()).contains(&peer) && frame.header.kind == Kind::Push {
                         self.pushed_bytes += payload.len() as u64;
                     }
