@@ -44,7 +44,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", help="folder with the four .gz files of Fashion-MNIST; made data otherwise")
     options.add_argument("--epochs", type=int, default=1)
-    options.add_argument("--batch", type=int, default=64)
+    options.add_argument("--batch", type=int, default=64, help="pictures in a step of this process")
     options.add_argument("--lr", type=float, default=0.1)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--plot", help="where the curve of the loss goes, if matplotlib is there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -91,6 +92,26 @@ def test_what_is_no_number_is_refused_once(codec: str) -> None:
     with pytest.raises(pm.errors.NonFiniteError, match="NaN or Inf"):
         optimizer.step()
     optimizer.job.close()
+
+
+@pytest.mark.parametrize(
+    "codec, content, count, places, why",
+    [
+        ("topk:0.5", "places", 2, [5, 3], "places out of order"),
+        ("topk:0.5", "places", 2, [3, 8], "places beyond the end of the table"),
+        ("topk:0.5", "places", 5, [0], "5 places, which do not fit its memory"),
+        ("topk:0.5", "halves", 0, [0], "16 bytes, and `topk:0.5` makes others"),
+        ("none", "chosen", 0, [0], "no codec to be sent by"),
+    ],
+)
+def test_what_was_prepared_wrongly_is_refused(codec: str, content: str, count: int, places: list[int], why: str) -> None:
+    with pm.init() as job:
+        slab = job.table("w", init=[0.0] * 8, codec=codec).slab()
+        slab.grad[:] = 1.0
+        slab.grad[: len(places)] = np.array(places, np.int32).view(np.float32)
+        slab._native.contains(content, count)
+        with pytest.raises(pm.errors.ParamillError, match=why):
+            job.exchange([slab])
 
 
 @pytest.mark.parametrize("codec", ["none", "qsgd:levels=4", "topk:0.1,select=sampled", "f16+bitmap", "topk:0.1,residual=false"])

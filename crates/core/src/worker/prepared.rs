@@ -11,7 +11,7 @@ use crate::types::{Clock, TableId};
 /// What stands in the memory of a slab's gradient.
 ///
 /// All but the first are for tables whose codec the application follows by itself, chunk by chunk. It keeps the residual;
-/// the rest of the chain is the worker's.
+/// the rest of the chain is the worker's. NaN and Inf are refused, whatever the table's policy on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Content {
     /// The gradient. The table's codec, if there is one, has everything to do.
