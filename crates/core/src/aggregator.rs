@@ -12,7 +12,7 @@ mod sums;
 mod table;
 
 use crate::address::Addresses;
-use crate::codec::{Codec, Decoder};
+use crate::codec::{Codec, Decoder, Encoder};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -173,8 +173,8 @@ impl Aggregator {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
-                let own = (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == *shard);
-                Table::new(&spec.name, own.map(|(number, chunk)| (number, chunk.len as usize)))
+                let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
+                Table::new(spec, own)
             });
             let first_sum = FIRST_SUM | index << SUMS_PER_LANE;
             self.lanes.push(Lane::new(*shard, link, plan.epoch, tables.collect(), first_sum));
@@ -198,8 +198,18 @@ impl Aggregator {
                 let optimizer = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
                 // What cannot be read here is refused by the servers.
                 let (Ok(sync), Ok(optimizer)) = (sync, optimizer) else { continue };
-                if let Ok(codec) = Codec::parse(&self.registry.codec, &policy.codec) {
-                    table.decoder.get_or_insert_with(|| Decoder::new(Arc::new(codec)));
+                if let Ok(codec) = Codec::parse(&self.registry.codec, &policy.codec)
+                    && table.decoder.is_none()
+                {
+                    let is_encoded = !codec.is_none() && !plan.tables[number].rows;
+                    let codec = Arc::new(codec.of_sums());
+                    table.encoder = is_encoded.then(|| Encoder::new(codec.clone(), table.elements()));
+                    table.decoder = Some(Decoder::new(codec));
+                    // No worker has such a rank.
+                    table.identity = (plan.seed, !self.id.map_or(0, |id| id.0), number as u32);
+                }
+                if let Ok(codec) = Codec::for_answers(&self.registry.codec, &policy.answer_codec) {
+                    self.copies.set_codec(number, codec);
                 }
                 let on_arrival = sync.model.apply() == Apply::OnArrival;
                 // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
@@ -397,8 +407,9 @@ impl Role for Aggregator {
     }
 
     fn refresh(&self, header: &mut Header) {
-        // Chunks are read from the copy when they leave.
-        if header.kind == Kind::Params && !header.flags.has(Flags::ROWS) {
+        // Chunks are read from the copy when they leave. What a codec made is as old as it was.
+        let is_fixed = header.flags.has(Flags::ROWS) || header.flags.has(Flags::ENCODED);
+        if header.kind == Kind::Params && !is_fixed {
             header.version = self.copies.version(header.table.0 as usize, header.chunk);
         }
     }

@@ -13,6 +13,7 @@ mod bytes;
 mod chain;
 mod clip;
 mod container;
+mod content;
 mod decoder;
 pub mod delta;
 mod dgc;
@@ -45,6 +46,7 @@ mod zstd;
 pub use bytes::{Bytes, Packer};
 pub use chain::{Codec, Kind};
 pub use container::Container;
+pub use content::{Content, Sparse};
 pub use decoder::Decoder;
 pub use encoder::Encoder;
 pub use error::CodecError;
@@ -53,7 +55,7 @@ pub use mask::Mask;
 pub use matrix::LowRank;
 pub use payload::HEADER_BYTES;
 
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::prng::Prng;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
@@ -192,6 +194,11 @@ pub trait Quantiser: Send + Sync + Debug {
 
     /// Fills `values` from as many bytes as they take. The error completes "the payload has ...".
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String>;
+
+    /// The same values as they lie in the bytes, where those are an element type's own. Nothing is checked.
+    fn view<'a>(&self, _bytes: &'a [u8]) -> Option<Values<'a>> {
+        None
+    }
 
     /// How far `count` values are from those that were put in.
     fn bound(&self, count: usize) -> Bound;

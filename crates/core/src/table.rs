@@ -47,6 +47,12 @@ impl TableSpec {
         if self.rows { self.shape.iter().skip(1).product() } else { 1 }
     }
 
+    /// Elements in a row of the table, seen as a matrix; 0 when it is none.
+    pub fn columns(&self) -> usize {
+        let rows = self.shape.first().copied().unwrap_or(1).max(1);
+        if self.shape.len() > 1 { (self.elements() / rows) as usize } else { 0 }
+    }
+
     /// What placement sees of this table.
     pub fn size(&self) -> TableSize {
         TableSize { elements: self.elements(), row: self.row_elements() }

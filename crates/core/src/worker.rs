@@ -22,6 +22,7 @@ pub use prepared::Content;
 pub use slab::Slab;
 
 use crate::address::Addresses;
+use crate::codec::Factors;
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -70,6 +71,14 @@ pub enum Gradient<'a> {
         rows: &'a [u32],
         /// Their gradients.
         values: &'a [f32],
+    },
+    /// Of a whole table that is a product of thin matrices, as a fully connected layer's is. Those travel where the
+    /// table's codec is `factors` and they are shorter.
+    Product {
+        /// The gradient.
+        values: &'a [f32],
+        /// What it is the product of.
+        factors: Factors<'a>,
     },
 }
 
@@ -313,7 +322,9 @@ impl Worker {
             )));
         }
         let values = match gradient {
-            Gradient::Dense(values) | Gradient::Rows { values, .. } => values,
+            Gradient::Dense(values) | Gradient::Rows { values, .. } | Gradient::Product { values, .. } => {
+                values
+            }
         };
         let (buffer, encoded) = match local.codecs.encodes_pushes() {
             true => {
@@ -340,7 +351,7 @@ impl Worker {
         };
         local.pushed = Some(clock);
         let rows = match gradient {
-            Gradient::Dense(_) => None,
+            Gradient::Dense(_) | Gradient::Product { .. } => None,
             Gradient::Rows { rows, .. } => Some(Arc::new(rows.to_vec())),
         };
         let partial = local.partial.is_some();

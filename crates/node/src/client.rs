@@ -26,6 +26,7 @@ use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::url::JobUrl;
 use paramill_core::address::Addresses;
+use paramill_core::codec::Factors;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -291,6 +292,21 @@ impl Job {
     /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
     /// The error may also be that of an earlier update of the table that was not waited for.
     pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
+        self.update_with(table, Gradient::Dense(gradient))
+    }
+
+    /// [`Job::update`] with a gradient that is a product of thin matrices, row by row. They travel instead of it where the
+    /// table's codec is `factors` and they are shorter: a fully connected layer's are its errors and its inputs.
+    pub fn update_factors(
+        &self,
+        table: TableId,
+        gradient: &[f32],
+        factors: Factors<'_>,
+    ) -> Result<(), ClientError> {
+        self.update_with(table, Gradient::Product { values: gradient, factors })
+    }
+
+    fn update_with(&self, table: TableId, gradient: Gradient<'_>) -> Result<(), ClientError> {
         let mut updates = lock(&self.updates);
         let pending = updates.entry(table).or_default();
         while let Some(handle) = pending.first()
@@ -299,7 +315,7 @@ impl Job {
             let handle = pending.remove(0);
             handle.wait(Duration::ZERO)?;
         }
-        pending.push(self.push_pull(table, gradient)?);
+        pending.push(self.act(|worker| worker.push(clock::now(), table, gradient, true))?);
         Ok(())
     }
 

@@ -17,8 +17,14 @@ use std::time::Duration;
 const ELEMENTS: usize = 50_000;
 const STEPS: u32 = 8;
 
-fn job_config(workers: u32) -> JobConfig {
-    let policy = TablePolicy { optimizer: "sgd:lr=1".into(), reduce: Reduce::Sum, ..TablePolicy::default() };
+fn job_config(workers: u32, codec: &str) -> JobConfig {
+    let policy = TablePolicy {
+        optimizer: "sgd:lr=1".into(),
+        reduce: Reduce::Sum,
+        codec: codec.into(),
+        answer_codec: codec.into(),
+        ..TablePolicy::default()
+    };
     JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, 2) }
 }
 
@@ -32,6 +38,16 @@ struct Cluster {
 
 impl Cluster {
     fn start(workers: u32, aggregators: u32, transport: Transport, hub: Option<Hub>) -> Cluster {
+        Cluster::with_codec(workers, aggregators, transport, hub, "none")
+    }
+
+    fn with_codec(
+        workers: u32,
+        aggregators: u32,
+        transport: Transport,
+        hub: Option<Hub>,
+        codec: &str,
+    ) -> Cluster {
         let registry = Arc::new(Registry::builtin());
         let base = ServerConfig {
             memory: hub.clone(),
@@ -39,7 +55,7 @@ impl Cluster {
             transport,
             ..ServerConfig::new("test", "127.0.0.1:0")
         };
-        let first = ServerConfig { coordinate: Some(job_config(workers)), ..base.clone() };
+        let first = ServerConfig { coordinate: Some(job_config(workers, codec)), ..base.clone() };
         let first = server::start(first, &registry).unwrap();
         let coordinator = first.coordinator().to_owned();
         let second = ServerConfig { coordinator: coordinator.clone(), ..base };
@@ -170,6 +186,26 @@ fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
     }
     assert!(status.phase.contains("1 declared dead"), "{}", status.phase);
     cluster.join();
+}
+
+/// What a codec made of gradients is added up, encoded again and decoded: not a bit differs, and less travels.
+#[test]
+fn compressed_sums_and_answers_end_where_plain_ones_do_though_a_member_dies() {
+    for transport in [Transport::Tcp, Transport::Shm] {
+        let cluster = Cluster::with_codec(4, 2, transport, None, "lossless+zstd");
+        let (values, status) = train(&cluster, 4, Some((3, 3)));
+        let expected = expected(&[(0, STEPS), (1, STEPS), (2, STEPS), (3, 3)]);
+        for (rank, values) in values[..3].iter().enumerate() {
+            assert!(*values == expected, "worker {rank} ends with other parameters");
+        }
+        for aggregator in &status.aggregators {
+            let report = &aggregator.report;
+            let plain = ELEMENTS as u64 * 4 * u64::from(STEPS);
+            assert!(report.bytes_from_servers * 2 < plain, "{report:?}");
+            assert!(report.bytes_from_workers * 2 < plain * 2, "{report:?}");
+        }
+        cluster.join();
+    }
 }
 
 #[test]

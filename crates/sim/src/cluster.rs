@@ -297,8 +297,12 @@ mod tests {
 
     /// Tags are whole numbers: their sums are exact in any order.
     fn tagged(aggregators: u32, sync: &str) -> Cluster {
+        tagged_with(aggregators, sync, "")
+    }
+
+    fn tagged_with(aggregators: u32, sync: &str, more: &str) -> Cluster {
         let text = format!(
-            "sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk_elements = 8\norder = 'arrival'\n\
+            "{more}sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk_elements = 8\norder = 'arrival'\n\
              reduce = 'sum'\noptimizer = 'sgd:lr=1'\naggregators = {aggregators}\n\
              [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
         );
@@ -324,6 +328,45 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn codecs_that_lose_nothing_change_no_bit_through_aggregators_whatever_breaks() {
+        let direct = tagged(0, "bsp");
+        let faults = "faults = ['link:reset,p=0.002', 'worker=1:slow=3x']\n";
+        for codecs in
+            ["codec = 'bitmap+lz4'\n", "codec = 'lossless+zstd'\nanswer_codec = 'lossless+snappy'\n"]
+        {
+            for more in ["", faults] {
+                let cluster = tagged_with(2, "bsp", &format!("{codecs}{more}"));
+                for table in [TableId(0), TableId(1)] {
+                    assert_eq!(cluster.parameters(table), direct.parameters(table), "{codecs}{more}");
+                }
+            }
+        }
+    }
+
+    /// Parameters come within reach of where they would be, and fewer bytes do it; though connections break and a worker
+    /// dies.
+    #[test]
+    fn filtered_sums_go_up_and_differences_come_down() {
+        let run = |more: &str| {
+            let text = format!(
+                "workers = 6\norder = 'arrival'\naggregators = 2\niterations = 30\n{more}\
+                 [[tables]]\nname = 'w'\nshape = [20000]\n"
+            );
+            let mut cluster = Cluster::new(&Scenario::parse(&text).unwrap()).unwrap();
+            assert!(cluster.run(Time::from_secs_f64(1e3), &mut Unobserved).unwrap());
+            let survivors = cluster.worker_ids().filter(|id| id.0 != 2);
+            assert!(survivors.into_iter().all(|id| cluster.player(id).is_finished()));
+            let reports = cluster.aggregator_ids().map(|id| cluster.aggregator(id).report());
+            reports.fold((0, 0), |(up, down), r| (up + r.bytes_to_servers, down + r.bytes_from_servers))
+        };
+        let plain = run("");
+        let codecs = "codec = 'topk:0.05'\nanswer_codec = 'topk:0.05'\n";
+        let (up, down) = run(codecs);
+        assert!(up * 8 < plain.0 && down * 6 < plain.1, "{up} and {down} of {plain:?}");
+        run(&format!("{codecs}faults = ['link:reset,p=0.002', 'worker=2:crash@40ms']\n"));
     }
 
     #[test]

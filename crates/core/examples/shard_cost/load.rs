@@ -1,6 +1,8 @@
 //! A shard and the frames of synchronous workers, without sockets: what a data core has to do, and nothing else.
 
+use paramill_core::codec::{Codec, Context, Encoder};
 use paramill_core::placement::Part;
+use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::role::{Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
@@ -9,6 +11,7 @@ use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, DType, Flags, Header, Kind, Plan, Welcome};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What one read from a socket brings of one worker before it is another's turn.
@@ -37,6 +40,8 @@ pub(crate) struct Load {
     /// Table, chunk, first element, elements and whether it is the table's last.
     chunks: Vec<(u32, u32, usize, usize, bool)>,
     gradients: Vec<Buffer>,
+    /// What a codec makes of a chunk, by its elements; nothing when the tables have none.
+    encoded: BTreeMap<usize, Vec<u8>>,
     clock: Clock,
 }
 
@@ -108,7 +113,8 @@ impl Load {
             };
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
-        let mut load = Load { shard, work, chunks, gradients, clock: 0 };
+        let encoded = encoded(&work.policy.codec, chunks.iter().map(|chunk| chunk.3));
+        let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0 };
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0, 4);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
@@ -150,7 +156,12 @@ impl Load {
                     let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin, width);
                     header.dtype = self.work.dtype;
                     let buffer = &self.gradients[rank as usize % self.gradients.len()];
-                    let payload = &buffer.as_bytes()[start..start + bytes];
+                    let mut payload = &buffer.as_bytes()[start..start + bytes];
+                    if let Some(encoded) = self.encoded.get(&self.chunks[index].3) {
+                        payload = encoded;
+                        header.flags = header.flags.with(Flags::ENCODED);
+                        header.payload_bytes = encoded.len() as u32;
+                    }
                     let now = Time(self.clock * 1000);
                     self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)), &header, payload);
                     tally.frames += 1;
@@ -196,4 +207,21 @@ impl Load {
         let start = (place * len.next_multiple_of(16) * width) % (READ_BYTES - CHUNK_ELEMENTS * 4);
         (header, start.next_multiple_of(64), len * width)
     }
+}
+
+/// What a codec makes of chunks of these lengths: values as gradients have them, most of them small.
+fn encoded(codec: &str, lengths: impl Iterator<Item = usize>) -> BTreeMap<usize, Vec<u8>> {
+    if codec == "none" {
+        return BTreeMap::new();
+    }
+    let codec = Arc::new(Codec::parse(&Registry::builtin().codec, codec).expect("a codec"));
+    let encode = |len: usize| {
+        let mut prng = Prng::new(len as u64);
+        let values: Vec<f32> = (0..len).map(|_| prng.normal() as f32 * 0.01).collect();
+        let (mut payload, context) =
+            (Vec::new(), Context { table_elements: len as u64, ..Context::default() });
+        Encoder::new(codec.clone(), len).encode(0, &values, &context, &mut payload).expect("finite values");
+        (len, payload)
+    };
+    lengths.collect::<BTreeSet<_>>().into_iter().map(encode).collect()
 }

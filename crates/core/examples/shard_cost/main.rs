@@ -1,6 +1,8 @@
 //! What a shard's own work costs per push frame, over tables and workers; no sockets. Run it in release mode:
 //!
-//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [f32|f16|bf16]]]`
+//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [f32|f16|bf16|CODEC]]]`
+//!
+//! A fifth word that is no element type is the codec of what is pushed: `topk:0.01`, or `f16+none` for f16 as a codec.
 
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures, and takes arguments")]
 
@@ -36,11 +38,11 @@ fn main() {
     );
     let show = |work: Work| {
         let (workers, tables, elements, dtype) = (work.workers, work.tables, work.elements, work.dtype);
-        let optimizer = work.policy.optimizer.clone();
+        let (optimizer, codec) = (work.policy.optimizer.clone(), work.policy.codec.clone());
         let (ns, megabytes) = cost(work);
         let per_frame = elements.min(8192);
         println!(
-            "{workers:>8} {tables:>9} {elements:>8} {ns:>12.0} {:>10.3} {megabytes:>8.1}  {optimizer} {dtype:?}",
+            "{workers:>8} {tables:>9} {elements:>8} {ns:>12.0} {:>10.3} {megabytes:>8.1}  {optimizer} {dtype:?} {codec}",
             ns / per_frame as f64
         );
     };
@@ -52,12 +54,16 @@ fn main() {
             Some("bf16") => DType::Bf16,
             _ => DType::F32,
         };
+        let mut policy = rest.first().map_or(sgd, |optimizer| policy(optimizer));
+        if let Some(codec) = rest.get(1).filter(|word| !["f32", "f16", "bf16"].contains(&word.as_str())) {
+            policy.codec.clone_from(codec);
+        }
         return show(Work {
             workers: number(workers) as u32,
             tables: number(tables) as u32,
             elements: number(elements),
             dtype,
-            policy: rest.first().map_or(sgd, |optimizer| policy(optimizer)),
+            policy,
         });
     }
     for tables in [1, 10, 100, 1000, 10_000] {

@@ -1,9 +1,12 @@
 //! Parameters as the servers sent them last: one copy for all workers that go through an aggregator.
 
+use crate::codec::{self, Codec, Decoder};
+use crate::role::Body;
 use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId};
-use crate::wire::Header;
+use crate::wire::{Flags, Header};
+use std::sync::Arc;
 
 /// A copy of every dense table. Memory is taken with the first parameters of a table.
 #[derive(Debug, Default)]
@@ -15,7 +18,13 @@ pub(super) struct Copies {
 struct Copy {
     elements: usize,
     chunks: Vec<Chunk>,
+    /// Values as they are, where somebody sent them so.
     values: Buffer,
+    /// Chunks as a codec made them, which pass through here unread; `None` for those in `values`.
+    payloads: Vec<Option<(Arc<Buffer>, usize)>>,
+    /// Reads answers that are differences to what is here.
+    differences: Option<Decoder>,
+    is_encoded: bool,
     seen: Vec<Seen>,
 }
 
@@ -42,6 +51,9 @@ impl Copies {
             elements: if spec.rows { 0 } else { spec.elements() as usize },
             chunks: if spec.rows { Vec::new() } else { chunks.clone() },
             values: Buffer::zeroed(0),
+            payloads: Vec::new(),
+            differences: None,
+            is_encoded: false,
             seen: Vec::new(),
         };
         Copies { tables: specs.iter().zip(chunks).map(copy).collect() }
@@ -52,19 +64,36 @@ impl Copies {
         let (copy, number) = (self.tables.get_mut(header.table.0 as usize), header.chunk as usize);
         let copy = copy.ok_or(Unfit::Shape)?;
         let chunk = *copy.chunks.get(number).filter(|chunk| chunk.shard == from).ok_or(Unfit::Shape)?;
-        let values =
-            floats(payload).filter(|values| values.len() == chunk.len as usize).ok_or(Unfit::Shape)?;
         if copy.seen.is_empty() {
-            copy.values = Buffer::try_zeroed(copy.elements).ok_or(Unfit::Memory)?;
             copy.seen = vec![Seen::default(); copy.chunks.len()];
+            copy.payloads = vec![None; copy.chunks.len()];
         }
-        let seen = &mut copy.seen[number];
+        let seen = copy.seen[number];
         if seen.edition.is_none_or(|known| is_at_least(header.rows, known)) {
-            *seen = Seen { version: header.version, edition: Some(header.rows) };
-            let start = chunk.start as usize;
-            copy.values.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+            match header.flags.has(Flags::ENCODED) {
+                true => copy.put_encoded(number, chunk, payload)?,
+                false => copy.put(number, chunk, payload)?,
+            }
+            copy.seen[number] = Seen { version: header.version, edition: Some(header.rows) };
         }
         Ok(())
+    }
+
+    /// How the servers encode answers of a table.
+    pub(super) fn set_codec(&mut self, table: usize, codec: Codec) {
+        let Some(copy) = self.tables.get_mut(table).filter(|copy| !copy.is_encoded) else { return };
+        copy.is_encoded = !codec.is_none();
+        copy.differences = codec.is_for_differences().then(|| Decoder::new(Arc::new(codec)));
+    }
+
+    /// What brings a chunk to a worker: its bytes, how many there are, and whether a codec made them.
+    pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, bool)> {
+        let payloads = &self.tables.get(table)?.payloads;
+        if let Some(Some((buffer, len))) = payloads.get(number as usize) {
+            return Some((Body::Shared { buffer: buffer.clone(), start: 0, len: *len }, *len, true));
+        }
+        let (start, len) = self.place(table, number)?;
+        Some((Body::Stored { buffer: table as u64, start, len }, len, false))
     }
 
     /// Whether this answer, or a later one, of these chunks is here whole.
@@ -75,7 +104,7 @@ impl Copies {
     }
 
     /// First byte and length of a chunk in [`Copies::bytes`].
-    pub(super) fn place(&self, table: usize, number: u32) -> Option<(usize, usize)> {
+    fn place(&self, table: usize, number: u32) -> Option<(usize, usize)> {
         let chunk = self.tables.get(table)?.chunks.get(number as usize)?;
         Some((chunk.start as usize * 4, chunk.len as usize * 4))
     }
@@ -98,7 +127,47 @@ impl Copies {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.tables.iter().map(|copy| copy.values.memory_bytes()).sum()
+        let payload = |(buffer, _): &(Arc<Buffer>, usize)| buffer.memory_bytes();
+        let payloads = |copy: &Copy| copy.payloads.iter().flatten().map(payload).sum::<usize>();
+        self.tables.iter().map(|copy| copy.values.memory_bytes() + payloads(copy)).sum()
+    }
+}
+
+impl Copy {
+    /// Keeps a chunk's values.
+    fn put(&mut self, number: usize, chunk: Chunk, payload: &[u8]) -> Result<(), Unfit> {
+        let len = chunk.len as usize;
+        let values = floats(payload).filter(|values| values.len() == len).ok_or(Unfit::Shape)?;
+        if self.values.is_empty() {
+            self.values = Buffer::try_zeroed(self.elements).ok_or(Unfit::Memory)?;
+        }
+        let start = chunk.start as usize;
+        self.values.as_mut_slice()[start..start + len].copy_from_slice(values);
+        self.payloads[number] = None;
+        Ok(())
+    }
+
+    /// Keeps what a codec made. Differences are added to the values, since a worker may have missed the one before; all
+    /// else is passed on as it is.
+    fn put_encoded(&mut self, number: usize, chunk: Chunk, payload: &[u8]) -> Result<(), Unfit> {
+        let (start, len) = (chunk.start as usize, chunk.len as usize);
+        if let Some(decoder) = &mut self.differences {
+            let values = self.values.as_mut_slice().get_mut(start..start + len).ok_or(Unfit::Shape)?;
+            return decoder.decode_add(payload, values).map_err(|_| Unfit::Shape);
+        }
+        if !self.is_encoded || payload.len() > codec::HEADER_BYTES + 4 * len {
+            return Err(Unfit::Shape);
+        }
+        let place = &mut self.payloads[number];
+        let free = place.take().and_then(|(buffer, _)| Arc::into_inner(buffer));
+        let words = payload.len().div_ceil(4);
+        let mut buffer = match free.filter(|buffer| buffer.len() >= words) {
+            Some(buffer) => buffer,
+            None => Buffer::try_zeroed(words).ok_or(Unfit::Memory)?,
+        };
+        buffer.as_mut_bytes()[..payload.len()].copy_from_slice(payload);
+        *place = Some((Arc::new(buffer), payload.len()));
+        Ok(())
     }
 }
 

@@ -305,10 +305,12 @@ impl Lane {
                     return Err(format!("the parameters of table {table} do not fit this host's memory"));
                 }
             }
-            if let Some((start, len)) = copies.place(table, header.chunk) {
+            if let Some((body, len, is_encoded)) = copies.body(table, header.chunk) {
                 // What is handed on is what the copy has, which may be newer than an answer that was late.
-                let header = &Header { version: copies.version(table, header.chunk), ..*header };
-                self.hand_over(header, Body::Stored { buffer: table as u64, start, len }, len, out);
+                let version = copies.version(table, header.chunk);
+                let flags = header.flags.without(Flags::ENCODED);
+                let flags = if is_encoded { flags.with(Flags::ENCODED) } else { flags };
+                self.hand_over(&Header { version, flags, ..*header }, body, len, out);
             }
         }
         self.hand_out(copies, out);
@@ -357,12 +359,13 @@ impl Lane {
             header.request = ahead.number;
             header.epoch = self.epoch;
             for (part, &chunk) in chunks.iter().enumerate() {
-                let Some((start, len)) = copies.place(ahead.table, chunk) else { continue };
+                let Some((body, len, is_encoded)) = copies.body(ahead.table, chunk) else { continue };
                 header.chunk = chunk;
                 header.part = part as u32;
                 header.version = copies.version(ahead.table, chunk);
-                header.flags = if part + 1 == chunks.len() { Flags::LAST } else { Flags::default() };
-                self.hand_over(&header, Body::Stored { buffer: ahead.table as u64, start, len }, len, out);
+                let flags = if part + 1 == chunks.len() { Flags::LAST } else { Flags::default() };
+                header.flags = if is_encoded { flags.with(Flags::ENCODED) } else { flags };
+                self.hand_over(&header, body, len, out);
             }
         }
     }

@@ -9,6 +9,7 @@
 use super::lane::{Lane, Out};
 use super::routes::Route;
 use super::table::{Incoming, PartChunk};
+use crate::codec::{Content, Decoder};
 use crate::kernels::{self, Values};
 use crate::limits;
 use crate::role::{Body, Frame};
@@ -30,6 +31,8 @@ struct Sum {
     buffer: Buffer,
     /// How many gradients are in each chunk.
     weights: Vec<u32>,
+    /// What travels instead of chunks that have left, where a codec made it.
+    payloads: Vec<Option<Vec<u8>>>,
     /// Chunks before this one have left, or nobody has them.
     sealed: usize,
     /// How far the slowest worker was when that was last looked at.
@@ -92,45 +95,28 @@ impl Flights {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.sums.values().map(|sum| sum.buffer.memory_bytes()).sum()
+        let payloads = |sum: &Sum| sum.payloads.iter().flatten().map(Vec::len).sum::<usize>();
+        self.sums.values().map(|sum| sum.buffer.memory_bytes() + payloads(sum)).sum()
     }
 }
 
 impl Sum {
-    fn add(&mut self, index: usize, chunk: PartChunk, values: Values<'_>) {
+    fn add(&mut self, index: usize, chunk: PartChunk, values: Content<'_>) {
         let sum = &mut self.buffer.as_mut_slice()[chunk.start..chunk.start + chunk.len];
         // The first gradient is copied, so that nothing has to be zeroed.
-        if self.weights[index] == 0 {
-            kernels::copy(sum, values);
-        } else {
-            kernels::add_values(sum, values);
+        match self.weights[index] {
+            0 => values.copy_to(sum),
+            _ => values.add_to(sum),
         }
         self.weights[index] += 1;
+    }
+
+    fn values(&self, chunk: PartChunk) -> &[f32] {
+        &self.buffer.as_slice()[chunk.start..chunk.start + chunk.len]
     }
 }
 
 impl Lane {
-    /// Takes one frame of a push that a codec made: it is decoded, and goes the way of any other.
-    fn push_encoded(
-        &mut self,
-        now: Time,
-        worker: WorkerId,
-        header: &Header,
-        payload: &[u8],
-        out: &mut Out<'_>,
-    ) -> Result<(), Fault> {
-        let table = &mut self.tables[header.table.0 as usize];
-        match table.decode(worker, header, payload) {
-            Ok(plain) => {
-                let decoded = std::mem::take(&mut table.decoded);
-                let result = self.push(now, worker, &plain, bytemuck::cast_slice(&decoded), out);
-                self.tables[header.table.0 as usize].decoded = decoded;
-                result
-            }
-            Err(fault) => table.refuse_once(worker, header, fault),
-        }
-    }
-
     /// Takes one frame of a push.
     pub(super) fn push(
         &mut self,
@@ -140,12 +126,8 @@ impl Lane {
         payload: &[u8],
         out: &mut Out<'_>,
     ) -> Result<(), Fault> {
-        if header.flags.has(Flags::ENCODED) {
-            return self.push_encoded(now, worker, header, payload, out);
-        }
         let (number, clock, index) = (header.table.0 as usize, header.clock, header.part as usize);
         let is_last = header.flags.has(Flags::LAST);
-        let epoch = self.epoch;
         let table = &mut self.tables[number];
         if table.done.get(&worker).is_some_and(|&done| clock <= done) {
             return if is_last { self.push_again(worker, header, out) } else { Ok(()) };
@@ -157,14 +139,40 @@ impl Lane {
                 return Ok(());
             }
         }
-        let checked = match header.epoch == epoch {
-            true => table.check(worker, header, payload),
+        let mut decoder = table.decoder.take();
+        let result = match self.check(worker, header, payload, decoder.as_mut()) {
+            Ok(values) => self.push_checked(now, worker, header, values, out),
+            Err(fault) => self.tables[number].refuse_once(worker, header, fault),
+        };
+        self.tables[number].decoder = decoder;
+        result
+    }
+
+    fn check<'a>(
+        &self,
+        worker: WorkerId,
+        header: &Header,
+        payload: &'a [u8],
+        decoder: Option<&'a mut Decoder>,
+    ) -> Result<Content<'a>, Fault> {
+        let table = &self.tables[header.table.0 as usize];
+        match header.epoch == self.epoch {
+            true => table.check(worker, header, payload, decoder),
             false => Err(table.fault(Cause::StaleEpoch, format!("placement epoch {}", header.epoch))),
-        };
-        let values = match checked {
-            Ok(values) => values,
-            Err(fault) => return table.refuse_once(worker, header, fault),
-        };
+        }
+    }
+
+    /// Takes what the next frame of a push brings.
+    fn push_checked(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        values: Content<'_>,
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let (number, clock, index) = (header.table.0 as usize, header.clock, header.part as usize);
+        let is_last = header.flags.has(Flags::LAST);
         let sum = match self.sum_for(number, clock, index, out) {
             Ok(sum) => sum,
             Err(fault) => return self.tables[number].refuse_once(worker, header, fault),
@@ -189,7 +197,7 @@ impl Lane {
         Ok(())
     }
 
-    fn add(&mut self, now: Time, sum: u64, worker: WorkerId, index: usize, values: Values<'_>) {
+    fn add(&mut self, now: Time, sum: u64, worker: WorkerId, index: usize, values: Content<'_>) {
         let Some(sum) = self.flights.sums.get_mut(&sum) else { return };
         let table = &self.tables[sum.table];
         sum.contributors.insert(worker);
@@ -199,7 +207,7 @@ impl Lane {
         }
         let mut clipped = values.to_vec();
         kernels::clip_non_finite(&mut clipped);
-        sum.add(index, table.chunks[index], Values::F32(&clipped));
+        sum.add(index, table.chunks[index], Values::F32(&clipped).into());
     }
 
     /// The sum that a chunk of a clock goes to. One of which that chunk has left ends.
@@ -232,6 +240,7 @@ impl Lane {
                 attempt: table.attempts.get(&clock).copied().unwrap_or(0),
                 buffer,
                 weights: vec![0; table.chunks.len()],
+                payloads: vec![None; table.chunks.len()],
                 sealed: 0,
                 slowest: usize::MAX,
                 contributors: BTreeSet::new(),
@@ -326,7 +335,10 @@ impl Lane {
         let range = sum.sealed..sealed.max(sum.sealed);
         sum.sealed = range.end;
         for index in range {
-            if self.flights.sums.get(&id).is_some_and(|sum| sum.weights[index] > 0) {
+            if let Some(sum) = self.flights.sums.get_mut(&id).filter(|sum| sum.weights[index] > 0) {
+                // Once: what is sent again after a broken connection is the same.
+                let table = &mut self.tables[sum.table];
+                sum.payloads[index] = table.encode(sum.clock, index, sum.values(table.chunks[index]));
                 self.launch(id, Some(index), out);
             }
         }
@@ -393,12 +405,19 @@ impl Lane {
         header.part = sum.attempt;
         let frame = match flight.chunk {
             Some(index) => {
-                let PartChunk { number, start, len } = self.tables[sum.table].chunks[index];
+                let PartChunk { number, start, len, .. } = self.tables[sum.table].chunks[index];
                 header.chunk = number;
                 header.rows = sum.weights[index];
-                header.payload_bytes = len as u32 * 4;
-                out.report.bytes_to_servers += len as u64 * 4;
-                Frame { header, body: Body::Stored { buffer: flight.sum, start: start * 4, len: len * 4 } }
+                let (body, bytes) = match &sum.payloads[index] {
+                    Some(payload) => {
+                        header.flags = Flags::ENCODED;
+                        (Body::Bytes(payload.clone()), payload.len())
+                    }
+                    None => (Body::Stored { buffer: flight.sum, start: start * 4, len: len * 4 }, len * 4),
+                };
+                header.payload_bytes = bytes as u32;
+                out.report.bytes_to_servers += bytes as u64;
+                Frame { header, body }
             }
             None => {
                 // A worker whose connection broke asks for its parameters itself.
@@ -478,6 +497,14 @@ impl Lane {
         }
         if let Some(&open) = self.tables[number].open.get(&clock) {
             self.end_sum(open, out);
+        }
+        let table = &mut self.tables[number];
+        for sum in self.flights.sums.values().filter(is_it) {
+            for (index, payload) in sum.payloads.iter().enumerate() {
+                if let Some(payload) = payload {
+                    table.undo(index, sum.values(table.chunks[index]), payload);
+                }
+            }
         }
     }
 

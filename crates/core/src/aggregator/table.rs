@@ -2,11 +2,10 @@
 
 use super::lane::Lane;
 use super::routes::Route;
-use crate::codec::Decoder;
-use crate::kernels::Values;
+use crate::codec::{self, Content, Context, Decoder, Encoder};
 use crate::limits;
 use crate::store::Buffer;
-use crate::table::NonFinite;
+use crate::table::{Chunk, NonFinite, TableSpec};
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +32,12 @@ pub(super) struct Table {
     pub(super) spare: Vec<Buffer>,
     /// Reads what workers push, where a codec makes it.
     pub(super) decoder: Option<Decoder>,
-    pub(super) decoded: Vec<f32>,
+    /// Makes sums smaller by the same codec. What it keeps is of this aggregator's sums alone.
+    pub(super) encoder: Option<Encoder>,
+    /// The table's elements, and how many of them are a row.
+    size: (u64, usize),
+    /// What the random choices of a codec follow from: the job's seed, who this is, and which table.
+    pub(super) identity: (u64, u32, u32),
 }
 
 /// What becomes of a table's gradients here.
@@ -52,6 +56,8 @@ pub(super) struct SumPolicy {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PartChunk {
     pub(super) number: u32,
+    /// First element in the table.
+    pub(super) table_start: u64,
     /// First element in the part.
     pub(super) start: usize,
     pub(super) len: usize,
@@ -77,16 +83,17 @@ pub(super) struct Passed {
 }
 
 impl Table {
-    /// A table of which this shard holds these chunks: their numbers and lengths.
-    pub(super) fn new(name: &str, chunks: impl Iterator<Item = (u32, usize)>) -> Table {
+    /// A table of which this shard holds these chunks, with their numbers.
+    pub(super) fn new(spec: &TableSpec, chunks: impl Iterator<Item = (u32, Chunk)>) -> Table {
         let mut elements = 0;
-        let place = |(number, len)| {
-            let start = elements;
+        let place = |(number, chunk): (u32, Chunk)| {
+            let (start, len) = (elements, chunk.len as usize);
             elements += len;
-            PartChunk { number, start, len }
+            PartChunk { number, table_start: chunk.start, start, len }
         };
         let chunks = chunks.map(place).collect();
-        Table { name: name.to_owned(), chunks, elements, ..Table::default() }
+        let size = (spec.elements(), spec.columns());
+        Table { name: spec.name.clone(), chunks, elements, size, ..Table::default() }
     }
 
     pub(super) fn set_policy(&mut self, policy: SumPolicy) {
@@ -106,7 +113,8 @@ impl Table {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.spare.iter().map(Buffer::memory_bytes).sum()
+        let spare: usize = self.spare.iter().map(Buffer::memory_bytes).sum();
+        spare + self.encoder.as_ref().map_or(0, Encoder::memory_bytes)
     }
 
     /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
@@ -129,13 +137,14 @@ impl Table {
         Fault { cause, message: format!("table `{}`: {what}", self.name) }
     }
 
-    /// Whether a frame is the next one of a push that fits; its values.
+    /// Whether a frame is the next one of a push that fits; its values. Those that a codec made are lent by the decoder.
     pub(super) fn check<'a>(
         &self,
         worker: WorkerId,
         header: &Header,
         payload: &'a [u8],
-    ) -> Result<Values<'a>, Fault> {
+        decoder: Option<&'a mut Decoder>,
+    ) -> Result<Content<'a>, Fault> {
         let clock = header.clock;
         let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
         if let Some(newer) = newer {
@@ -156,8 +165,19 @@ impl Table {
             chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last
         };
         let chunk = self.chunks.get(index).filter(fits);
-        let values = header.dtype.values(payload);
-        let values = values.filter(|values| chunk.is_some_and(|chunk| chunk.len == values.len()));
+        let values: Option<Content<'a>> = match (chunk, header.flags.has(Flags::ENCODED), decoder) {
+            (Some(chunk), true, Some(decoder)) => match decoder.read(payload, chunk.len) {
+                Ok(values) => Some(values),
+                Err(why) => {
+                    let what = format!("{worker} pushed chunk {} at clock {clock}; {why}", header.chunk);
+                    return Err(self.fault(Cause::Shape, what));
+                }
+            },
+            (Some(chunk), false, _) => {
+                header.dtype.values(payload).filter(|values| values.len() == chunk.len).map(Content::from)
+            }
+            _ => None,
+        };
         let Some(values) = values else {
             let (bytes, dtype) = (payload.len(), header.dtype);
             let what = format!("{bytes} bytes of {dtype:?} for chunk {} as frame {index}", header.chunk);
@@ -174,24 +194,30 @@ impl Table {
         Ok(values)
     }
 
-    /// Decodes a frame that a codec made into `decoded`. The header of the frame that it stands for.
-    pub(super) fn decode(
-        &mut self,
-        worker: WorkerId,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<Header, Fault> {
-        let chunk = self.chunks.get(header.part as usize).filter(|chunk| chunk.number == header.chunk);
-        let (Some(chunk), Some(decoder)) = (chunk.copied(), self.decoder.as_mut()) else {
-            let what = format!("{worker} pushed chunk {} by a codec that does not belong here", header.chunk);
-            return Err(self.fault(Cause::Shape, what));
+    /// What travels instead of the sum of a chunk; `None` when that is the sum itself.
+    pub(super) fn encode(&mut self, clock: Clock, index: usize, sum: &[f32]) -> Option<Vec<u8>> {
+        let PartChunk { number, table_start, start, .. } = self.chunks[index];
+        let (seed, sender, table) = self.identity;
+        let context = Context {
+            step: clock,
+            seed: codec::stretch_seed(seed, sender, table, clock, number),
+            table_elements: self.size.0,
+            start: table_start,
+            columns: self.size.1,
+            ..Context::default()
         };
-        self.decoded.resize(chunk.len, 0.0);
-        if let Err(why) = decoder.decode(payload, &mut self.decoded) {
-            let what = format!("{worker} pushed chunk {} at clock {}; {why}", header.chunk, header.clock);
-            return Err(self.fault(Cause::Shape, what));
+        let mut payload = Vec::new();
+        // The servers say what is to become of a sum that is not finite.
+        self.encoder.as_mut()?.encode(start, sum, &context, &mut payload).ok()?;
+        Some(payload)
+    }
+
+    /// A sum of a chunk that was encoded was refused, and what it is made of comes again.
+    pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &[u8]) {
+        let start = self.chunks[index].start;
+        if let Some(encoder) = &mut self.encoder {
+            encoder.undo(start, sum, payload);
         }
-        Ok(Header { flags: header.flags.without(Flags::ENCODED), ..*header })
     }
 
     /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.

@@ -66,6 +66,8 @@ pub struct Codec {
     /// `None` when nobody named one: then values without sparsifier stand densely.
     pub(super) container: Option<Container>,
     pub(super) bytes: Option<Box<dyn Bytes>>,
+    /// What is encoded was encoded before, by those who computed it.
+    is_relay: bool,
 }
 
 impl Codec {
@@ -111,6 +113,13 @@ impl Codec {
             );
         }
         Ok(codec)
+    }
+
+    /// The same chain for sums of what workers encoded by it: clipping and momentum were theirs, and are not done twice.
+    pub fn of_sums(mut self) -> Codec {
+        self.filters.retain(|filter| !filter.changes_values());
+        self.is_relay = true;
+        self
     }
 
     /// The same chain for rows of a table: what is zero, and so not among them, stays so.
@@ -269,7 +278,7 @@ impl Codec {
 
     /// How much of a velocity is kept, if there is one.
     pub(super) fn momentum(&self) -> Option<f32> {
-        self.sparsifier.as_ref().and_then(|sparsifier| sparsifier.momentum())
+        self.sparsifier.as_ref().filter(|_| !self.is_relay).and_then(|sparsifier| sparsifier.momentum())
     }
 
     /// The quantiser of a chain that is nothing else but for a byte compressor, and keeps nothing.

@@ -3,9 +3,12 @@
 use super::container::{self, Container};
 use super::matrix::{SHAPE_BYTES, Shape};
 use super::payload::{Header, Layout, read_floats};
-use super::{Codec, CodecError, Mask, Packer};
-use crate::kernels;
+use super::{Codec, CodecError, Content, Mask, Packer, Sparse};
+use crate::kernels::{self, Values};
+use crate::wire::DType;
 use std::sync::Arc;
+
+const NOT_FINITE: &str = "NaN or Inf among its values";
 
 /// The receiver's end of a chain.
 #[derive(Debug)]
@@ -16,17 +19,6 @@ pub struct Decoder {
     unpacked: Vec<u8>,
     product: Vec<f32>,
     packer: Option<Box<dyn Packer>>,
-}
-
-/// Where the values of a checked payload are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    /// All of them in `values`.
-    Whole,
-    /// Those of the mask in `values`.
-    Masked,
-    /// All of them in `product`.
-    Product,
 }
 
 impl Decoder {
@@ -44,34 +36,25 @@ impl Decoder {
 
     /// Replaces `values` by what the payload has for as many. After an error they are as they were.
     pub fn decode(&mut self, payload: &[u8], values: &mut [f32]) -> Result<(), CodecError> {
-        match self.check(payload, values.len())? {
-            Found::Whole => values.copy_from_slice(&self.values),
-            Found::Product => values.copy_from_slice(&self.product),
-            Found::Masked => {
-                kernels::fill(values, 0.0);
-                self.mask.put(&self.values, values);
-            }
-        }
+        self.read(payload, values.len())?.copy_to(values);
         Ok(())
     }
 
     /// Adds what the payload has for as many values. After an error `sum` is as it was.
     pub fn decode_add(&mut self, payload: &[u8], sum: &mut [f32]) -> Result<(), CodecError> {
-        match self.check(payload, sum.len())? {
-            Found::Whole => kernels::add(sum, &self.values),
-            Found::Product => kernels::add(sum, &self.product),
-            Found::Masked => self.mask.add(&self.values, sum),
-        }
+        self.read(payload, sum.len())?.add_to(sum);
         Ok(())
     }
 
-    /// Reads and checks a payload for a stretch of `entries`. No more memory is taken than those need, whatever the
-    /// payload says.
-    fn check(&mut self, payload: &[u8], entries: usize) -> Result<Found, CodecError> {
+    /// What a payload says of a stretch of `entries`, checked whole: its values are finite, and where they belong. They
+    /// stay where they were found; the next payload replaces them. No more memory is taken than `entries` need, whatever
+    /// the payload says.
+    pub fn read<'a>(&'a mut self, payload: &'a [u8], entries: usize) -> Result<Content<'a>, CodecError> {
         let refuse = |why: String| Err(CodecError::Payload(why));
+        let Decoder { codec, mask, values, unpacked, product, packer } = self;
         let (header, mut body) = Header::decode(payload)?;
-        if header.tag != self.codec.tag() {
-            return Err(CodecError::OtherCodec { expected: self.codec.to_string() });
+        if header.tag != codec.tag() {
+            return Err(CodecError::OtherCodec { expected: codec.to_string() });
         }
         let count = header.count as usize;
         let whole = matches!(header.layout, Layout::Raw | Layout::Dense);
@@ -80,7 +63,7 @@ impl Decoder {
         }
         let value_bytes = match header.layout {
             Layout::Raw => 4 * count,
-            _ => self.codec.value_bytes(count),
+            _ => codec.value_bytes(count),
         };
         let place_bytes = match header.layout {
             Layout::LowRank => SHAPE_BYTES,
@@ -88,44 +71,53 @@ impl Decoder {
         };
         let expected = place_bytes + value_bytes;
         if header.packed {
-            let Some(packer) = &mut self.packer else {
+            let Some(packer) = packer else {
                 return refuse("compressed bytes, and this codec has no byte compressor".into());
             };
-            self.unpacked.resize(expected, 0);
-            packer.unpack(body, &mut self.unpacked).map_err(CodecError::Payload)?;
-            body = &self.unpacked;
+            unpacked.resize(expected, 0);
+            packer.unpack(body, unpacked).map_err(CodecError::Payload)?;
+            body = unpacked;
         }
         if body.len() != expected {
             return refuse(format!("{} bytes of body where {expected} are needed", body.len()));
         }
         let (places, bytes) = body.split_at(place_bytes);
-        self.values.resize(count, 0.0);
-        match (&self.codec.quantiser, header.layout) {
-            (_, Layout::Raw) | (None, _) => read_floats(bytes, &mut self.values),
-            (Some(quantiser), _) => {
-                quantiser.dequantise(bytes, &mut self.values).map_err(CodecError::Payload)?;
+        let quantiser = codec.quantiser.as_ref().filter(|_| header.layout != Layout::Raw);
+        if whole {
+            // What is an element type's own is added from where it lies, unless it lies across its words.
+            let view = match quantiser {
+                None => DType::F32.values(bytes),
+                Some(quantiser) => quantiser.view(bytes),
+            };
+            if let Some(view) = view {
+                return if view.all_finite() { Ok(view.into()) } else { refuse(NOT_FINITE.into()) };
             }
         }
-        if !kernels::all_finite(&self.values) {
-            return refuse("NaN or Inf among its values".into());
+        values.resize(count, 0.0);
+        match quantiser {
+            None => read_floats(bytes, values),
+            Some(quantiser) => quantiser.dequantise(bytes, values).map_err(CodecError::Payload)?,
+        }
+        if !kernels::all_finite(values) {
+            return refuse(NOT_FINITE.into());
         }
         if whole {
-            return Ok(Found::Whole);
+            return Ok(Values::F32(values).into());
         }
         let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| header.layout == Layout::LowRank)
         else {
-            container::read_places(header.layout, places, entries, count, &mut self.mask)
+            container::read_places(header.layout, places, entries, count, mask)
                 .map_err(CodecError::Payload)?;
-            return Ok(Found::Masked);
+            return Ok(Content::Sparse(Sparse::new(mask, values)));
         };
         let shape = Shape::decode(shape, entries).map_err(CodecError::Payload)?;
         if shape.values(entries) != count {
             return refuse(format!("{count} values for matrices of {shape:?}"));
         }
-        self.product.resize(entries, 0.0);
-        shape.product(&self.values, &mut self.product);
-        match kernels::all_finite(&self.product) {
-            true => Ok(Found::Product),
+        product.resize(entries, 0.0);
+        shape.product(values, product);
+        match kernels::all_finite(product) {
+            true => Ok(Values::F32(product).into()),
             false => refuse("matrices whose product is not finite".into()),
         }
     }

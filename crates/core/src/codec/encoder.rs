@@ -3,7 +3,7 @@
 use super::container::{self, Container};
 use super::matrix::SHAPE_BYTES;
 use super::payload::{HEADER_BYTES, Header, Layout, write_floats};
-use super::{Codec, CodecError, Context, Mask, Packer, Quantiser};
+use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
 use crate::kernels;
 use crate::store::Buffer;
 use multiversion::multiversion;
@@ -180,6 +180,25 @@ impl Encoder {
         header.packed = work.pack(start + HEADER_BYTES, out);
         out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
         Ok(())
+    }
+
+    /// A payload of this encoder did not arrive, and will not be sent again: what it said of the `len` elements from
+    /// `start` on is kept for the next one, where anything is kept.
+    pub fn put_back(&mut self, start: usize, len: usize, payload: &[u8]) {
+        let residual = stretch(&mut self.residual, start..start + len);
+        if !residual.is_empty() {
+            // It made the payload itself; another one is left alone.
+            _ = Decoder::new(self.codec.clone()).decode_add(payload, residual);
+        }
+    }
+
+    /// The same for values that will be encoded again: what is kept is what was kept before them, but for rounding.
+    pub fn undo(&mut self, start: usize, values: &[f32], payload: &[u8]) {
+        self.put_back(start, values.len(), payload);
+        let residual = stretch(&mut self.residual, start..start + values.len());
+        if !residual.is_empty() {
+            kernels::add_scaled(residual, values, -1.0);
+        }
     }
 }
 

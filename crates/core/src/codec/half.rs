@@ -2,8 +2,9 @@
 
 use super::feedback::Nothing;
 use super::{Bound, Context, Quantiser, Stage};
-use crate::kernels::{self, Bf16, Element, F16};
+use crate::kernels::{self, Bf16, Element, F16, Values};
 use crate::registry::Entry;
+use crate::wire::DType;
 use multiversion::multiversion;
 
 pub(super) const F16_ENTRY: Entry<Stage> = Entry {
@@ -48,6 +49,10 @@ impl Quantiser for HalfPrecision {
         Ok(())
     }
 
+    fn view<'a>(&self, bytes: &'a [u8]) -> Option<Values<'a>> {
+        DType::F16.values(bytes)
+    }
+
     fn bound(&self, _count: usize) -> Bound {
         // Half a unit in the last place of 11 bits; half the smallest subnormal number.
         Bound { of_norm: 2f64.powi(-11), absolute: 2f64.powi(-25) }
@@ -72,6 +77,10 @@ impl Quantiser for BrainFloat {
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String> {
         read_bf16(bytes, values);
         Ok(())
+    }
+
+    fn view<'a>(&self, bytes: &'a [u8]) -> Option<Values<'a>> {
+        DType::Bf16.values(bytes)
     }
 
     fn bound(&self, _count: usize) -> Bound {

@@ -99,9 +99,10 @@ impl Shard {
             if is_direct {
                 header.request = answer.request;
                 let place = (table, pushed.part as usize);
-                let frame = part.answer_frame(place, answer.worker, header, answer.landing);
+                let to = NodeId::Worker(answer.worker);
+                let frame = part.answer_frame(place, to, header, answer.landing);
                 *bytes_pulled += u64::from(frame.header.payload_bytes);
-                outputs.push_back(Output::Send { to: NodeId::Worker(answer.worker), frame });
+                outputs.push_back(Output::Send { to, frame });
             }
             is_direct
         });
@@ -135,14 +136,9 @@ impl Shard {
             None => {
                 header.rows = edition.map_or(0, |edition| edition.number);
                 let count = part.chunks().len();
-                let is_direct = matches!(to, NodeId::Worker(_));
                 for index in sent..count {
                     header.part = index as u32;
-                    // An aggregator fans answers out, and needs them as they are.
-                    let frame = match is_direct {
-                        true => part.answer_frame((pull.table, index), pull.worker, header, pull.landing),
-                        false => part.chunk(index).frame(header, pull.table, pull.landing),
-                    };
+                    let frame = part.answer_frame((pull.table, index), to, header, pull.landing);
                     send(frame, index + 1 == count);
                 }
             }

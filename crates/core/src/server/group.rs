@@ -145,6 +145,7 @@ impl Shard {
         if let Some(peer) = self.groups.peers.get_mut(&id) {
             peer.sent.clear();
         }
+        self.tables.iter_mut().for_each(|table| table.forget_answers_to(id));
     }
 
     /// Which answer to an aggregator this one is; `None` when it goes to the worker itself.
@@ -178,7 +179,7 @@ impl Shard {
             return;
         }
         let taken = match self.check_sum(header) {
-            Ok(table) => self.tables[table].push_sum(header, payload, &mut self.accumulators),
+            Ok(table) => self.tables[table].push_sum(id, header, payload, &mut self.accumulators),
             Err(fault) => Err(fault),
         };
         let Some(peer) = self.groups.peers.get_mut(&id) else { return };
@@ -281,7 +282,8 @@ impl Shard {
             }
             self.groups.routes.insert(entry.worker, id);
             let (worker, request, clock) = (entry.worker, entry.request, header.clock.saturating_add(1));
-            let pull = PendingPull { worker, table, request, clock, landing: None, rows: None, owes_ack: false };
+            let pull =
+                PendingPull { worker, table, request, clock, landing: None, rows: None, owes_ack: false };
             if let Err(fault) = self.ask(now, pull) {
                 self.refuse(worker, header.table, request, &fault);
             }

@@ -19,7 +19,7 @@ use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::store::{Buffer, Place, floats};
 use crate::table::{Chunk, TablePolicy, TableSpec};
-use crate::types::{Clock, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use ahead::AnswersAhead;
 use encoded::PartCodecs;
@@ -108,7 +108,7 @@ impl TablePart {
         let text = |error: SpecError| error.to_string();
         let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
         let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
-        let codecs = PartCodecs::new(registry, &spec, &policy, seed)?;
+        let codecs = PartCodecs::new(registry, &spec, &policy)?;
         let mut elements = 0;
         let chunks: Vec<LocalChunk> = chunks
             .map(|(number, chunk)| {
@@ -261,7 +261,12 @@ impl TablePart {
     /// What was sent to a worker is lost, or of no use to it.
     pub(super) fn forget_answers(&mut self, worker: WorkerId) {
         self.ahead.forget(worker);
-        self.codecs.forget(worker);
+        self.codecs.forget(NodeId::Worker(worker));
+    }
+
+    /// The same for an aggregator.
+    pub(super) fn forget_answers_to(&mut self, aggregator: AggregatorId) {
+        self.codecs.forget(NodeId::Aggregator(aggregator));
     }
 
     /// Whether answers are made when they are due, and not when they leave.

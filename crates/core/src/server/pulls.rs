@@ -150,7 +150,15 @@ mod tests {
 
     fn pull(worker: u32, table: usize, rows: usize) -> PendingPull {
         let rows = (rows > 0).then(|| vec![0; rows]);
-        PendingPull { worker: WorkerId(worker), table, request: 0, clock: 0, landing: None, rows, owes_ack: false }
+        PendingPull {
+            worker: WorkerId(worker),
+            table,
+            request: 0,
+            clock: 0,
+            landing: None,
+            rows,
+            owes_ack: false,
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Gradients that wait for their round to close.
 
-use crate::kernels::{self, Values};
+use crate::codec::Content;
+use crate::kernels::Values;
+use crate::optimizer::Gradient;
 use crate::store::Buffer;
 use crate::types::{Clock, WorkerId};
 use std::collections::BTreeMap;
@@ -16,7 +18,7 @@ pub(super) enum Piece<'a> {
         /// First element, counted on this shard.
         start: usize,
         /// Gradient.
-        values: Values<'a>,
+        values: Content<'a>,
     },
     /// Single rows; `values` has them one after the other.
     Rows {
@@ -33,13 +35,13 @@ pub(super) enum Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// Calls `visit` with every unit: its number, its first element on this shard, and its gradient.
-    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(usize, usize, Values<'a>)) {
+    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(usize, usize, Content<'a>)) {
         match *self {
             Piece::Dense { index, start, values } => visit(index, start, values),
             Piece::Rows { start, rows, width, values } => {
                 for (place, row) in rows.iter().enumerate() {
                     let unit = start / width + *row as usize;
-                    visit(unit, unit * width, values.slice(place * width..(place + 1) * width));
+                    visit(unit, unit * width, values.slice(place * width..(place + 1) * width).into());
                 }
             }
         }
@@ -51,14 +53,15 @@ impl<'a> Piece<'a> {
         'a: 'b,
     {
         match self {
-            Piece::Dense { index, start, .. } => Piece::Dense { index, start, values },
+            Piece::Dense { index, start, .. } => Piece::Dense { index, start, values: values.into() },
             Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values },
         }
     }
 
-    pub(super) fn values(&self) -> Values<'a> {
+    pub(super) fn values(&self) -> Content<'a> {
         match *self {
-            Piece::Dense { values, .. } | Piece::Rows { values, .. } => values,
+            Piece::Dense { values, .. } => values,
+            Piece::Rows { values, .. } => values.into(),
         }
     }
 }
@@ -119,6 +122,18 @@ impl Accumulators {
             self.free.resize_with(class + 1, Vec::new);
         }
         self.free[class].push(accumulator);
+    }
+
+    /// Calls `visit` with a value for every entry. Where only some are there, the others are filled in on an accumulator.
+    pub(super) fn with_whole(&mut self, content: Content<'_>, visit: impl FnOnce(Values<'_>)) {
+        let Content::Whole(values) = content else {
+            let mut whole = self.take(content.len());
+            let values = &mut whole.as_mut_slice()[..content.len()];
+            content.copy_to(values);
+            visit(Values::F32(values));
+            return self.give_back(Some(whole));
+        };
+        visit(values);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -202,7 +217,7 @@ impl Round {
         &mut self,
         unit: usize,
         start: usize,
-        values: Values<'_>,
+        values: Content<'_>,
         accumulators: &mut Accumulators,
     ) {
         self.add_weighted(unit, start, values, 1, accumulators);
@@ -213,10 +228,15 @@ impl Round {
         &mut self,
         unit: usize,
         start: usize,
-        values: Values<'_>,
+        values: Content<'_>,
         weight: u32,
         accumulators: &mut Accumulators,
     ) {
+        self.put(unit, start, values, accumulators);
+        self.count(unit, weight, Unit::SUMMED);
+    }
+
+    fn put(&mut self, unit: usize, start: usize, values: Content<'_>, accumulators: &mut Accumulators) {
         let sum = match &mut self.sums {
             Sums::Rows(sums) => {
                 if sums.len() < self.elements {
@@ -229,12 +249,10 @@ impl Round {
                 &mut sum.as_mut_slice()[..values.len()]
             }
         };
-        if self.units[unit].has(Unit::SUMMED) {
-            kernels::add_values(sum, values);
-        } else {
-            kernels::copy(sum, values);
+        match self.units[unit].has(Unit::SUMMED) {
+            true => values.add_to(sum),
+            false => values.copy_to(sum),
         }
-        self.count(unit, weight, Unit::SUMMED);
     }
 
     /// Whether so many more gradients make this unit complete, with `n` workers that push each unit once.
@@ -247,19 +265,29 @@ impl Round {
         self.units[unit].count()
     }
 
-    /// The unit's last `weight` gradients are here and are about to be stepped. `step` is called with the sum of those
-    /// before, if there were any.
+    /// The unit's last `weight` gradients are here, and `step` is called with all of them. Those that have a value for
+    /// every element are not stored; of others only the entries that are there are added to the sum before.
     pub(super) fn finish(
         &mut self,
-        unit: usize,
-        weight: u32,
-        range: Range<usize>,
+        (unit, weight): (usize, u32),
+        start: usize,
+        last: Content<'_>,
         accumulators: &mut Accumulators,
-        step: impl FnOnce(Option<&[f32]>),
+        step: impl FnOnce(Gradient<'_>),
     ) {
+        let range = start..start + last.len();
         let was_summed = self.units[unit].has(Unit::SUMMED);
+        match last {
+            Content::Whole(last) => {
+                let before = was_summed.then(|| self.sum(unit, range));
+                step(Gradient { before, last });
+            }
+            Content::Sparse(_) => {
+                self.put(unit, start, last, accumulators);
+                step(self.sum(unit, range).into());
+            }
+        }
         self.count(unit, weight, Unit::STEPPED);
-        step(was_summed.then(|| self.sum(unit, range)));
         if let Sums::Chunks(sums) = &mut self.sums {
             accumulators.give_back(sums[unit].take());
         }
@@ -301,7 +329,7 @@ impl Round {
     pub(super) fn add_staged(&mut self, accumulators: &mut Accumulators) {
         for (_, staged) in std::mem::take(&mut self.staged) {
             for StagedUnit { unit, start, values } in &staged.ranges {
-                self.add(*unit, *start, Values::F32(values), accumulators);
+                self.add(*unit, *start, Values::F32(values).into(), accumulators);
             }
         }
     }

@@ -8,7 +8,8 @@ use crate::limits;
 use crate::registry::Registry;
 use crate::store::{Allocate, Buffer};
 use crate::table::{Chunk, NonFinite, TablePolicy, TableSpec};
-use crate::types::{Clock, WorkerId};
+use crate::types::{Clock, ShardId, WorkerId};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub(super) struct TableCodecs {
     /// The job's seed, this worker's rank, and the table's number.
     pub(super) identity: (u64, u32, u32),
     pub(super) payloads: Vec<u8>,
+    /// What a server refused, while it can be pushed again.
+    refused: Option<Refused>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
 }
@@ -29,8 +32,16 @@ pub(super) struct TableCodecs {
 /// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
 pub(super) type Payloads = Vec<(u32, Range<usize>)>;
 
-/// A gradient as it travels.
+/// A push that some servers refused. The residual has counted it: it is sent again as it is, or goes back there.
 #[derive(Debug)]
+struct Refused {
+    clock: Clock,
+    encoded: Encoded,
+    by: BTreeSet<ShardId>,
+}
+
+/// A gradient as it travels.
+#[derive(Debug, Clone)]
 pub(super) struct Encoded {
     pub(super) buffer: Arc<Buffer>,
     /// Where in the buffer they are.
@@ -63,19 +74,55 @@ impl TableCodecs {
         self.push.is_some()
     }
 
+    fn keeps_residual(&self) -> bool {
+        self.push.as_ref().is_some_and(|encoder| !encoder.residual().is_empty())
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
     }
 }
 
 impl LocalTable {
-    /// What travels instead of a gradient, chunk by chunk. The gradient is finite, or is to be clipped.
+    /// A server refused what it was sent of a push. What was encoded is in no residual any more.
+    pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, encoded: Encoded) {
+        if !self.codecs.keeps_residual() {
+            return;
+        }
+        match &mut self.codecs.refused {
+            Some(refused) if refused.clock == clock => _ = refused.by.insert(by),
+            _ => {
+                self.put_refused_back();
+                self.codecs.refused = Some(Refused { clock, encoded, by: BTreeSet::from([by]) });
+            }
+        }
+    }
+
+    /// What was refused is not pushed again: it stays behind as if it had not been chosen.
+    fn put_refused_back(&mut self) {
+        let Some(Refused { encoded, by, .. }) = self.codecs.refused.take() else { return };
+        let Some(mut encoder) = self.codecs.push.take() else { return };
+        for (number, range) in encoded.payloads.iter() {
+            let Chunk { shard, start, len } = self.chunk_at(*number);
+            if by.contains(&shard) {
+                encoder.put_back(start as usize, len as usize, &encoded.buffer.as_bytes()[range.clone()]);
+            }
+        }
+        self.codecs.push = Some(encoder);
+    }
+
+    /// What travels instead of a gradient, chunk by chunk. The gradient is finite, or is to be clipped. One that was
+    /// refused is not encoded twice: the residual would count it twice, and servers that have it take it once.
     pub(super) fn encode(
         &mut self,
         clock: Clock,
         gradient: Gradient<'_>,
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
+        if let Some(refused) = self.codecs.refused.take_if(|refused| refused.clock == clock) {
+            return Ok(refused.encoded);
+        }
+        self.put_refused_back();
         self.encode_with(memory, |local, codecs| local.encode_chunks(codecs, clock, gradient))
     }
 
@@ -111,13 +158,21 @@ impl LocalTable {
         let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
         let width = self.row_width();
+        let factors = match gradient {
+            Gradient::Product { factors, .. } => Some(factors),
+            Gradient::Dense(_) | Gradient::Rows { .. } => None,
+        };
         let mut ranges = Vec::new();
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
             let place = start as usize..start as usize + len as usize;
             let values = match gradient {
-                Gradient::Dense(values) if self.nonfinite == NonFinite::Reject => &values[place.clone()],
-                Gradient::Dense(values) => {
+                Gradient::Dense(values) | Gradient::Product { values, .. }
+                    if self.nonfinite == NonFinite::Reject =>
+                {
+                    &values[place.clone()]
+                }
+                Gradient::Dense(values) | Gradient::Product { values, .. } => {
                     scratch.clear();
                     scratch.extend_from_slice(&values[place.clone()]);
                     kernels::clip_non_finite(scratch);
@@ -142,7 +197,7 @@ impl LocalTable {
                     scratch.as_slice()
                 }
             };
-            let context = self.context(*identity, clock, number, chunk);
+            let context = Context { factors, ..self.context(*identity, clock, number, chunk) };
             let before = payloads.len();
             encoder.encode(place.start, values, &context, payloads)?;
             if self.spec.rows && codec::is_nothing(&payloads[before..]) {
@@ -162,15 +217,13 @@ impl LocalTable {
         number: u32,
         chunk: Chunk,
     ) -> Context<'_> {
-        let elements = self.spec.elements();
-        let rows = self.spec.shape.first().copied().unwrap_or(1).max(1);
         let place = chunk.start as usize..chunk.start as usize + chunk.len as usize;
         Context {
             step: clock,
             seed: codec::stretch_seed(seed, worker, table, clock, number),
-            table_elements: elements,
+            table_elements: self.spec.elements(),
             start: chunk.start,
-            columns: if self.spec.shape.len() > 1 { (elements / rows) as usize } else { 0 },
+            columns: self.spec.columns(),
             parameters: self.values.as_slice().get(place).unwrap_or(&[]),
             factors: None,
         }

@@ -2,6 +2,7 @@
 
 use super::encoding::TableCodecs;
 use super::{Gradient, Ticket, WorkerError};
+use crate::codec::Factors;
 use crate::consistency::PartialPull;
 use crate::store::{Allocate, Buffer, Place};
 use crate::table::{Chunk, NonFinite, TableSpec};
@@ -225,6 +226,11 @@ impl LocalTable {
         Some((number, self.chunks[number as usize]))
     }
 
+    /// The chunk of this number.
+    pub(super) fn chunk_at(&self, number: u32) -> Chunk {
+        self.chunks[number as usize]
+    }
+
     pub(super) fn row_width(&self) -> usize {
         self.spec.row_elements() as usize
     }
@@ -238,13 +244,15 @@ impl LocalTable {
             Err(WorkerError::Shape { table: name.clone(), expected, found })
         };
         match gradient {
-            Gradient::Dense(_) if self.spec.rows => {
+            Gradient::Dense(_) | Gradient::Product { .. } if self.spec.rows => {
                 shape("rows and their gradients, as it is sparse".into(), "a dense gradient".into())
             }
             Gradient::Rows { .. } if !self.spec.rows => {
                 shape("a gradient of the whole table, as it is dense".into(), "single rows".into())
             }
-            Gradient::Dense(values) if values.len() as u64 != self.spec.elements() => {
+            Gradient::Dense(values) | Gradient::Product { values, .. }
+                if values.len() as u64 != self.spec.elements() =>
+            {
                 let expected = format!("{} elements (shape {:?})", self.spec.elements(), self.spec.shape);
                 shape(expected, values.len().to_string())
             }
@@ -253,6 +261,17 @@ impl LocalTable {
                 shape(expected, values.len().to_string())
             }
             Gradient::Rows { rows, .. } => self.check_rows(rows),
+            Gradient::Product { factors: Factors { rank, u, v }, .. } => {
+                let (rank, columns) = (*rank as usize, self.spec.columns());
+                let rows = if columns == 0 { 0 } else { self.spec.elements() as usize / columns };
+                if rank > 0
+                    && (Some(u.len()), Some(v.len())) == (rows.checked_mul(rank), columns.checked_mul(rank))
+                {
+                    return Ok(());
+                }
+                let expected = format!("factors of {rows} x {rank} and {rank} x {columns} elements");
+                shape(expected, format!("{} and {}", u.len(), v.len()))
+            }
             Gradient::Dense(_) => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
-use super::encoding::Payloads;
+use super::encoding::{Encoded, Payloads};
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
 use crate::role::{Body, Frame, Landing};
@@ -86,12 +86,23 @@ impl Request {
         }
     }
 
+    /// Whether both bring the same push to the same server.
+    pub(super) fn is_same_push(&self, other: &Request) -> bool {
+        (self.shard, self.table, self.clock) == (other.shard, other.table, other.clock)
+    }
+
     /// What it brings to the server, as long as that does not have it.
     pub(super) fn buffer(&self) -> Option<&Arc<Buffer>> {
         match &self.what {
             What::Init { buffer } | What::Push { buffer, .. } => buffer.as_ref(),
             What::Pull { .. } => None,
         }
+    }
+
+    /// What a codec made of the gradient that it brings, as long as the server does not have it.
+    pub(super) fn encoded(&self) -> Option<Encoded> {
+        let What::Push { buffer, encoded, .. } = &self.what else { return None };
+        Some(Encoded { buffer: buffer.clone()?, payloads: encoded.clone()? })
     }
 
     /// Whether a consistency condition stood before the answer.

@@ -130,13 +130,20 @@ impl Worker {
         if self.request_to(from, header.request).is_none() {
             return self.outputs.push_back(Output::Log(fault.message));
         }
+        let encoded = self.requests.get(header.request).and_then(Request::encoded);
         let was_taken = self.note_taken(header.request).is_none();
         if let Some(table) = self.requests.get(header.request).map(|request| request.table) {
             // Nothing more comes of this answer. Once its request is gone, nobody knows how much of it came.
             self.share_landing(table);
         }
         let Some(request) = self.requests.remove(header.request) else { return };
+        // It may be on its way once more already.
+        let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
+        let is_sent_again = encoded.is_some() && self.requests.values().any(is_it);
         let local = &mut self.tables[request.table];
+        if let Some(encoded) = encoded.filter(|_| !is_sent_again) {
+            local.note_refused(request.clock, from, encoded);
+        }
         if !was_taken && local.pushed == Some(request.clock) {
             // It can be pushed again, corrected or later; servers that have it take it once.
             local.pushed = None;

@@ -2,13 +2,14 @@
 
 use super::pump::Pump;
 use super::{W, job, started};
+use paramill_core::codec::Factors;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::registry::Registry;
 use paramill_core::table::{Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
 use paramill_core::types::ServerId;
 use paramill_core::worker::{Gradient, PullOptions};
 
-fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
+pub(super) fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
     let config = job(workers, 2, "bsp", "sgd:lr=1");
     let policy = TablePolicy {
         codec: codec.into(),
@@ -38,7 +39,36 @@ fn step(pump: &mut Pump, gradient: impl Fn(usize, usize) -> f32) {
     }
 }
 
-fn uneven(worker: usize, element: usize) -> f32 {
+/// The same job with workers that go through aggregators, which add up what arrives as it does.
+pub(super) fn through_aggregators(config: JobConfig, through: &[usize], elements: usize) -> Pump {
+    let order = if through.is_empty() { config.policy.order } else { Order::Arrival };
+    let policy = TablePolicy { order, ..config.policy.clone() };
+    let mut pump = Pump::with_aggregators(JobConfig { policy, ..config }, 2, through);
+    let initial = (0..elements).map(|i| i as f32).collect();
+    pump.declare_and_start(&[(TableSpec::dense("w", [elements as u64]), initial)]);
+    pump.pass(1.0);
+    pump
+}
+
+/// One synchronous step of those that are there, with time for aggregators to hold what they hold.
+pub(super) fn patient_step(pump: &mut Pump, there: &[usize], gradient: impl Fn(usize, usize) -> f32) {
+    let elements = pump.workers[there[0]].values(W).len();
+    let push = |pump: &mut Pump, worker: usize| {
+        let gradient: Vec<f32> = (0..elements).map(|element| gradient(worker, element)).collect();
+        let now = pump.now;
+        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
+        pump.workers[worker].clock();
+        ticket
+    };
+    let tickets: Vec<_> = there.iter().map(|&worker| (worker, push(pump, worker))).collect();
+    pump.run();
+    pump.pass(2.0);
+    for (worker, ticket) in tickets {
+        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+    }
+}
+
+pub(super) fn uneven(worker: usize, element: usize) -> f32 {
     if (worker + element).is_multiple_of(3) { ((worker * 31 + element * 7) % 13) as f32 - 6.0 } else { 0.0 }
 }
 
@@ -117,6 +147,148 @@ fn a_broken_connection_does_not_mix_up_differences() {
     }
 }
 
+/// What two workers' gradients come to when one of them runs ahead until servers refuse it, again and again: the
+/// parameters in the end, when everything that was kept has come too.
+fn after_refusals(codec: &str, through: &[usize]) -> Vec<f32> {
+    // Servers keep rounds 0 to 4 while worker 1 has pushed nothing.
+    const REFUSED: u64 = 5;
+    let mut pump = through_aggregators(with_codecs(2, codec, "none"), through, 100);
+    let gradient = |worker: usize, clock: u64| -> Vec<f32> {
+        (0..100)
+            .map(|element| if clock < 12 { uneven(worker + clock as usize, element) } else { 0.0 })
+            .collect()
+    };
+    let push = |pump: &mut Pump, worker: usize| {
+        let (now, values) = (pump.now, gradient(worker, pump.workers[worker].current_clock()));
+        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&values), false).unwrap();
+        // Longer than an aggregator holds a push for others.
+        pump.pass(if through.is_empty() { 0.0 } else { 3.0 });
+        let outcome = pump.outcome(worker, ticket).expect("it is taken or refused");
+        pump.workers[worker].redeem(ticket);
+        outcome
+    };
+    for _ in 0..REFUSED {
+        assert_eq!(push(&mut pump, 0), Ok(()));
+        pump.workers[0].clock();
+    }
+    for _ in 0..3 {
+        assert!(push(&mut pump, 0).unwrap_err().to_string().contains("at most 4 rounds ahead"));
+    }
+    for _ in 0..2 {
+        assert_eq!(push(&mut pump, 1), Ok(()));
+        pump.workers[1].clock();
+    }
+    for _ in 0..40 {
+        for worker in 0..2 {
+            assert_eq!(push(&mut pump, worker), Ok(()));
+            pump.workers[worker].clock();
+        }
+    }
+    while pump.workers[1].current_clock() < pump.workers[0].current_clock() {
+        assert_eq!(push(&mut pump, 1), Ok(()));
+        pump.workers[1].clock();
+    }
+    pump.parameters(W, 100)
+}
+
+/// A push that is refused and pushed again is counted once, by the servers and by the residual.
+#[test]
+fn what_is_refused_and_pushed_again_counts_once() {
+    for through in [&[][..], &[0, 0], &[0]] {
+        let plain = after_refusals("none", through);
+        for codec in ["topk:0.2", "topk:0.3+bf16"] {
+            assert_eq!(after_refusals(codec, through), plain, "{codec} {through:?}");
+        }
+    }
+}
+
+/// Connections that break in the middle of pushes have them sent again as they were.
+#[test]
+fn what_is_sent_again_after_a_broken_connection_counts_once() {
+    let run = |codec: &str| {
+        let mut pump = started(with_codecs(2, codec, "none"), 1, 100);
+        for round in 0..12 {
+            let tickets: Vec<_> = (0..2)
+                .map(|worker| {
+                    let gradient: Vec<f32> = (0..100).map(|at| uneven(worker + round, at)).collect();
+                    let now = pump.now;
+                    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
+                    pump.workers[worker].clock();
+                    ticket
+                })
+                .collect();
+            // Some frames are taken, and the others are lost with the connection.
+            let node = pump.worker_node(round % 2);
+            pump.deliver(node, 1, round % 5);
+            pump.reset(node, 1);
+            pump.run();
+            pump.pass(1.0);
+            for (worker, ticket) in tickets.into_iter().enumerate() {
+                assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+            }
+        }
+        for _ in 0..30 {
+            step(&mut pump, |_, _| 0.0);
+        }
+        pump.parameters(W, 100)
+    };
+    let plain = run("none");
+    for codec in ["topk:0.2", "topk:0.3+bf16"] {
+        assert_eq!(run(codec), plain, "{codec}");
+    }
+}
+
+/// A fully connected layer's gradient, by its factors: the same parameters for a fraction of the bytes.
+#[test]
+fn factors_travel_instead_of_their_product() {
+    let (rows, columns, rank) = (40usize, 30usize, 2usize);
+    let run = |codec: &str, offers: bool| {
+        let config = JobConfig { chunk_elements: 600, ..with_codecs(2, codec, "none") };
+        let mut pump = Pump::new(config, 1);
+        let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
+        pump.start(&[(spec, vec![0.0; rows * columns])]);
+        for round in 0..3 {
+            for worker in 0..2 {
+                let u: Vec<f32> = (0..rows * rank).map(|at| uneven(worker + round, at)).collect();
+                let v: Vec<f32> = (0..rank * columns).map(|at| uneven(worker, at + round)).collect();
+                let cell = |at: usize| -> f32 {
+                    (0..rank).map(|k| u[at / columns * rank + k] * v[k * columns + at % columns]).sum()
+                };
+                let values: Vec<f32> = (0..rows * columns).map(cell).collect();
+                let factors = Factors { rank: rank as u32, u: &u, v: &v };
+                let gradient = match offers {
+                    true => Gradient::Product { values: &values, factors },
+                    false => Gradient::Dense(&values),
+                };
+                let now = pump.now;
+                let ticket = pump.workers[worker].push(now, W, gradient, false).unwrap();
+                pump.workers[worker].clock();
+                pump.run();
+                assert_eq!(pump.outcome(worker, ticket), Some(Ok(())));
+            }
+        }
+        (pump.parameters(W, rows * columns), pump.pushed_bytes)
+    };
+    let plain = run("none", false);
+    for (codec, offers, shrinks) in
+        [("factors", true, true), ("factors", false, false), ("none", true, false)]
+    {
+        let (parameters, bytes) = run(codec, offers);
+        assert_eq!(parameters, plain.0, "{codec} {offers}");
+        assert_eq!(bytes * 4 < plain.1, shrinks, "{codec} {offers}: {bytes} of {}", plain.1);
+    }
+}
+
+#[test]
+fn factors_that_do_not_fit_their_table_are_refused() {
+    let mut pump = started(with_codecs(1, "factors", "none"), 1, 100);
+    let (values, now) = ([1.0; 100], pump.now);
+    let factors = Factors { rank: 1, u: &values[..10], v: &values[..10] };
+    let error =
+        pump.workers[0].push(now, W, Gradient::Product { values: &values, factors }, false).unwrap_err();
+    assert!(error.to_string().contains("factors of 0 x 1 and 1 x 0 elements"), "{error}");
+}
+
 #[test]
 fn half_precision_answers_are_rounded_parameters() {
     let mut pump = started(with_codecs(2, "f16", "f16"), 2, 100);
@@ -164,38 +336,6 @@ fn rows_are_pushed_and_pulled_through_codecs() {
     for (found, expected) in answer.iter().zip(&plain.1) {
         assert!((found - expected).abs() <= expected.abs() / 200.0 + 0.02, "{found} for {expected}");
     }
-}
-
-#[test]
-fn aggregators_add_up_what_codecs_made() {
-    let config = with_codecs(4, "topk:0.5", "none");
-    let policy = TablePolicy { order: Order::Arrival, ..config.policy.clone() };
-    let config = JobConfig { policy, ..config };
-    let mut pump = Pump::with_aggregators(config, 1, &[0, 0, 1, 1]);
-    pump.start(&[(TableSpec::dense("w", [60]), vec![0.0; 60])]);
-    let push = |pump: &mut Pump, value: f32| {
-        let tickets: Vec<_> = (0..4)
-            .map(|worker| {
-                let gradient: Vec<f32> = (0..60).map(|element| value * (1 + element % 3) as f32).collect();
-                let now = pump.now;
-                let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
-                pump.workers[worker].clock();
-                ticket
-            })
-            .collect();
-        pump.run();
-        pump.pass(2.0);
-        for (worker, ticket) in tickets.into_iter().enumerate() {
-            assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
-        }
-    };
-    push(&mut pump, 1.0);
-    for _ in 0..4 {
-        push(&mut pump, 0.0);
-    }
-    let expected: Vec<f32> = (0..60).map(|element| -4.0 * (1 + element % 3) as f32).collect();
-    assert_eq!(pump.parameters(W, 60), expected);
-    assert_eq!(pump.workers[3].values(W), expected);
 }
 
 #[test]

@@ -1,17 +1,19 @@
 //! Pushes and answers of tables that have codecs.
 
-use super::{TablePart, Taken};
-use crate::codec::{self, Codec, Context, Decoder, Encoder};
-use crate::kernels;
+use super::{LocalChunk, TablePart, Taken};
+use crate::codec::{Codec, Content, Context, Decoder, Encoder};
+use crate::consistency::Admit;
+use crate::kernels::{self, Values};
 use crate::registry::Registry;
 use crate::role::{Body, Frame};
-use crate::server::rounds::Accumulators;
+use crate::server::rounds::{Accumulators, Piece};
 use crate::spec::SpecError;
 use crate::store::{Buffer, Place};
 use crate::table::{TablePolicy, TableSpec};
-use crate::types::{Time, WorkerId};
+use crate::types::{NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// A shard's ends of a table's codecs.
@@ -19,9 +21,9 @@ use std::sync::Arc;
 pub(super) struct PartCodecs {
     push: Option<Decoder>,
     answers: Option<Answers>,
-    /// What a push frame brought, decoded.
+    /// What a push frame brought of a table of rows, decoded.
     values: Vec<f32>,
-    /// The same as rows: their numbers, then their values.
+    /// The same as single rows: their numbers, then their values.
     words: Vec<u32>,
 }
 
@@ -29,15 +31,14 @@ pub(super) struct PartCodecs {
 #[derive(Debug)]
 struct Answers {
     encoder: Encoder,
-    /// When answers are differences: what each worker holds, which is also what was not sent to it yet.
-    mirrors: Option<BTreeMap<WorkerId, Mirror>>,
+    /// When answers are differences: what each worker or aggregator holds, which is also what was not sent to it yet.
+    mirrors: Option<BTreeMap<NodeId, Mirror>>,
     decoder: Decoder,
     difference: Vec<f32>,
     payload: Vec<u8>,
-    seed: u64,
 }
 
-/// What a worker holds of this part.
+/// What somebody holds of this part.
 #[derive(Debug)]
 struct Mirror {
     values: Buffer,
@@ -51,7 +52,6 @@ impl PartCodecs {
         registry: &Registry,
         spec: &TableSpec,
         policy: &TablePolicy,
-        seed: u64,
     ) -> Result<PartCodecs, String> {
         let fault = |error: SpecError| error.to_string();
         let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
@@ -61,7 +61,7 @@ impl PartCodecs {
         let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
         Ok(PartCodecs {
             push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
-            answers: is_used.then(|| Answers::new(Arc::new(answer), seed)),
+            answers: is_used.then(|| Answers::new(Arc::new(answer))),
             ..PartCodecs::default()
         })
     }
@@ -71,10 +71,10 @@ impl PartCodecs {
         self.answers.is_some()
     }
 
-    /// A worker may not have what was sent to it.
-    pub(super) fn forget(&mut self, worker: WorkerId) {
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget(&mut self, receiver: NodeId) {
         if let Some(mirrors) = self.answers.as_mut().and_then(|answers| answers.mirrors.as_mut()) {
-            mirrors.remove(&worker);
+            mirrors.remove(&receiver);
         }
     }
 
@@ -85,14 +85,13 @@ impl PartCodecs {
 }
 
 impl Answers {
-    fn new(codec: Arc<Codec>, seed: u64) -> Answers {
+    fn new(codec: Arc<Codec>) -> Answers {
         Answers {
             mirrors: codec.is_for_differences().then(BTreeMap::new),
             decoder: Decoder::new(codec.clone()),
             encoder: Encoder::without_memory(codec),
             difference: Vec::new(),
             payload: Vec::new(),
-            seed,
         }
     }
 
@@ -105,18 +104,18 @@ impl Answers {
         }
     }
 
-    /// The same for a chunk, to a worker that holds something else already.
+    /// The same for a chunk, to somebody who holds something else already.
     fn encode_difference(
         &mut self,
         (index, count): (usize, usize),
         elements: usize,
-        worker: WorkerId,
+        receiver: NodeId,
         (start, values): (usize, &[f32]),
         context: Context<'_>,
     ) -> (Vec<u8>, bool) {
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
         let mirror = mirrors
-            .entry(worker)
+            .entry(receiver)
             .or_insert_with(|| Mirror { values: Buffer::zeroed(elements), has: vec![false; count] });
         let held = &mut mirror.values.as_mut_slice()[start..start + values.len()];
         let whole = |held: &mut [f32]| {
@@ -132,7 +131,7 @@ impl Answers {
         self.payload.clear();
         let context = Context { parameters: held, ..context };
         let encoded = self.encoder.encode(0, &self.difference, &context, &mut self.payload);
-        // What the worker will do, to the bit.
+        // What the receiver will do, to the bit.
         match encoded.and_then(|()| self.decoder.decode_add(&self.payload, held)) {
             Ok(()) => (self.payload.clone(), true),
             Err(_) => whole(held),
@@ -141,60 +140,94 @@ impl Answers {
 }
 
 impl TablePart {
-    /// Takes one frame of a push that a codec made: it is decoded, and goes the way of any other.
-    pub(in crate::server) fn push_encoded(
+    /// Takes one frame of a push that a codec made. What it has is added from where the decoder found it; only rows are
+    /// filled in first, since each of them counts by itself.
+    pub(super) fn push_encoded(
         &mut self,
         now: Time,
         worker: WorkerId,
-        header: &Header,
-        payload: &[u8],
+        (header, payload): (&Header, &[u8]),
+        admit: Admit,
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let mut codecs = std::mem::take(&mut self.codecs);
-        let result = match self.decode(&mut codecs, worker, header, payload) {
-            Ok(plain) => {
-                let bytes: &[u8] = match self.spec.rows {
-                    true => bytemuck::cast_slice(&codecs.words),
-                    false => bytemuck::cast_slice(&codecs.values),
-                };
-                self.push(now, worker, &plain, bytes, accumulators)
-            }
-            Err(fault) => self.refuse_once(worker, header, fault),
+        let result = if self.spec.rows {
+            let mut plain = Header { flags: header.flags.without(Flags::ENCODED), ..*header };
+            let decoded = self.decode_rows(&mut codecs, worker, header, payload);
+            let piece = decoded.and_then(|rows| {
+                plain.rows = rows;
+                self.check_piece(worker, &plain, bytemuck::cast_slice(&codecs.words))
+            });
+            self.take_piece(now, worker, &plain, admit, piece, accumulators)
+        } else {
+            let piece = self.chunk_in_turn(header).and_then(|chunk| {
+                let values = self.read(codecs.push.as_mut(), &worker, (header, payload), chunk.len)?;
+                let index = header.part as usize;
+                Ok(Some((index, Piece::Dense { index, start: chunk.start, values })))
+            });
+            self.take_piece(now, worker, header, admit, piece, accumulators)
         };
         self.codecs = codecs;
         result
     }
 
-    /// Decodes a frame into `codecs`. The header of the frame that it stands for.
-    fn decode(
+    /// Calls `take` with what a frame has for a chunk of so many elements, decoded if a codec made it.
+    pub(super) fn with_content<R>(
+        &mut self,
+        from: &dyn Display,
+        (header, payload): (&Header, &[u8]),
+        chunk: LocalChunk,
+        take: impl FnOnce(&mut TablePart, Content<'_>) -> Result<R, Fault>,
+    ) -> Result<R, Fault> {
+        if !header.flags.has(Flags::ENCODED) {
+            let values = self.chunk_values(chunk, payload)?;
+            return take(self, Values::F32(values).into());
+        }
+        let mut decoder = self.codecs.push.take();
+        let content = self.read(decoder.as_mut(), from, (header, payload), chunk.len);
+        let result = content.and_then(|content| take(self, content));
+        self.codecs.push = decoder;
+        result
+    }
+
+    /// What a payload has for so many elements. The error names who sent it.
+    fn read<'a>(
+        &self,
+        decoder: Option<&'a mut Decoder>,
+        from: &dyn Display,
+        (header, payload): (&Header, &'a [u8]),
+        elements: usize,
+    ) -> Result<Content<'a>, Fault> {
+        let Some(decoder) = decoder else {
+            return Err(self.shape_fault("values that a codec made, and the table has none".into()));
+        };
+        let codec = decoder.codec().clone();
+        decoder.read(payload, elements).map_err(|why| {
+            let message = format!(
+                "table `{}`: {from} pushed chunk {} at clock {} by codec `{codec}`; {why}; nothing was applied",
+                self.spec.name, header.chunk, header.clock
+            );
+            Fault { cause: Cause::Shape, message }
+        })
+    }
+
+    /// Decodes a frame of rows into `codecs.words`. How many rows there are.
+    fn decode_rows(
         &self,
         codecs: &mut PartCodecs,
         worker: WorkerId,
         header: &Header,
         payload: &[u8],
-    ) -> Result<Header, Fault> {
-        let Some(decoder) = &mut codecs.push else {
-            return Err(self.shape_fault("values that a codec made, and the table has none".into()));
-        };
+    ) -> Result<u32, Fault> {
         let Some(index) = self.chunk_index(header.chunk) else {
             return Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk)));
         };
-        codecs.values.resize(self.chunks[index].len, 0.0);
-        decoder.decode(payload, &mut codecs.values).map_err(|why| {
-            let codec = decoder.codec();
-            let message = format!(
-                "table `{}`: {worker} pushed chunk {} at clock {} by codec `{codec}`; {why}; nothing was applied",
-                self.spec.name, header.chunk, header.clock
-            );
-            Fault { cause: Cause::Shape, message }
-        })?;
-        let mut plain = *header;
-        plain.flags = header.flags.without(Flags::ENCODED);
-        if self.spec.rows {
-            self.gather_nonzero_rows(codecs);
-            plain.rows = (codecs.words.len() / (1 + self.width)) as u32;
-        }
-        Ok(plain)
+        let elements = self.chunks[index].len;
+        let content = self.read(codecs.push.as_mut(), &worker, (header, payload), elements)?;
+        codecs.values.resize(elements, 0.0);
+        content.copy_to(&mut codecs.values);
+        self.gather_nonzero_rows(codecs);
+        Ok((codecs.words.len() / (1 + self.width)) as u32)
     }
 
     /// The rows of a decoded chunk that something is in.
@@ -216,11 +249,11 @@ impl TablePart {
     }
 
     /// The frame of an answer that brings a chunk, by its place on this shard, to a worker that wants the table at
-    /// `landing`.
+    /// `landing`, or to an aggregator.
     pub(in crate::server) fn answer_frame(
         &mut self,
         (table, index): (usize, usize),
-        worker: WorkerId,
+        receiver: NodeId,
         header: Header,
         landing: Option<Place>,
     ) -> Frame {
@@ -229,7 +262,8 @@ impl TablePart {
         let chunk = self.chunks[index];
         let context = Context {
             step: view.version,
-            seed: codec::stretch_seed(answers.seed, worker.0, table as u32, view.version, view.number),
+            // Answers leave nothing to chance.
+            seed: 0,
             table_elements: self.spec.elements(),
             start: chunk.table_start,
             ..Context::default()
@@ -237,7 +271,7 @@ impl TablePart {
         let values = &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len];
         let (count, elements) = (self.chunks.len(), self.parameters.len());
         let (payload, encoded) =
-            answers.encode_difference((index, count), elements, worker, (chunk.start, values), context);
+            answers.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
         let mut frame = view.frame(header, table, None);
         frame.header.flags = if encoded { header.flags.with(Flags::ENCODED) } else { header.flags };
         frame.header.payload_bytes = payload.len() as u32;

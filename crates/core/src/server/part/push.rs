@@ -22,6 +22,14 @@ pub(in crate::server) enum Taken {
     Whole,
 }
 
+/// What is to be done with a push frame.
+enum Next {
+    /// It is the next one: what it brings goes there.
+    Take(Admit),
+    /// Nothing of it is needed.
+    Pass(Taken),
+}
+
 impl TablePart {
     /// Takes one frame of a push. After [`Taken::Whole`] the caller settles the table.
     pub(in crate::server) fn push(
@@ -32,19 +40,29 @@ impl TablePart {
         payload: &[u8],
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
+        let admit = match self.next_frame(now, worker, header)? {
+            Next::Take(admit) => admit,
+            Next::Pass(taken) => return Ok(taken),
+        };
         if header.flags.has(Flags::ENCODED) {
-            return self.push_encoded(now, worker, header, payload, accumulators);
+            return self.push_encoded(now, worker, (header, payload), admit, accumulators);
         }
+        let piece = self.check_piece(worker, header, payload);
+        self.take_piece(now, worker, header, admit, piece, accumulators)
+    }
+
+    /// Whether a frame is the next one of a push that is wanted. Nobody looks at what others bring.
+    fn next_frame(&mut self, now: Time, worker: WorkerId, header: &Header) -> Result<Next, Fault> {
         let admit = match self.admit(worker, header.clock) {
             Ok(admit) => admit,
-            Err(fault) => return self.refuse_once(worker, header, fault),
+            Err(fault) => return self.refuse_once(worker, header, fault).map(Next::Pass),
         };
         let last = header.flags.has(Flags::LAST);
         if admit == Admit::Duplicate {
             if last {
                 self.controller.push(now, worker, header.clock, admit, None);
             }
-            return Ok(if last { Taken::Whole } else { Taken::Partly });
+            return Ok(Next::Pass(if last { Taken::Whole } else { Taken::Partly }));
         }
         let expected = match self.under_way(worker, header.clock) {
             Some(incoming) => {
@@ -55,15 +73,26 @@ impl TablePart {
             None => 0,
         };
         if header.part < expected {
-            return Ok(Taken::Partly);
+            return Ok(Next::Pass(Taken::Partly));
         }
-        let piece = match header.part > expected {
-            true => {
-                let message = format!("frames of a push of table `{}` are missing", self.spec.name);
-                Err(Fault { cause: Cause::Protocol, message })
-            }
-            false => self.check_piece(worker, header, payload),
-        };
+        if header.part > expected {
+            let message = format!("frames of a push of table `{}` are missing", self.spec.name);
+            let fault = Fault { cause: Cause::Protocol, message };
+            return self.refuse_once(worker, header, fault).map(Next::Pass);
+        }
+        Ok(Next::Take(admit))
+    }
+
+    /// Takes what the next frame of a push brings, unless that was found wrong.
+    pub(super) fn take_piece(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        admit: Admit,
+        piece: Result<Option<(usize, Piece<'_>)>, Fault>,
+        accumulators: &mut Accumulators,
+    ) -> Result<Taken, Fault> {
         let piece = match piece {
             Ok(piece) => piece,
             Err(fault) => return self.refuse_once(worker, header, fault),
@@ -78,6 +107,7 @@ impl TablePart {
         if header.part == 0 && header.flags.has(Flags::WANT_PARAMS) && !self.spec.rows {
             self.ahead.begin(worker, header);
         }
+        let last = header.flags.has(Flags::LAST);
         let is_stepped =
             piece.is_some_and(|(chunk, piece)| self.put_checked(worker, chunk, piece, last, accumulators));
         if !last {
@@ -150,7 +180,7 @@ impl TablePart {
     }
 
     /// What a frame brings, and for which chunk: nothing when a sparse push touches nothing here.
-    fn check_piece<'a>(
+    pub(super) fn check_piece<'a>(
         &mut self,
         worker: WorkerId,
         header: &Header,
@@ -175,7 +205,7 @@ impl TablePart {
                 }
             };
             let index = header.part as usize;
-            (index, Piece::Dense { index, start: chunk.start, values })
+            (index, Piece::Dense { index, start: chunk.start, values: values.into() })
         } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
             // It still counts for the worker's progress.
             return Ok(None);
@@ -224,19 +254,17 @@ impl TablePart {
     ) -> bool {
         let incoming = self.incoming.get_mut(worker).expect("a piece belongs to a push under way");
         if self.controller.policy().model.wants_significance() {
-            incoming.squared_norm += match piece.values() {
-                Values::F32(values) => kernels::squared_norm(values),
-                shorter => kernels::squared_norm(&shorter.to_vec()),
-            };
+            incoming.squared_norm += piece.values().squared_norm();
         }
         match incoming.admit {
+            // What waits for others has memory of its own: the receive buffer and the decoder are used again.
             Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
             Admit::Round(round) => {
                 let clock = incoming.clock;
                 return self.add_piece((clock, round), chunk, piece, last, accumulators);
             }
             Admit::Now if self.optimizer.needs_norms() => incoming.staged.keep(piece),
-            Admit::Now => self.step_piece(chunk, piece),
+            Admit::Now => self.step_piece(chunk, piece, accumulators),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
         false

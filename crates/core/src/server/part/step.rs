@@ -1,7 +1,8 @@
 //! Steps of the optimizer, by single gradients or by whole rounds.
 
 use super::{LocalChunk, TablePart};
-use crate::kernels::{self, Values};
+use crate::codec::Content;
+use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
 use crate::server::rounds::{Accumulators, Extent, Piece, Round, Staged};
 use crate::store::Buffer;
@@ -11,11 +12,13 @@ use std::ops::Range;
 
 impl TablePart {
     /// Applies one piece at once: every gradient is a step of its own, scaled to its worker's share.
-    pub(super) fn step_piece(&mut self, chunk: usize, piece: Piece<'_>) {
+    pub(super) fn step_piece(&mut self, chunk: usize, piece: Piece<'_>, accumulators: &mut Accumulators) {
         self.chunks[chunk].arrivals += 1;
         let input = self.arrival_input(self.steps + self.chunks[chunk].arrivals, 0.0, 0.0);
-        piece.for_each_unit(|_, start, last| {
-            self.target().step(&input, start, Gradient { before: None, last });
+        piece.for_each_unit(|_, start, content| {
+            accumulators.with_whole(content, |last| {
+                self.target().step(&input, start, Gradient { before: None, last });
+            });
         });
     }
 
@@ -111,8 +114,8 @@ impl TablePart {
                 input.scale = 1.0 / gradients as f32;
             }
             is_stepped = true;
-            sums.finish(unit, 1, start..start + values.len(), accumulators, |before| {
-                target.step(&input, start, Gradient { before, last: values });
+            sums.finish((unit, 1), start, values, accumulators, |gradient| {
+                target.step(&input, start, gradient);
             });
         });
         is_stepped
@@ -124,13 +127,13 @@ impl TablePart {
         &mut self,
         (clock, round): (Clock, Clock),
         index: usize,
-        values: Values<'_>,
+        values: Content<'_>,
         weight: u32,
         accumulators: &mut Accumulators,
     ) {
         let steps_early = self.steps_early(round);
         let n = self.controller.state().n();
-        let LocalChunk { start, len, arrivals, .. } = self.chunks[index];
+        let LocalChunk { start, arrivals, .. } = self.chunks[index];
         let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
         let units = Units::new(&self.spec, &self.chunks);
         let sums = self.rounds.open(round, units.extent());
@@ -147,8 +150,8 @@ impl TablePart {
             StepInput { version: round, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
         let mut target =
             Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
-        sums.finish(index, weight, start..start + len, accumulators, |before| {
-            target.step(&input, start, Gradient { before, last: values });
+        sums.finish((index, weight), start, values, accumulators, |gradient| {
+            target.step(&input, start, gradient);
         });
     }
 

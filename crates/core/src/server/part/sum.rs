@@ -1,12 +1,13 @@
 //! Sums of several workers' gradients, as an aggregator makes them.
 
 use super::TablePart;
+use crate::codec::Content;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
 use crate::server::rounds::{Accumulators, Piece};
 use crate::table::NonFinite;
-use crate::types::{Clock, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 
 impl TablePart {
@@ -14,6 +15,7 @@ impl TablePart {
     /// [`TablePart::count_push`]. Of what is refused nothing was taken.
     pub(in crate::server) fn push_sum(
         &mut self,
+        from: AggregatorId,
         header: &Header,
         payload: &[u8],
         accumulators: &mut Accumulators,
@@ -24,7 +26,6 @@ impl TablePart {
         let Some(index) = self.chunk_index(header.chunk) else {
             return Err(self.shape_fault(format!("chunk {}, which this server does not hold", header.chunk)));
         };
-        let values = self.chunk_values(self.chunks[index], payload)?;
         if !(1..=limits::MAX_WORKERS).contains(&header.rows) {
             return Err(self.shape_fault(format!("a sum of {} gradients", header.rows)));
         }
@@ -36,24 +37,35 @@ impl TablePart {
         if admit == Admit::TooFarAhead {
             return Err(self.too_far_ahead(header.clock));
         }
-        let mut clipped = Vec::new();
-        let is_finite = kernels::all_finite(values);
-        if !is_finite {
+        self.with_content(&from, (header, payload), self.chunks[index], |part, values| {
+            part.put_sum(header, admit, index, values, accumulators)
+        })
+    }
+
+    fn put_sum(
+        &mut self,
+        header: &Header,
+        admit: Admit,
+        index: usize,
+        values: Content<'_>,
+        accumulators: &mut Accumulators,
+    ) -> Result<(), Fault> {
+        let mut clipped = None;
+        if !values.all_finite() {
             self.nonfinite += 1;
             if self.policy.nonfinite == NonFinite::Reject {
                 return Err(self.overflow(header));
             }
-            clipped.extend_from_slice(values);
-            kernels::clip_non_finite(&mut clipped);
+            kernels::clip_non_finite(clipped.insert(values.to_vec()));
         }
-        let values = Values::F32(if is_finite { values } else { &clipped });
+        let values = clipped.as_ref().map_or(values, |clipped| Values::F32(clipped).into());
         match admit {
             Admit::Round(round) => {
                 self.add_sum((header.clock, round), index, values, header.rows, accumulators);
             }
             Admit::Now => {
                 let start = self.chunks[index].start;
-                self.step_piece(index, Piece::Dense { index, start, values });
+                self.step_piece(index, Piece::Dense { index, start, values }, accumulators);
             }
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }

@@ -1,5 +1,7 @@
 //! What becomes of gradients, frame by frame.
 
+mod encoded;
+
 use super::*;
 use crate::limits;
 use crate::table::{NonFinite, Order, Reduce};

@@ -1,0 +1,148 @@
+//! Pushes that a codec made are what they stand for, whatever becomes of them here.
+
+use super::*;
+use crate::codec::{Codec, Context, Decoder, Encoder};
+use crate::prng::Prng;
+use std::sync::Arc;
+
+const LEN: usize = 70;
+const WORKERS: u32 = 3;
+
+/// A part of three chunks, and both ends of a codec.
+struct Pair {
+    accumulators: Accumulators,
+    part: TablePart,
+}
+
+impl Pair {
+    fn new(policy: TablePolicy) -> Pair {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let start = |number: u32| u64::from(number) * LEN as u64;
+        let chunks =
+            (0..CHUNKS).map(|number| (number, Chunk { shard, start: start(number), len: LEN as u32 }));
+        let spec = TableSpec::dense("w", [u64::from(CHUNKS) * LEN as u64]);
+        let workers = (0..WORKERS).map(WorkerId);
+        let part = TablePart::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
+        let mut pair = Pair { part, accumulators: Accumulators::default() };
+        for number in 0..CHUNKS {
+            let ones = [1.0f32; LEN];
+            pair.part.initialise(&header(0, number), bytemuck::cast_slice(&ones)).unwrap();
+        }
+        pair
+    }
+
+    fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Fault> {
+        let taken = self.part.push(Time::ZERO, WorkerId(worker), header, payload, &mut self.accumulators);
+        while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
+        taken
+    }
+
+    fn take_encoded(&mut self, worker: u32, clock: Clock, part: u32, payload: &[u8]) -> Result<Taken, Fault> {
+        let mut header = header(clock, part);
+        header.flags = header.flags.with(Flags::ENCODED);
+        self.take(worker, &header, payload)
+    }
+
+    fn parameters(&self) -> &[f32] {
+        self.part.parameters.as_slice()
+    }
+}
+
+fn encoder(codec: &str) -> (Arc<Codec>, Encoder) {
+    let codec = Arc::new(Codec::parse(&Registry::builtin().codec, codec).unwrap());
+    (codec.clone(), Encoder::new(codec, CHUNKS as usize * LEN))
+}
+
+fn payload(encoder: &mut Encoder, prng: &mut Prng, clock: Clock, part: u32) -> Vec<u8> {
+    let values: Vec<f32> = (0..LEN).map(|_| prng.normal() as f32).collect();
+    let context = Context { step: clock, seed: prng.next_u64(), table_elements: 210, ..Context::default() };
+    let mut payload = Vec::new();
+    encoder.encode(part as usize * LEN, &values, &context, &mut payload).unwrap();
+    payload
+}
+
+/// The same pushes, encoded on one side and as the values they stand for on the other: no parameter differs.
+#[test]
+fn what_is_added_from_the_decoder_is_what_was_decoded() {
+    let codecs =
+        ["topk:0.2", "threshold:1+bitmap", "index", "f16", "bf16", "lossless", "onebit", "topk:0.3+int8+lz4"];
+    let ways = [
+        ("bsp", "sgd:lr=0.1", Order::Arrival),
+        ("bsp", "sgd:lr=0.1", Order::Ranked),
+        ("bsp", "adam:lr=0.1", Order::Arrival),
+        ("bsp", "lars:lr=0.1", Order::Arrival),
+        ("asp", "momentum:lr=0.1", Order::Arrival),
+        ("asp", "lars:lr=0.1", Order::Arrival),
+        ("ssp:s=2", "adagrad:lr=0.1", Order::Arrival),
+        ("drop:n=2", "sgd:lr=0.1", Order::Arrival),
+    ];
+    for codec in codecs {
+        for (sync, optimizer, order) in ways {
+            let policy = TablePolicy {
+                codec: codec.into(),
+                sync: sync.into(),
+                optimizer: optimizer.into(),
+                order,
+                ..TablePolicy::default()
+            };
+            let (mut encoded, mut plain) = (Pair::new(policy.clone()), Pair::new(policy));
+            let (chain, _) = encoder(codec);
+            let mut decoder = Decoder::new(chain);
+            let mut encoders: Vec<Encoder> = (0..WORKERS).map(|_| encoder(codec).1).collect();
+            let mut prng = Prng::new(7);
+            for clock in 0..4 {
+                for part in 0..CHUNKS {
+                    for worker in 0..WORKERS {
+                        let payload = payload(&mut encoders[worker as usize], &mut prng, clock, part);
+                        let mut values = vec![0.0f32; LEN];
+                        decoder.decode(&payload, &mut values).unwrap();
+                        let of_encoded = encoded.take_encoded(worker, clock, part, &payload);
+                        let of_plain =
+                            plain.take(worker, &header(clock, part), bytemuck::cast_slice(&values));
+                        assert_eq!(of_encoded, of_plain, "{codec} {sync} {optimizer}");
+                    }
+                }
+                assert_eq!(encoded.parameters(), plain.parameters(), "{codec} {sync} {optimizer} {clock}");
+            }
+            assert_ne!(encoded.parameters(), [1.0; 3 * LEN]);
+        }
+    }
+}
+
+/// A payload is refused by the name of its sender, and the round becomes what it would have been without it.
+#[test]
+fn a_payload_that_is_refused_leaves_no_trace_in_the_sum() {
+    for codec in ["topk:0.2", "threshold:1+bitmap", "f16", "lossless", "onebit", "topk:0.3+int8+lz4"] {
+        let policy = TablePolicy { codec: codec.into(), ..policy("bsp") };
+        let (mut attacked, mut quiet) = (Pair::new(policy.clone()), Pair::new(policy));
+        let (_, mut encoder) = encoder(codec);
+        let mut prng = Prng::new(3);
+        let mut refused = 0;
+        for worker in 0..WORKERS {
+            let good: Vec<Vec<u8>> =
+                (0..CHUNKS).map(|part| payload(&mut encoder, &mut prng, 0, part)).collect();
+            for part in 0..CHUNKS {
+                // The first part of an attempt may come as often as it likes.
+                for _ in 0..if part == 0 { 500 } else { 0 } {
+                    let mut bad = good[0].clone();
+                    let at = prng.below(bad.len() as u64) as usize;
+                    bad[at] ^= 1 << prng.below(8);
+                    bad.truncate(bad.len() - prng.below(3) as usize);
+                    if Decoder::new(encoder.codec().clone()).decode(&bad, &mut [0.0; LEN]).is_ok() {
+                        continue;
+                    }
+                    let fault = attacked.take_encoded(worker, 0, 0, &bad).unwrap_err();
+                    let (name, message) = (WorkerId(worker).to_string(), &fault.message);
+                    assert!(message.contains(&name) && message.contains("nothing was applied"), "{message}");
+                    refused += 1;
+                }
+                let payload = &good[part as usize];
+                for pair in [&mut attacked, &mut quiet] {
+                    pair.take_encoded(worker, 0, part, payload).unwrap();
+                }
+            }
+        }
+        assert!(refused > 100, "{codec}: {refused}");
+        assert_eq!(attacked.parameters(), quiet.parameters(), "{codec}");
+    }
+}

@@ -1,0 +1,248 @@
+//! Decoders by family. Each takes any bytes, and panics where a decoder does not keep its word: it reads them or refuses
+//! them, changes nothing that it refuses, and gives nothing that is not finite.
+//!
+//! The fuzz targets in `fuzz/` and the seeded loops beside this file call the same functions.
+
+#![allow(unreachable_pub, reason = "fuzz targets are other crates")]
+
+use paramill_core::codec::delta::Weights;
+use paramill_core::codec::{Codec, Context, Decoder, Encoder};
+use paramill_core::kernels;
+use paramill_core::prng::Prng;
+use paramill_core::registry::Registry;
+use paramill_core::types::WorkerId;
+use paramill_core::wire::control::{self, frame};
+use paramill_core::wire::{
+    Cause, Control, DESCRIPTOR_BYTES, DType, Descriptor, Fault, HEADER_BYTES, Header, Hello, Kind, Party,
+    Refusal, Welcome, ack, group,
+};
+use std::sync::Arc;
+
+/// Elements of a stretch.
+const ENTRIES: usize = 150;
+
+/// A family of decoders. The first byte of an input says which of them reads the rest.
+pub trait Family {
+    /// Whether the bytes were read; they were refused if not.
+    fn check(&mut self, input: &[u8]) -> bool;
+
+    /// Inputs that are read.
+    fn good(&self) -> Vec<Vec<u8>>;
+}
+
+/// All families by name.
+pub fn families() -> Vec<(&'static str, Box<dyn Family>)> {
+    vec![
+        ("sparse", Box::new(Chains::new(SPARSE))),
+        ("quantised", Box::new(Chains::new(QUANTISED))),
+        ("packed", Box::new(Chains::new(PACKED))),
+        ("low_rank", Box::new(Chains::new(LOW_RANK))),
+        ("delta", Box::new(Deltas::new())),
+        ("frames", Box::new(Frames)),
+    ]
+}
+
+/// One of [`families`].
+pub fn family(name: &str) -> Box<dyn Family> {
+    families().into_iter().find(|(of, _)| *of == name).expect("a family of this name").1
+}
+
+/// Chains whose payloads have places in them.
+pub const SPARSE: &[&str] = &[
+    "topk:0.05",
+    "threshold:0.5+bitmap",
+    "index",
+    "dvf:delta=0.5+hybrid",
+    "randk:0.1",
+    "dgc:ratio=0.1,warmup=0",
+    "significance:0.1",
+    "ef+topk:0.1+dense",
+    "auto",
+];
+
+/// Chains whose values are codes.
+pub const QUANTISED: &[&str] = &[
+    "f16",
+    "bf16",
+    "int8",
+    "onebit",
+    "qsgd:levels=4",
+    "terngrad",
+    "topk:0.1+int8",
+    "threshold:0.5+qsgd:levels=8",
+    "clip:norm=1+terngrad",
+];
+
+/// Chains whose payloads are compressed.
+pub const PACKED: &[&str] = &[
+    "lossless+snappy",
+    "bitmap+lz4",
+    "lossless+zstd",
+    "f16+zstd",
+    "topk:0.2+f16+lz4",
+    "min-size:4+int8+snappy",
+];
+
+/// Chains that send two thin matrices, and those that stand aside.
+pub const LOW_RANK: &[&str] =
+    &["powersgd:rank=1", "powersgd:rank=2+bf16", "factors:rank=4", "warmup:10+topk:0.1", "none"];
+
+/// Both ends of some chains.
+struct Chains {
+    decoders: Vec<(Decoder, [u8; 2])>,
+}
+
+impl Chains {
+    fn new(chains: &[&str]) -> Chains {
+        let axis = Registry::builtin().codec;
+        let decoder = |text: &&str| {
+            let codec = Arc::new(Codec::parse(&axis, text).unwrap_or_else(|error| panic!("{text}: {error}")));
+            let tag = payload(&codec, &[1.0; ENTRIES]);
+            (Decoder::new(codec), [tag[2], tag[3]])
+        };
+        Chains { decoders: chains.iter().map(decoder).collect() }
+    }
+}
+
+/// What a chain makes of some values.
+fn payload(codec: &Arc<Codec>, values: &[f32]) -> Vec<u8> {
+    let context = Context { step: 20, seed: 7, table_elements: 1000, columns: 10, ..Context::default() };
+    let mut payload = Vec::new();
+    let encoded = Encoder::new(codec.clone(), values.len()).encode(0, values, &context, &mut payload);
+    encoded.unwrap_or_else(|error| panic!("{codec}: {error}"));
+    payload
+}
+
+impl Family for Chains {
+    fn check(&mut self, input: &[u8]) -> bool {
+        let Some((&which, rest)) = input.split_first() else { return false };
+        let count = self.decoders.len();
+        let (decoder, tag) = &mut self.decoders[usize::from(which & 0x7f) % count];
+        let mut payload = rest.to_vec();
+        if which & 0x80 == 0 && payload.len() > 4 {
+            // Who guesses at a chain's tag learns nothing about the rest.
+            payload[2..4].copy_from_slice(tag);
+        }
+        let before: Vec<f32> = (0..ENTRIES).map(|at| at as f32 - 70.0).collect();
+        let (mut sum, mut values) = (before.clone(), before.clone());
+        let added = decoder.decode_add(&payload, &mut sum);
+        let decoded = decoder.decode(&payload, &mut values);
+        assert_eq!(added, decoded, "{}: {payload:?}", decoder.codec());
+        if added.is_err() {
+            assert_eq!((&sum, &values), (&before, &before), "{}: {payload:?}", decoder.codec());
+            return false;
+        }
+        assert!(kernels::all_finite(&values), "{}: {payload:?}", decoder.codec());
+        for at in 0..ENTRIES {
+            assert_eq!(sum[at], before[at] + values[at], "{}: {payload:?}", decoder.codec());
+        }
+        true
+    }
+
+    fn good(&self) -> Vec<Vec<u8>> {
+        let mut prng = Prng::new(5);
+        let normal: Vec<f32> = (0..ENTRIES).map(|_| prng.normal() as f32).collect();
+        let rare = normal.iter().map(|&value| if value > 1.0 { value } else { 0.0 }).collect();
+        let product = (0..ENTRIES).map(|at| (1 + at / 10) as f32 * normal[at % 10]).collect();
+        let values: [Vec<f32>; 4] = [normal.clone(), rare, product, vec![0.25; ENTRIES]];
+        let with = |(which, (decoder, _)): (usize, &(Decoder, [u8; 2]))| {
+            let input = |values: &Vec<f32>| [vec![which as u8], payload(decoder.codec(), values)].concat();
+            values.iter().map(input).collect::<Vec<_>>()
+        };
+        self.decoders.iter().enumerate().flat_map(with).collect()
+    }
+}
+
+/// Deltas to some weights of each element type.
+struct Deltas {
+    weights: Vec<Weights>,
+}
+
+impl Deltas {
+    fn new() -> Deltas {
+        let mut prng = Prng::new(9);
+        let values: Vec<f32> = (0..ENTRIES).map(|_| prng.normal() as f32).collect();
+        let of = |dtype| Weights::new(&values, dtype);
+        Deltas { weights: [DType::F32, DType::F16, DType::Bf16].map(of).to_vec() }
+    }
+}
+
+impl Family for Deltas {
+    fn check(&mut self, input: &[u8]) -> bool {
+        let Some((&which, delta)) = input.split_first() else { return false };
+        let held = &self.weights[usize::from(which) % self.weights.len()];
+        let mut weights = held.clone();
+        match weights.apply(delta) {
+            Ok(digest) => assert_eq!(weights.digest(), digest),
+            Err(_) => assert!(weights == *held, "{delta:?}"),
+        }
+        weights != *held
+    }
+
+    fn good(&self) -> Vec<Vec<u8>> {
+        let mut prng = Prng::new(10);
+        let mut inputs = Vec::new();
+        for (which, weights) in (0u8..).zip(&self.weights) {
+            for share in [0.02, 0.3, 1.0] {
+                let values: Vec<f32> = (0..ENTRIES)
+                    .map(|_| if prng.chance(share) { prng.normal() as f32 } else { 1.0 })
+                    .collect();
+                let delta = weights.delta_to(&Weights::new(&values, weights.dtype()));
+                inputs.push([vec![which], delta].concat());
+            }
+        }
+        inputs
+    }
+}
+
+/// Headers and what is not data.
+struct Frames;
+
+impl Family for Frames {
+    fn check(&mut self, input: &[u8]) -> bool {
+        let Some((&which, rest)) = input.split_first() else { return false };
+        match which % 8 {
+            0 => {
+                let Some((head, payload)) = rest.split_first_chunk::<HEADER_BYTES>() else { return false };
+                let Ok(header) = Header::decode(head) else { return false };
+                assert_eq!(header.encode(), *head, "what is read is written the same");
+                ack::requests(&header, payload).map(Iterator::count).is_ok() || header.kind != Kind::PushAck
+            }
+            1 => {
+                let Ok(entries) = group::decode(rest) else { return false };
+                assert_eq!(group::encode(entries), rest);
+                true
+            }
+            2 => {
+                let Some(bytes) = rest.first_chunk::<DESCRIPTOR_BYTES>() else { return false };
+                Descriptor::decode(bytes).is_ok()
+            }
+            3 => control::decode::<Hello>("hello", rest).is_ok(),
+            4 => control::decode::<Welcome>("welcome", rest).is_ok(),
+            5 => control::decode::<Refusal>("refusal", rest).is_ok(),
+            6 => control::decode::<Fault>("error", rest).is_ok(),
+            _ => control::decode::<Control>("control message", rest).is_ok(),
+        }
+    }
+
+    fn good(&self) -> Vec<Vec<u8>> {
+        let bytes = |body: &paramill_core::role::Body| body.bytes().expect("it has its bytes").to_vec();
+        let list = ack::frame(&[1, 2, 3]);
+        let entry = group::Entry { worker: WorkerId(3), want_params: true, request: 9 };
+        let hello =
+            Hello { job: "job".into(), from: Party::Worker { rank: Some(WorkerId(1)) }, incarnation: 7 };
+        let fault = Fault { cause: Cause::Shape, message: "no".into() };
+        let refusal = Refusal { reason: "no".into(), retry: true };
+        let barrier = Control::Barrier { name: "end".into(), number: 3 };
+        vec![
+            [vec![0], list.header.encode().to_vec(), bytes(&list.body)].concat(),
+            [vec![0], Header::new(Kind::Push).encode().to_vec()].concat(),
+            [vec![1], group::encode([entry])].concat(),
+            [vec![3], bytes(&frame(Kind::Control, &hello).body)].concat(),
+            [vec![5], bytes(&frame(Kind::Control, &refusal).body)].concat(),
+            [vec![6], bytes(&frame(Kind::Error, &fault).body)].concat(),
+            [vec![7], bytes(&frame(Kind::Control, &barrier).body)].concat(),
+            [vec![7], bytes(&frame(Kind::Control, &Control::StatusQuery).body)].concat(),
+        ]
+    }
+}

@@ -1,0 +1,3 @@
+#![no_main]
+
+paramill_fuzz::target!("sparse");
