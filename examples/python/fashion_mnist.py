@@ -45,16 +45,18 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", help="folder with the four .gz files of Fashion-MNIST; made data otherwise")
     options.add_argument("--epochs", type=int, default=1)
-    options.add_argument("--batch", type=int, default=64)
+    options.add_argument("--batch", type=int, default=64, help="pictures in a step of this process")
     options.add_argument("--lr", type=float, default=0.1)
+    options.add_argument("--seed", type=int, default=0)
     options.add_argument("--plot", help="where the curve of the loss goes, if matplotlib is there")
     args = options.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     train, test = load(args.data, "train", 4000), load(args.data, "t10k", 1000)
     conv = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2)]
     model = nn.Sequential(*conv, nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), f"sgd:lr={args.lr}")
     loader = DataLoader(train, args.batch, sampler=pm.torch.ShardSampler(train, optimizer), drop_last=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     losses = []
     for epoch in range(args.epochs):
         for x, y in tqdm(loader, f"epoch {epoch}") if tqdm else loader:
@@ -63,6 +65,7 @@ def main():
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+        scheduler.step()
     print(f"accuracy {accuracy(model, test):.4f}")
     if plt and args.plot:
         plt.plot(losses)

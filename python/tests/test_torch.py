@@ -84,9 +84,6 @@ class SeparateLane(Lane):
     def outgoing(self, gradient: Tensor) -> Tensor:
         return self._outgoing
 
-    def bring_out(self, gradient: Tensor) -> None:
-        gradient.copy_(self._outgoing)
-
     def home(self) -> Tensor:
         return self._incoming
 
@@ -319,6 +316,17 @@ def test_state_is_saved_and_taken_over(distributed: Any) -> None:
     adam = distributed(network().named_parameters(), "adam:lr=0.1")
     with pytest.raises(pm.errors.PolicyError, match="`sgd`, and this one is `adam`"):
         adam.load_state_dict(state)
+
+
+def test_a_state_that_is_not_restored_is_named(distributed: Any, recwarn: pytest.WarningsRecorder) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "adam:lr=0.1")
+    train(model, optimizer, 3)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    assert not recwarn.list, "the same servers have it still"
+    with pytest.warns(UserWarning, match="iteration 3 are restored; the state of `adam` on the servers .* begins anew"):
+        distributed(network().named_parameters(), "adam:lr=0.1").load_state_dict(state)
 
 
 def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:

@@ -11,12 +11,14 @@ mod encoding;
 mod error;
 mod gate;
 mod local_table;
+mod prepared;
 mod request;
 mod requests;
 mod session;
 mod slab;
 
 pub use error::WorkerError;
+pub use prepared::Content;
 pub use slab::Slab;
 
 use crate::address::Addresses;

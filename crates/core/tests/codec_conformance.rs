@@ -344,6 +344,57 @@ fn nan_and_infinity_are_refused_and_nothing_changes() {
     }
 }
 
+/// A caller that chooses entries by itself, on a device say, is read like the chain's own sparsifier.
+#[test]
+fn entries_that_the_caller_chose_are_read_back() {
+    for chain in chains() {
+        let codec = codec(&chain);
+        let mut encoder = Encoder::new(codec.clone(), 0);
+        for len in [1, 64, 3000] {
+            let values: Vec<f32> = (0..len).map(|at| if at % 9 == 0 { 0.5 } else { 0.0 }).collect();
+            let chosen = || (0..len).step_by(3).map(|at| (at, values[at]));
+            let mut payload = Vec::new();
+            encoder.encode_chosen(len, chosen(), &context(0, len), &mut payload).unwrap();
+            assert!(payload.len() <= codec.max_bytes(len), "{chain}: {} bytes for {len}", payload.len());
+            let mut received = vec![0.0; len];
+            Decoder::new(codec.clone()).decode(&payload, &mut received).unwrap();
+            let quantisers = examples_of(Kind::Quantiser).into_iter();
+            let mut names = quantisers.map(|example| example.split(':').next().unwrap());
+            if !names.any(|name| chain.contains(name)) {
+                assert_eq!(bits(&received), bits(&values), "{chain}");
+            }
+        }
+        let mut refuse = |chosen: [(usize, f32); 2]| {
+            let mut payload = vec![1];
+            let error = encoder.encode_chosen(8, chosen.into_iter(), &context(0, 8), &mut payload);
+            assert_eq!(payload, [1], "{chain}");
+            error.unwrap_err()
+        };
+        assert!(matches!(refuse([(3, 1.0), (3, 1.0)]), CodecError::Input(_)));
+        assert!(matches!(refuse([(3, 1.0), (8, 1.0)]), CodecError::Input(_)));
+        assert_eq!(refuse([(3, 1.0), (4, f32::NAN)]), CodecError::NonFinite);
+    }
+}
+
+/// Halves that the caller made are those that the chain would have made.
+#[test]
+fn values_that_the_caller_quantised_are_read_back() {
+    for chain in ["f16", "bf16", "ef+f16", "f16+lz4", "bf16+dense+zstd"] {
+        let (codec, values) = (codec(chain), samples(500, 1).remove(0));
+        let own = encode(&mut Encoder::new(codec.clone(), values.len()), 0, &values);
+        let plain = chain.split('+').find(|stage| stage.ends_with("f16")).unwrap();
+        let halves = encode(&mut Encoder::new(self::codec(plain), values.len()), 0, &values);
+        let (mut encoder, mut payload) = (Encoder::new(codec, 0), Vec::new());
+        encoder.encode_quantised(values.len(), &halves[8..], &mut payload).unwrap();
+        assert_eq!(payload, own, "{chain}");
+        assert!(encoder.encode_quantised(values.len(), &halves[9..], &mut payload).is_err());
+    }
+    let mut encoder = Encoder::new(codec("topk:0.1+f16"), 0);
+    assert!(matches!(encoder.encode_quantised(2, &[0; 4], &mut Vec::new()), Err(CodecError::Input(_))));
+    let mut encoder = Encoder::new(codec("f16"), 0);
+    assert_eq!(encoder.encode_quantised(1, &[0, 0x7c], &mut Vec::new()), Err(CodecError::NonFinite));
+}
+
 #[test]
 fn a_sum_that_overflows_is_refused_and_nothing_changes() {
     let mut encoder = Encoder::new(codec("topk:0.01"), 100);

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 pub use paramill_core::store::Buffer;
 pub use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TableSpec};
 pub use paramill_core::types::{TableId, WorkerId};
-pub use paramill_core::worker::{Gradient, Slab, WorkerError};
+pub use paramill_core::worker::{Content, Gradient, Slab, WorkerError};
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -372,6 +372,16 @@ impl Job {
     /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied.
     pub fn slab(&self, table: TableId) -> Result<Slab, ClientError> {
         Ok(self.shared.lock().worker.slab(table)?)
+    }
+
+    /// The codec that a table's gradients travel by; empty without one.
+    pub fn codec(&self, table: TableId) -> Result<String, ClientError> {
+        Ok(self.shared.lock().worker.codec(table)?)
+    }
+
+    /// Where the chunks of a table begin, ascending: each is encoded by itself.
+    pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, ClientError> {
+        Ok(self.shared.lock().worker.chunk_starts(table)?)
     }
 
     /// Ends the loan: the table is pushed and pulled as others are.

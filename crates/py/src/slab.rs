@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, TableId};
+use paramill_node::client::{self as node, Content, TableId};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -73,6 +73,33 @@ impl Slab {
         let Address { values, len, .. } = this.get().address()?;
         // SAFETY: as above.
         Ok(unsafe { arrays::view(values, len, this.clone().into_any()) })
+    }
+
+    /// The codec that the gradient travels by; empty without one.
+    fn codec(&self) -> PyResult<String> {
+        self.job.codec(self.table).map_err(client)
+    }
+
+    /// Where the chunks of the table begin.
+    fn chunk_starts(&self) -> PyResult<Vec<u64>> {
+        self.job.chunk_starts(self.table).map_err(client)
+    }
+
+    /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
+    /// `halves`.
+    fn contains(&self, content: &str, count: usize) -> PyResult<()> {
+        let content = match content {
+            "chosen" => Content::Chosen,
+            "places" => Content::Places { count },
+            "halves" => Content::Halves,
+            other => return Err(raise("OrderError", format!("there is no content `{other}`"))),
+        };
+        let mut place = self.lock();
+        let Place::Here { slab, .. } = &mut *place else {
+            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
+        };
+        slab.contains(content);
+        Ok(())
     }
 
     /// How often the buffers moved: arrays that were made before look at memory that is not used any more.

@@ -41,6 +41,7 @@ class AveragingOptimizer(DistributedOptimizer):
         sync: str = "bsp",
         codec: Optional[str] = None,
         answer_codec: Optional[str] = None,
+        device_codec: Optional[bool] = None,
         order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
@@ -62,24 +63,20 @@ class AveragingOptimizer(DistributedOptimizer):
             names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
             for name, parameter in zip(names, group["params"]):
                 (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
+        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order}
+        policies["optimizer"] = AveragedBucket.POLICY
         buckets = pack(trained, AveragedBucket, pack_bytes // 4)
         for bucket in buckets:
-            bucket.declare(
-                self.job,
-                "",
-                sync=sync,
-                codec=codec,
-                answer_codec=answer_codec,
-                order=order,
-                optimizer=AveragedBucket.POLICY,
-            )
+            bucket.declare(self.job, "", policies)
         self._frozen = pack(frozen, Bucket, pack_bytes // 4)
         for bucket in self._frozen:
             bucket.declare(self.job, "")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
-        self._exchanger = Exchanger(self.job, buckets, [], means, accumulate=accumulate, overlap=overlap)
+            bucket.declare(self.job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
+        self._exchanger = Exchanger(
+            self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
+        )
         self._exchanger.start()
         for bucket in self._frozen:
             bucket.take_initial()

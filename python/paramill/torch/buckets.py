@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..job import Exchange, Handle, Job, Slab, Table
+from .compression import Chain, Compressor
 from .devices import Lane, lane_of
 
 # Every tensor in a pack begins at a cache line.
 ALIGNMENT = 16
-# Gradient and parameters, in the host's memory and in the device's.
-MOST_KNOWN_VIEWS = 4
+# Gradient and parameters, in the host's memory and in the device's, and what is compressed there.
+MOST_KNOWN_VIEWS = 5
+
+# What is said of a table alone: `sync`, `codec`, `answer_codec`, `order`, `reduce` and `optimizer`.
+Policies = Mapping[str, Optional[str]]
 
 
 class Slot:
@@ -40,6 +44,8 @@ class Bucket:
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
         self._exchange: Optional[Exchange] = None
+        self._compressor: Optional[Compressor] = None
+        self._compressed = False
         self._starts: list[int] = []
         self._known_views: list[tuple[Tensor, list[Tensor]]] = []
         size = 0
@@ -61,38 +67,27 @@ class Bucket:
         """Whether parameters are yet to be received."""
         return self._exchange is not None
 
-    def declare(
-        self,
-        job: Job,
-        prefix: str,
-        *,
-        sync: Optional[str] = None,
-        codec: Optional[str] = None,
-        answer_codec: Optional[str] = None,
-        order: Optional[str] = None,
-        optimizer: Optional[str] = None,
-    ) -> None:
+    def declare(self, job: Job, prefix: str, policies: Policies = {}) -> None:
         """Creates the table, with the parameters as they are."""
         flat = torch.zeros(self.size)
         with torch.no_grad():
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
         self._known_views.clear()
         self._job = job
-        self._table = job.table(
-            prefix + self.name,
-            init=flat.numpy(),
-            sync=sync,
-            codec=codec,
-            answer_codec=answer_codec,
-            order=order,
-            optimizer=optimizer,
-        )
+        self._table = job.table(prefix + self.name, init=flat.numpy(), rows=False, **policies)
 
-    def begin(self) -> None:
-        """After the start: takes the table's memory, and the values of rank 0 into the parameters."""
+    def begin(self, device_codec: Optional[bool] = None) -> None:
+        """After the start: takes the table's memory, and the values of rank 0 into the parameters.
+
+        `device_codec` says whether torch compresses gradients; if it is not given, it does so on a GPU.
+        """
         assert self._table is not None
         self._slab = self._table.slab()
-        self._lane: Lane = lane_of(self.slots[0].parameter.device, self.size)
+        device = self.slots[0].parameter.device
+        self._lane: Lane = lane_of(device, self.size)
+        chain = Chain.read(self._slab._native.codec())
+        if chain is not None and (device.type == "cuda" if device_codec is None else device_codec):
+            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
         self._look()
         self._move_in()
         self._deliver()
@@ -108,7 +103,9 @@ class Bucket:
         """Sends the gradients. `scale` is what they are multiplied by first; with `skip` zeros go instead."""
         if self.under_way:
             self.receive()
-        flat = self._lane.outgoing(self._gradient)
+        step, compressor = self._job.iteration, self._compressor
+        self._compressed = compressor is not None and compressor.applies(step)
+        flat = compressor.input if compressor and self._compressed else self._lane.outgoing(self._gradient)
         with torch.no_grad():
             views = self._views(flat)
             present = [(view, slot) for view, slot in zip(views, self.slots) if slot.parameter.grad is not None]
@@ -122,7 +119,11 @@ class Bucket:
         for slot in self.slots:
             slot.version = -1 if slot.parameter.grad is None else slot.parameter.grad._version
         self.sent = True
-        self._lane.bring_out(self._gradient)
+        copies = [(flat, self._gradient)]
+        if compressor and self._compressed:
+            with self._lane.aside(), torch.no_grad():
+                copies = compressor.encode(step, self._gradient)
+        self._lane.bring_out(copies)
 
     def leave(self, block: bool) -> bool:
         """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
@@ -131,6 +132,12 @@ class Bucket:
         if not self._lane.is_out(block):
             return False
         assert self._slab is not None
+        if self._compressor and self._compressed:
+            while copies := self._compressor.rest(self._gradient):
+                self._lane.bring_out(copies)
+                if not self._lane.is_out(block):
+                    return False
+            self._slab._native.contains(self._compressor.content, self._compressor.count)
         self._exchange = self._job.exchange([self._slab])
         self._left = True
         return True
@@ -223,9 +230,9 @@ class AveragedBucket(Bucket):
     POLICY = "sgd:lr=1,weight_decay=1"
     stays = False
 
-    def begin(self) -> None:
+    def begin(self, device_codec: Optional[bool] = None) -> None:
         self._began = False
-        super().begin()
+        super().begin(device_codec)
         self._began = True
 
     def _targets(self) -> list[Tensor]:
@@ -260,7 +267,7 @@ class BufferBucket(Bucket):
             for start, slot, following in zip(self._starts, self.slots, [*self._starts[1:], self.size]):
                 outgoing[start + slot.parameter.numel() : following].zero_()
         self.sent = True
-        self._lane.bring_out(self._gradient)
+        self._lane.bring_out([(outgoing, self._gradient)])
 
 
 class SparseSlot:
@@ -271,30 +278,11 @@ class SparseSlot:
         self._push: Optional[Handle] = None
         self._stale = False
 
-    def declare(
-        self,
-        job: Job,
-        prefix: str,
-        *,
-        sync: Optional[str] = None,
-        codec: Optional[str] = None,
-        answer_codec: Optional[str] = None,
-        order: Optional[str] = None,
-        optimizer: Optional[str] = None,
-    ) -> None:
+    def declare(self, job: Job, prefix: str, policies: Policies = {}) -> None:
         """Creates the table, with the parameter as it is."""
         parameter = self.slot.parameter.detach()
         initial = parameter.to("cpu", torch.float32).contiguous().numpy()
-        self._table = job.table(
-            prefix + self.slot.name,
-            init=initial,
-            rows=True,
-            sync=sync,
-            codec=codec,
-            answer_codec=answer_codec,
-            order=order,
-            optimizer=optimizer,
-        )
+        self._table = job.table(prefix + self.slot.name, init=initial, rows=True, **policies)
 
     def pull_all(self) -> None:
         """Every row as it is on the servers now."""

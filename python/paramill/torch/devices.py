@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import contextlib
+from typing import Any, ContextManager, Iterable, Optional
 
 import torch
 from torch import Tensor
@@ -26,8 +27,15 @@ class Lane:
         """Where gradients are to be put."""
         return gradient
 
-    def bring_out(self, gradient: Tensor) -> None:
-        """Begins to move what was put there into the host's memory."""
+    def aside(self) -> ContextManager[Any]:
+        """Has the device do what is asked for in here beside its other work, after what was asked for before."""
+        return contextlib.nullcontext()
+
+    def bring_out(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Begins to copy from the device's memory into the host's."""
+        for source, target in copies:
+            if source is not target:
+                target.copy_(source)
 
     def is_out(self, block: bool) -> bool:
         """Whether it is there; waits for that if told to."""
@@ -50,7 +58,8 @@ class CudaLane(Lane):
 
     def __init__(self, device: torch.device, size: int) -> None:
         self._device = device
-        self._outgoing = torch.empty(size, device=device)
+        self._size = size
+        self._outgoing: Optional[Tensor] = None
         self._incoming = torch.empty(size, device=device)
         self._stream = _side_stream(device)
         self._out = torch.cuda.Event()
@@ -67,12 +76,20 @@ class CudaLane(Lane):
                     self._pinned.append(memory)
 
     def outgoing(self, gradient: Tensor) -> Tensor:
+        if self._outgoing is None:
+            # Zeros stay between the tensors of a pack.
+            self._outgoing = torch.zeros(self._size, device=self._device)
         return self._outgoing
 
-    def bring_out(self, gradient: Tensor) -> None:
+    def aside(self) -> ContextManager[Any]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            gradient.copy_(self._outgoing, non_blocking=True)
+        aside: ContextManager[Any] = torch.cuda.stream(self._stream)
+        return aside
+
+    def bring_out(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+        with self.aside():
+            for source, target in copies:
+                target.copy_(source, non_blocking=True)
             self._out.record(self._stream)
 
     def is_out(self, block: bool) -> bool:

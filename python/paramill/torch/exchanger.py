@@ -31,6 +31,7 @@ class Exchanger:
         *,
         accumulate: int,
         overlap: Optional[bool],
+        device_codec: Optional[bool],
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.job = job
@@ -39,6 +40,7 @@ class Exchanger:
         self.buffers = list(buffers)
         self.overlap = False if overlap is None and len(buckets) <= FEW else overlap
         self._accumulate = accumulate
+        self._device_codec = device_codec
         self._before_first = before_first
         self._began = False
         self._holding = False
@@ -49,7 +51,7 @@ class Exchanger:
         self.job.start()
         self.job._before_close.append(self.synchronize)
         for bucket in [*self.buckets, *self.buffers]:
-            bucket.begin()
+            bucket.begin(self._device_codec)
         for sparse in self.sparse:
             sparse.pull_all()
         for bucket in self.buckets if self.overlap is not False else []:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, ContextManager, Iterable, Optional, Sequence
 
 import torch
@@ -34,6 +35,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise
     :param codec: how gradients are compressed, such as ``"topk:0.01+f16"``; the job's otherwise
     :param answer_codec: how parameters are compressed on their way back; the job's otherwise
+    :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
+        (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
+    :param reduce: ``"mean"``, or ``"sum"``: the gradients of N workers then count N times as much as their mean
     :param order: ``"ranked"`` makes sums bit-reproducible under round-based models
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
@@ -64,6 +68,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sync: Optional[str] = None,
         codec: Optional[str] = None,
         answer_codec: Optional[str] = None,
+        device_codec: Optional[bool] = None,
+        reduce: Optional[str] = None,
         order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
@@ -77,7 +83,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         groups = named_groups(params)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
         self.job = job if job is not None else init()
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order}
+        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
         self._told = [self._text(group) for group in self.param_groups]
         dense: list[Bucket] = []
         rows: list[SparseSlot] = []
@@ -92,9 +98,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
             for slot in of_rows:
                 rows.append(SparseSlot(slot))
-                rows[-1].declare(self.job, self._prefix(number), **own)
+                rows[-1].declare(self.job, self._prefix(number), own)
             for bucket in pack(trained, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, self._prefix(number), **own)
+                bucket.declare(self.job, self._prefix(number), own)
                 dense.append(bucket)
             for bucket in pack(frozen, Bucket, pack_bytes // 4):
                 bucket.declare(self.job, self._prefix(number))
@@ -103,7 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
         means = buffer_buckets(buffers, pack_bytes)
         for bucket in means:
-            bucket.declare(self.job, "buffers/", sync=sync, **BufferBucket.POLICIES)
+            bucket.declare(self.job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
         self._exchanger = Exchanger(
             self.job,
             dense,
@@ -111,6 +117,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             means,
             accumulate=accumulate,
             overlap=overlap,
+            device_codec=device_codec,
             before_first=self._follow_schedule,
         )
         self._exchanger.start()
@@ -156,17 +163,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.job.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups with their learning rates. What servers keep (velocities, moments) is theirs, and not in it."""
+        """Groups with their learning rates, the rule, and the iteration.
+
+        Not in it: what servers keep of past gradients (velocities, moments, how many steps were made), and what a codec
+        has not sent yet. :meth:`load_state_dict` warns of that where the rule has such a state.
+        """
         state = super().state_dict()
         state["paramill"] = {"rule": self._rule, "iteration": self.job.iteration}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over groups with their learning rates; the rule must be the same."""
+        """Takes over groups with their learning rates; the rule must be the same.
+
+        Servers go on with the state that they have. In a new job that is none, and a warning says so unless the rule is
+        plain ``sgd``: momentum builds up again, and Adam corrects its bias from the first step on.
+        """
         rule = state_dict.get("paramill", {}).get("rule", self._rule)
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "paramill"})
+        before = state_dict.get("paramill", {}).get("iteration", 0)
+        if before > self.job.iteration and rule != "sgd":
+            warnings.warn(
+                f"groups and learning rates of iteration {before} are restored; the state of `{rule}` on the servers "
+                "(velocities, moments, steps made) is not in a state_dict and begins anew",
+                stacklevel=2,
+            )
 
     def _waits(self) -> dict[Tensor, Callable[[tuple[Any, ...]], None]]:
         waits: dict[Tensor, Callable[[tuple[Any, ...]], None]] = {}

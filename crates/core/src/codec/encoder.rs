@@ -113,6 +113,75 @@ impl Encoder {
         result
     }
 
+    /// Appends the payload of entries that the caller chose from a stretch of `len`, and of which it keeps the others:
+    /// filters and sparsifier are passed over, and nothing is remembered. Places ascend. Zeros do not travel.
+    pub fn encode_chosen(
+        &mut self,
+        len: usize,
+        chosen: impl Iterator<Item = (usize, f32)>,
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let Encoder { codec, work, .. } = self;
+        work.mask.reset(len);
+        work.values.clear();
+        let mut next = 0;
+        for (place, value) in chosen {
+            if place < next || place >= len {
+                return Err(CodecError::Input("places out of order or beyond its end".into()));
+            }
+            next = place + 1;
+            if value != 0.0 {
+                work.mask.set(place);
+                work.values.push(value);
+            }
+        }
+        if !kernels::all_finite(&work.values) {
+            return Err(CodecError::NonFinite);
+        }
+        let (start, body) = (out.len(), out.len() + HEADER_BYTES);
+        let (mut header, _) = work.write_masked(codec, len, context, out);
+        if out.len() - body >= 4 * len {
+            out.truncate(start);
+            work.received.clear();
+            work.received.resize(len, 0.0);
+            work.mask.put(&work.values, &mut work.received);
+            (header, _) = raw(codec, &work.received, out);
+        }
+        header.packed = work.pack(body, out);
+        out[start..body].copy_from_slice(&header.encode());
+        Ok(())
+    }
+
+    /// Appends the payload of `count` values that the caller quantised as the chain's quantiser would have.
+    pub fn encode_quantised(
+        &mut self,
+        count: usize,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let Encoder { codec, work, .. } = self;
+        let is_dense = codec.sparsifier.is_none()
+            && codec.low_rank.is_none()
+            && matches!(codec.container, None | Some(Container::Dense));
+        let Some(quantiser) = codec.quantiser.as_deref().filter(|quantiser| {
+            is_dense && quantiser.bytes(count) == bytes.len() && bytes.len() < 4 * count.max(1)
+        }) else {
+            return Err(CodecError::Input(format!("{} bytes, and `{codec}` makes others", bytes.len())));
+        };
+        work.received.resize(count, 0.0);
+        quantiser.dequantise(bytes, &mut work.received).map_err(CodecError::Input)?;
+        if !kernels::all_finite(&work.received) {
+            return Err(CodecError::NonFinite);
+        }
+        let start = out.len();
+        let mut header = open(codec, Layout::Dense, count, out);
+        out.extend_from_slice(bytes);
+        header.packed = work.pack(start + HEADER_BYTES, out);
+        out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+        Ok(())
+    }
+
     /// A payload of this encoder did not arrive, and will not be sent again: what it said of the `len` elements from
     /// `start` on is kept for the next one, where anything is kept.
     pub fn put_back(&mut self, start: usize, len: usize, payload: &[u8]) {
@@ -321,9 +390,6 @@ impl Work {
         out: &mut Vec<u8>,
         keeps: bool,
     ) -> (Header, Sent) {
-        let count = self.mask.count();
-        let container = codec.container.unwrap_or_default();
-        let layout = container.layout(input.len(), count, |count| codec.value_bytes(count));
         let feeds_back = keeps && codec.feeds_back();
         match feeds_back {
             true => self.mask.gather(input, &mut self.values),
@@ -335,30 +401,43 @@ impl Work {
             // What was finite before it was scaled must be so after.
             super::clip::clamp(&mut self.values, f32::MAX);
         }
-        if layout == Layout::Dense {
-            let mut whole = std::mem::take(&mut self.received);
-            whole.clear();
-            whole.resize(input.len(), 0.0);
-            self.mask.put(&self.values, &mut whole);
-            let header = open(codec, layout, whole.len(), out);
-            let values = write_values(codec, context, &whole, out);
-            if feeds_back {
-                self.values.resize(input.len(), 0.0);
-                read_back(codec, &out[values..], &whole, &mut self.values);
-                whole.copy_from_slice(&self.values);
-            }
-            self.received = whole;
-            return (header, if feeds_back { Sent::Rounded } else { Sent::Taken });
-        }
-        let header = open(codec, layout, count, out);
-        container::write_places(layout, &self.mask, out);
-        let values = write_values(codec, context, &self.values, out);
+        let (header, values) = self.write_masked(codec, input.len(), context, out);
         if !feeds_back {
             return (header, Sent::Taken);
         }
-        self.received.resize(count, 0.0);
+        if header.layout == Layout::Dense {
+            self.values.resize(input.len(), 0.0);
+            read_back(codec, &out[values..], &self.received, &mut self.values);
+            self.received.copy_from_slice(&self.values);
+            return (header, Sent::Rounded);
+        }
+        self.received.resize(self.values.len(), 0.0);
         read_back(codec, &out[values..], &self.values, &mut self.received);
         (header, Sent::MaskedRounded)
+    }
+
+    /// Appends room for a header, and a body of the mask's entries, which are in `values`. Where the body's values begin.
+    /// In a dense body they are those of `received`.
+    fn write_masked(
+        &mut self,
+        codec: &Codec,
+        len: usize,
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> (Header, usize) {
+        let count = self.values.len();
+        let container = codec.container.unwrap_or_default();
+        let layout = container.layout(len, count, |count| codec.value_bytes(count));
+        if layout == Layout::Dense {
+            self.received.clear();
+            self.received.resize(len, 0.0);
+            self.mask.put(&self.values, &mut self.received);
+            let header = open(codec, layout, len, out);
+            return (header, write_values(codec, context, &self.received, out));
+        }
+        let header = open(codec, layout, count, out);
+        container::write_places(layout, &self.mask, out);
+        (header, write_values(codec, context, &self.values, out))
     }
 
     /// Replaces the body by its compressed form, if that is shorter.

@@ -10,6 +10,9 @@ pub enum CodecError {
     /// The residual and the new values do not fit an f32 together.
     #[error("what was not sent before and the new values add up to more than an f32 holds; clip the values")]
     Overflow,
+    /// What the caller chose or quantised does not fit the table or its chain.
+    #[error("what was prepared to be sent has {0}; prepare it by the codec and the chunks of this table")]
+    Input(String),
     /// The sender follows another plan, or another release.
     #[error(
         "the payload was made by another codec than `{expected}`; give both ends the same codec and release"

@@ -16,13 +16,13 @@ use std::sync::Arc;
 /// A worker's ends of a table's codecs.
 #[derive(Debug, Default)]
 pub(super) struct TableCodecs {
-    push: Option<Encoder>,
+    pub(super) push: Option<Encoder>,
     /// Whether answers are differences to what is here.
     pub(super) differences: bool,
     pub(super) answer: Option<Decoder>,
     /// The job's seed, this worker's rank, and the table's number.
-    identity: (u64, u32, u32),
-    payloads: Vec<u8>,
+    pub(super) identity: (u64, u32, u32),
+    pub(super) payloads: Vec<u8>,
     /// What a server refused, while it can be pushed again.
     refused: Option<Refused>,
     /// A chunk of single rows, or of values that were clipped.
@@ -123,9 +123,18 @@ impl LocalTable {
             return Ok(refused.encoded);
         }
         self.put_refused_back();
+        self.encode_with(memory, |local, codecs| local.encode_chunks(codecs, clock, gradient))
+    }
+
+    /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
+    pub(super) fn encode_with(
+        &mut self,
+        memory: &dyn Allocate,
+        encode: impl FnOnce(&LocalTable, &mut TableCodecs) -> Result<Payloads, CodecError>,
+    ) -> Result<Encoded, WorkerError> {
         let mut codecs = std::mem::take(&mut self.codecs);
         codecs.payloads.clear();
-        let encoded = self.encode_chunks(&mut codecs, clock, gradient);
+        let encoded = encode(self, &mut codecs);
         let payloads = encoded.map_err(|why| WorkerError::Codec { table: self.spec.name.clone(), why });
         let taken = std::mem::take(&mut codecs.payloads);
         self.codecs = codecs;
@@ -146,10 +155,9 @@ impl LocalTable {
         clock: Clock,
         gradient: Gradient<'_>,
     ) -> Result<Payloads, CodecError> {
-        let TableCodecs { push, identity: (seed, worker, table), payloads, chunk: scratch, .. } = codecs;
+        let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
-        let (width, elements) = (self.row_width(), self.spec.elements());
-        let columns = self.spec.columns();
+        let width = self.row_width();
         let factors = match gradient {
             Gradient::Product { factors, .. } => Some(factors),
             Gradient::Dense(_) | Gradient::Rows { .. } => None,
@@ -189,15 +197,7 @@ impl LocalTable {
                     scratch.as_slice()
                 }
             };
-            let context = Context {
-                step: clock,
-                seed: codec::stretch_seed(*seed, *worker, *table, clock, number),
-                table_elements: elements,
-                start,
-                columns,
-                parameters: self.values.as_slice().get(place.clone()).unwrap_or(&[]),
-                factors,
-            };
+            let context = Context { factors, ..self.context(*identity, clock, number, chunk) };
             let before = payloads.len();
             encoder.encode(place.start, values, &context, payloads)?;
             if self.spec.rows && codec::is_nothing(&payloads[before..]) {
@@ -207,6 +207,26 @@ impl LocalTable {
             ranges.push((number, before..payloads.len()));
         }
         Ok(ranges)
+    }
+
+    /// What a chunk's encoder is told beside the values.
+    pub(super) fn context(
+        &self,
+        (seed, worker, table): (u64, u32, u32),
+        clock: Clock,
+        number: u32,
+        chunk: Chunk,
+    ) -> Context<'_> {
+        let place = chunk.start as usize..chunk.start as usize + chunk.len as usize;
+        Context {
+            step: clock,
+            seed: codec::stretch_seed(seed, worker, table, clock, number),
+            table_elements: self.spec.elements(),
+            start: chunk.start,
+            columns: self.spec.columns(),
+            parameters: self.values.as_slice().get(place).unwrap_or(&[]),
+            factors: None,
+        }
     }
 
     /// Takes the values of a chunk from a payload that its codec made. `None` when it does not fit.

@@ -4,6 +4,7 @@
 //! [`Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
 use super::encoding::Encoded;
+use super::prepared::Content;
 use super::request::{Request, What};
 use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
 use crate::kernels;
@@ -20,6 +21,7 @@ pub struct Slab {
     table: TableId,
     gradient: Unique,
     values: Unique,
+    content: Content,
 }
 
 /// A buffer that is counted, so that frames can be made from it, and that nobody else has.
@@ -59,6 +61,11 @@ impl Slab {
         self.gradient.as_mut_slice()
     }
 
+    /// Says what stands in the gradient's memory. It holds for the next exchange alone.
+    pub fn contains(&mut self, content: Content) {
+        self.content = content;
+    }
+
     /// The same, to be read.
     pub fn gradient(&self) -> &[f32] {
         self.gradient.0.as_slice()
@@ -93,7 +100,8 @@ impl Worker {
         }
         local.lent = true;
         let gradient = Unique::new(self.memory.zeroed(local.values.len()));
-        Ok(Slab { table, gradient, values: Unique::of(local.take_values(), &*self.memory) })
+        let values = Unique::of(local.take_values(), &*self.memory);
+        Ok(Slab { table, gradient, values, content: Content::Gradient })
     }
 
     /// Takes lent buffers back: the table is pushed and pulled as others are.
@@ -121,7 +129,7 @@ impl Worker {
         let mut encoded = self.encode_slabs(clock, slabs)?.into_iter();
         let ticket = self.ticket(now, Purpose::Exchange { clock, tables: slabs.len() }, 0, 0);
         let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
-        for Slab { table, gradient, values } in slabs.drain(..) {
+        for Slab { table, gradient, values, .. } in slabs.drain(..) {
             let index = table.0 as usize;
             let landing = values.0.place();
             let local = &mut self.tables[index];
@@ -154,7 +162,8 @@ impl Worker {
     /// What travels instead of gradients, for tables that have a codec. It does look at them.
     fn encode_slabs(&mut self, clock: Clock, slabs: &[Slab]) -> Result<Vec<Option<Encoded>>, WorkerError> {
         let has_codec = |slab: &Slab| self.tables[slab.table.0 as usize].codecs.encodes_pushes();
-        let odd = |slab: &&Slab| has_codec(slab) && !kernels::all_finite(slab.gradient());
+        let is_whole = |slab: &Slab| slab.content == Content::Gradient && has_codec(slab);
+        let odd = |slab: &&Slab| is_whole(slab) && !kernels::all_finite(slab.gradient());
         if let Some(slab) = slabs.iter().find(odd) {
             self.nonfinite += 1;
             let local = &self.tables[slab.table.0 as usize];
@@ -166,7 +175,11 @@ impl Worker {
         let encode = |slab: &Slab| {
             let local = &mut self.tables[slab.table.0 as usize];
             let gradient = Gradient::Dense(slab.gradient());
-            local.codecs.encodes_pushes().then(|| local.encode(clock, gradient, &*memory)).transpose()
+            match slab.content {
+                Content::Gradient if !local.codecs.encodes_pushes() => Ok(None),
+                Content::Gradient => local.encode(clock, gradient, &*memory).map(Some),
+                prepared => local.encode_prepared(clock, prepared, slab.gradient(), &*memory).map(Some),
+            }
         };
         slabs.iter().map(encode).collect()
     }
@@ -194,6 +207,6 @@ impl Worker {
             self.parked.push(gradient.clone());
         }
         let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
-        Slab { table: TableId(index as u32), gradient, values }
+        Slab { table: TableId(index as u32), gradient, values, content: Content::Gradient }
     }
 }

@@ -1,0 +1,135 @@
+"""Codecs as torch operations choose and round what the worker's own code does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import paramill as pm  # noqa: E402
+from paramill.torch.compression import Chain, Compressor  # noqa: E402
+
+# Chunks have 8192 elements: some that are full, and one that is not.
+SIZE = 20_000
+CHAINS = [
+    "f16",
+    "bf16",
+    "ef+f16",
+    "ef+bf16+lz4",
+    "topk:0.01",
+    "topk:0.01+f16",
+    "topk:ratio=0.02+bf16+bitmap+zstd",
+    "topk:0.8",
+    "warmup:2+topk:0.01",
+    "threshold:0.5",
+    "threshold:0.5+f16",
+    "dvf:delta=2",
+    "dvf:delta=0.5+f16+snappy",
+    "dvf:delta=1e9",
+]
+
+
+def train(codec: str, device_codec: bool) -> tuple[list[bytes], int]:
+    """A few steps with gradients of a seed: the parameters after each, and the bytes that were sent."""
+    generator = torch.Generator().manual_seed(3)
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in (SIZE, 7)]
+    named = [(f"p{number}", parameter) for number, parameter in enumerate(parameters)]
+    optimizer = pm.torch.DistributedOptimizer(named, "sgd:lr=0.5", codec=codec, device_codec=device_codec, pack_bytes=4 * SIZE)
+    seen = []
+    for step in range(4):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            # Equal magnitudes, and zeros.
+            parameter.grad[:3000] = parameter.grad[:3000].round()
+        optimizer.step()
+        optimizer.synchronize()
+        seen.append(b"".join(parameter.detach().numpy().tobytes() for parameter in parameters))
+    sent, _ = optimizer.job.traffic
+    optimizer.close()
+    return seen, sent
+
+
+@pytest.mark.parametrize("codec", CHAINS)
+def test_torch_sends_the_very_bytes_that_the_worker_would(codec: str) -> None:
+    assert train(codec, device_codec=True) == train(codec, device_codec=False)
+
+
+@pytest.mark.parametrize("codec", ["topk:0.01", "topk:0.8", "threshold:0.5", "dvf:delta=1e-3"])
+def test_what_is_chosen_and_what_is_kept_is_what_was_put_in(codec: str) -> None:
+    chain = Chain.read(codec)
+    assert chain is not None
+    compressor = Compressor(chain, SIZE, [0, 8192, 16384], torch.device("cpu"))
+    memory = torch.zeros(SIZE)
+    generator = torch.Generator().manual_seed(1)
+    kept = torch.zeros(SIZE)
+    for step in range(3):
+        gradient = torch.randn(SIZE, generator=generator)
+        compressor.input.copy_(gradient)
+        copies = compressor.encode(step, memory)
+        while copies:
+            for source, target in copies:
+                target.copy_(source)
+            copies = compressor.rest(memory)
+        sent = torch.zeros(SIZE)
+        if compressor.content == "places":
+            count = compressor.count
+            sent[memory[:count].view(torch.int32).long()] = memory[count : 2 * count]
+        else:
+            sent.copy_(memory)
+        assert compressor.residual is not None
+        assert torch.equal(sent + compressor.residual, gradient + kept)
+        assert not (sent.bool() & compressor.residual.bool()).any()
+        kept = compressor.residual.clone()
+
+
+@pytest.mark.parametrize("codec", ["f16", "topk:0.01", "dvf:delta=1e-3"])
+def test_what_is_no_number_is_refused_once(codec: str) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(100))
+    optimizer = pm.torch.DistributedOptimizer([("p", parameter)], codec=codec, device_codec=True)
+    parameter.grad = torch.ones(100)
+    parameter.grad[17] = float("nan")
+    with pytest.raises(pm.errors.NonFiniteError, match="NaN or Inf"):
+        optimizer.step()
+    optimizer.job.close()
+
+
+@pytest.mark.parametrize(
+    "codec, content, count, places, why",
+    [
+        ("topk:0.5", "places", 2, [5, 3], "places out of order"),
+        ("topk:0.5", "places", 2, [3, 8], "places beyond the end of the table"),
+        ("topk:0.5", "places", 5, [0], "5 places, which do not fit its memory"),
+        ("topk:0.5", "halves", 0, [0], "16 bytes, and `topk:0.5` makes others"),
+        ("none", "chosen", 0, [0], "no codec to be sent by"),
+    ],
+)
+def test_what_was_prepared_wrongly_is_refused(codec: str, content: str, count: int, places: list[int], why: str) -> None:
+    with pm.init() as job:
+        slab = job.table("w", init=[0.0] * 8, codec=codec).slab()
+        slab.grad[:] = 1.0
+        slab.grad[: len(places)] = np.array(places, np.int32).view(np.float32)
+        slab._native.contains(content, count)
+        with pytest.raises(pm.errors.ParamillError, match=why):
+            job.exchange([slab])
+
+
+@pytest.mark.parametrize("codec", ["none", "qsgd:levels=4", "topk:0.1,select=sampled", "f16+bitmap", "topk:0.1,residual=false"])
+def test_what_torch_cannot_follow_is_left_to_the_worker(codec: str) -> None:
+    assert Chain.read(codec) is None
+
+
+def test_gradients_are_averaged_the_same_way() -> None:
+    def run(device_codec: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(100, 100)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = pm.torch.DistributedOptimizer(inner, codec="topk:0.05", device_codec=device_codec)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 100)).square().mean().backward()
+            optimizer.step()
+        optimizer.close()
+        return model.weight.detach()
+
+    assert torch.equal(run(True), run(False))
