@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Not `torch`, which `from paramill import *` would need then.
 __all__ = [
     "Condition",
     "Exchange",
@@ -43,7 +44,6 @@ __all__ = [
     "Table",
     "errors",
     "init",
-    "torch",
 ]
 
 

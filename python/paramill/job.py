@@ -239,6 +239,11 @@ class Job:
         try:
             while self._before_close and not self.closed:
                 self._before_close.pop()()
+        except BaseException:
+            # The others are not to wait for a worker that will not come back.
+            self._abandon()
+            raise
+        try:
             self._native.close()
         finally:
             if self._server is not None:

@@ -153,6 +153,24 @@ def test_waits_let_other_threads_run(serve: Callable[..., str]) -> None:
     waiter = threading.Thread(target=lambda: (ran.wait(20), job._abandon()))
     waiter.start()
     ran.set()
-    with pytest.raises(pm.ParamillError):
+    with pytest.raises(pm.errors.ClosedError):
         job.start()  # The other worker never comes; the other thread ends the wait.
     waiter.join()
+
+
+def test_a_job_that_cannot_be_closed_in_good_order_is_left(serve: Callable[..., str]) -> None:
+    job = pm.init(serve())
+    job.table("w", init=[0.0])
+    job.start()
+
+    def fail() -> None:
+        raise pm.errors.DeadlineError("no answer")
+
+    job._before_close.append(fail)
+    with pytest.raises(pm.errors.DeadlineError, match="no answer"):
+        job.close()
+    assert job.closed, "the others do not wait for it"
+
+
+def test_a_star_import_needs_no_torch() -> None:
+    assert "torch" not in pm.__all__
