@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import socket
 import statistics
 import subprocess
@@ -106,19 +107,28 @@ def contend(contender, args):
     kind, workers, servers, codec = contender
     mine = [sys.executable, __file__, f"--work={kind}", f"--steps={args.steps}", f"--batch={args.batch}"]
     mine += [f"--depth={args.depth}"] + ([f"--data={args.data}"] if args.data else [])
+    line = mine
     if kind in ("paramill", "paired"):
         line = ["paramill", "launch", f"-n{workers}", f"-s{servers}", f"--codec={codec}", "--", *mine]
-        processes = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True)]
+        environments = [{}]
     else:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(workers)}
-        processes = [
-            subprocess.Popen(mine, stdout=subprocess.PIPE, text=True, env={**os.environ, **shared, "RANK": str(rank)})
-            for rank in range(workers)
-        ]
-    texts = [process.communicate(timeout=args.deadline)[0] for process in processes]
+        environments = [{**shared, "RANK": str(rank)} for rank in range(workers)]
+    processes = [
+        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, **each}, start_new_session=True)
+        for each in environments
+    ]
+    try:
+        texts = [process.communicate(timeout=args.deadline)[0] for process in processes]
+    finally:
+        # A run that took too long would be in the way of the next, with all the processes that it started.
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     results = [json.loads(line.split("RESULT ")[1]) for text in texts for line in text.splitlines() if "RESULT " in line]
     if len(results) != workers or any(process.returncode for process in processes):
         raise SystemExit(f"{contender}: {len(results)} of {workers} workers ended well\n" + "\n".join(texts))
@@ -157,8 +167,10 @@ def main():
     print(f"{name}, torch {torch.__version__}, {os.cpu_count()} CPUs; ResNet-{args.depth}, {args.batch} pictures per worker")
     print("| contender | workers | servers | codec | steps/s, by round | samples/s | of plain |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    plain = statistics.median(rate for rate, _ in rates[contenders[0]])
+    # The time may have been over before all had their turn.
+    rates = {contender: seen for contender, seen in rates.items() if seen}
     for (kind, workers, servers, codec), seen in rates.items():
+        plain = statistics.median(rate for rate, _ in rates[contenders[0]])
         rounds = ", ".join(f"{rate:.1f}" for rate, _ in seen)
         samples = statistics.median(rate for rate, _ in seen) * workers * args.batch
         of_plain = samples / (plain * args.batch)
