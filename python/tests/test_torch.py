@@ -183,12 +183,25 @@ def test_plain_tensors_are_waited_for_in_the_step(distributed: Any) -> None:
     assert torch.allclose(w, torch.ones(4), atol=1e-3)
 
 
-def test_clipping_is_noticed(distributed: Any) -> None:
+def clip_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data.clamp_(-0.01, 0.01)
+
+
+def clip_into_another(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.clamp(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("clip", [lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1), clip_data, clip_into_another])
+def test_clipping_is_noticed(distributed: Any, clip: Callable[[nn.Module], None]) -> None:
     def clipped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
             loss_of(model).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            clip(model)
             optimizer.step()
 
     model = network()
@@ -197,6 +210,8 @@ def test_clipping_is_noticed(distributed: Any) -> None:
     clipped(model, optimizer, 5)
     clipped(twin, torch.optim.SGD(twin.parameters(), lr=0.5), 5)
     assert_same(model, twin, 1e-5)
+    if clip is clip_data:
+        return  # Once gradients leave early, nothing tells of it.
     other = network()
     with pytest.raises(pm.errors.OrderError, match="was changed after it had left.*overlap=False"):
         clipped(other, distributed(other.named_parameters(), "sgd:lr=0.5", overlap=True), 1)
@@ -265,6 +280,121 @@ def test_frozen_and_unused_parameters(distributed: Any) -> None:
         optimizer.step()
 
 
+def test_a_parameter_that_was_frozen_is_not_averaged(distributed: Any) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1))
+    train(model, optimizer, 1)
+    model[0].requires_grad_(True)
+    loss_of(model).backward()
+    with pytest.raises(pm.ParamillError, match="has a gradient, but was frozen"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_no_parameters_are_added_later(distributed: Any, averaged: bool) -> None:
+    model, other = network(), network()
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters())
+    with pytest.raises(pm.errors.OrderError, match="make it anew"):
+        optimizer.add_param_group({"params": list(other.parameters())})
+    with pytest.raises(pm.errors.OrderError, match="a single one with all parameters, in groups"):
+        distributed(other.named_parameters(), job=optimizer.job)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [("sgd:lr=0.1", torch.optim.SGD), ("adamw:lr=0.1,weight_decay=0.01", torch.optim.AdamW)],
+)
+def test_schedules_reach_what_is_trained_and_nothing_else(distributed: Any, text: str, reference: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), text, buffers=model.named_buffers())
+    plain = reference([p for p in twin.parameters() if p.requires_grad], lr=0.1)
+    for each, own in ((model, optimizer), (twin, plain)):
+        train(each, own, 6, torch.optim.lr_scheduler.StepLR(own, 2, 0.5))
+    assert_same(model, twin, 1e-4)
+
+
+class Ratings(nn.Module):
+    """Rows of a sparse embedding that are not named by the first argument."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.items = nn.Embedding(20, 4, sparse=True)
+        self.out = nn.Linear(4, 1)
+        self.own = own
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        # Without a forward of the embedding's own, no module says which rows are used.
+        rows = self.items(items) if self.own else nn.functional.embedding(items, self.items.weight, sparse=True)
+        return (self.out(rows)[:, 0] * users).mean()
+
+    def train_with(self, optimizer: torch.optim.Optimizer, batches: list[tuple[Tensor, Tensor]]) -> None:
+        for users, items in batches:
+            optimizer.zero_grad()
+            self(users, items).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("users", [torch.rand(6), torch.arange(6)])
+def test_rows_are_those_that_the_embedding_is_asked_for(distributed: Any, own: bool, users: Tensor) -> None:
+    model = Ratings(own)
+    twin = copy.deepcopy(model)
+    batches = [(users, torch.randint(0, 20, (6,))) for _ in range(8)]
+    model.train_with(distributed(model.named_parameters(), "sgd:lr=0.5", sparse=["items.weight"]), batches)
+    twin.train_with(torch.optim.SGD(twin.parameters(), lr=0.5), batches)
+    assert_same(model, twin, 1e-5)
+
+
+@pytest.mark.parametrize("of", ["optimizer", "job"])
+def test_the_last_rows_are_here_after_closing(distributed: Any, of: str) -> None:
+    model = Ratings(own=True)
+    twin = copy.deepcopy(model)
+    batches = [(torch.ones(6), torch.randint(0, 20, (6,))) for _ in range(3)]
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", sparse=["items.weight"])
+    model.train_with(optimizer, batches)
+    twin.train_with(torch.optim.SGD(twin.parameters(), lr=0.5), batches)
+    (optimizer if of == "optimizer" else optimizer.job).close()
+    torch.testing.assert_close(model.items.weight, twin.items.weight)
+    assert_same(model, twin, 1e-5)
+    torch.testing.assert_close(model(*batches[0]), twin(*batches[0]))
+
+
+def test_training_goes_on_after_a_gradient_that_is_no_number(distributed: Any) -> None:
+    for options in ({}, {"codec": "f16"}, {"codec": "topk:0.5", "device_codec": True}):
+        model = network()
+        optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4, **options)
+        train(model, optimizer, 2)
+        optimizer.synchronize()
+        before = loss_of(model).item()
+        optimizer.zero_grad()
+        (loss_of(model) * float("nan")).backward()
+        refusals = 0
+        # Servers find it without a codec, and each bucket tells when it is waited for; workers find it with one.
+        for wait in [optimizer.step, *[optimizer.synchronize] * 6]:
+            try:
+                wait()
+            except pm.errors.NonFiniteError:
+                refusals += 1
+        assert refusals
+        train(model, optimizer, 20)
+        assert loss_of(model).item() < before
+
+
+def test_rows_that_are_no_numbers_are_refused(distributed: Any) -> None:
+    model = Ratings(own=True)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", sparse=["items.weight"], codec="f16")
+    before = copy.deepcopy(model)
+    ids = torch.arange(6)
+    with pytest.raises(pm.errors.NonFiniteError):
+        model.train_with(optimizer, [(torch.full((6,), float("nan")), ids)])
+    assert_same(model, before)
+    model.train_with(optimizer, [(torch.ones(6), ids)])
+    assert not torch.equal(model.state_dict()["items.weight"], before.items.weight)
+
+
 def test_rows_of_an_embedding_travel_alone(distributed: Any) -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -329,10 +459,18 @@ def test_a_state_that_is_not_restored_is_named(distributed: Any, recwarn: pytest
         distributed(network().named_parameters(), "adam:lr=0.1").load_state_dict(state)
 
 
+def test_a_state_of_torch_s_own_optimizer_is_taken_over(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "momentum:lr=0.1,beta=0.5")
+    optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.025).state_dict())
+    train(model, optimizer, 1)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["beta"]) == (0.025, 0.5)
+
+
 def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:
     model = network()
     twin = copy.deepcopy(model)
-    optimizer = distributed(torch.optim.RAdam(model.parameters(), lr=0.01))
+    optimizer = distributed(torch.optim.RAdam(model.parameters(), lr=0.01), sync=None)
     reference = torch.optim.RAdam(twin.parameters(), lr=0.01)
     assert isinstance(optimizer, pm.torch.AveragingOptimizer)
     for each, own in ((model, optimizer), (twin, reference)):

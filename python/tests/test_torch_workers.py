@@ -125,6 +125,41 @@ def test_buffers_are_averaged_where_that_is_wanted(launch: Any) -> None:
         torch.testing.assert_close(torch.tensor(mean), torch.full((2,), (1 - 0.9**3) * 2.0))
 
 
+def test_means_stay_means_in_a_job_that_adds_up(launch: Any) -> None:
+    program = """
+        import torch
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 1, bias=False))
+        torch.nn.init.zeros_(model[1].weight)
+        optimizer = pm.torch.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0), buffers=model.named_buffers())
+        model(torch.full((4, 2), float(optimizer.job.rank)))
+        optimizer.zero_grad()
+        (model[1].weight * (1.0 + 2 * optimizer.job.rank)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+        report([model[1].weight.tolist(), model[0].running_mean.tolist()])
+    """
+    for weight, mean in launch(program, 2, 1, "--reduce=sum"):
+        assert weight == [[-2.0, -2.0]], "gradients of 1 and 3"
+        torch.testing.assert_close(torch.tensor(mean), torch.full((2,), 0.05))
+
+
+def test_rows_have_everybody_s_last_step_after_closing(launch: Any) -> None:
+    program = """
+        import torch
+        model = torch.nn.Embedding.from_pretrained(torch.zeros(4, 1), freeze=False, sparse=True)
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=1", sparse=["weight"])
+        for step in range(20):
+            optimizer.zero_grad()
+            model(torch.tensor([optimizer.job.rank, 3])).sum().backward()
+            optimizer.step()
+        optimizer.close()
+        report(model.weight[:, 0].tolist())
+    """
+    for rows in launch(program, 2, 1):
+        assert rows == [-10.0, -10.0, 0.0, -20.0], "the means of both, of every step"
+
+
 def test_every_worker_has_a_part_of_the_data(launch: Any) -> None:
     program = """
         job = pm.init()

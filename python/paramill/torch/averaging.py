@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
-from ..job import Job, init
+from ..job import Job
 from .buckets import AveragedBucket, Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, buffer_buckets
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, buffer_buckets, join
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -38,7 +38,7 @@ class AveragingOptimizer(DistributedOptimizer):
         optimizer: torch.optim.Optimizer,
         *,
         job: Optional[Job] = None,
-        sync: str = "bsp",
+        sync: Optional[str] = None,
         codec: Optional[str] = None,
         answer_codec: Optional[str] = None,
         device_codec: Optional[bool] = None,
@@ -48,6 +48,7 @@ class AveragingOptimizer(DistributedOptimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        sync = "bsp" if sync is None else sync
         if sync.partition(":")[0] not in ROUND_BASED:
             raise PolicyError(
                 f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
@@ -56,15 +57,14 @@ class AveragingOptimizer(DistributedOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()
-        self.job = job if job is not None else init()
+        self.job = join(job)
         trained: list[Slot] = []
         frozen: list[Slot] = []
         for number, group in enumerate(optimizer.param_groups):
             names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
             for name, parameter in zip(names, group["params"]):
                 (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order}
-        policies["optimizer"] = AveragedBucket.POLICY
+        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
         buckets = pack(trained, AveragedBucket, pack_bytes // 4)
         for bucket in buckets:
             bucket.declare(self.job, "", policies)
@@ -87,9 +87,13 @@ class AveragingOptimizer(DistributedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        self._exchanger.synchronize()
+        self._check_frozen()
+        refused = self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        self._exchanger.receive()
+        # With the mean of the round also where this worker's part was refused: all replicas stay the same.
         self._optimizer.step()
+        if refused is not None:
+            raise refused
         return loss
 
     def synchronize(self) -> None:

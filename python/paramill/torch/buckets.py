@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
 
+from ..errors import NonFiniteError, PolicyError
 from ..job import Exchange, Handle, Job, Slab, Table
 from .compression import Chain, Compressor
 from .devices import Lane, lane_of
@@ -27,8 +29,31 @@ class Slot:
         self.name = name
         self.parameter = parameter
         self.fired = 0
-        # Counts in-place changes of the gradient, as of when it left or was last added to.
-        self.version = -1
+        self._seen: Optional[weakref.ref[Tensor]] = None
+        # Counts in-place changes of the gradient.
+        self._version = -1
+        self._copy: Optional[Tensor] = None
+
+    def look(self, keep: bool = False) -> None:
+        """Remembers which gradient there is; with `keep` its values too, since changes of its ``.data`` are not counted."""
+        gradient = self.parameter.grad
+        self._seen = None if gradient is None else weakref.ref(gradient)
+        self._version = -1 if gradient is None else gradient._version
+        self._copy = gradient.detach().clone() if keep and gradient is not None else None
+
+    def changed(self) -> bool:
+        """Whether the gradient is another one than the one that was looked at."""
+        gradient = self.parameter.grad
+        if gradient is None or self._seen is None:
+            return gradient is not None or self._seen is not None
+        if self._seen() is not gradient or self._version != gradient._version:
+            return True
+        return self._copy is not None and not torch.equal(_dense(self._copy), _dense(gradient))
+
+    def reset(self) -> None:
+        """For the next iteration."""
+        self.fired = 0
+        self._copy = None
 
 
 class Bucket:
@@ -40,6 +65,8 @@ class Bucket:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
+        # Why zeros left instead of the gradients.
+        self.refused: Optional[NonFiniteError] = None
         self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
@@ -79,13 +106,16 @@ class Bucket:
     def begin(self, device_codec: Optional[bool] = None) -> None:
         """After the start: takes the table's memory, and the values of rank 0 into the parameters.
 
-        `device_codec` says whether torch compresses gradients; if it is not given, it does so on a GPU.
+        `device_codec` says whether torch compresses gradients; if it is not given, it does so on a GPU where it can.
         """
         assert self._table is not None
         self._slab = self._table.slab()
         device = self.slots[0].parameter.device
         self._lane: Lane = lane_of(device, self.size)
-        chain = Chain.read(self._slab._native.codec())
+        codec = self._slab._native.codec()
+        chain = Chain.read(codec)
+        if device_codec and chain is None and codec not in ("", "none"):
+            raise PolicyError(f"torch cannot compress by `{codec}`; leave device_codec out, and the worker does it")
         if chain is not None and (device.type == "cuda" if device_codec is None else device_codec):
             self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
         self._look()
@@ -117,7 +147,7 @@ class Bucket:
             if scale is not None and not skip:
                 flat.mul_(scale.to(flat.device))
         for slot in self.slots:
-            slot.version = -1 if slot.parameter.grad is None else slot.parameter.grad._version
+            slot.look()
         self.sent = True
         copies = [(flat, self._gradient)]
         if compressor and self._compressed:
@@ -138,7 +168,15 @@ class Bucket:
                 if not self._lane.is_out(block):
                     return False
             self._slab._native.contains(self._compressor.content, self._compressor.count)
-        self._exchange = self._job.exchange([self._slab])
+        try:
+            self._exchange = self._job.exchange([self._slab])
+        except NonFiniteError as error:
+            # The others wait for this worker: zeros go instead, and the step tells.
+            self.refused = error
+            self._gradient.zero_()
+            if self._compressor and self._compressed:
+                self._slab._native.contains(self._compressor.content, 0)
+            self._exchange = self._job.exchange([self._slab])
         self._left = True
         return True
 
@@ -151,24 +189,23 @@ class Bucket:
             except TimeoutError:
                 self._exchange = exchange
                 raise
-            self._look()
+            finally:
+                # An error may have moved the memory.
+                self._look()
             self._deliver()
 
     def changed_since_sent(self) -> Optional[Slot]:
         """A parameter whose gradient is no longer the one that left."""
-        for slot in self.slots:
-            gradient = slot.parameter.grad
-            if slot.version != (-1 if gradient is None else gradient._version):
-                return slot
-        return None
+        return next((slot for slot in self.slots if slot.changed()), None)
 
     def reset(self) -> None:
         """For the next iteration."""
         self.sent = False
+        self.refused = None
         self._left = False
         self.missing = len(self.slots)
         for slot in self.slots:
-            slot.fired = 0
+            slot.reset()
 
     def close(self) -> None:
         """Lets go of what the device holds."""
@@ -227,7 +264,7 @@ class AveragedBucket(Bucket):
     The server steps with lr = 1 and a weight decay of 1: w - (mean + w) = -mean.
     """
 
-    POLICY = "sgd:lr=1,weight_decay=1"
+    POLICIES = {"optimizer": "sgd:lr=1,weight_decay=1", "reduce": "mean"}
     stays = False
 
     def begin(self, device_codec: Optional[bool] = None) -> None:
@@ -253,7 +290,7 @@ class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
     # A codec would keep what it leaves out, and that is in the next difference anyway.
-    POLICIES = {"optimizer": "sgd:lr=1", "codec": "none", "answer_codec": "none"}
+    POLICIES = {"optimizer": "sgd:lr=1", "reduce": "mean", "codec": "none", "answer_codec": "none"}
     stays = False
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
@@ -275,6 +312,8 @@ class SparseSlot:
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot
+        # Why no rows left.
+        self.refused: Optional[NonFiniteError] = None
         self._push: Optional[Handle] = None
         self._stale = False
 
@@ -285,17 +324,22 @@ class SparseSlot:
         self._table = job.table(prefix + self.slot.name, init=initial, rows=True, **policies)
 
     def pull_all(self) -> None:
-        """Every row as it is on the servers now."""
+        """Every row as it is after the last step. After the end of the job that is what is here."""
+        if self._table._job.closed and not self._stale:
+            return
         self._settle_push()
-        whole = self._table.pull(now=True).wait()
+        # By its rows, since a pull of the whole may be answered before the others' part of the last step.
+        whole = self._table.pull(rows=torch.arange(len(self.slot.parameter)).numpy()).wait()
         with torch.no_grad():
             self.slot.parameter.copy_(torch.from_numpy(whole))
         self._stale = False
 
-    def pull(self, indices: Tensor) -> None:
-        """The rows that a forward pass is about to use."""
+    def pull(self, indices: Optional[Tensor]) -> None:
+        """The rows that a forward pass is about to use; all of them if it is not known which."""
         if not self._stale:
             return
+        if indices is None:
+            return self.pull_all()
         self._settle_push()
         rows = torch.unique(indices.detach())
         if rows.numel() == 0:
@@ -321,7 +365,13 @@ class SparseSlot:
         if scale is not None:
             values = values * scale.to(values.device)
         values = values.detach().to("cpu", torch.float32).reshape(-1, width)
-        self._push = self._table.push(values.numpy(), rows=rows.cpu().numpy())
+        self.refused = None
+        try:
+            self._push = self._table.push(values.numpy(), rows=rows.cpu().numpy())
+        except NonFiniteError as error:
+            # As of buckets: the others wait for this worker.
+            self.refused = error
+            self._push = self._table.push(values[:0].numpy(), rows=rows[:0].cpu().numpy())
         self._stale = True
 
     def _settle_push(self) -> None:

@@ -12,6 +12,10 @@ from torch import Tensor
 REST = ("auto", "dense", "index", "bitmap", "hybrid", "snappy", "lz4", "zstd", "none")
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
+CHOOSERS = ("topk", "dvf", "threshold")
+# The parameter that a value without a key is of.
+POSITIONAL = {"topk": "ratio", "dvf": "delta", "threshold": "value", "warmup": "steps"}
+
 # A copy out of the device: from where, and to which tensor over the host's memory.
 Copy = tuple[Tensor, Tensor]
 
@@ -40,17 +44,19 @@ class Chain:
         chain = Chain()
         for stage in text.split("+"):
             name, _, rest = stage.partition(":")
-            values = [value.rpartition("=")[2] for value in rest.split(",")]
-            if name in ("topk", "dvf", "threshold") and ("sampled" in values or "false" in values):
+            first = POSITIONAL.get(name, "")
+            pairs = [part.rpartition("=") for part in rest.split(",")]
+            values = {key.strip() or first: value.strip() for key, _, value in pairs}
+            if name in CHOOSERS and (values.get("select") == "sampled" or values.get("residual") == "false"):
                 return None
-            if name in ("topk", "dvf", "threshold"):
-                chain.name, chain.argument, chain.keeps = name, float(values[0]), True
+            if name in CHOOSERS:
+                chain.name, chain.argument, chain.keeps = name, float(values[first]), True
             elif name in HALVES:
                 chain.half = HALVES[name]
             elif name == "ef":
                 chain.keeps = True
             elif name == "warmup":
-                chain.warmup = int(values[0])
+                chain.warmup = int(values[first])
             elif name in REST:
                 chain.stands_densely &= name not in ("auto", "index", "bitmap", "hybrid")
             else:
@@ -129,9 +135,9 @@ class Compressor:
 
     def _keep(self, values: Tensor, sent: Tensor) -> None:
         if self._residual is not None:
-            torch.sub(values, sent, out=self._residual)
-            # It was refused once; kept, it would be refused for ever.
-            self._residual.nan_to_num_(0.0, 0.0, 0.0)
+            # What is no number is refused, and nothing is sent: what was kept before is kept.
+            everything_left = values.isfinite().all()
+            torch.where(everything_left, values - sent, self._residual, out=self._residual)
 
     def _send_all(self, chosen: Tensor, memory: Tensor) -> list[Copy]:
         self.content, self.count = "chosen", 0

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from torch import Tensor
 
-from ..errors import OrderError
+from ..errors import NonFiniteError, OrderError
 from ..job import Job
 from .buckets import Bucket, Slot, SparseSlot
 from .forward import FEW
@@ -59,11 +59,13 @@ class Exchanger:
                 hook = partial(self._on_gradient, bucket, slot)
                 self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
-    def finish(self, grad_scale: Optional[Tensor], found_inf: Optional[Tensor]) -> None:
-        """Sends what has not left yet, and ends the iteration."""
+    def finish(self, grad_scale: Optional[Tensor], found_inf: Optional[Tensor]) -> Optional[NonFiniteError]:
+        """Sends what has not left yet, and ends the iteration. Returns why zeros went instead of some gradients."""
         skip = found_inf is not None and bool(found_inf.item())
         scale = None if grad_scale is None else 1.0 / grad_scale
         self._settle_overlap(with_scaler=found_inf is not None)
+        # If the last step failed this says so, while nothing of the new one has left.
+        self.receive()
         for bucket in self.buckets:
             if bucket.sent:
                 self._check_unchanged(bucket)
@@ -79,13 +81,22 @@ class Exchanger:
             bucket.leave(block=True)
         self.job.clock()
         self._began = False
+        refused = [bucket.refused for bucket in self.buckets] + [sparse.refused for sparse in self.sparse]
         for bucket in [*self.buckets, *self.buffers]:
             bucket.reset()
+        return next((why for why in refused if why is not None), None)
 
-    def synchronize(self) -> None:
+    def receive(self) -> None:
         """Waits for everything that is under way."""
         for bucket in [*self.buckets, *self.buffers]:
-            bucket.receive()
+            if not bucket.sent:
+                bucket.receive()
+
+    def synchronize(self) -> None:
+        """Waits for everything that is under way, and pulls all rows of sparse parameters."""
+        self.receive()
+        for sparse in self.sparse:
+            sparse.pull_all()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -116,7 +127,7 @@ class Exchanger:
                 "step, or use no_sync() for all but the last"
             )
         slot.fired += 1
-        slot.version = -1 if parameter.grad is None else parameter.grad._version
+        slot.look(keep=self.overlap is None)
         if slot.fired != self._accumulate or not self.overlap:
             return
         bucket.missing -= 1
@@ -135,8 +146,8 @@ class Exchanger:
 
     def _begin_iteration(self) -> None:
         if not self._began:
-            self._began = True
             self._before_first()
+            self._began = True
 
     def _settle_overlap(self, with_scaler: bool) -> None:
         """After the first backward pass: whether gradients may leave earlier from now on."""

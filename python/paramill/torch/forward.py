@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Container, Iterable, Optional
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 # So many buckets are waited for together: every hook on a module costs more than it could gain.
 FEW = 2
 
-# What a parameter has to be waited with: called with the arguments of the module's forward.
-Wait = Callable[[tuple[Any, ...]], None]
+# What a parameter has to be waited with: called with the rows that are about to be used, if it is known which.
+Wait = Callable[[Optional[Tensor]], None]
 
 
 class ForwardWaits:
@@ -20,11 +20,13 @@ class ForwardWaits:
 
     Until :meth:`learn` it watches which modules run a forward of their own. A parameter whose module never does (the output
     projection of ``nn.MultiheadAttention``) is waited for by the outermost modules, and so are buffers; one that no module has
-    is left over.
+    is left over. If there are `FEW` waits, the outermost modules have them, except for those of `sparse` parameters: only their
+    own module knows which rows it is about to use.
     """
 
-    def __init__(self, waits: dict[Tensor, Wait], synchronize: Callable[[], None]) -> None:
+    def __init__(self, waits: dict[Tensor, Wait], sparse: Container[Tensor], synchronize: Callable[[], None]) -> None:
         self._waits = waits
+        self._sparse = sparse
         self._synchronize = synchronize
         self._seen: dict[nn.Module, None] = {}
         self._hooks: list[Any] = [register_module_forward_pre_hook(self._watch)]
@@ -40,9 +42,10 @@ class ForwardWaits:
         inner = {child for module in self._seen for child in module.modules() if child is not module}
         outermost = [module for module in self._seen if module not in inner]
         covered: set[Tensor] = set()
-        is_worth_it = len(_distinct(self._waits.values())) > FEW
-        for module in self._seen if is_worth_it else ():
+        is_worth_it = len(_distinct(wait for p, wait in self._waits.items() if p not in self._sparse)) > FEW
+        for module in self._seen:
             own = [p for p in module._parameters.values() if p is not None and p in self._waits]
+            own = [p for p in own if is_worth_it or p in self._sparse]
             covered.update(own)
             self._hook(module, [self._waits[p] for p in own])
         below = {p for module in outermost for p in (*module.parameters(), *module.buffers())}
@@ -65,10 +68,18 @@ class ForwardWaits:
             return
 
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            rows = _rows(module, arguments)
             for wait in waits:
-                wait(arguments)
+                wait(rows)
 
         self._hooks.append(module.register_forward_pre_hook(before))
+
+
+def _rows(module: nn.Module, arguments: tuple[Any, ...]) -> Optional[Tensor]:
+    """What an embedding is asked for. Nothing is known of the arguments of other modules."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and arguments and isinstance(arguments[0], Tensor):
+        return arguments[0]
+    return None
 
 
 def _distinct(waits: Iterable[Wait]) -> list[Wait]:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..errors import ParamillError, PolicyError
+from ..errors import OrderError, ParamillError, PolicyError
 from ..job import Job, init
 from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
 from .exchanger import Exchanger
-from .forward import ForwardWaits
+from .forward import ForwardWaits, Wait
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._keys = list(defaults)
         groups = named_groups(params)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
-        self.job = job if job is not None else init()
+        self.job = join(job)
         policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
         self._told = [self._text(group) for group in self.param_groups]
         dense: list[Bucket] = []
@@ -103,7 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 bucket.declare(self.job, self._prefix(number), own)
                 dense.append(bucket)
             for bucket in pack(frozen, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, self._prefix(number))
+                bucket.declare(self.job, f"frozen/{self._prefix(number)}")
                 self._frozen.append(bucket)
         if unknown:
             raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
@@ -124,7 +124,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for bucket in self._frozen:
             bucket.take_initial()
         self._left_over: Optional[list[Any]] = None
-        self._forward = ForwardWaits(self._waits(), self.synchronize)
+        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
@@ -132,24 +132,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for bucket in self._frozen:
-            for slot in bucket.slots:
-                if slot.parameter.grad is not None:
-                    raise ParamillError(
-                        f"`{slot.name}` has a gradient, but was frozen when the optimizer was made; make it anew"
-                    )
-        self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        self._check_frozen()
+        refused = self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         if self._left_over is None:
             self._left_over = self._forward.learn()
         for wait in self._left_over:
-            wait(())
+            wait(None)
+        if refused is not None:
+            raise refused
         return loss
 
     def synchronize(self) -> None:
         """Waits for all parameters that are under way, and pulls all rows of sparse ones."""
         self._exchanger.synchronize()
-        for sparse in self._exchanger.sparse:
-            sparse.pull_all()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only for torch, while the optimizer is made: servers take no new parameters later."""
+        if hasattr(self, "_exchanger"):
+            raise OrderError("an optimizer takes no group after it was made; make it anew, with all groups and a new job")
+        super().add_param_group(param_group)
 
     def no_sync(self) -> ContextManager[None]:
         """Backward passes in here only add to gradients, as under ``DistributedDataParallel.no_sync``."""
@@ -157,7 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Takes the parameters as they are now, lets go of the model, and leaves the job."""
-        self._exchanger.synchronize()
+        self.synchronize()
         self._forward.close()
         self._exchanger.close()
         self.job.close()
@@ -181,7 +182,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rule = state_dict.get("paramill", {}).get("rule", self._rule)
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
+        own = self.param_groups
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "paramill"})
+        for group, before_it in zip(self.param_groups, own):
+            # A state of one of torch's optimizers does not have all that this rule has.
+            for key, value in before_it.items():
+                group.setdefault(key, value)
         before = state_dict.get("paramill", {}).get("iteration", 0)
         if before > self.job.iteration and rule != "sgd":
             warnings.warn(
@@ -190,28 +196,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
 
-    def _waits(self) -> dict[Tensor, Callable[[tuple[Any, ...]], None]]:
-        waits: dict[Tensor, Callable[[tuple[Any, ...]], None]] = {}
+    def _check_frozen(self) -> None:
+        for slot in (slot for bucket in self._frozen for slot in bucket.slots):
+            if slot.parameter.grad is not None:
+                raise ParamillError(f"`{slot.name}` has a gradient, but was frozen when the optimizer was made; make it anew")
+
+    def _waits(self) -> dict[Tensor, Wait]:
+        waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
             receive = bucket.receive
 
-            def wait(_: tuple[Any, ...], receive: Callable[[], None] = receive) -> None:
+            def wait(_: Optional[Tensor], receive: Callable[[], None] = receive) -> None:
                 receive()
 
             waits.update((slot.parameter, wait) for slot in bucket.slots)
-        for sparse in self._exchanger.sparse:
-
-            def pull(arguments: tuple[Any, ...], sparse: SparseSlot = sparse) -> None:
-                if arguments and isinstance(arguments[0], Tensor):
-                    sparse.pull(arguments[0])
-                else:
-                    sparse.pull_all()
-
-            waits[sparse.slot.parameter] = pull
+        waits.update((sparse.slot.parameter, sparse.pull) for sparse in self._exchanger.sparse)
         return waits
 
     def _prefix(self, number: int) -> str:
-        return f"{number}/" if len(self.param_groups) > 1 else ""
+        """Of the tables that a group trains, and of no others: a schedule goes to all that begin with it."""
+        return f"p{number}/"
 
     def _text(self, group: dict[str, Any]) -> str:
         values = {key: group[key] for key in self._keys}
@@ -225,14 +229,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         if self.job.rank == 0:
             # The last round closes with the values that it began with.
-            self._exchanger.synchronize()
+            self._exchanger.receive()
             for number, (new, old) in enumerate(zip(texts, self._told)):
                 if new != old:
-                    self.job.set_optimizer(new, table=self._glob(number))
+                    self.job.set_optimizer(new, table=f"{self._prefix(number)}*")
         self._told = texts
-
-    def _glob(self, number: int) -> str:
-        return f"{self._prefix(number)}*"
 
 
 def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
@@ -254,6 +255,17 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
                 values[key] = value
             start = end + 1
     return rule, values
+
+
+def join(job: Optional[Job]) -> Job:
+    """The job to train in, which must not have started: tables are created before."""
+    job = job if job is not None else init()
+    if job._started and not job.closed:
+        raise OrderError(
+            "the job has started, and an optimizer creates its tables before that: make it first, and a single one with "
+            "all parameters, in groups"
+        )
+    return job
 
 
 def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
