@@ -105,9 +105,9 @@ def test_use_after_close(serve: Callable[..., str]) -> None:
     assert job.closed
 
 
-def _use_in_child(job: pm.Job, answers: Any) -> None:
+def _use_in_child(use: Callable[[], Any], answers: Any) -> None:
     try:
-        job.clock()
+        use()
     except errors.ForkError as error:
         answers.put(str(error))
     else:
@@ -116,15 +116,36 @@ def _use_in_child(job: pm.Job, answers: Any) -> None:
 
 def test_a_fork_is_told_to_spawn(serve: Callable[..., str]) -> None:
     with pm.init(serve()) as job:
-        job.table("w", init=[0.0])
-        job.start()
+        w = job.table("w", init=[0.0])
+        slab = job.table("lent", init=[0.0]).slab()
         context = multiprocessing.get_context("fork")
         answers = context.Queue()
-        child = context.Process(target=_use_in_child, args=(job, answers))
-        child.start()
-        assert "`spawn`" in answers.get(timeout=30)
-        child.join(30)
+        handle, exchange = w.push_pull(np.ones(1, np.float32)), job.exchange([slab])
+        for use in (job.clock, handle.wait, exchange.wait, lambda: handle.due, lambda: exchange.due):
+            child = context.Process(target=_use_in_child, args=(use, answers))
+            child.start()
+            assert "`spawn`" in answers.get(timeout=30)
+            child.join(30)
+            assert child.exitcode == 0
         job.clock()
+        handle.wait()
+        exchange.wait()
+
+
+def test_a_wait_for_a_server_can_be_ended() -> None:
+    server = pm.Server(workers=2, quiet=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            server.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    joined = threading.Thread(target=server.join, daemon=True)
+    joined.start()
+    server.stop()
+    joined.join(30)
+    assert not joined.is_alive(), "another thread may stop it"
 
 
 def test_a_worker_that_was_declared_dead_is_told(serve: Callable[..., str]) -> None:

@@ -170,6 +170,11 @@ impl Server {
         self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
     }
 
+    /// Whether the job is over: [`Server::join`] would return at once.
+    pub fn is_over(&self) -> bool {
+        self.threads.iter().all(|thread| thread.is_finished())
+    }
+
     /// Waits until the job is over. The error is the first that a thread ended with.
     pub fn join(mut self) -> Result<(), String> {
         let mut result = Ok(());

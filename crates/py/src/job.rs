@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::condition;
 use crate::errors::{admin, client, raise};
 use crate::slab::{self, Exchange, Slab};
-use crate::waiting::{duration, timed, until_due};
+use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyReadwriteArrayDyn};
 use paramill_core::types::{ServerId, WorkerId};
 use paramill_node::admin::Admin;
@@ -252,14 +252,14 @@ impl Job {
 
     /// Leaves in good order. Later calls find the job closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_process()?;
+        check_process(self.process)?;
         let Some(job) = self.lock().take() else { return Ok(()) };
         py.detach(|| job.leave()).map_err(client)
     }
 
     /// Goes without a word: the others are told that this worker died.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_process()?;
+        check_process(self.process)?;
         let job = self.lock().take();
         py.detach(|| job.iter().for_each(|job| job.abandon()));
         Ok(())
@@ -272,24 +272,10 @@ impl Job {
     }
 
     fn job(&self) -> PyResult<Arc<node::Job>> {
-        self.check_process()?;
+        check_process(self.process)?;
         self.lock()
             .clone()
             .ok_or_else(|| raise("ClosedError", format!("the job at {} was closed here", self.url)))
-    }
-
-    /// Threads do not survive a fork: whatever was asked of a copy of this worker would wait for ever.
-    fn check_process(&self) -> PyResult<()> {
-        if self.process == std::process::id() {
-            return Ok(());
-        }
-        let why = format!(
-            "this job was joined by process {}, and a fork of it ({}) cannot use it; start processes with \
-             multiprocessing's `spawn`, or call paramill.init in the child",
-            self.process,
-            std::process::id()
-        );
-        Err(raise("ForkError", why))
     }
 
     fn handle(&self, handle: Result<node::Handle, node::ClientError>) -> PyResult<Handle> {
@@ -375,6 +361,7 @@ pub(crate) struct Handle {
 impl Handle {
     /// Waits until it is due. After a time-out it may be called again.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        check_process(self.process)?;
         let timeout = duration(timeout)?;
         until_due(py, timeout, |slice| Ok(self.with(|handle| handle.is_due_within(slice)).unwrap_or(true)))?;
         let outcome = py.detach(|| self.with(|handle| handle.wait(Duration::ZERO))).unwrap_or(Ok(()));
@@ -391,8 +378,9 @@ impl Handle {
     }
 
     /// Whether `wait` would return at once.
-    fn is_due(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.with(node::Handle::is_due).unwrap_or(true))
+    fn is_due(&self, py: Python<'_>) -> PyResult<bool> {
+        check_process(self.process)?;
+        Ok(py.detach(|| self.with(node::Handle::is_due).unwrap_or(true)))
     }
 }
 

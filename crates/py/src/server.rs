@@ -2,6 +2,7 @@
 
 use crate::condition;
 use crate::errors::raise;
+use crate::waiting::until_due;
 use paramill_core::codec::Codec;
 use paramill_core::consistency::SyncPolicy;
 use paramill_core::coordinator::JobConfig;
@@ -10,7 +11,8 @@ use paramill_core::table::TablePolicy;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// Whether a policy's text means something; the error names what is known.
 #[pyfunction]
@@ -78,7 +80,7 @@ impl Server {
 
     /// Asks its threads to end, whatever the job does.
     fn stop(&self, py: Python<'_>) {
-        let server = self.server.lock().expect("no holder of this lock panics").take();
+        let server = self.lock().take();
         if std::process::id() == self.process {
             py.detach(|| drop(server));
         } else {
@@ -86,10 +88,22 @@ impl Server {
         }
     }
 
-    /// Waits until the job is over.
+    /// Waits until the job is over. Meanwhile the server stays where `stop` finds it.
     fn join(&self, py: Python<'_>) -> PyResult<()> {
-        let server = self.server.lock().expect("no holder of this lock panics").take();
-        let Some(server) = server else { return Ok(()) };
+        until_due(py, Duration::MAX, |slice| {
+            let is_over = self.lock().as_ref().is_none_or(node::Server::is_over);
+            if !is_over {
+                std::thread::sleep(slice);
+            }
+            Ok(is_over)
+        })?;
+        let Some(server) = self.lock().take() else { return Ok(()) };
         py.detach(|| server.join()).map_err(|error| raise("ParamillError", error))
+    }
+}
+
+impl Server {
+    fn lock(&self) -> MutexGuard<'_, Option<node::Server>> {
+        self.server.lock().expect("no holder of this lock panics")
     }
 }

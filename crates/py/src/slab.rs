@@ -4,7 +4,7 @@
 
 use crate::arrays;
 use crate::errors::{client, raise};
-use crate::waiting::{duration, timed, until_due};
+use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
 use paramill_node::client::{self as node, Content, TableId};
 use pyo3::prelude::*;
@@ -170,6 +170,7 @@ impl Drop for Slab {
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Exchange {
     exchange: Arc<Mutex<node::Exchange>>,
+    process: u32,
     slabs: Vec<Py<Slab>>,
 }
 
@@ -201,7 +202,7 @@ pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) ->
     for ((slab, address), moves) in slabs.iter().zip(addresses).zip(moves) {
         *slab.get().lock() = Place::Away { _kept: exchange.clone(), address, moves };
     }
-    Ok(Exchange { exchange, slabs })
+    Ok(Exchange { exchange, process: std::process::id(), slabs })
 }
 
 fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
@@ -216,6 +217,7 @@ fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
 impl Exchange {
     /// Waits until all parameters are here. After a time-out it may be called again.
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        check_process(self.process)?;
         let timeout = duration(timeout)?;
         until_due(py, timeout, |slice| Ok(self.lock().is_due_within(slice)))?;
         let (slabs, outcome) = py.detach(|| {
@@ -231,13 +233,23 @@ impl Exchange {
     }
 
     /// Whether `wait` would return at once.
-    fn is_due(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.lock().is_due_within(Duration::ZERO))
+    fn is_due(&self, py: Python<'_>) -> PyResult<bool> {
+        check_process(self.process)?;
+        Ok(py.detach(|| self.lock().is_due_within(Duration::ZERO)))
     }
 }
 
 impl Exchange {
     fn lock(&self) -> MutexGuard<'_, node::Exchange> {
         self.exchange.lock().expect("no holder of this lock panics")
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // One owner more than there is: it stays, as a slab does in a forked child.
+            std::mem::forget(self.exchange.clone());
+        }
     }
 }

@@ -23,6 +23,19 @@ pub(crate) fn until_due(
     }
 }
 
+/// Threads do not survive a fork: whatever was asked of a copy of the worker of `process` would wait for ever.
+pub(crate) fn check_process(process: u32) -> PyResult<()> {
+    let own = std::process::id();
+    if process == own {
+        return Ok(());
+    }
+    let why = format!(
+        "this job was joined by process {process}, and a fork of it ({own}) cannot use it; start processes with \
+         multiprocessing's `spawn`, or call paramill.init in the child"
+    );
+    Err(crate::errors::raise("ForkError", why))
+}
+
 /// A time-out of the last look names the whole wait.
 pub(crate) fn timed(error: ClientError, timeout: Duration) -> ClientError {
     match error {
