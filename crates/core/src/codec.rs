@@ -200,6 +200,11 @@ pub trait Quantiser: Send + Sync + Debug {
         None
     }
 
+    /// Values beyond this are cut down to it.
+    fn largest(&self) -> f32 {
+        f32::MAX
+    }
+
     /// How far `count` values are from those that were put in.
     fn bound(&self, count: usize) -> Bound;
 

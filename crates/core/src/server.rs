@@ -274,13 +274,15 @@ impl Shard {
         let can_wait = is_direct && self.tables[table].controller.policy().model.waits_for_all();
         let pull = PendingPull { worker, table, request, clock, landing, rows: None, owes_ack: can_wait };
         let asked = self.ask(now, pull);
-        let is_acknowledged = match asked {
-            Ok(Asked::Answered) => is_direct,
-            Ok(Asked::Waits) => can_wait,
-            Err(_) => false,
-        };
-        if !is_acknowledged {
-            self.acknowledge(worker, header);
+        match &asked {
+            Ok(Asked::Answered) if is_direct => {}
+            Ok(Asked::Waits) if can_wait => {}
+            Ok(_) => self.acknowledge(worker, header),
+            Err(_) => {
+                // Ahead of the refusal of the pull, which would otherwise be taken for one of the push.
+                let to = self.groups.address(worker);
+                self.outputs.push_back(Output::Send { to, frame: ack::frame(&[header.request]) });
+            }
         }
         asked.map(drop)
     }

@@ -427,6 +427,21 @@ fn extreme_values_are_readable() {
 }
 
 #[test]
+fn a_dense_container_has_zeros_for_what_a_sparsifier_left_out() {
+    let values = &samples(8192, 5)[0];
+    let large = |value: &f32| if value.abs() > 2.0 { *value } else { 0.0 };
+    let kept: Vec<f32> = values.iter().map(large).collect();
+    for text in ["threshold:2+dense", "threshold:2+dense+lz4"] {
+        let codec = codec(text);
+        let payload = encode(&mut Encoder::new(codec.clone(), values.len()), 0, values);
+        let mut decoded = vec![0.0; values.len()];
+        Decoder::new(codec).decode(&payload, &mut decoded).unwrap();
+        assert_eq!(bits(&decoded), bits(&kept), "{text}");
+        assert!(!text.ends_with("lz4") || payload.len() < values.len(), "{text}: {} bytes", payload.len());
+    }
+}
+
+#[test]
 fn the_same_values_give_the_same_bytes() {
     for chain in chains() {
         let codec = codec(&chain);

@@ -21,7 +21,7 @@ struct Copy {
     /// Values as they are, where somebody sent them so.
     values: Buffer,
     /// Chunks as a codec made them, which pass through here unread; `None` for those in `values`.
-    payloads: Vec<Option<(Arc<Buffer>, usize)>>,
+    payloads: Vec<Option<Vec<u8>>>,
     /// Reads answers that are differences to what is here.
     differences: Option<Decoder>,
     is_encoded: bool,
@@ -89,8 +89,9 @@ impl Copies {
     /// What brings a chunk to a worker: its bytes, how many there are, and whether a codec made them.
     pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, bool)> {
         let payloads = &self.tables.get(table)?.payloads;
-        if let Some(Some((buffer, len))) = payloads.get(number as usize) {
-            return Some((Body::Shared { buffer: buffer.clone(), start: 0, len: *len }, *len, true));
+        if let Some(Some(payload)) = payloads.get(number as usize) {
+            // A copy, so that what waits for a worker that does not read is counted.
+            return Some((Body::Bytes(payload.clone()), payload.len(), true));
         }
         let (start, len) = self.place(table, number)?;
         Some((Body::Stored { buffer: table as u64, start, len }, len, false))
@@ -127,8 +128,7 @@ impl Copies {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let payload = |(buffer, _): &(Arc<Buffer>, usize)| buffer.memory_bytes();
-        let payloads = |copy: &Copy| copy.payloads.iter().flatten().map(payload).sum::<usize>();
+        let payloads = |copy: &Copy| copy.payloads.iter().flatten().map(Vec::capacity).sum::<usize>();
         self.tables.iter().map(|copy| copy.values.memory_bytes() + payloads(copy)).sum()
     }
 }
@@ -158,15 +158,9 @@ impl Copy {
         if !self.is_encoded || payload.len() > codec::HEADER_BYTES + 4 * len {
             return Err(Unfit::Shape);
         }
-        let place = &mut self.payloads[number];
-        let free = place.take().and_then(|(buffer, _)| Arc::into_inner(buffer));
-        let words = payload.len().div_ceil(4);
-        let mut buffer = match free.filter(|buffer| buffer.len() >= words) {
-            Some(buffer) => buffer,
-            None => Buffer::try_zeroed(words).ok_or(Unfit::Memory)?,
-        };
-        buffer.as_mut_bytes()[..payload.len()].copy_from_slice(payload);
-        *place = Some((Arc::new(buffer), payload.len()));
+        let kept = self.payloads[number].get_or_insert_default();
+        kept.clear();
+        kept.extend_from_slice(payload);
         Ok(())
     }
 }

@@ -207,8 +207,14 @@ impl Table {
             ..Context::default()
         };
         let mut payload = Vec::new();
+        let encoder = self.encoder.as_mut()?;
+        let largest = encoder.codec().largest();
+        if largest < f32::MAX && sum.iter().any(|value| value.abs() > largest) {
+            // Each gradient fitted, and their sum does not.
+            return None;
+        }
         // The servers say what is to become of a sum that is not finite.
-        self.encoder.as_mut()?.encode(start, sum, &context, &mut payload).ok()?;
+        encoder.encode(start, sum, &context, &mut payload).ok()?;
         Some(payload)
     }
 

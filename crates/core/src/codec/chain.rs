@@ -296,6 +296,11 @@ impl Codec {
         self.quantiser.as_ref().is_some_and(|quantiser| quantiser.feeds_back())
     }
 
+    /// The largest magnitude that is not cut down.
+    pub(crate) fn largest(&self) -> f32 {
+        self.quantiser.as_ref().map_or(f32::MAX, |quantiser| quantiser.largest())
+    }
+
     /// Bytes of `count` values.
     pub(super) fn value_bytes(&self, count: usize) -> usize {
         self.quantiser.as_ref().map_or(4 * count, |quantiser| quantiser.bytes(count))

@@ -110,6 +110,9 @@ impl Decoder {
                 .map_err(CodecError::Payload)?;
             return Ok(Content::Sparse(Sparse::new(mask, values)));
         };
+        if codec.low_rank.is_none() {
+            return refuse("matrices, which this codec never makes".into());
+        }
         let shape = Shape::decode(shape, entries).map_err(CodecError::Payload)?;
         if shape.values(entries) != count {
             return refuse(format!("{count} values for matrices of {shape:?}"));

@@ -141,7 +141,7 @@ impl Encoder {
         }
         let (start, body) = (out.len(), out.len() + HEADER_BYTES);
         let (mut header, _) = work.write_masked(codec, len, context, out);
-        if out.len() - body >= 4 * len {
+        if out.len() - body > 4 * len {
             out.truncate(start);
             work.received.clear();
             work.received.resize(len, 0.0);
@@ -305,7 +305,7 @@ impl Work {
         let start = out.len();
         let (mut header, mut sent) = self.body(codec, input, memory, context, out, !residual.is_empty());
         let body = start + HEADER_BYTES;
-        if header.layout != Layout::Raw && out.len() - body >= 4 * input.len() {
+        if header.layout != Layout::Raw && out.len() - body > 4 * input.len() {
             out.truncate(start);
             if sent == Sent::Taken {
                 self.mask.put(&self.values, input);

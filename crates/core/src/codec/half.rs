@@ -55,6 +55,10 @@ impl Quantiser for HalfPrecision {
         DType::F16.values(bytes)
     }
 
+    fn largest(&self) -> f32 {
+        65504.0
+    }
+
     fn bound(&self, _count: usize) -> Bound {
         // Half a unit in the last place of 11 bits; half the smallest subnormal number.
         Bound { of_norm: 2f64.powi(-11), absolute: 2f64.powi(-25) }

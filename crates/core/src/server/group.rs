@@ -53,6 +53,8 @@ struct Sent {
     /// Where gradients are steps of their own, parameters change without a version: a count of what came since.
     pushed: u64,
     number: u32,
+    /// Parameters have not changed otherwise since.
+    is_current: bool,
 }
 
 /// Which answer to an aggregator this is.
@@ -79,9 +81,11 @@ impl Groups {
         self.routes.remove(&worker);
     }
 
-    /// Parameters may have changed without a new version.
-    pub(super) fn forget_sent(&mut self) {
-        self.peers.values_mut().for_each(|peer| peer.sent.clear());
+    /// Parameters may have changed without a new version: the next answer is an edition of its own. Editions are counted
+    /// on, since an aggregator takes one that is behind its last for old.
+    pub(super) fn outdate_sent(&mut self) {
+        let all = self.peers.values_mut().flat_map(|peer| peer.sent.values_mut());
+        all.for_each(|sent| sent.is_current = false);
     }
 }
 
@@ -159,11 +163,13 @@ impl Shard {
         let version = controller.state().v_train();
         let sent = &mut self.groups.peers.get_mut(&id)?.sent;
         let last = sent.get(&pull.table).copied();
-        if let Some(last) = last.filter(|last| (last.version, last.pushed) == (version, pushed)) {
+        if let Some(last) =
+            last.filter(|last| last.is_current && (last.version, last.pushed) == (version, pushed))
+        {
             return Some(Edition { number: last.number, is_same: true });
         }
         let number = last.map_or(1, |last| last.number.wrapping_add(1).max(1));
-        sent.insert(pull.table, Sent { version, pushed, number });
+        sent.insert(pull.table, Sent { version, pushed, number, is_current: true });
         Some(Edition { number, is_same: false })
     }
 

@@ -100,7 +100,7 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
             return;
         }
-        self.groups.forget_sent();
+        self.groups.outdate_sent();
         for table in 0..self.tables.len() {
             if !glob_matches(glob, &self.tables[table].spec.name) {
                 continue;

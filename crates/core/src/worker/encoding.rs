@@ -25,6 +25,8 @@ pub(super) struct TableCodecs {
     pub(super) payloads: Vec<u8>,
     /// What a server refused, while it can be pushed again.
     refused: Option<Refused>,
+    /// The clock of the last push, if the application prepared it: what of that is refused is the application's to keep.
+    prepared: Option<Clock>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
 }
@@ -86,7 +88,7 @@ impl TableCodecs {
 impl LocalTable {
     /// A server refused what it was sent of a push. What was encoded is in no residual any more.
     pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, encoded: Encoded) {
-        if !self.codecs.keeps_residual() {
+        if !self.codecs.keeps_residual() || self.codecs.prepared == Some(clock) {
             return;
         }
         match &mut self.codecs.refused {
@@ -111,14 +113,22 @@ impl LocalTable {
         self.codecs.push = Some(encoder);
     }
 
+    /// The application prepares the push of this clock.
+    pub(super) fn begin_prepared(&mut self, clock: Clock) {
+        self.put_refused_back();
+        self.codecs.prepared = Some(clock);
+    }
+
     /// What travels instead of a gradient, chunk by chunk. The gradient is finite, or is to be clipped. One that was
-    /// refused is not encoded twice: the residual would count it twice, and servers that have it take it once.
+    /// refused is not encoded twice, and another one in its place is not looked at: the residual would count both, and
+    /// servers that have the first take nothing else for it.
     pub(super) fn encode(
         &mut self,
         clock: Clock,
         gradient: Gradient<'_>,
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
+        self.codecs.prepared = None;
         if let Some(refused) = self.codecs.refused.take_if(|refused| refused.clock == clock) {
             return Ok(refused.encoded);
         }

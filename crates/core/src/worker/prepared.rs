@@ -52,6 +52,7 @@ impl LocalTable {
         memory_of_gradient: &[f32],
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
+        self.begin_prepared(clock);
         let encoded = self.encode_with(memory, |local, codecs| {
             local.encode_prepared_chunks(codecs, clock, content, memory_of_gradient)
         });

@@ -141,7 +141,9 @@ impl Worker {
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
         let is_sent_again = encoded.is_some() && self.requests.values().any(is_it);
         let local = &mut self.tables[request.table];
-        if let Some(encoded) = encoded.filter(|_| !is_sent_again) {
+        // What a codec made is finite: a sum was refused that it is in, of which other chunks were taken.
+        let goes_back = !is_sent_again && fault.cause != Cause::NonFinite;
+        if let Some(encoded) = encoded.filter(|_| goes_back) {
             local.note_refused(request.clock, from, encoded);
         }
         if !was_taken && local.pushed == Some(request.clock) {

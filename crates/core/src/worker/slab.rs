@@ -10,7 +10,7 @@ use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
 use crate::kernels;
 use crate::store::{Allocate, Buffer};
 use crate::table::NonFinite;
-use crate::types::{Clock, TableId, Time};
+use crate::types::{Clock, ShardId, TableId, Time};
 use std::sync::Arc;
 
 /// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
@@ -181,7 +181,18 @@ impl Worker {
                 prepared => local.encode_prepared(clock, prepared, slab.gradient(), &*memory).map(Some),
             }
         };
-        slabs.iter().map(encode).collect()
+        let mut done = Vec::with_capacity(slabs.len());
+        let failed =
+            slabs.iter().map(encode).find_map(|outcome| outcome.map(|encoded| done.push(encoded)).err());
+        let Some(error) = failed else { return Ok(done) };
+        // Nothing is sent: what is encoded waits to be pushed again.
+        for (slab, encoded) in slabs.iter().zip(done) {
+            let local = &mut self.tables[slab.table.0 as usize];
+            let shards: Vec<ShardId> = local.shards().collect();
+            let Some(encoded) = encoded else { continue };
+            shards.into_iter().for_each(|shard| local.note_refused(clock, shard, encoded.clone()));
+        }
+        Err(error)
     }
 
     /// Forgets a ticket of an exchange and returns its slabs.

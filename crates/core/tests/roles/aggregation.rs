@@ -269,6 +269,21 @@ fn models_are_switched_in_the_middle_of_everything() {
 }
 
 #[test]
+fn workers_have_what_the_servers_have_after_a_switch() {
+    let (_, mut pump) = after_rounds(arrival(2, 1, "bsp"), &[0, 0], 5);
+    for sync in ["ssp:s=1", "bsp"] {
+        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        let tickets = [0, 1].map(|worker| (worker, push(&mut pump, worker)));
+        pump.pass(0.1);
+        assert_done(&mut pump, &tickets);
+    }
+    let expected = pump.parameters(W, ELEMENTS);
+    for worker in &pump.workers {
+        assert_eq!(worker.values(W), expected);
+    }
+}
+
+#[test]
 fn an_aggregator_that_was_started_anew_is_refused_by_its_workers() {
     let mut pump = started(arrival(1, 1, "bsp"), &[0]);
     pump.restart_aggregator(0, "test");

@@ -6,8 +6,8 @@ use paramill_core::codec::Factors;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::registry::Registry;
 use paramill_core::table::{Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
-use paramill_core::types::ServerId;
-use paramill_core::worker::{Gradient, PullOptions};
+use paramill_core::types::{ServerId, TableId};
+use paramill_core::worker::{Content, Gradient, PullOptions, Slab};
 
 pub(super) fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
     let config = job(workers, 2, "bsp", "sgd:lr=1");
@@ -360,4 +360,39 @@ fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
     let rule = PolicyOverride { table: "*".into(), server: Some(ServerId(0)), codec, ..Default::default() };
     let config = JobConfig { overrides: vec![rule], ..with_codecs(2, "none", "none") };
     assert!(refusal(config).contains("the same on all servers"));
+}
+
+/// Two tables are exchanged; with `fails` the second is wrong at first, and the exchange is made once more.
+fn after_exchanges(fails: bool) -> (Vec<f32>, Vec<f32>) {
+    let mut config = job(1, 1, "bsp", "sgd:lr=1");
+    config.policy.codec = "topk:0.2".into();
+    let mut pump = Pump::new(config, 1);
+    let table = |name: &str| (TableSpec::dense(name, [40]), vec![0.0; 40]);
+    pump.start(&[table("w"), table("v")]);
+    let v = TableId(1);
+    let mut slabs: Vec<Slab> = [W, v].map(|table| pump.workers[0].slab(table).expect("a dense table")).into();
+    for step in 0..4 {
+        for slab in &mut slabs {
+            let values = (0..40).map(|at| ((at * 7 + step) % 11) as f32);
+            slab.gradient_mut().iter_mut().zip(values).for_each(|(to, from)| *to = from);
+        }
+        let now = pump.now;
+        if fails {
+            slabs[1].contains(Content::Places { count: 1000 });
+            let error = pump.workers[0].exchange(now, &mut slabs).expect_err("they do not fit");
+            assert!(error.to_string().contains("1000 places"), "{error}");
+            slabs[1].contains(Content::Gradient);
+        }
+        let ticket = pump.workers[0].exchange(now, &mut slabs).expect("they fit");
+        pump.workers[0].clock();
+        pump.run();
+        assert_eq!(pump.outcome(0, ticket), Some(Ok(())));
+        slabs = pump.workers[0].redeem_slabs(ticket);
+    }
+    (pump.parameters(W, 40), pump.parameters(v, 40))
+}
+
+#[test]
+fn an_exchange_that_fails_before_anything_is_sent_takes_nothing_from_the_residual() {
+    assert_eq!(after_exchanges(true), after_exchanges(false));
 }

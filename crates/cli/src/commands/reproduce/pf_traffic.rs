@@ -31,6 +31,8 @@ const PAPER: [(&str, &str, [f64; 2]); 4] = [
     ("mf", "delta_up", [0.90, 0.80]),
     ("mf", "delta_low", [0.82, 0.61]),
 ];
+/// They are read off curves, and ours may be so much below them.
+const TOLERANCE: f64 = 0.1;
 const CLOCKS: u64 = 60;
 
 #[derive(Debug, Serialize)]
@@ -143,8 +145,12 @@ fn findings(result: &PfTraffic) -> Vec<Finding> {
                     if bsp { "BSP" } else { "SSP" },
                     100.0 * paper
                 ),
-                holds: ours >= paper - 0.1,
-                ours: format!("up to {:.0}%", 100.0 * ours),
+                holds: ours >= paper - TOLERANCE,
+                ours: format!(
+                    "up to {:.0}% (from {:.0}% it holds)",
+                    100.0 * ours,
+                    100.0 * (paper - TOLERANCE)
+                ),
             }
         })
         .collect();

@@ -160,7 +160,7 @@ impl TablePart {
             });
             self.take_piece(now, worker, &plain, admit, piece, accumulators)
         } else {
-            let piece = self.chunk_in_turn(header).and_then(|chunk| {
+            let piece = self.check_kind(header).and_then(|()| self.chunk_in_turn(header)).and_then(|chunk| {
                 let values = self.read(codecs.push.as_mut(), &worker, (header, payload), chunk.len)?;
                 let index = header.part as usize;
                 Ok(Some((index, Piece::Dense { index, start: chunk.start, values })))

@@ -172,11 +172,22 @@ impl TablePart {
         header: &Header,
         fault: Fault,
     ) -> Result<Taken, Fault> {
+        // The worker waits for no answer to it any more; one that is sent ahead would be lost on it.
+        self.forget_answers(worker);
         let told = match self.under_way(worker, header.clock) {
             Some(incoming) => std::mem::replace(&mut incoming.refused, true),
             None => true,
         };
         if told && header.part > 0 { Ok(Taken::Partly) } else { Err(fault) }
+    }
+
+    /// Rows are pushed of tables that have some, and chunks of the others.
+    pub(super) fn check_kind(&self, header: &Header) -> Result<(), Fault> {
+        if self.spec.rows == header.flags.has(Flags::ROWS) {
+            return Ok(());
+        }
+        let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
+        Err(self.shape_fault(format!("a push that is not one of {expected}")))
     }
 
     /// What a frame brings, and for which chunk: nothing when a sparse push touches nothing here.
@@ -186,10 +197,7 @@ impl TablePart {
         header: &Header,
         payload: &'a [u8],
     ) -> Result<Option<(usize, Piece<'a>)>, Fault> {
-        if self.spec.rows != header.flags.has(Flags::ROWS) {
-            let expected = if self.spec.rows { "single rows" } else { "whole chunks" };
-            return Err(self.shape_fault(format!("a push that is not one of {expected}")));
-        }
+        self.check_kind(header)?;
         let (chunk, piece) = if !self.spec.rows {
             let chunk = self.chunk_in_turn(header)?;
             let values = match header.dtype.values(payload) {
