@@ -79,7 +79,8 @@ class SeparateLane(Lane):
     """A device whose memory is not the host's, as a GPU's is."""
 
     def __init__(self, size: int) -> None:
-        self._outgoing, self._incoming = torch.empty(size), torch.empty(size)
+        # Zeros stay between the tensors of a pack.
+        self._outgoing, self._incoming = torch.zeros(size), torch.empty(size)
 
     def outgoing(self, gradient: Tensor) -> Tensor:
         return self._outgoing
