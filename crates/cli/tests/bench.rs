@@ -68,8 +68,9 @@ fn check_exchange(report: &Value) {
 
 #[test]
 fn an_exchange_over_tcp_reports_every_figure() {
-    let report = exchange(&["--transport=tcp", "--workers=3", "--servers=2", "--cores=1"]);
+    let report = exchange(&["--transport=tcp", "--workers=3", "--servers=2", "--cores=1", "--pack=0"]);
     check_exchange(&report);
+    assert_eq!((&report["tensors"], &report["tables"]), (&2.into(), &2.into()));
     assert_eq!(report["transport"], "tcp");
     assert_eq!(report["limit"], "loopback TCP, 6 connections");
     let ratio = positive(&report, "/server_rss_mb") / positive(&report, "/server_ideal_mb");
@@ -81,6 +82,8 @@ fn buffers_may_be_copied_and_the_optimizer_may_have_state() {
     let report = exchange(&["--copy", "--optimizer=adam:lr=0.01", "--cores=1"]);
     check_exchange(&report);
     assert_eq!(report["copy"], true);
+    // Small tensors travel together.
+    assert_eq!((&report["tensors"], &report["tables"]), (&2.into(), &1.into()));
     // Parameters, a sum, and Adam's two means.
     assert_eq!(positive(&report, "/server_ideal_mb"), 4096.0 * 4.0 * 4.0 / 1e6);
 }

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..errors import PolicyError
 from ..job import Job
-from .buckets import AveragedBucket, Bucket, BufferBucket, Slot, pack
+from .buckets import AveragedBucket, Bucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, buffer_buckets, join
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, declare_buffers, join
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -71,9 +71,7 @@ class AveragingOptimizer(DistributedOptimizer):
         self._frozen = pack(frozen, Bucket, pack_bytes // 4)
         for bucket in self._frozen:
             bucket.declare(self.job, "")
-        means = buffer_buckets(buffers, pack_bytes)
-        for bucket in means:
-            bucket.declare(self.job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
+        means = declare_buffers(self.job, buffers, sync, pack_bytes)
         self._exchanger = Exchanger(
             self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
         )
@@ -83,12 +81,7 @@ class AveragingOptimizer(DistributedOptimizer):
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Waits for the mean gradients and steps with them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._check_frozen()
-        refused = self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        loss, refused = self._finish(closure)
         self._exchanger.receive()
         # With the mean of the round also where this worker's part was refused: all replicas stay the same.
         self._optimizer.step()

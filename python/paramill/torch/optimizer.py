@@ -107,9 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._frozen.append(bucket)
         if unknown:
             raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
-        means = buffer_buckets(buffers, pack_bytes)
-        for bucket in means:
-            bucket.declare(self.job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
+        means = declare_buffers(self.job, buffers, sync, pack_bytes)
         self._exchanger = Exchanger(
             self.job,
             dense,
@@ -128,12 +126,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._check_frozen()
-        refused = self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        loss, refused = self._finish(closure)
         if self._left_over is None:
             self._left_over = self._forward.learn()
         for wait in self._left_over:
@@ -141,6 +134,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if refused is not None:
             raise refused
         return loss
+
+    def _finish(self, closure: Optional[Callable[[], float]]) -> tuple[Optional[float], Optional[ParamillError]]:
+        """Ends the iteration. The loss that the closure computed, and why gradients were refused, if they were."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_frozen()
+        return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
         """Waits for all parameters that are under way, and pulls all rows of sparse ones."""
@@ -286,7 +288,12 @@ def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     return named
 
 
-def buffer_buckets(buffers: Optional[Iterable[tuple[str, Tensor]]], pack_bytes: int) -> list[Bucket]:
-    """Buffers that can be averaged; counters stay each worker's own."""
+def declare_buffers(
+    job: Job, buffers: Optional[Iterable[tuple[str, Tensor]]], sync: Optional[str], pack_bytes: int
+) -> list[Bucket]:
+    """Tables of the buffers that can be averaged; counters stay each worker's own."""
     slots = [Slot(name, buffer) for name, buffer in buffers or () if buffer.is_floating_point()]
-    return pack(slots, BufferBucket, pack_bytes // 4)
+    buckets = pack(slots, BufferBucket, pack_bytes // 4)
+    for bucket in buckets:
+        bucket.declare(job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
+    return buckets
