@@ -259,9 +259,14 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    fn sleep_until(&mut self) -> Duration {
+    /// Whether frames that were received can be handled without waiting for anything.
+    fn has_ready_leftovers(&self) -> bool {
         let is_ready = |key: &u64| self.connections.get(key).is_some_and(Connection::has_leftovers);
-        if !self.dirty.is_empty() || self.leftovers.iter().any(is_ready) {
+        self.leftovers.iter().any(is_ready)
+    }
+
+    fn sleep_until(&mut self) -> Duration {
+        if !self.dirty.is_empty() || self.has_ready_leftovers() {
             return Duration::ZERO;
         }
         let now = clock::now();

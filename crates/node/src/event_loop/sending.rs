@@ -113,9 +113,10 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Writes what waits, and watches for room where a socket is full.
     pub(super) fn flush_dirty(&mut self) {
+        let more = self.has_ready_leftovers();
         for _ in 0..self.dirty.len() {
             let key = self.dirty.remove(0);
-            match self.flush(key) {
+            match self.flush(key, more) {
                 Ok(Flushed::Enough) => self.mark_dirty(key),
                 Ok(Flushed::Done | Flushed::Blocked) => {}
                 Err(lost) => self.drop_connection(key, &lost),
@@ -123,7 +124,7 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    pub(super) fn flush(&mut self, key: u64) -> Result<Flushed, Lost> {
+    pub(super) fn flush(&mut self, key: u64, more: bool) -> Result<Flushed, Lost> {
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(Flushed::Done) };
         connection.dirty = false;
         let is_connecting = matches!(connection.state, State::Connecting { .. });
@@ -134,7 +135,7 @@ impl<C: RoleCell> EventLoop<C> {
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
-            false => stream.flush(self.cell.lend()).map_err(broken)?,
+            false => stream.flush(self.cell.lend(), more).map_err(broken)?,
         };
         if flushed == Flushed::Done && connection.closing {
             return closed();

@@ -121,13 +121,18 @@ impl SharedMemory {
         passing::receive(stream, buffer, &mut self.waiting)
     }
 
+    /// Whether there are segments that the peer does not know.
+    pub(crate) fn has_news(&self) -> bool {
+        matches!(&self.side, Side::Sharing { allocator, told } if allocator.segment_count() > told.len())
+    }
+
     /// Tells the peer of segments that it does not know. To be called at the end of a frame and before frames that
     /// may refer to them; the error may be that the socket is full.
     pub(crate) fn announce(&mut self, stream: &UnixStream) -> io::Result<()> {
-        let Side::Sharing { allocator, told } = &mut self.side else { return Ok(()) };
-        if allocator.segment_count() == told.len() {
+        if !self.has_news() {
             return Ok(());
         }
+        let Side::Sharing { allocator, told } = &mut self.side else { return Ok(()) };
         for segment in allocator.segments_from(told.len()) {
             let place = Place { segment: told.len() as u16 + 1, offset: segment.bytes() };
             let header = Header { landing: place.to_bits(), ..Header::new(Kind::Share) };

@@ -18,11 +18,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 /// Bytes received at once at most: many chunks per system call, and no more than stay in the nearest caches until they are
-/// added and what follows from them has left.
-const RECEIVE_BYTES: usize = 256 << 10;
-/// The same where payloads lie elsewhere. A descriptor stands for a chunk, and as many are to be handled at once as
-/// stay in the cache for the next peer's.
+/// added and what follows from them has left. They are whole frames of a long push, so that none is left in part, which
+/// would have to be moved.
+const RECEIVE_BYTES: usize = 8 * (HEADER_BYTES + 4 * limits::CHUNK_ELEMENTS);
+/// The same where payloads lie elsewhere.
 const RECEIVE_DESCRIPTORS: usize = 16 << 10;
+/// Payloads of a peer's memory that are handled at once, which stay in the caches as those do that were received.
+const HANDLE_BYTES: usize = RECEIVE_BYTES;
 /// Bytes that are made at once for a socket with shared memory beside it.
 const SEND_DESCRIPTORS: usize = 16 << 10;
 /// What is kept of the memory for a long payload.
@@ -65,6 +67,8 @@ pub(crate) struct StreamConnection {
     /// The rest of a frame that the socket took only in part.
     rest: Vec<u8>,
     rest_sent: usize,
+    /// Bytes of the first frame that waits which are sent. Its payload does not change.
+    first_sent: usize,
     /// Kept from write to write for their memory.
     staged: Vec<u8>,
     cuts: Vec<Option<usize>>,
@@ -97,6 +101,7 @@ impl StreamConnection {
             waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
+            first_sent: 0,
             staged: Vec::new(),
             cuts: Vec::new(),
             slices: Vec::new(),
@@ -113,6 +118,7 @@ impl StreamConnection {
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
+        let mut room_in_cache = HANDLE_BYTES;
         self.has_leftovers = false;
         while let Some(head) = bytes[done..self.filled].first_chunk::<HEADER_BYTES>() {
             if !wants_more {
@@ -138,6 +144,11 @@ impl StreamConnection {
                 let payload = self.stream.payload(&header, body)?;
                 header.flags = header.flags.without(Flags::ELSEWHERE);
                 wants_more = handle(&header, payload);
+                if header.kind != Kind::Params {
+                    // An answer is where it belongs, and is not read.
+                    room_in_cache = room_in_cache.saturating_sub(length);
+                    wants_more &= room_in_cache > 0;
+                }
             } else {
                 wants_more = handle(&header, &body[..length]);
             }
@@ -217,18 +228,22 @@ impl StreamConnection {
         self.waiting.push_back(frame);
     }
 
-    /// Writes as much as the socket takes, up to [`WRITES_PER_TURN`]. `role` finds payloads that it stores itself.
-    pub(crate) fn flush(&mut self, role: Option<&impl Role>) -> io::Result<Flushed> {
+    /// Writes as much as the socket takes, up to [`WRITES_PER_TURN`]. `role` finds payloads that it stores itself. When
+    /// `more` is about to come, a few descriptors wait for it: each write wakes a process that has little to do then.
+    pub(crate) fn flush(&mut self, role: Option<&impl Role>, more: bool) -> io::Result<Flushed> {
         for _ in 0..WRITES_PER_TURN {
-            let written = if self.rest_sent < self.rest.len() {
-                self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
-            } else if self.waiting.is_empty() {
+            let described = self.describe(role);
+            let few = matches!(self.stream, Stream::Unix(..)) && self.rest.len() < SEND_DESCRIPTORS;
+            let written = if described.is_err() {
+                described
+            } else if self.is_silent() {
                 return Ok(Flushed::Done);
+            } else if more && few {
+                return Ok(Flushed::Enough);
+            } else if self.rest_sent < self.rest.len() {
+                self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
             } else {
-                match &self.stream {
-                    Stream::Tcp(_) => self.write_gathered(role),
-                    Stream::Unix(..) => self.write_described(role),
-                }
+                self.write_gathered(role)
             };
             match written {
                 Ok(()) => {}
@@ -279,15 +294,22 @@ impl StreamConnection {
             }
         }
         slices.push(IoSlice::new(&self.staged[begin..]));
-        let written = self.stream.write_vectored(&slices);
+        let mut unsent = &mut slices[..];
+        IoSlice::advance_slices(&mut unsent, self.first_sent);
+        let written = self.stream.write_vectored(unsent);
         self.slices = recycled(slices);
-        let mut left = written?;
+        let mut left = self.first_sent + written?;
+        self.first_sent = 0;
         let mut sent = 0;
         self.rest.clear();
         self.rest_sent = 0;
         for frame in self.waiting.iter().take(self.cuts.len()) {
             let total = HEADER_BYTES + padded(frame.header.payload_bytes as usize);
             if left == 0 {
+                break;
+            }
+            if left < total && !matches!(frame.body, Body::Stored { .. }) {
+                self.first_sent = left;
                 break;
             }
             sent += 1;
@@ -308,16 +330,21 @@ impl StreamConnection {
         Ok(())
     }
 
-    /// Makes the bytes of some frames and writes them. What of a payload lies elsewhere by now is done with: it is put
-    /// there once, however often the socket is full.
-    fn write_described(&mut self, role: Option<&impl Role>) -> io::Result<()> {
+    /// Makes the bytes of some frames for a socket with shared memory beside it. What of a payload lies elsewhere by now
+    /// is done with: it is put there once, however often the socket is full.
+    fn describe(&mut self, role: Option<&impl Role>) -> io::Result<()> {
         let Stream::Unix(stream, memory) = &mut self.stream else { return Ok(()) };
-        if self.is_open {
-            memory.announce(stream)?;
+        if self.rest_sent == self.rest.len() {
+            self.rest.clear();
+            self.rest.shrink_to(KEPT_REST);
+            self.rest_sent = 0;
+            if self.is_open {
+                memory.announce(stream)?;
+            }
+        } else if memory.has_news() {
+            // What may refer to a segment comes after its announcement, and that comes between frames.
+            return Ok(());
         }
-        self.rest.clear();
-        self.rest.shrink_to(KEPT_REST);
-        self.rest_sent = 0;
         while self.rest.len() < SEND_DESCRIPTORS
             && let Some(mut frame) = self.waiting.pop_front()
         {
@@ -342,7 +369,6 @@ impl StreamConnection {
                 }
             }
         }
-        self.rest_sent = self.stream.write(&self.rest)?;
         Ok(())
     }
 
@@ -463,3 +489,6 @@ impl std::fmt::Display for ReceiveError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use super::*;
+use crate::transport::shm::SharedAllocator;
+use paramill_core::coordinator::Coordinator;
+use paramill_core::store::Allocate;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+/// No role: nothing is stored by one here.
+const NOBODY: Option<&Coordinator> = None;
+
+fn push(request: u64, body: Body) -> Frame {
+    let payload_bytes = body.bytes().unwrap().len() as u32;
+    Frame { header: Header { request, payload_bytes, ..Header::new(Kind::Push) }, body }
+}
+
+/// Reads what is there, and notes the request and the payload's beginning of every frame that is whole.
+fn take(connection: &mut StreamConnection, seen: &mut Vec<(u64, u8)>) {
+    connection.fill().unwrap();
+    connection
+        .handle(usize::MAX, |header, payload| {
+            assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
+            seen.push((header.request, payload[0]));
+            true
+        })
+        .unwrap();
+}
+
+#[test]
+fn frames_that_a_socket_takes_in_part_arrive_whole() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sending = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (receiving, _) = listener.accept().unwrap();
+    sending.set_nonblocking(true).unwrap();
+    receiving.set_nonblocking(true).unwrap();
+    let mut sender = StreamConnection::new(Stream::Tcp(sending));
+    let mut receiver = StreamConnection::new(Stream::Tcp(receiving));
+    receiver.opened();
+    let frames = 400;
+    let mut expected = Vec::new();
+    for request in 0..frames {
+        let (value, len) = (request as u8, 1 + request as usize * 977 % 150_000);
+        let body = match request % 3 {
+            0 => Body::Bytes(vec![value; len]),
+            _ => {
+                let mut buffer = Buffer::zeroed(len.div_ceil(4));
+                cast_slice_mut(buffer.as_mut_slice()).fill(value);
+                Body::Shared { buffer: Arc::new(buffer), start: 0, len }
+            }
+        };
+        sender.queue(push(request, body));
+        expected.push((request, value));
+    }
+    let (mut seen, mut blocked) = (Vec::new(), 0);
+    while seen.len() < expected.len() {
+        blocked += usize::from(sender.flush(NOBODY, false).unwrap() == Flushed::Blocked);
+        take(&mut receiver, &mut seen);
+    }
+    assert_eq!(seen, expected);
+    assert!(blocked > 10, "the socket was full {blocked} times only");
+    assert!(sender.is_silent());
+}
+
+/// A worker's end and a data core's end, and the worker's memory.
+fn shared_pair() -> (StreamConnection, StreamConnection, SharedAllocator) {
+    let (left, right) = UnixStream::pair().unwrap();
+    left.set_nonblocking(true).unwrap();
+    right.set_nonblocking(true).unwrap();
+    let allocator = SharedAllocator::new();
+    let memory = SharedMemory::connected(&left, allocator.clone()).unwrap();
+    let mut worker = StreamConnection::new(Stream::Unix(left, memory));
+    let memory = SharedMemory::accepted(&right).unwrap();
+    let mut core = StreamConnection::new(Stream::Unix(right, memory));
+    worker.opened();
+    core.opened();
+    (worker, core, allocator)
+}
+
+#[test]
+fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
+    let (mut worker, mut core, allocator) = shared_pair();
+    let len = 4 * limits::CHUNK_ELEMENTS;
+    let frames = 3 * HANDLE_BYTES / len;
+    let buffer = Arc::new(allocator.zeroed(len / 4));
+    for request in 0..frames {
+        let body = Body::Shared { buffer: buffer.clone(), start: 0, len };
+        worker.queue(push(request as u64, body));
+    }
+    assert_eq!(worker.flush(NOBODY, false).unwrap(), Flushed::Done);
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < frames {
+        if !core.has_leftovers() {
+            core.fill().unwrap();
+        }
+        let mut handled = 0;
+        core.handle(usize::MAX, |_, _| {
+            handled += 1;
+            true
+        })
+        .unwrap();
+        turns.push(handled);
+    }
+    assert!(turns.iter().all(|handled| handled * len < HANDLE_BYTES + len), "{turns:?}");
+}
+
+#[test]
+fn a_few_descriptors_wait_for_what_is_about_to_come() {
+    let (mut worker, mut core, allocator) = shared_pair();
+    let buffer = Arc::new(allocator.zeroed(limits::CHUNK_ELEMENTS));
+    let body = Body::Shared { buffer, start: 0, len: 4 * limits::CHUNK_ELEMENTS };
+    let mut seen = Vec::new();
+    worker.queue(push(1, body.clone()));
+    assert_eq!(worker.flush(NOBODY, true).unwrap(), Flushed::Enough);
+    assert!(!worker.is_silent());
+    take(&mut core, &mut seen);
+    assert_eq!(seen, [], "nothing was written");
+    worker.queue(push(2, body.clone()));
+    assert_eq!(worker.flush(NOBODY, false).unwrap(), Flushed::Done);
+    take(&mut core, &mut seen);
+    assert_eq!(seen, [(1, 0), (2, 0)]);
+    // Many do not wait.
+    let many = SEND_DESCRIPTORS / (HEADER_BYTES + DESCRIPTOR_BYTES);
+    for request in 0..=many {
+        worker.queue(push(request as u64, body.clone()));
+    }
+    assert_eq!(worker.flush(NOBODY, true).unwrap(), Flushed::Enough);
+    seen.clear();
+    take(&mut core, &mut seen);
+    assert!(!seen.is_empty());
+}
