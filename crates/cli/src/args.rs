@@ -217,8 +217,8 @@ pub(crate) struct AggregateArgs {
 
 /// Start servers and N copies of a command as workers.
 ///
-/// Each copy finds its identity in the environment. Output is forwarded with a prefix. The first that fails ends all,
-/// and is named.
+/// Each copy finds its identity in the environment, and its share of the CPUs in OMP_NUM_THREADS unless that is set.
+/// Output is forwarded with a prefix. The first that fails ends all, and is named.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:

@@ -315,6 +315,27 @@ fn launch_gives_identities_and_ends_all_with_the_first_failure() {
 }
 
 #[test]
+fn launch_shares_the_cpus_out_unless_the_user_does() {
+    let threads = |workers: &str, given: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_paramill"));
+        command.args(["launch", "-n", workers, "--", "sh", "-c", "echo threads: ${OMP_NUM_THREADS:-all}"]);
+        command.env_remove("OMP_NUM_THREADS");
+        command.envs(given.map(|threads| ("OMP_NUM_THREADS", threads)));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+            .lines()
+            .map(|line| line.split_once(": ").unwrap().1.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let half = (cpus / 2).max(1).to_string();
+    assert_eq!(threads("2", None), [half.as_str(), half.as_str()]);
+    assert_eq!(threads("2", Some("7")), ["7", "7"]);
+    assert_eq!(threads("1", None), ["all"]);
+}
+
+#[test]
 fn workers_under_launch_train() {
     let script =
         format!("{PARAMILL} config lr --workers 2 --servers 2 --examples 800 | {PARAMILL} worker-process");

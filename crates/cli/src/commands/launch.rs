@@ -26,6 +26,13 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let count = args.aggregators.unwrap_or(0);
     let aggregators = training::start_aggregators(&mut processes, count, &url, &joining[1..])?;
     let first_worker = args.servers as usize + aggregators.len();
+    let threads = threads_of_each(args.workers);
+    if let Some(threads) = threads {
+        output.note(format!(
+            "each worker may use {threads} of this machine's CPUs ({}={threads})",
+            env_vars::THREADS
+        ));
+    }
     for rank in 0..args.workers {
         let mut command = Command::new(&args.command[0]);
         command.args(&args.command[1..]);
@@ -37,6 +44,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
             command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
         }
         command.env(env_vars::TRANSPORT, transport.to_string());
+        if let Some(threads) = threads {
+            command.env(env_vars::THREADS, threads.to_string());
+        }
         processes.spawn(format!("worker {rank}"), command, "")?;
     }
     let workers = first_worker..first_worker + args.workers as usize;
@@ -63,6 +73,16 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         output.object(&Launched { url, workers: args.workers, servers: args.servers })?;
     }
     Ok(())
+}
+
+/// Threads of each worker's numerical libraries, where the user does not say. Every process would use all CPUs, and several
+/// of them would spend most of their time waiting for each other's threads.
+fn threads_of_each(workers: u32) -> Option<usize> {
+    if workers < 2 || std::env::var_os(env_vars::THREADS).is_some() {
+        return None;
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Some((cpus / workers as usize).max(1))
 }
 
 /// What was run to its end; the commands' own output goes to stderr beside it.
