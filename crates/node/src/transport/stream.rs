@@ -35,6 +35,8 @@ const GREETING_BYTES: usize = 8192;
 const STAGED_PAYLOAD: usize = 4096;
 /// Frames gathered into one `writev`: two slices each, below the kernel's 1024.
 const GATHER_FRAMES: usize = 256;
+/// No more are gathered than these bytes need. A socket hardly takes more at once, and what it leaves is gathered again.
+const GATHER_BYTES: usize = 1 << 19;
 /// Writes to one connection before others get their turn.
 const WRITES_PER_TURN: usize = 4;
 const PADDING: [u8; HEADER_BYTES] = [0; HEADER_BYTES];
@@ -269,7 +271,12 @@ impl StreamConnection {
     fn write_gathered(&mut self, role: Option<&impl Role>) -> io::Result<()> {
         self.staged.clear();
         self.cuts.clear();
+        let mut gathered = 0;
         for frame in self.waiting.iter_mut().take(GATHER_FRAMES) {
+            if gathered >= GATHER_BYTES {
+                break;
+            }
+            gathered += frame.header.payload_bytes as usize;
             if let (Body::Stored { .. }, Some(role)) = (&frame.body, role) {
                 role.refresh(&mut frame.header);
             }
