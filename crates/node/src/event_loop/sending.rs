@@ -113,7 +113,8 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Writes what waits, and watches for room where a socket is full.
     pub(super) fn flush_dirty(&mut self) {
-        let more = self.has_ready_leftovers();
+        // Last words do not wait.
+        let more = self.ending.is_none() && self.has_ready_leftovers();
         for _ in 0..self.dirty.len() {
             let key = self.dirty.remove(0);
             match self.flush(key, more) {
@@ -135,7 +136,7 @@ impl<C: RoleCell> EventLoop<C> {
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
-            false => stream.flush(self.cell.lend(), more).map_err(broken)?,
+            false => stream.flush(self.cell.lend(), more && !connection.closing).map_err(broken)?,
         };
         if flushed == Flushed::Done && connection.closing {
             return closed();

@@ -24,9 +24,12 @@ const RECEIVE_BYTES: usize = 8 * (HEADER_BYTES + 4 * limits::CHUNK_ELEMENTS);
 /// The same where payloads lie elsewhere.
 const RECEIVE_DESCRIPTORS: usize = 16 << 10;
 /// Payloads of a peer's memory that are handled at once, which stay in the caches as those do that were received.
-const HANDLE_BYTES: usize = RECEIVE_BYTES;
+const HANDLE_BYTES: usize = 8 * 4 * limits::CHUNK_ELEMENTS;
 /// Bytes that are made at once for a socket with shared memory beside it.
 const SEND_DESCRIPTORS: usize = 16 << 10;
+/// Turns that a few descriptors wait for more: those of a peer whose buffer is full of them. Other peers may always bring
+/// more.
+const LONGEST_HOLD: u32 = (RECEIVE_DESCRIPTORS / (HEADER_BYTES + DESCRIPTOR_BYTES) / 8) as u32;
 /// What is kept of the memory for a long payload.
 const KEPT_REST: usize = 1 << 20;
 /// The same for a peer that has not said who it is: memory is for members.
@@ -69,6 +72,8 @@ pub(crate) struct StreamConnection {
     /// The rest of a frame that the socket took only in part.
     rest: Vec<u8>,
     rest_sent: usize,
+    /// Turns that the rest has waited for more to write with it.
+    held: u32,
     /// Bytes of the first frame that waits which are sent. Its payload does not change.
     first_sent: usize,
     /// Kept from write to write for their memory.
@@ -103,6 +108,7 @@ impl StreamConnection {
             waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
+            held: 0,
             first_sent: 0,
             staged: Vec::new(),
             cuts: Vec::new(),
@@ -235,12 +241,15 @@ impl StreamConnection {
     pub(crate) fn flush(&mut self, role: Option<&impl Role>, more: bool) -> io::Result<Flushed> {
         for _ in 0..WRITES_PER_TURN {
             let described = self.describe(role);
-            let few = matches!(self.stream, Stream::Unix(..)) && self.rest.len() < SEND_DESCRIPTORS;
+            let few = matches!(self.stream, Stream::Unix(..))
+                && self.rest.len() < SEND_DESCRIPTORS
+                && self.waiting.is_empty();
             let written = if described.is_err() {
                 described
             } else if self.is_silent() {
                 return Ok(Flushed::Done);
-            } else if more && few {
+            } else if more && few && self.held < LONGEST_HOLD {
+                self.held += 1;
                 return Ok(Flushed::Enough);
             } else if self.rest_sent < self.rest.len() {
                 self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
@@ -248,7 +257,7 @@ impl StreamConnection {
                 self.write_gathered(role)
             };
             match written {
-                Ok(()) => {}
+                Ok(()) => self.held = 0,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
