@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import pytest
@@ -37,17 +38,23 @@ def test_a_missing_worker_is_a_deadline(serve: Callable[..., str]) -> None:
     job._abandon()
 
 
-def test_ctrl_c_ends_a_wait(serve: Callable[..., str]) -> None:
-    job = pm.init(serve(2), timeout=60)
-    job.table("w", init=[0.0])
+@contextlib.contextmanager
+def ctrl_c_is_pressed() -> Iterator[None]:
     # A shell's background jobs ignore the signal, and the tests may be in one.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            job.start()
+            yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_a_wait(serve: Callable[..., str]) -> None:
+    job = pm.init(serve(2), timeout=60)
+    job.table("w", init=[0.0])
+    with ctrl_c_is_pressed():
+        job.start()
     job._abandon()
 
 
@@ -134,13 +141,8 @@ def test_a_fork_is_told_to_spawn(serve: Callable[..., str]) -> None:
 
 def test_a_wait_for_a_server_can_be_ended() -> None:
     server = pm.Server(workers=2, quiet=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            server.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with ctrl_c_is_pressed():
+        server.join()
     joined = threading.Thread(target=server.join, daemon=True)
     joined.start()
     server.stop()

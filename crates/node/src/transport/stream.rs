@@ -69,7 +69,7 @@ pub(crate) struct StreamConnection {
     waiting: VecDeque<Frame>,
     /// Memory that was taken for the frames that wait.
     waiting_bytes: usize,
-    /// The rest of a frame that the socket took only in part.
+    /// The rest of a frame that the socket took only in part; with shared memory beside it, all frames that were described.
     rest: Vec<u8>,
     rest_sent: usize,
     /// Turns that the rest has waited for more to write with it.
@@ -240,21 +240,17 @@ impl StreamConnection {
     /// `more` is about to come, a few descriptors wait for it: each write wakes a process that has little to do then.
     pub(crate) fn flush(&mut self, role: Option<&impl Role>, more: bool) -> io::Result<Flushed> {
         for _ in 0..WRITES_PER_TURN {
-            let described = self.describe(role);
-            let few = matches!(self.stream, Stream::Unix(..))
-                && self.rest.len() < SEND_DESCRIPTORS
-                && self.waiting.is_empty();
-            let written = if described.is_err() {
-                described
-            } else if self.is_silent() {
-                return Ok(Flushed::Done);
-            } else if more && few && self.held < LONGEST_HOLD {
-                self.held += 1;
-                return Ok(Flushed::Enough);
-            } else if self.rest_sent < self.rest.len() {
-                self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
-            } else {
-                self.write_gathered(role)
+            let written = match self.describe(role) {
+                Err(error) => Err(error),
+                Ok(()) if self.is_silent() => return Ok(Flushed::Done),
+                Ok(()) if more && self.may_wait() => {
+                    self.held += 1;
+                    return Ok(Flushed::Enough);
+                }
+                Ok(()) if self.rest_sent < self.rest.len() => {
+                    self.stream.write(&self.rest[self.rest_sent..]).map(|count| self.rest_sent += count)
+                }
+                Ok(()) => self.write_gathered(role),
             };
             match written {
                 Ok(()) => self.held = 0,
@@ -264,6 +260,14 @@ impl StreamConnection {
             }
         }
         Ok(if self.is_silent() { Flushed::Done } else { Flushed::Enough })
+    }
+
+    /// Whether what is to be written is a few descriptors that have not waited for long.
+    fn may_wait(&self) -> bool {
+        matches!(self.stream, Stream::Unix(..))
+            && self.rest.len() < SEND_DESCRIPTORS
+            && self.waiting.is_empty()
+            && self.held < LONGEST_HOLD
     }
 
     /// Whether nothing waits to be written.
