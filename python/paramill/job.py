@@ -49,7 +49,7 @@ def init(
         listen="127.0.0.1:0",
         workers=1,
         servers=1,
-        cores=1,
+        cores=None,
         sync=None,
         optimizer=None,
         seed=1,
