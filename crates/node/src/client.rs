@@ -20,6 +20,7 @@ use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
 use crate::identity::Identity;
+use crate::stderr;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -117,7 +118,7 @@ impl JobOptions {
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 

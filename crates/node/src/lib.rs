@@ -14,6 +14,7 @@ mod event_loop;
 pub mod identity;
 pub mod pinning;
 pub mod server;
+pub mod stderr;
 mod transport;
 pub mod url;
 

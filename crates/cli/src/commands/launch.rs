@@ -8,7 +8,7 @@ use crate::supervisor::{Event, Supervisor};
 use crate::training;
 use anyhow::{Result, anyhow};
 use paramill_core::registry::Registry;
-use paramill_node::env_vars;
+use paramill_node::{env_vars, stderr};
 use serde::Serialize;
 use std::process::Command;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
                 output.text(format!("[{}] {line}", processes.name(child)))?;
             }
             Event::Out { child, line } | Event::Error { child, line } => {
-                eprintln!("[{}] {line}", processes.name(child))
+                stderr::line(format_args!("[{}] {line}", processes.name(child)));
             }
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();
