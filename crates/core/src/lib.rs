@@ -7,6 +7,7 @@
 //! trait beside a folder with one file per choice. The roles ([`coordinator`], [`server`], [`worker`]) are state
 //! machines behind one contract, [`role::Role`].
 
+pub mod absence;
 pub mod address;
 pub mod aggregator;
 pub mod codec;
