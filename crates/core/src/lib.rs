@@ -6,6 +6,7 @@
 //! The four axes (consistency, placement, optimizer, codec) are each one file with a small trait beside a folder
 //! with one file per choice. The roles ([`coordinator`], [`server`], [`aggregator`], [`worker`]) are state machines behind one contract, [`role::Role`].
 
+pub mod absence;
 pub mod address;
 pub mod aggregator;
 pub mod codec;
