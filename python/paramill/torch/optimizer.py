@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, Callable, ContextManager, Iterable, Optional, Sequence
 
@@ -14,6 +15,7 @@ from ..job import Job, init
 from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
+from .rules import check_groups, parse_optimizer, text_of
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -24,7 +26,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Trains `params` on servers, with the optimizer that `optimizer` names (``"adamw:lr=1e-3"``).
 
     `params` are ``model.named_parameters()``, or groups of them as torch's optimizers take them; a group may have values
-    of its own for what the text says (``{"params": ..., "lr": 1e-4}``). Given another ``torch.optim.Optimizer`` instead,
+    of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). Given another ``torch.optim.Optimizer`` instead,
     servers only average gradients, and that one steps (:class:`AveragingOptimizer`).
 
     Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration without
@@ -52,11 +54,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
 
-    def __new__(cls, params: Any = None, *_: Any, **__: Any) -> DistributedOptimizer:
+    def __new__(cls, params: Any = None, *_: Any, **options: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
             from .averaging import AveragingOptimizer
 
-            return object.__new__(AveragingOptimizer)
+            cls = AveragingOptimizer
+        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise PolicyError(
+                    f"{cls.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
+                    'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
+                )
         return object.__new__(cls)
 
     def __init__(
@@ -77,11 +86,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        check_is_text(optimizer)
         rule, defaults = parse_optimizer(optimizer)
         self._rule = rule
         self._keys = list(defaults)
         groups = named_groups(params)
+        check_groups(rule, defaults, groups)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
+        for index, group in enumerate(self.param_groups):
+            if float(group["lr"]) < 0:
+                raise PolicyError(f"group {index} has lr = {group['lr']}: expected lr >= 0")
+            _native.check_policy("optimizer", self._text(group))
         self.job = join(job)
         policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
         self._told = [self._text(group) for group in self.param_groups]
@@ -222,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _text(self, group: dict[str, Any]) -> str:
         values = {key: group[key] for key in self._keys}
         values["lr"] = max(float(values["lr"]), SMALLEST_LR)
-        return f"{self._rule}:" + ",".join(f"{key}={value}" for key, value in values.items())
+        return text_of(self._rule, values)
 
     def _follow_schedule(self) -> None:
         """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
@@ -238,25 +253,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._told = texts
 
 
-def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
-    """The rule and its parameters.
-
-    >>> parse_optimizer("momentum:lr=0.5,schedule=step(every=30,factor=0.1)")
-    ('momentum', {'lr': 0.5, 'schedule': 'step(every=30,factor=0.1)'})
-    """
-    rule, _, rest = _native.check_policy("optimizer", text).partition(":")
-    values: dict[str, Any] = {}
-    depth, start = 0, 0
-    for end, character in enumerate(rest + ","):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            key, _, value = rest[start:end].partition("=")
-            try:
-                values[key] = float(value)
-            except ValueError:
-                values[key] = value
-            start = end + 1
-    return rule, values
+def check_is_text(optimizer: Any) -> None:
+    """Refuses what is no text in words: one of torch's classes is what a script has there most often."""
+    if isinstance(optimizer, str):
+        return
+    of_torch = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
+    name = f"torch.optim.{optimizer.__name__}" if of_torch else "torch.optim.AdamW"
+    given = f"the class {name}" if of_torch else repr(optimizer)
+    raise PolicyError(
+        f'the optimizer is a text that names a rule of the servers, such as "adamw:lr=1e-3", and not {given}; '
+        f"pm.torch.rule_of({name}, lr=...) gives the text, and DistributedOptimizer({name}(model.parameters(), lr=...)) "
+        "steps here with averaged gradients"
+    )
 
 
 def join(job: Optional[Job]) -> Job:
@@ -280,10 +288,11 @@ def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     named = []
     for number, group in enumerate(groups):
         entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        pairs = [
-            entry if isinstance(entry, tuple) else (f"parameter {number}.{index}", entry)
-            for index, entry in enumerate(entries)
-        ]
+        names = group.get("param_names") or [f"parameter {number}.{index}" for index in range(len(entries))]
+        pairs = [entry if isinstance(entry, tuple) else (name, entry) for name, entry in zip(names, entries)]
+        for _, parameter in pairs:
+            if not isinstance(parameter, Tensor):
+                raise ParamillError(f"a {type(parameter).__name__} is no parameter: give model.named_parameters()")
         named.append({**group, "params": [p for _, p in pairs], "names": [name for name, _ in pairs]})
     return named
 
