@@ -11,7 +11,7 @@ from ..errors import PolicyError
 from ..job import Job
 from .buckets import AveragedBucket, Bucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, declare_buffers, join
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, join
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -54,6 +54,7 @@ class AveragingOptimizer(DistributedOptimizer):
                 f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
                 "of the servers"
             )
+        check_sync(sync)
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()

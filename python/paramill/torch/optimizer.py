@@ -34,7 +34,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
-    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise
+    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise. Without `b` and `tau2` of ``psp``
     :param codec: how gradients are compressed, such as ``"topk:0.01+f16"``; the job's otherwise
     :param answer_codec: how parameters are compressed on their way back; the job's otherwise
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
@@ -87,6 +87,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
         check_is_text(optimizer)
+        check_sync(sync)
         rule, defaults = parse_optimizer(optimizer)
         self._rule = rule
         self._keys = list(defaults)
@@ -133,6 +134,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             device_codec=device_codec,
             before_first=self._follow_schedule,
         )
+        self.job.start()
+        check_models(self.job)
         self._exchanger.start()
         for bucket in self._frozen:
             bucket.take_initial()
@@ -265,6 +268,23 @@ def check_is_text(optimizer: Any) -> None:
         f"pm.torch.rule_of({name}, lr=...) gives the text, and DistributedOptimizer({name}(model.parameters(), lr=...)) "
         "steps here with averaged gradients"
     )
+
+
+def check_sync(sync: Optional[str], of: str = "") -> None:
+    """Refuses partial pulls: an exchange waits for all parameters, whatever psp's `b` and `tau2` say."""
+    if sync is not None and _native.pulls_partially(sync):
+        raise PolicyError(
+            f"under `{sync}`{of} a worker would go on without some of the parameters, which does not work from PyTorch "
+            "yet: leave `b` and `tau2` out"
+        )
+
+
+def check_models(job: Job) -> None:
+    """After the start: the same for models that are the job's."""
+    for shard in job.status()["shards"]:
+        for table in shard["tables"]:
+            if table["name"] in job.tables:
+                check_sync(table["sync"], " (the job's, of --sync or a config file)")
 
 
 def join(job: Optional[Job]) -> Job:
