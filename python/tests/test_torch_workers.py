@@ -220,3 +220,23 @@ def test_partial_pulls_that_the_job_asks_for_are_refused(launch: Callable[..., A
     """
     for refusal in launch(program, 2, 1, "--sync", sync):
         assert ("psp:c=2,b=0.5` (the job's, of --sync or a config file)" in refusal) == is_refused, refusal
+
+
+def test_a_second_optimizer_has_words_of_its_own(launch: Callable[..., Any]) -> None:
+    program = """
+    import torch
+    generator, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    first = pm.torch.DistributedOptimizer(generator.named_parameters(), "sgd:lr=0.1")
+    try:
+        pm.torch.DistributedOptimizer(critic.named_parameters(), "sgd:lr=0.1")
+    except pm.errors.OrderError as error:
+        while_open = str(error)
+    first.close()
+    try:
+        pm.torch.DistributedOptimizer(critic.named_parameters(), "sgd:lr=0.1")
+    except pm.errors.OrderError as error:
+        report([while_open, str(error)])
+    """
+    for while_open, afterwards in launch(program):
+        assert while_open.startswith("a job has one optimizer") and "in groups" in while_open
+        assert "a job takes a worker once" in afterwards

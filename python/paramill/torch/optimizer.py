@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
-from typing import Any, Callable, ContextManager, Iterable, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
-from ..job import Job, init
+from ..job import Job, init, open_jobs
 from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
@@ -98,47 +99,47 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if float(group["lr"]) < 0:
                 raise PolicyError(f"group {index} has lr = {group['lr']}: expected lr >= 0")
             _native.check_policy("optimizer", self._text(group))
-        self.job = join(job)
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
-        self._told = [self._text(group) for group in self.param_groups]
-        dense: list[Bucket] = []
-        rows: list[SparseSlot] = []
-        self._frozen: list[Bucket] = []
-        unknown = set(sparse)
-        for number, group in enumerate(self.param_groups):
-            slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
-            own = {**policies, "optimizer": self._told[number]}
-            of_rows = [slot for slot in slots if slot.name in unknown]
-            unknown -= {slot.name for slot in of_rows}
-            trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
-            frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
-            for slot in of_rows:
-                rows.append(SparseSlot(slot))
-                rows[-1].declare(self.job, self._prefix(number), own)
-            for bucket in pack(trained, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, self._prefix(number), own)
-                dense.append(bucket)
-            for bucket in pack(frozen, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, f"frozen/{self._prefix(number)}")
-                self._frozen.append(bucket)
-        if unknown:
-            raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
-        means = declare_buffers(self.job, buffers, sync, pack_bytes)
-        self._exchanger = Exchanger(
-            self.job,
-            dense,
-            rows,
-            means,
-            accumulate=accumulate,
-            overlap=overlap,
-            device_codec=device_codec,
-            before_first=self._follow_schedule,
-        )
-        self.job.start()
-        check_models(self.job)
-        self._exchanger.start()
-        for bucket in self._frozen:
-            bucket.take_initial()
+        with joining(job) as self.job:
+            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
+            self._told = [self._text(group) for group in self.param_groups]
+            dense: list[Bucket] = []
+            rows: list[SparseSlot] = []
+            self._frozen: list[Bucket] = []
+            unknown = set(sparse)
+            for number, group in enumerate(self.param_groups):
+                slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
+                own = {**policies, "optimizer": self._told[number]}
+                of_rows = [slot for slot in slots if slot.name in unknown]
+                unknown -= {slot.name for slot in of_rows}
+                trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
+                frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
+                for slot in of_rows:
+                    rows.append(SparseSlot(slot))
+                    rows[-1].declare(self.job, self._prefix(number), own)
+                for bucket in pack(trained, Bucket, pack_bytes // 4):
+                    bucket.declare(self.job, self._prefix(number), own)
+                    dense.append(bucket)
+                for bucket in pack(frozen, Bucket, pack_bytes // 4):
+                    bucket.declare(self.job, f"frozen/{self._prefix(number)}")
+                    self._frozen.append(bucket)
+            if unknown:
+                raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
+            means = declare_buffers(self.job, buffers, sync, pack_bytes)
+            self._exchanger = Exchanger(
+                self.job,
+                dense,
+                rows,
+                means,
+                accumulate=accumulate,
+                overlap=overlap,
+                device_codec=device_codec,
+                before_first=self._follow_schedule,
+            )
+            self.job.start()
+            check_models(self.job)
+            self._exchanger.start()
+            for bucket in self._frozen:
+                bucket.take_initial()
         self._left_over: Optional[list[Any]] = None
         self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
 
@@ -287,15 +288,40 @@ def check_models(job: Job) -> None:
                 check_sync(table["sync"], " (the job's, of --sync or a config file)")
 
 
-def join(job: Optional[Job]) -> Job:
-    """The job to train in, which must not have started: tables are created before."""
-    job = job if job is not None else init()
-    if job._started and not job.closed:
+ONE_OPTIMIZER = (
+    "a job has one optimizer, and this process has made it already: make a single one with all parameters, in groups "
+    '({"params": ..., "lr": ...}), or give each a job of its own (job=)'
+)
+# Jobs of other processes' servers in which this process had an optimizer.
+trained_in: set[str] = set()
+
+
+@contextlib.contextmanager
+def joining(job: Optional[Job]) -> Iterator[Job]:
+    """The job to train in, while its optimizer is made. It must not have started: tables are created before.
+
+    A job that was joined for the optimizer is left again if that cannot be made, so that another try may join it.
+    """
+    is_own = job is None
+    if any(each.has_optimizer for each in open_jobs if job is None or each is job):
+        raise OrderError(ONE_OPTIMIZER)
+    if job is None and _native.environment_url() in trained_in:
         raise OrderError(
-            "the job has started, and an optimizer creates its tables before that: make it first, and a single one with "
-            "all parameters, in groups"
+            f"this worker has left the job at {_native.environment_url()}, and a job takes a worker once: make one optimizer "
+            "for the whole program, or give each a job of its own (job=)"
         )
-    return job
+    job = init() if job is None else job
+    try:
+        if job._started and not job.closed:
+            raise OrderError("the job has started, and an optimizer creates its tables before that: make it first")
+        yield job
+    except BaseException:
+        if is_own:
+            job._abandon()
+        raise
+    job.has_optimizer = True
+    if not job.alone:
+        trained_in.add(job.url)
 
 
 def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
