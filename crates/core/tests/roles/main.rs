@@ -6,6 +6,7 @@ mod ahead;
 mod codecs;
 mod landing;
 mod membership;
+mod policies;
 mod psp;
 mod pump;
 
