@@ -69,7 +69,7 @@ impl SyncPolicy {
 
     /// The model's partial pulling, where it lets a worker go on without some of the blocks: with b = 1 it never does.
     pub fn partial_pull(&self) -> Option<PartialPull> {
-        self.model.partial_pull().filter(|partial| partial.fraction < 1.0)
+        self.model.partial_pull().filter(PartialPull::leaves_blocks_out)
     }
 }
 

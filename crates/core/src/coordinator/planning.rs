@@ -3,6 +3,7 @@
 use super::Coordinator;
 use super::config;
 use super::gate::Gate;
+use super::members::Member;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -262,7 +263,22 @@ impl Coordinator {
         }
         let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
         let overrides: Vec<PolicyOverride> = plan.overrides.iter().chain([rule]).cloned().collect();
-        for table in plan.tables.iter().filter(|table| glob_matches(&rule.table, &table.name)) {
+        for (number, table) in (0..).zip(&plan.tables) {
+            if !glob_matches(&rule.table, &table.name) {
+                continue;
+            }
+            let lends = |(_, member): &(&WorkerId, &Member)| {
+                member.is_live() && member.report.slabs.contains(&TableId(number))
+            };
+            if policy.partial_pull().is_some()
+                && let Some((worker, _)) = self.workers.iter().find(lends)
+            {
+                return Err(format!(
+                    "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{policy}` needs \
+                     `push_pull`; switch to psp without b and tau2",
+                    table.name
+                ));
+            }
             config::check_table(&self.registry, table, self.config.servers, &plan.policy, &overrides)
                 .map_err(|error| error.to_string())?;
         }

@@ -9,6 +9,7 @@ mod membership;
 mod policies;
 mod psp;
 mod pump;
+mod slabs;
 
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::{NonFinite, Order, PolicyOverride, TablePolicy, TableSpec};
