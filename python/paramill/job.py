@@ -364,7 +364,11 @@ class Table:
         return self._remember(Handle(self, native, self.shape, target))
 
     def update(self, gradient: Any) -> None:
-        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`."""
+        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`.
+
+        What it raises is about this gradient, which was then not sent. An update that was sent and failed later is
+        raised by :meth:`sync`, one at a time: those after it are waited for by the next :meth:`sync`.
+        """
         self.push_pull(gradient)
 
     def sync(self, timeout: Optional[float] = None) -> None:

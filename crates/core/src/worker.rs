@@ -37,6 +37,7 @@ use gate::PullGate;
 use local_table::LocalTable;
 use request::{Missing, Request, What};
 use requests::Requests;
+use slab::Lender;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -133,6 +134,7 @@ pub struct Worker {
     coordinator: Link,
     links: BTreeMap<ShardId, Link>,
     tables: Vec<LocalTable>,
+    lender: Lender,
     plan: Option<Plan>,
     start: Option<Ticket>,
     clock: Clock,
@@ -172,6 +174,7 @@ impl Worker {
             incarnation: 0,
             links: BTreeMap::new(),
             tables: Vec::new(),
+            lender: Lender::default(),
             plan: None,
             start: None,
             clock: 0,
@@ -505,7 +508,7 @@ impl Worker {
             self.share_landing(table);
         }
         for slab in self.redeem_slabs(ticket) {
-            self.give_back(slab);
+            self.give_back(slab).expect("this worker lent it");
         }
         rows.unwrap_or_default()
     }

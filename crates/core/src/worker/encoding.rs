@@ -21,6 +21,8 @@ pub(super) struct TableCodecs {
     pub(super) push: Option<Encoder>,
     /// Whether answers are differences to what is here.
     pub(super) differences: bool,
+    /// What answers are differences to, while the values are lent: the application has those, and may change them.
+    base: Option<Vec<f32>>,
     pub(super) answer: Option<Decoder>,
     /// The job's seed, this worker's rank, and the table's number.
     pub(super) identity: (u64, u32, u32),
@@ -85,7 +87,8 @@ impl TableCodecs {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
+        let base = self.base.as_ref().map_or(0, |base| base.capacity() * 4);
+        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity() + base
     }
 }
 
@@ -270,14 +273,48 @@ impl LocalTable {
     pub(super) fn decode_chunk(&mut self, place: Range<usize>, payload: &[u8]) -> Option<()> {
         let differences = self.codecs.differences;
         let decoder = self.codecs.answer.as_mut()?;
-        if self.values.len() < place.end {
-            // It is lent, and nobody waits for this answer any more.
+        // Where they are not, they are lent, and nobody waits for this answer any more.
+        let are_here = self.values.len() >= place.end;
+        if let Some(base) = &mut self.codecs.base {
+            // The next difference is one to this answer, whoever waits for it.
+            let base = &mut base[place.clone()];
+            decoder.decode_add(payload, base).ok()?;
+            if are_here {
+                Arc::make_mut(&mut self.values).as_mut_slice()[place].copy_from_slice(base);
+            }
+            return Some(());
+        }
+        if !are_here {
             return Some(());
         }
         let values = &mut Arc::make_mut(&mut self.values).as_mut_slice()[place];
         match differences {
             true => decoder.decode_add(payload, values).ok(),
             false => decoder.decode(payload, values).ok(),
+        }
+    }
+
+    /// The values are about to be lent: where answers are differences to them, a copy stays.
+    pub(super) fn keep_base(&mut self) {
+        self.codecs.base = self.codecs.differences.then(|| self.values.as_slice().to_vec());
+    }
+
+    /// The values are back. The application may have changed them, and answers may have come meanwhile.
+    pub(super) fn restore_base(&mut self) {
+        if let Some(base) = self.codecs.base.take() {
+            Arc::make_mut(&mut self.values).as_mut_slice().copy_from_slice(&base);
+        }
+    }
+
+    /// Whether there is a copy that chunks have to be put into.
+    pub(super) fn has_base(&self) -> bool {
+        self.codecs.base.is_some()
+    }
+
+    /// A chunk came whole: the next difference is one to this.
+    pub(super) fn set_base(&mut self, place: Range<usize>, values: &[f32]) {
+        if let Some(base) = &mut self.codecs.base {
+            base[place].copy_from_slice(values);
         }
     }
 

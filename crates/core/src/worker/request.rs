@@ -376,6 +376,7 @@ impl Request {
             return None;
         }
         let range = chunk.start as usize..chunk.start as usize + values.len();
+        table.set_base(range.clone(), values);
         let target = table.target(self.ticket);
         // An empty table is lent, and nobody waits for this answer any more.
         let is_there = |there: &[f32]| there.as_ptr() == values.as_ptr();

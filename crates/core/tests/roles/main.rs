@@ -7,8 +7,10 @@ mod ahead;
 mod codecs;
 mod landing;
 mod membership;
+mod policies;
 mod psp;
 mod pump;
+mod slabs;
 
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::{NonFinite, Order, PolicyOverride, TablePolicy, TableSpec};

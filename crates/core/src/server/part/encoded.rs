@@ -56,13 +56,15 @@ impl PartCodecs {
     ) -> Result<PartCodecs, String> {
         let fault = |error: SpecError| error.to_string();
         let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
-        let push = if spec.rows { push.of_rows() } else { push };
+        let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
         let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
-        // Single rows are pulled now and then: there is nothing that they could be a difference to.
-        let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
+        if spec.rows && answer.is_for_differences() {
+            // Single rows are pulled now and then: there is nothing that they could be a difference to.
+            return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
+        }
         Ok(PartCodecs {
-            push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
-            answers: is_used.then(|| Answers::new(Arc::new(answer))),
+            push: push.map(|codec| Decoder::new(Arc::new(codec))),
+            answers: (!answer.is_none()).then(|| Answers::new(Arc::new(answer))),
             ..PartCodecs::default()
         })
     }
