@@ -83,50 +83,60 @@ fn is_alive(pid: u32) -> bool {
     Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
+/// Trains in processes; the report.
+fn trained(job: &[&str], sync: &str) -> Value {
+    let report = json(&[&["train"], job, &["--processes", "--json", "--quiet", "--sync", sync]].concat());
+    for key in [
+        "workload",
+        "workers",
+        "servers",
+        "sync",
+        "steps",
+        "steps_per_s",
+        "loss",
+        "metric",
+        "bytes_pushed",
+        "bytes_pulled",
+        "dprs",
+        "max_staleness",
+    ] {
+        assert!(!report[key].is_null(), "{key} is missing under {sync}");
+    }
+    assert_eq!((report["workers"].as_u64(), report["sync"].as_str()), (Some(4), Some(sync)));
+    report
+}
+
+/// A loss that has come down is told from one that stands still, which is that of a job with next to no learning rate. (The
+/// AUC is not: it is about the order of scores alone, which the smallest of steps decides.)
 #[test]
 fn every_consistency_model_trains_across_processes() {
     let folder = tempfile::tempdir().unwrap();
     let [train, test] =
         paramill_train::generate::write_sparse_examples(folder.path(), 1, 2000, true).unwrap();
     let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
-    for sync in ["bsp", "asp", "ssp:s=3", "pssp:s=3,c=0.5", "drop:n=3", "psp:c=3,b=0.9", "dsps:min=1,max=4"] {
-        let report = json(&[
-            "train",
-            "lr",
-            "--data",
-            train,
-            "--test",
-            test,
-            "--workers",
-            "4",
-            "--servers",
-            "2",
-            "--processes",
-            "--json",
-            "--quiet",
-            "--sync",
-            sync,
-        ]);
-        for key in [
-            "workload",
-            "workers",
-            "servers",
-            "sync",
-            "steps",
-            "steps_per_s",
-            "loss",
-            "metric",
-            "bytes_pushed",
-            "bytes_pulled",
-            "dprs",
-            "max_staleness",
-        ] {
-            assert!(!report[key].is_null(), "{key} is missing under {sync}");
-        }
-        assert_eq!((report["workers"].as_u64(), report["sync"].as_str()), (Some(4), Some(sync)));
+    let job = ["lr", "--data", train, "--test", test, "--workers", "4", "--servers", "2"];
+    let loss = |report: &Value| report["test_loss"].as_f64().unwrap();
+    let still = trained(&[&job[..], &["--optimizer", "sgd:lr=1e-30"]].concat(), "bsp");
+    assert!((loss(&still) - 2f64.ln()).abs() < 1e-3, "{still}");
+    for sync in ["bsp", "asp", "ssp:s=3", "pssp:s=3,c=0.5", "drop:n=3", "psp:c=3", "dsps:min=1,max=4"] {
+        let report = trained(&job, sync);
         assert_eq!(report["metric"]["name"], "auc");
         let auc = report["metric"]["value"].as_f64().unwrap();
         assert!(auc > 0.85, "{sync}: AUC {auc}");
+        assert!(loss(&report) < 0.6, "{sync}: {}, and {} without training", loss(&report), loss(&still));
+    }
+}
+
+/// Partial pulling is of blocks of dense tables.
+#[test]
+fn partial_pulling_trains_across_processes() {
+    let job = ["mlp", "--examples", "1000", "--epochs", "3", "--servers", "4", "--placement", "uniform"];
+    let loss = |report: &Value| report["test_loss"].as_f64().unwrap();
+    let still = trained(&[&job[..], &["--optimizer", "sgd:lr=1e-30"]].concat(), "bsp");
+    for sync in ["psp:c=3,b=0.5", "psp:c=3,b=0.9,tau2=1ms"] {
+        let report = trained(&job, sync);
+        let (trained, still) = (loss(&report), loss(&still));
+        assert!(trained < 0.7 * still, "{sync}: {trained}, and {still} without training");
     }
 }
 

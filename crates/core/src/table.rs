@@ -227,6 +227,12 @@ impl PolicyOverride {
         }
     }
 
+    /// Whether it names a consistency model and no other policy, as a switch does.
+    pub fn names_model_only(&self) -> bool {
+        let PolicyOverride { table, server, sync, .. } = self.clone();
+        self.sync.is_some() && *self == PolicyOverride { table, server, sync, ..PolicyOverride::default() }
+    }
+
     /// The policy of `table` on `server` after all overrides; later ones win.
     pub fn resolve<'a>(
         base: &TablePolicy,
@@ -325,6 +331,30 @@ mod tests {
         }
         for spec in [TableSpec::dense("w", []), TableSpec::sparse("w", u64::from(u32::MAX), 1)] {
             assert_eq!(spec.check(), Ok(()));
+        }
+    }
+
+    /// A switch takes the place of an earlier one, and of nothing else.
+    #[test]
+    fn an_override_that_names_more_than_a_model_is_no_switch() {
+        let switch = PolicyOverride {
+            table: "*".into(),
+            server: Some(ServerId(1)),
+            sync: Some("asp".into()),
+            ..PolicyOverride::default()
+        };
+        assert!(switch.names_model_only());
+        let text = Some("none".to_owned());
+        for more in [
+            PolicyOverride { sync: None, ..switch.clone() },
+            PolicyOverride { optimizer: text.clone(), ..switch.clone() },
+            PolicyOverride { reduce: Some(Reduce::Sum), ..switch.clone() },
+            PolicyOverride { order: Some(Order::Ranked), ..switch.clone() },
+            PolicyOverride { nonfinite: Some(NonFinite::Clip), ..switch.clone() },
+            PolicyOverride { codec: text.clone(), ..switch.clone() },
+            PolicyOverride { answer_codec: text.clone(), ..switch.clone() },
+        ] {
+            assert!(!more.names_model_only(), "{more:?}");
         }
     }
 

@@ -286,9 +286,9 @@ impl Table {
 }
 
 impl Lane {
-    /// Whether a worker's push is added up here. One that is sent again goes the way it went before, and the pushes of a
-    /// worker never overtake each other.
-    pub(super) fn adds_up(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
+    /// Files a worker's push by the way that it goes: true when it is added up here, false when it is passed on. One that is
+    /// sent again goes the way it went before, and the pushes of a worker never overtake each other.
+    pub(super) fn file_push(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
         let Some(table) = self.tables.get_mut(header.table.0 as usize) else { return Ok(false) };
         if table.is_empty() || header.flags.has(Flags::ROWS) {
             return Ok(false);

@@ -127,7 +127,8 @@ impl JobConfig {
                 why: format!("no table matches; the job has {}", names(tables)),
             });
         }
-        let check = |table| check_table(registry, table, self.servers, &self.policy, &self.overrides);
+        let check =
+            |table| check_table(registry, (tables, table), self.servers, &self.policy, &self.overrides);
         tables.iter().try_for_each(check)
     }
 }
@@ -152,11 +153,11 @@ fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), SpecError> {
     }
 }
 
-/// Whether the policies that hold for a table in the end, on each of the job's servers, fit each other and the table.
-/// Each of them was checked by itself.
+/// Whether the policies that hold for one of the job's tables in the end, on each of its servers, fit each other and the
+/// table. Each of them was checked by itself.
 pub(super) fn check_table(
     registry: &Registry,
-    table: &TableSpec,
+    (tables, table): (&[TableSpec], &TableSpec),
     servers: u32,
     job: &TablePolicy,
     overrides: &[PolicyOverride],
@@ -179,6 +180,12 @@ pub(super) fn check_table(
             return Err(fault(format!(
                 "`{pushes}` compares a gradient with the parameters that a worker holds, and workers hold nothing of a \
                  table of rows; give it codec=none, or another codec"
+            )));
+        }
+        if sync.partial_pull().is_some() && tables.iter().all(|table| table.rows) {
+            return Err(fault(format!(
+                "b and tau2 of `{sync}` are about the blocks of dense tables, and this job has none: pulls of rows wait for \
+                 everything; leave b and tau2 out"
             )));
         }
         if policy.reduce == Reduce::Sum && sync.model.lr_factor(1, 2) != 1.0 {

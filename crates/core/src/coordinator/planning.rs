@@ -279,8 +279,14 @@ impl Coordinator {
                     table.name
                 ));
             }
-            config::check_table(&self.registry, table, self.config.servers, &plan.policy, &overrides)
-                .map_err(|error| error.to_string())?;
+            config::check_table(
+                &self.registry,
+                (&plan.tables, table),
+                self.config.servers,
+                &plan.policy,
+                &overrides,
+            )
+            .map_err(|error| error.to_string())?;
         }
         Ok(format!("{matched} tables now use {policy} on {place}"))
     }

@@ -125,6 +125,16 @@ fn partial_pulling_is_the_same_on_all_servers() {
     }
 }
 
+/// Rows are no blocks: pulls of them wait for everything.
+#[test]
+fn partial_pulling_is_refused_where_all_tables_are_of_rows() {
+    let config = under("psp:c=1,b=0.5", "none", "none");
+    let error = outcome(&config, &tables()[1..]).unwrap_err();
+    assert!(error.contains("table `rows`: b and tau2 of `psp:c=1,b=0.5` are about the blocks"), "{error}");
+    assert_eq!(outcome(&config, &tables()), Ok(()), "it is of use to the dense one");
+    assert_eq!(outcome(&under("psp:c=1", "none", "none"), &tables()[1..]), Ok(()));
+}
+
 /// Workers are told when they declare their tables.
 #[test]
 fn a_job_whose_policies_do_not_fit_its_tables_does_not_start() {

@@ -219,8 +219,12 @@ impl Dice {
     }
 
     fn models(&mut self, scenario: &mut Scenario, tagged: bool) {
+        let has_dense = scenario.tables.iter().any(|table| !table.rows);
         let mut model = || {
             let name = if tagged { self.pick(&COUNTED_MODELS) } else { self.pick(&OTHER_MODELS) };
+            // Partial pulling is of dense tables, and refused where there are none.
+            let whole = name.split(",b=").next().unwrap_or(name);
+            let name = if has_dense { name } else { whole };
             // A bare condition takes no parameters.
             let takes_exec = !name.contains(' ') && self.chance(0.3);
             match (takes_exec, name.contains(':')) {
