@@ -2,11 +2,13 @@
 
 use crate::interrupt::ChildGuard;
 use anyhow::{Context, Result};
+use paramill_node::exhaustion;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a process may take to end in good order.
@@ -68,6 +70,7 @@ impl Supervisor {
             // Ctrl-C at the terminal goes to this process alone, which ends its children with all they started.
             .process_group(0)
             .spawn()
+            .map_err(exhaustion::explain)
             .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
         let guard = ChildGuard::new(&child);
         let number = self.members.len();
@@ -75,10 +78,10 @@ impl Supervisor {
         self.members.push(Member { name, pid: Pid::from_child(&child), running: true, stdin });
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
-        let out = self.forward(stdout, move |line| Event::Out { child: number, line });
-        let error = self.forward(stderr, move |line| Event::Error { child: number, line });
+        let out = self.forward(stdout, move |line| Event::Out { child: number, line })?;
+        let error = self.forward(stderr, move |line| Event::Error { child: number, line })?;
         let sender = self.sender.clone();
-        std::thread::spawn(move || {
+        start_thread(move || {
             let status = child.wait();
             drop(guard);
             // What it wrote is seen before its end is, but a descendant that holds its pipes is not waited for.
@@ -89,7 +92,7 @@ impl Supervisor {
             if let Ok(status) = status {
                 drop(sender.send(Event::Exited { child: number, status }));
             }
-        });
+        })?;
         Ok(number)
     }
 
@@ -157,9 +160,9 @@ impl Supervisor {
         &self,
         stream: impl Read + Send + 'static,
         event: impl Fn(String) -> Event + Send + 'static,
-    ) -> std::thread::JoinHandle<()> {
+    ) -> Result<JoinHandle<()>> {
         let sender = self.sender.clone();
-        std::thread::spawn(move || {
+        start_thread(move || {
             let mut reader = BufReader::new(stream);
             let mut line = Vec::new();
             while matches!((&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(1..)) {
@@ -171,6 +174,12 @@ impl Supervisor {
             }
         })
     }
+}
+
+/// Unlike `std::thread::spawn`, which panics, this is an error where no more threads can be started.
+fn start_thread(body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().spawn(body).map_err(exhaustion::explain);
+    thread.context("cannot start a thread that watches a process")
 }
 
 impl Drop for Supervisor {

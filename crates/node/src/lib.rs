@@ -10,6 +10,7 @@ pub mod client;
 mod clock;
 pub mod env_vars;
 mod event_loop;
+pub mod exhaustion;
 pub mod identity;
 pub mod pinning;
 pub mod server;
