@@ -50,6 +50,9 @@ pub(crate) enum Command {
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
     WorkerProcess,
+    /// Ends the process groups that it is told of on stdin when its parent ends.
+    #[command(name = "keeper-process", hide = true)]
+    KeeperProcess,
     /// A process of `bench`: its part comes on stdin.
     #[command(name = "bench-process", hide = true)]
     BenchProcess,
@@ -219,7 +222,7 @@ pub(crate) struct AggregateArgs {
 /// Start servers and N copies of a command as workers.
 ///
 /// Each copy finds its identity in the environment, and its share of the CPUs in OMP_NUM_THREADS unless that is set.
-/// Output is forwarded with a prefix. The first that fails ends all, and is named.
+/// Output is forwarded with a prefix. The first that fails ends all, and is named. What a copy started ends with the job.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:

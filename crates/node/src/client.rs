@@ -21,6 +21,7 @@ mod slab;
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::exhaustion;
 use crate::identity::Identity;
 use crate::stderr;
 use crate::transport::Transport;
@@ -217,6 +218,10 @@ pub struct Handle {
 impl Job {
     /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
     pub fn init(options: JobOptions) -> Result<Job, ClientError> {
+        Ok(Job::begin(options).map_err(exhaustion::explain)?)
+    }
+
+    fn begin(options: JobOptions) -> io::Result<Job> {
         let mailbox = Mailbox::new()?;
         let config = WorkerConfig {
             job: options.url.job.clone(),

@@ -11,6 +11,7 @@ mod clock;
 pub mod data_cores;
 pub mod env_vars;
 mod event_loop;
+pub mod exhaustion;
 pub mod identity;
 pub mod pinning;
 pub mod server;

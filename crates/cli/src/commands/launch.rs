@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let plan = check(args, registry).or_usage()?;
-    let mut processes = Supervisor::new();
+    let mut processes = Supervisor::with_keeper()?;
     let transport = args.transport.unwrap_or_default();
     let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();

@@ -7,7 +7,7 @@ use crate::output::Output;
 use crate::plan::JobPlan;
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use paramill_node::client::JobOptions;
+use paramill_node::client::{Job, JobOptions};
 use paramill_node::{env_vars, stderr};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -134,7 +134,8 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(message)?)?)
     };
     // A parent that is gone does not hear how far it is; the kernel ends this process with it.
-    let result = worker::run(plan, &faults, options, workload, |step| drop(tell(&Message::Step(step))))?;
+    let job = Job::init(options)?;
+    let result = worker::run(plan, &faults, rank, &job, workload, |step| drop(tell(&Message::Step(step))))?;
     tell(&Message::Done(result))
 }
 
