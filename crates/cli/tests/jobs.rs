@@ -420,6 +420,21 @@ fn faults_are_carried_out() {
     assert_eq!(whole["test_loss"], paused["test_loss"]);
 }
 
+/// Late answers on slow connections used to be torn, and last words that were held back used to be lost: the others then
+/// waited 30 s for a coordinator that was gone, and failed.
+#[test]
+fn delayed_messages_arrive_whole_and_to_the_last_word() {
+    let train = |workload: &str, extra: &[&str]| {
+        let common =
+            ["train", workload, "--examples", "1000", "--epochs", "1", "--workers", "2", "--order", "ranked"];
+        let processes = ["--processes", "--transport", "tcp", "--json", "--quiet"];
+        json(&[&common[..], &processes[..], extra].concat())["test_loss"].clone()
+    };
+    let delays = ["--inject", "pull:delay=20ms,p=0.3", "--inject", "link:delay=1ms,p=0.3"];
+    assert_eq!(train("mlp", &[]), train("mlp", &delays));
+    assert_eq!(train("lr", &[]), train("lr", &["--inject", "link:delay=50ms"]));
+}
+
 #[test]
 fn a_worker_that_crashes_is_named() {
     let output = paramill(&[

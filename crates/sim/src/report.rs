@@ -205,6 +205,15 @@ mod tests {
         assert!(sync.duplicates > 0 && sync.pushes == 4 * 50, "pushes were sent again: {sync:?}");
     }
 
+    /// Some frames of a late answer are slowed with their connection, others not: they used to overtake each other.
+    #[test]
+    fn late_answers_on_slow_connections_stay_whole() {
+        let calm = Scenario { chunk_elements: 8, ..Scenario::new(3, 2, 300) };
+        let faults = ["pull:delay=20ms,p=0.3", "link:delay=1ms,p=0.3"];
+        let rough = Scenario { faults: faults.map(String::from).to_vec(), ..calm.clone() };
+        assert_eq!(hash(&calm), hash(&rough));
+    }
+
     #[test]
     fn partially_synchronous_with_everybody_is_synchronous() {
         let bsp = Scenario::new(4, 2, 300);

@@ -227,6 +227,37 @@ mod tests {
         }
     }
 
+    /// In each of these worlds an answer was torn: everything healed between two of its frames, and the worker that it was
+    /// for failed. In 220912, 291355, 299053 and 307025 the staleness checker saw it first, when that worker was declared
+    /// dead and the others went on without its pushes.
+    #[test]
+    fn worlds_that_broke_a_promise_once_keep_it() {
+        for seed in [
+            202703,
+            220475,
+            220498,
+            220912,
+            222701,
+            253235,
+            259192,
+            266386,
+            273829,
+            276570,
+            276952,
+            284243,
+            291355,
+            293556,
+            295898,
+            299053,
+            304048,
+            307025,
+            18446744073709541209,
+        ] {
+            let result = run_seed(seed, None);
+            assert!(result.outcome.is_passed(), "{result:#?}");
+        }
+    }
+
     #[test]
     fn a_seed_gives_the_same_world_again() {
         assert_eq!(run_seed(7, None), run_seed(7, None));
