@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod duration;
 mod failure;
+mod input;
 mod interrupt;
 mod output;
 mod plan;

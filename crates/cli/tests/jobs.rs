@@ -457,6 +457,25 @@ fn a_worker_that_crashes_is_named() {
 }
 
 #[test]
+fn a_worker_that_fails_ends_a_scenario_over_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("crash.toml");
+    // The others would go on without it for hours.
+    let scenario = "workers = 3\nservers = 1\niterations = 1000000\nfaults = ['worker=1:crash@300ms']\n\
+                    [[tables]]\nname = 'w'\nshape = [10]\n";
+    std::fs::write(&file, scenario).unwrap();
+    let mut child = Command::new(PARAMILL)
+        .args(["sim", "run", file.to_str().unwrap(), "--sockets"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(wait(&mut child, Duration::from_secs(60)), Some(1));
+    let sentence = text(&child.wait_with_output().unwrap().stderr);
+    assert!(sentence.contains("error: worker 1: "), "{sentence}");
+    assert!(sentence.contains("worker 1 crashed, as injected"), "{sentence}");
+}
+
+#[test]
 fn bad_input_is_named_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();

@@ -38,6 +38,16 @@ impl Outcome {
         *self == Outcome::Passed
     }
 
+    /// How bad a finding is, to be compared: wrong data is worse than a panic, and a panic than no progress.
+    pub fn severity(&self) -> u8 {
+        match self {
+            Outcome::Passed => 0,
+            Outcome::Liveness(_) => 1,
+            Outcome::Crash(_) => 2,
+            Outcome::Correctness(_) => 3,
+        }
+    }
+
     /// What a process should exit with: 0 when nothing was found, and a number of its own for each kind of finding.
     pub fn exit_code(&self) -> u8 {
         match self {
