@@ -315,7 +315,7 @@ pub(crate) enum SimCommand {
 ///
 /// A world is a cluster, a network, faults and a job. Each is checked for lost or doubled pushes, staleness above the
 /// bound, replicas that differ, memory without bound, and no progress after healing. Exit code 3 tells of a broken
-/// promise about the data, 4 of a lack of progress, 5 of a panic.
+/// promise about the data, 5 of a panic, 4 of a lack of progress; of several findings the worst decides, in this order.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -338,6 +338,9 @@ pub(crate) struct SwarmArgs {
 }
 
 /// Run a scenario file.
+///
+/// Exit code 1 tells that not all workers finished, 4 that the run was given up because none of them made progress any
+/// more.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
