@@ -13,10 +13,11 @@ from torch import Tensor
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
-from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
+from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
 from .rules import check_groups, parse_optimizer, text_of
+from .watch import WatchedBucket, WatchedRows
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -103,7 +104,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
             self._told = [self._text(group) for group in self.param_groups]
             dense: list[Bucket] = []
-            rows: list[SparseSlot] = []
+            rows: list[WatchedRows] = []
             self._frozen: list[Bucket] = []
             unknown = set(sparse)
             for number, group in enumerate(self.param_groups):
@@ -114,9 +115,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
                 frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
                 for slot in of_rows:
-                    rows.append(SparseSlot(slot))
+                    rows.append(WatchedRows(slot))
                     rows[-1].declare(self.job, self._prefix(number), own)
-                for bucket in pack(trained, Bucket, pack_bytes // 4):
+                for bucket in pack(trained, WatchedBucket, pack_bytes // 4):
                     bucket.declare(self.job, self._prefix(number), own)
                     dense.append(bucket)
                 for bucket in pack(frozen, Bucket, pack_bytes // 4):
@@ -133,13 +134,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 accumulate=accumulate,
                 overlap=overlap,
                 device_codec=device_codec,
-                before_first=self._follow_schedule,
+                before_first=self._before_iteration,
             )
             self.job.start()
             check_models(self.job)
             self._exchanger.start()
             for bucket in self._frozen:
                 bucket.take_initial()
+        self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
+        self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
         self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
 
@@ -178,7 +181,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._exchanger.no_sync()
 
     def close(self) -> None:
-        """Takes the parameters as they are now, lets go of the model, and leaves the job."""
+        """Takes the parameters as they are now, lets go of the model, and leaves the job.
+
+        Parameters that the script has written to since the last step stay as they are.
+        """
+        self._stop_watching()
         self.synchronize()
         self._forward.close()
         self._exchanger.close()
@@ -242,6 +249,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         values = {key: group[key] for key in self._keys}
         values["lr"] = max(float(values["lr"]), SMALLEST_LR)
         return text_of(self._rule, values)
+
+    def _before_iteration(self) -> None:
+        for each in self._watched:
+            each.check()
+        self._follow_schedule()
+
+    def _stop_watching(self) -> None:
+        for each in self._watched:
+            each.closing = True
 
     def _follow_schedule(self) -> None:
         """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
