@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Iterable, Optional
 
 import torch
@@ -48,6 +49,7 @@ class AveragingOptimizer(DistributedOptimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        check_needs_no_closure(optimizer)
         sync = "bsp" if sync is None else sync
         if sync.partition(":")[0] not in ROUND_BASED:
             raise PolicyError(
@@ -110,3 +112,13 @@ class AveragingOptimizer(DistributedOptimizer):
     def _adopt(self) -> None:
         self.param_groups = self._optimizer.param_groups
         self.state = self._optimizer.state
+
+
+def check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that computes gradients within its step (LBFGS): these would be each worker's own."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PolicyError(
+            f"{type(optimizer).__name__} calls its closure for new gradients within a step, and these would not be averaged: "
+            "take an optimizer that steps with the gradients of one backward pass"
+        )

@@ -56,11 +56,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
 
-    def __new__(cls, params: Any = None, *_: Any, **options: Any) -> DistributedOptimizer:
+    def __new__(cls, params: Any = None, *arguments: Any, **options: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
             from .averaging import AveragingOptimizer
 
             cls = AveragingOptimizer
+            if arguments:
+                raise PolicyError(
+                    f"{type(params).__name__} steps here, with gradients that servers average: it takes no rule of the servers "
+                    f"besides, and not {arguments[0]!r}"
+                )
         known = list(inspect.signature(cls.__init__).parameters)[1:]
         for name in options:
             if name not in known:
@@ -342,6 +347,8 @@ def joining(job: Optional[Job]) -> Iterator[Job]:
 
 def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     """Groups as torch takes them, with a name for every parameter."""
+    if isinstance(params, torch.nn.Module):
+        raise ParamillError(f"a {type(params).__name__} is no parameter: give model.named_parameters()")
     groups = list(params)
     if not groups:
         raise ParamillError("there are no parameters to train")
