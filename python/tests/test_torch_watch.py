@@ -167,19 +167,55 @@ def test_moves_of_memory_are_no_changes(distributed: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_and_functional_models_raise_no_false_alarm(distributed: Any, options: dict[str, Any], backend: str) -> None:
+@pytest.mark.parametrize("is_compiled_first", [True, False])
+def test_compiled_models_and_those_that_they_are_made_of(
+    distributed: Any, options: dict[str, Any], backend: str, is_compiled_first: bool
+) -> None:
     model = network()
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend)
     optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", **options)
-    train(compiled, optimizer, 6)
-    optimizer.synchronize()
-    torch.func.functional_call(model, dict(network(8).named_parameters()), (X,))
-    train(compiled, optimizer, 2)
-    optimizer.synchronize()
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 8)
+    for _ in range(2):
+        for each in (compiled, model) if is_compiled_first else (model, compiled):
+            train(each, optimizer, 3)
+    # Saving the model itself waits for the last answer too.
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 12)
     assert_same(model, twin)
 
+
+def test_a_functional_call_is_no_change(distributed: Any, options: dict[str, Any]) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", **options)
+    others = dict(network(8).named_parameters())
+    train(model, optimizer, 6, lambda: torch.func.functional_call(model, others, (X,)))
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 6)
+    assert_same(model, twin)
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_gradient_of_old_parameters_is_refused(
+    distributed: Any, options: dict[str, Any], set_to_none: bool, clips: bool
+) -> None:
+    model = nn.ModuleDict({"a": network(), "b": network(8)})
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", overlap=False if clips else None, **options)
+
+    def step(forward: Callable[[Tensor], Tensor]) -> None:
+        optimizer.zero_grad(set_to_none)
+        forward(X).square().mean().backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    for _ in range(3):
+        step(lambda x: model["a"](x) + model["b"](x))
+    # One half without the other is waited for as it is used.
+    step(model["a"])
+    # No module knows of this use.
+    with pytest.raises(pm.errors.OrderError, match=r"`a.0.weight` has a new gradient.*synchronize\(\) before"):
+        step(lambda x: nn.functional.linear(x, model["a"][0].weight))
 
 class Words(nn.Module):
     def __init__(self, **options: Any) -> None:

@@ -60,6 +60,7 @@ class AveragingOptimizer(DistributedOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()
+        self._watched = []
         with joining(job) as self.job:
             trained: list[Slot] = []
             frozen: list[Slot] = []

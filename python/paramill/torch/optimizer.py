@@ -169,6 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_frozen()
+        self._check_read()
         return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
@@ -254,6 +255,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         values = {key: group[key] for key in self._keys}
         values["lr"] = max(float(values["lr"]), SMALLEST_LR)
         return text_of(self._rule, values)
+
+    def _check_read(self) -> None:
+        for each in self._watched:
+            if isinstance(each, WatchedBucket):
+                each.check_read()
 
     def _before_iteration(self) -> None:
         for each in self._watched:

@@ -1,4 +1,4 @@
-"""Parameters that are changed by something else than the servers' answers, which would undo it in silence."""
+"""Parameters that a script writes to, or reads too early: servers' answers would make it wrong in silence."""
 
 from __future__ import annotations
 
@@ -76,6 +76,23 @@ class WatchedBucket(Bucket):
             # Written to, and the same as before: an average that was swapped in and out again.
             watch.record(compares)
 
+    def check_read(self) -> None:
+        """Before gradients leave: they must not be of a forward pass that did not wait for the last answer."""
+        if not self.under_way or self.sent:
+            return
+        for slot in self.slots:
+            gradient = slot.parameter.grad
+            is_new = slot.fired > 0 or slot.changed()
+            if gradient is not None and is_new and _has_values(gradient):
+                raise OrderError(
+                    f"`{slot.name}` has a new gradient, but nothing has waited for its new values: a part of the model was "
+                    "called by itself, or a model that was compiled after the first step. Call optimizer.synchronize() before"
+                )
+
+    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        self.check_read()
+        super().send(scale, skip)
+
     def receive(self) -> None:
         # After an exchange that failed nobody knows what is in the memory of the last answer.
         self._is_delivered = self._is_delivered and not self.under_way
@@ -129,3 +146,9 @@ class WatchedRows(SparseSlot):
             f"`{self.slot.name}` was changed here after the optimizer was made (load_state_dict, an embedding's max_norm?). "
             "The servers hold its rows, and the next pull would undo it. Load a checkpoint before you make the optimizer"
         )
+
+
+def _has_values(gradient: Tensor) -> bool:
+    """Whether there is more than the zeros that ``zero_grad(set_to_none=False)`` leaves."""
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.any())
