@@ -16,7 +16,7 @@ from ..job import Job, init, open_jobs
 from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
-from .rules import check_groups, parse_optimizer, text_of
+from .rules import check_groups, from_torch, parse_optimizer, text_of
 from .watch import WatchedBucket, WatchedRows
 
 DEFAULT_PACK_BYTES = 1 << 20
@@ -208,7 +208,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over groups with their learning rates; the rule must be the same.
+        """Takes over groups with their learning rates; the rule must be the same. A state of torch's own optimizer is taken
+        over by what the rule has of it, and refused where it asks for more (``amsgrad``).
 
         Servers go on with the state that they have. In a new job that is none, and a warning says so unless the rule is
         plain ``sgd``: momentum builds up again, and Adam corrects its bias from the first step on.
@@ -217,15 +218,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
         own = self.param_groups
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "paramill"})
+        state = {key: value for key, value in state_dict.items() if key != "paramill"}
+        if "paramill" not in state_dict:
+            state["param_groups"] = [from_torch(rule, self._keys, group) for group in state["param_groups"]]
+        super().load_state_dict(state)
         for group, before_it in zip(self.param_groups, own):
             # A state of one of torch's optimizers does not have all that this rule has.
             for key, value in before_it.items():
                 group.setdefault(key, value)
         before = state_dict.get("paramill", {}).get("iteration", 0)
-        if before > self.job.iteration and rule != "sgd":
+        of_torch = "paramill" not in state_dict and bool(state_dict["state"])
+        if (before > self.job.iteration or of_torch) and rule != "sgd":
+            moment = "a state of torch's own optimizer" if of_torch else f"iteration {before}"
             warnings.warn(
-                f"groups and learning rates of iteration {before} are restored; the state of `{rule}` on the servers "
+                f"groups and learning rates of {moment} are restored; the state of `{rule}` on the servers "
                 "(velocities, moments, steps made) is not in a state_dict and begins anew",
                 stacklevel=2,
             )
