@@ -491,6 +491,24 @@ def test_a_state_of_torch_s_own_optimizer_is_taken_over(distributed: Any) -> Non
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["beta"]) == (0.025, 0.5)
 
 
+def test_a_state_of_torch_s_own_optimizer_counts_as_a_whole_or_is_refused(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(network().named_parameters(), "adamw:lr=0.1")
+    theirs = torch.optim.AdamW(model.parameters(), lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, fused=True)
+    optimizer.load_state_dict(theirs.state_dict())
+    group = optimizer.param_groups[0]
+    found = [group[key] for key in ("lr", "beta1", "beta2", "epsilon", "weight_decay")]
+    assert found == [0.02, 0.8, 0.95, 1e-6, 0.3] and "betas" not in group
+    loss_of(model).backward()
+    theirs.step()
+    with pytest.warns(UserWarning, match="of a state of torch's own optimizer are restored; .* begins anew"):
+        optimizer.load_state_dict(theirs.state_dict())
+    for other, named in ((torch.optim.AdamW, "amsgrad"), (torch.optim.Adam, "decoupled_weight_decay")):
+        state = other(network().parameters(), amsgrad=named == "amsgrad").state_dict()
+        with pytest.raises(pm.errors.PolicyError, match=named):
+            optimizer.load_state_dict(state)
+
+
 def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:
     model = network()
     twin = copy.deepcopy(model)

@@ -150,3 +150,40 @@ def test_a_rule_without_parameters_has_torch_s_defaults(rule: str, reference: An
 def test_a_rule_that_torch_does_not_have_needs_a_learning_rate() -> None:
     with pytest.raises(pm.errors.PolicyError, match="lars: `lr` must be given"):
         pm.torch.DistributedOptimizer(network().named_parameters(), "lars")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "why"),
+    [
+        ((torch.optim.AdamW,), {}, r'a text .*such as "adamw:lr=1e-3", and not the class torch.optim.AdamW; pm.torch.rule_of\('),
+        ((0.1,), {}, r'a text .*such as "adamw:lr=1e-3", and not 0.1'),
+        (("adamw",), {"lr": 1e-3}, r'takes no `lr`; known: params, optimizer, job, .*"adamw:lr=1e-3"'),
+        (("adamw",), {"weight_decay": 0.1}, r"takes no `weight_decay`"),
+    ],
+)
+def test_a_call_that_is_meant_for_torch_is_refused_in_words(
+    arguments: tuple[Any, ...], options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(pm.errors.PolicyError, match=why):
+        pm.torch.DistributedOptimizer(network().named_parameters(), *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments", "options", "why"),
+    [
+        (torch.optim.LBFGS, (), {}, "LBFGS calls its closure for new gradients within a step"),
+        (torch.optim.SGD, (), {"reduce": "sum"}, "AveragingOptimizer takes no `reduce`; known: optimizer, job, sync"),
+        (torch.optim.SGD, ("sgd:lr=0.1",), {}, "SGD steps here, .*takes no rule of the servers besides, and not 'sgd:lr=0.1'"),
+    ],
+)
+def test_what_averaging_cannot_do_is_refused_in_words(
+    inner: Any, arguments: tuple[Any, ...], options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(pm.errors.PolicyError, match=why):
+        pm.torch.DistributedOptimizer(inner(network().parameters()), *arguments, **options)
+
+
+@pytest.mark.parametrize("params", [network(), nn.Linear(1, 1), [nn.Linear(1, 1)]])
+def test_a_module_is_no_list_of_parameters(params: Any) -> None:
+    with pytest.raises(pm.ParamillError, match="a (Linear|Sequential) is no parameter: give model.named_parameters()"):
+        pm.torch.DistributedOptimizer(params, "sgd")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Iterable, Optional
 
 import torch
@@ -48,6 +49,7 @@ class AveragingOptimizer(DistributedOptimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        check_needs_no_closure(optimizer)
         sync = "bsp" if sync is None else sync
         if sync.partition(":")[0] not in ROUND_BASED:
             raise PolicyError(
@@ -58,6 +60,7 @@ class AveragingOptimizer(DistributedOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()
+        self._watched = []
         with joining(job) as self.job:
             trained: list[Slot] = []
             frozen: list[Slot] = []
@@ -110,3 +113,13 @@ class AveragingOptimizer(DistributedOptimizer):
     def _adopt(self) -> None:
         self.param_groups = self._optimizer.param_groups
         self.state = self._optimizer.state
+
+
+def check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that computes gradients within its step (LBFGS): these would be each worker's own."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PolicyError(
+            f"{type(optimizer).__name__} calls its closure for new gradients within a step, and these would not be averaged: "
+            "take an optimizer that steps with the gradients of one backward pass"
+        )

@@ -13,10 +13,11 @@ from torch import Tensor
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
-from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
+from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
-from .rules import check_groups, parse_optimizer, text_of
+from .rules import check_groups, from_torch, parse_optimizer, text_of
+from .watch import WatchedBucket, WatchedRows
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -55,11 +56,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
 
-    def __new__(cls, params: Any = None, *_: Any, **options: Any) -> DistributedOptimizer:
+    def __new__(cls, params: Any = None, *arguments: Any, **options: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
             from .averaging import AveragingOptimizer
 
             cls = AveragingOptimizer
+            if arguments:
+                raise PolicyError(
+                    f"{type(params).__name__} steps here, with gradients that servers average: it takes no rule of the servers "
+                    f"besides, and not {arguments[0]!r}"
+                )
         known = list(inspect.signature(cls.__init__).parameters)[1:]
         for name in options:
             if name not in known:
@@ -103,7 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
             self._told = [self._text(group) for group in self.param_groups]
             dense: list[Bucket] = []
-            rows: list[SparseSlot] = []
+            rows: list[WatchedRows] = []
             self._frozen: list[Bucket] = []
             unknown = set(sparse)
             for number, group in enumerate(self.param_groups):
@@ -114,9 +120,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
                 frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
                 for slot in of_rows:
-                    rows.append(SparseSlot(slot))
+                    rows.append(WatchedRows(slot))
                     rows[-1].declare(self.job, self._prefix(number), own)
-                for bucket in pack(trained, Bucket, pack_bytes // 4):
+                for bucket in pack(trained, WatchedBucket, pack_bytes // 4):
                     bucket.declare(self.job, self._prefix(number), own)
                     dense.append(bucket)
                 for bucket in pack(frozen, Bucket, pack_bytes // 4):
@@ -133,13 +139,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 accumulate=accumulate,
                 overlap=overlap,
                 device_codec=device_codec,
-                before_first=self._follow_schedule,
+                before_first=self._before_iteration,
             )
             self.job.start()
             check_models(self.job)
             self._exchanger.start()
             for bucket in self._frozen:
                 bucket.take_initial()
+        self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
+        self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
         self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
 
@@ -161,6 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_frozen()
+        self._check_read()
         return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
@@ -178,7 +187,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._exchanger.no_sync()
 
     def close(self) -> None:
-        """Takes the parameters as they are now, lets go of the model, and leaves the job."""
+        """Takes the parameters as they are now, lets go of the model, and leaves the job.
+
+        Parameters that the script has written to since the last step stay as they are.
+        """
+        self._stop_watching()
         self.synchronize()
         self._forward.close()
         self._exchanger.close()
@@ -195,7 +208,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over groups with their learning rates; the rule must be the same.
+        """Takes over groups with their learning rates; the rule must be the same. A state of torch's own optimizer is taken
+        over by what the rule has of it, and refused where it asks for more (``amsgrad``).
 
         Servers go on with the state that they have. In a new job that is none, and a warning says so unless the rule is
         plain ``sgd``: momentum builds up again, and Adam corrects its bias from the first step on.
@@ -204,15 +218,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
         own = self.param_groups
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "paramill"})
+        state = {key: value for key, value in state_dict.items() if key != "paramill"}
+        if "paramill" not in state_dict:
+            state["param_groups"] = [from_torch(rule, self._keys, group) for group in state["param_groups"]]
+        super().load_state_dict(state)
         for group, before_it in zip(self.param_groups, own):
             # A state of one of torch's optimizers does not have all that this rule has.
             for key, value in before_it.items():
                 group.setdefault(key, value)
         before = state_dict.get("paramill", {}).get("iteration", 0)
-        if before > self.job.iteration and rule != "sgd":
+        of_torch = "paramill" not in state_dict and bool(state_dict["state"])
+        if (before > self.job.iteration or of_torch) and rule != "sgd":
+            moment = "a state of torch's own optimizer" if of_torch else f"iteration {before}"
             warnings.warn(
-                f"groups and learning rates of iteration {before} are restored; the state of `{rule}` on the servers "
+                f"groups and learning rates of {moment} are restored; the state of `{rule}` on the servers "
                 "(velocities, moments, steps made) is not in a state_dict and begins anew",
                 stacklevel=2,
             )
@@ -242,6 +261,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         values = {key: group[key] for key in self._keys}
         values["lr"] = max(float(values["lr"]), SMALLEST_LR)
         return text_of(self._rule, values)
+
+    def _check_read(self) -> None:
+        for each in self._watched:
+            if isinstance(each, WatchedBucket):
+                each.check_read()
+
+    def _before_iteration(self) -> None:
+        for each in self._watched:
+            each.check()
+        self._follow_schedule()
+
+    def _stop_watching(self) -> None:
+        for each in self._watched:
+            each.closing = True
 
     def _follow_schedule(self) -> None:
         """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
@@ -326,6 +359,8 @@ def joining(job: Optional[Job]) -> Iterator[Job]:
 
 def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     """Groups as torch takes them, with a name for every parameter."""
+    if isinstance(params, torch.nn.Module):
+        raise ParamillError(f"a {type(params).__name__} is no parameter: give model.named_parameters()")
     groups = list(params)
     if not groups:
         raise ParamillError("there are no parameters to train")

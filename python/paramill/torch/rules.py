@@ -16,6 +16,9 @@ NO_PARAMETERS = frozenset(
     {"params", "param_names", "names", "name", "initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum"}
 )
 
+# How torch computes, which changes nothing about the result.
+IMPLEMENTATIONS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+
 # Parameters of torch's optimizers and what they are called here.
 _ADAM = {"lr": ("lr",), "weight_decay": ("weight_decay",), "betas": ("beta1", "beta2"), "eps": ("epsilon",)}
 _SGD = {"lr": ("lr",), "weight_decay": ("weight_decay",)}
@@ -112,6 +115,32 @@ def check_groups(rule: str, parameters: Iterable[str], groups: Iterable[Mapping[
                     f"group {index} has `{key}`, and the rule `{rule}` has no such parameter; known: {', '.join(known)}"
                     f"{_hint(key, rule)}"
                 )
+
+
+def from_torch(rule: str, parameters: Iterable[str], group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group of a state of one of torch's optimizers, with the names that the rule has.
+
+    What is off there (``amsgrad=False``) is left out; what is on and no parameter of the rule is refused by name.
+
+    >>> from_torch("adam", ["lr", "beta1", "beta2"], {"lr": 0.1, "betas": (0.8, 0.9), "amsgrad": False})
+    {'lr': 0.1, 'beta1': 0.8, 'beta2': 0.9}
+    """
+    known, names = set(parameters) | NO_PARAMETERS, _RULES.get(rule, {})
+    taken: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in known:
+            taken[key] = value
+        elif key == "decoupled_weight_decay":
+            if value != (rule == "adamw"):
+                raise PolicyError(f"the state has `{key}={value}`: it is not of the rule `{rule}`, but of adam or adamw")
+        elif key in IMPLEMENTATIONS or not value:
+            continue
+        elif key in names:
+            several = value if isinstance(value, (tuple, list)) else [value]
+            taken.update(zip(names[key], several))
+        else:
+            raise PolicyError(f"the state has `{key}={value}`, and the servers' rule `{rule}` has no `{key}`")
+    return taken
 
 
 def _hint(key: str, rule: str) -> str:
