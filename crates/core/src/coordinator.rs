@@ -2,7 +2,8 @@
 //!
 //! It is never in the data path. It waits for the expected servers and workers, checks that all workers declare the
 //! same tables, places them, and hands out one plan. After that it watches: a worker that is silent too long is
-//! declared dead, and the shards go on without it.
+//! declared dead, and the shards go on without it. A coordinator that stood still itself gives everybody a fresh grace
+//! period first.
 
 mod aggregators;
 mod config;
@@ -16,6 +17,7 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
+use crate::standstill::Standstill;
 use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, Time, WorkerId};
@@ -55,6 +57,9 @@ pub struct Coordinator {
     next_command: u32,
     gate: Option<Gate>,
     queries: Vec<StatusQuery>,
+    standstill: Standstill,
+    /// Since when this coordinator has been listening without a gap: no silence counts from before.
+    awake_since: Time,
     outputs: Outbox,
 }
 
@@ -77,6 +82,8 @@ impl Coordinator {
             next_command: 0,
             gate: None,
             queries: Vec::new(),
+            standstill: Standstill::default(),
+            awake_since: Time::ZERO,
             outputs: Outbox::default(),
         }
     }
@@ -370,6 +377,11 @@ impl Role for Coordinator {
     }
 
     fn handle_timeout(&mut self, now: Time) {
+        if let Some(length) = self.standstill.noticed(now) {
+            self.awake_since = now;
+            let seconds = length.as_secs_f64();
+            self.log(format!("the coordinator stood still for {seconds:.1} s; nobody is judged by that time"));
+        }
         self.expire_members(now);
         if let Some(gate) = &mut self.gate {
             gate.handle_timeout(now);
@@ -381,7 +393,9 @@ impl Role for Coordinator {
     fn next_timeout(&self) -> Option<Time> {
         let deaths = self.next_deadline();
         let queries = self.queries.iter().map(|query| query.deadline).min();
-        [deaths, queries, self.gate.as_ref().and_then(Gate::next_timeout)].into_iter().flatten().min()
+        let gate = self.gate.as_ref().and_then(Gate::next_timeout);
+        let standstill = (!self.over).then(|| self.standstill.next_timeout());
+        [deaths, queries, gate, standstill].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

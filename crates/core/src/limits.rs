@@ -89,6 +89,8 @@ pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
 pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker whose connection broke has this long to come back before it is declared dead.
 pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
+/// A node whose own timeout comes so much too late stood still itself, and judges nobody by that time.
+pub const STANDSTILL: Duration = Duration::from_secs(1);
 /// How long the coordinator waits for the shards' reports before it answers a status query without them.
 pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 /// How long a node tries to reach another before it gives up and names it.

@@ -286,13 +286,13 @@ impl Coordinator {
             // Who waits for the others to come may be silent.
             (true, None) => return None,
         };
-        member.is_live().then(|| member.last_heard + grace)
+        member.is_live().then(|| member.last_heard.max(self.awake_since) + grace)
     }
 
     /// When a shard that is away is given up, and the job with it.
     fn shard_deadline(&self, shard: &ShardMember) -> Option<Time> {
         let since = shard.lost_since.filter(|_| !self.over)?;
-        Some(since + limits::CONNECT_DEADLINE)
+        Some(since.max(self.awake_since) + limits::CONNECT_DEADLINE)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {

@@ -10,6 +10,7 @@ use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Kind, Plan};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SHARD: usize = 1;
 
@@ -259,4 +260,59 @@ fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
     let sync = "asp:overlap=false".into();
     pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
     assert_eq!(pump.outcome(0, ticket), Some(Ok(())), "{}", pump.explain(0, ticket));
+}
+
+/// Pushes once on every worker and waits for what follows from it.
+fn step(pump: &mut Pump) {
+    let workers = 0..pump.workers.len();
+    let push = |worker: usize| {
+        let ticket = pump.workers[worker].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+        pump.workers[worker].clock();
+        (worker, ticket)
+    };
+    let tickets: Vec<_> = workers.map(push).collect();
+    pump.run();
+    for (worker, ticket) in tickets {
+        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+    }
+}
+
+#[test]
+fn a_job_that_stood_still_as_a_whole_goes_on() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    for seconds in [12, 3600] {
+        pump.pass(1.0);
+        // Nobody is called meanwhile. The coordinator is the first to be called after it, before any heartbeat is read.
+        pump.now = pump.now + Duration::from_secs(seconds);
+        pump.run();
+        pump.pass(1.0);
+        assert_eq!(pump.coordinator.status(pump.now).phase, "running with 2 workers", "{:?}", pump.log);
+        step(&mut pump);
+    }
+    assert!(pump.log.iter().any(|line| line.contains("stood still for 11.5 s")), "{:?}", pump.log);
+}
+
+#[test]
+fn a_coordinator_that_stood_still_judges_nobody_by_it_and_still_finds_the_dead() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    pump.stopped_nodes.extend([0, pump.worker_node(1)]);
+    pump.pass(60.0);
+    pump.stopped_nodes.remove(&0);
+    pump.pass(9.0);
+    assert_eq!(pump.coordinator.status(pump.now).phase, "running with 2 workers", "{:?}", pump.log);
+    pump.pass(2.0);
+    assert_eq!(pump.coordinator.status(pump.now).phase, "running with 1 workers; 1 declared dead");
+}
+
+#[test]
+fn a_server_that_was_away_when_the_coordinator_stood_still_may_come_back() {
+    let mut pump = started(job(1, 2, "asp", "sgd:lr=1"), 1, 20);
+    pump.isolate(SHARD + 1);
+    pump.pass(1.0);
+    pump.now = pump.now + Duration::from_secs(60);
+    pump.run();
+    pump.cut.clear();
+    pump.pass(2.0);
+    assert_eq!(pump.stopped, [], "{:?}", pump.log);
+    step(&mut pump);
 }
