@@ -6,6 +6,7 @@
 //! period first.
 
 mod aggregators;
+mod commands;
 mod config;
 mod gate;
 mod members;
@@ -24,6 +25,7 @@ use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, Time, WorkerI
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use aggregators::AggregatorMember;
+use commands::Commands;
 use gate::Gate;
 use members::{Member, Server, ShardMember};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,7 +56,7 @@ pub struct Coordinator {
     over: bool,
     epoch: u32,
     next_incarnation: u64,
-    next_command: u32,
+    commands: Commands,
     gate: Option<Gate>,
     queries: Vec<StatusQuery>,
     standstill: Standstill,
@@ -79,7 +81,7 @@ impl Coordinator {
             over: false,
             epoch: 0,
             next_incarnation: 1,
-            next_command: 0,
+            commands: Commands::default(),
             gate: None,
             queries: Vec::new(),
             standstill: Standstill::default(),
@@ -323,10 +325,7 @@ impl Role for Coordinator {
         match hello.from {
             Party::Worker { rank } => self.accept_worker(now, hello, rank),
             Party::Shard { process, server, core, cores } => self.accept_shard(process, server, core, cores),
-            Party::Command => {
-                self.next_command = self.next_command.wrapping_add(1);
-                Ok(Welcome { you: NodeId::Admin(self.next_command), incarnation: 0 })
-            }
+            Party::Command => self.commands.accept(now),
             Party::Aggregator { process, id } => self.accept_aggregator(process, id),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
@@ -347,7 +346,8 @@ impl Role for Coordinator {
             NodeId::Worker(id) => self.lose_worker(now, id),
             NodeId::Shard(id) => self.lose_shard(now, id, why),
             NodeId::Aggregator(id) => self.lose_aggregator(id, why),
-            NodeId::Admin(_) | NodeId::Coordinator | NodeId::Through(..) => {}
+            NodeId::Admin(id) => self.commands.lose(id),
+            NodeId::Coordinator | NodeId::Through(..) => {}
         }
         self.queries.retain(|query| query.asker != peer);
     }
@@ -369,7 +369,10 @@ impl Role for Coordinator {
         match (from, control::decode("control message", payload)) {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
-            (NodeId::Admin(_), Ok(message)) => self.handle_command(now, from, message),
+            (NodeId::Admin(id), Ok(message)) => {
+                self.commands.heard(now, id);
+                self.handle_command(now, from, message);
+            }
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(id, message),
             (NodeId::Coordinator | NodeId::Through(..), Ok(_)) => {}
             (from, Err(error)) => self.log(format!("{from}: {error}")),
@@ -380,7 +383,9 @@ impl Role for Coordinator {
         if let Some(length) = self.standstill.noticed(now) {
             self.awake_since = now;
             let seconds = length.as_secs_f64();
-            self.log(format!("the coordinator stood still for {seconds:.1} s; nobody is judged by that time"));
+            self.log(format!(
+                "the coordinator stood still for {seconds:.1} s; nobody is judged by that time"
+            ));
         }
         self.expire_members(now);
         if let Some(gate) = &mut self.gate {
@@ -388,6 +393,9 @@ impl Role for Coordinator {
         }
         self.open_gate();
         self.answer_queries(now);
+        while let Some(id) = self.commands.poll_idle(now, self.awake_since) {
+            self.outputs.push_back(Output::Disconnect { peer: NodeId::Admin(id) });
+        }
     }
 
     fn next_timeout(&self) -> Option<Time> {
@@ -395,7 +403,8 @@ impl Role for Coordinator {
         let queries = self.queries.iter().map(|query| query.deadline).min();
         let gate = self.gate.as_ref().and_then(Gate::next_timeout);
         let standstill = (!self.over).then(|| self.standstill.next_timeout());
-        [deaths, queries, gate, standstill].into_iter().flatten().min()
+        let idle = self.commands.next_timeout(self.awake_since);
+        [deaths, queries, gate, standstill, idle].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

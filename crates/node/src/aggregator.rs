@@ -1,7 +1,7 @@
 //! Runs an aggregator: one thread that stands between the workers of a host or rack and the servers.
 
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, Setup};
+use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::server::{announced, random_number};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -114,6 +114,7 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
         hub: config.memory.clone().map(|hub| (hub, Some(address.clone()))),
         mailbox: mailbox.clone(),
         stop: stop.clone(),
+        strangers: Strangers::new(),
         injection: Injection { plan: config.faults.clone(), seed: config.seed },
         log: config.log,
     };

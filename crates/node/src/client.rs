@@ -18,7 +18,7 @@
 
 use crate::clock;
 use crate::env_vars;
-use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::event_loop::{EventLoop, Injection, RoleCell, Setup, Strangers};
 use crate::identity::Identity;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
@@ -242,6 +242,7 @@ impl Job {
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),
+            strangers: Strangers::new(),
             injection: Injection { plan: options.faults, seed: options.seed },
             log: options.log,
         };

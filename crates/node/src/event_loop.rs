@@ -12,8 +12,10 @@ mod listening;
 mod mail;
 mod reading;
 mod sending;
+mod strangers;
 
 pub(crate) use injected::Injection;
+pub(crate) use strangers::Strangers;
 
 use crate::clock;
 use crate::transport::memory::{Hub, Mailbox};
@@ -99,6 +101,8 @@ pub(crate) struct Setup {
     pub(crate) mailbox: Arc<Mailbox>,
     /// Ends the loop when it becomes true.
     pub(crate) stop: Arc<AtomicBool>,
+    /// Connections of strangers in all loops that are set up with this.
+    pub(crate) strangers: Arc<Strangers>,
     /// Faults to try.
     pub(crate) injection: Injection,
     /// Where log lines go.
@@ -120,7 +124,7 @@ pub(crate) struct EventLoop<C: RoleCell> {
     dirty: Vec<u64>,
     /// Connections with frames that were received and not handled, because their answers were too much at once.
     leftovers: Vec<u64>,
-    /// When a handshake is given up, at the earliest.
+    /// When a handshake or a connection that is being closed is given up, at the earliest.
     next_expiry: Option<Time>,
     /// The peer of the last frame that was sent: the next one is most often for the same.
     last_sent: Option<(NodeId, u64)>,
@@ -278,7 +282,7 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
-        self.next_expiry = [self.next_expiry, connection.handshake_deadline()].into_iter().flatten().min();
+        self.expire_at(connection.deadline());
         if let Wire::Stream(stream) = &connection.wire {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
             connection.watched = flags;
@@ -293,18 +297,22 @@ impl<C: RoleCell> EventLoop<C> {
         self.connections.insert(key, connection);
     }
 
-    /// Gives up on handshakes that take too long.
+    fn expire_at(&mut self, deadline: Option<Time>) {
+        self.next_expiry = [self.next_expiry, deadline].into_iter().flatten().min();
+    }
+
+    /// Gives up on handshakes, and on last words, that take too long.
     fn expire(&mut self, now: Time) {
         let late: Vec<u64> = self
             .connections
             .iter()
-            .filter(|(_, connection)| connection.handshake_deadline().is_some_and(|deadline| deadline <= now))
+            .filter(|(_, connection)| connection.deadline().is_some_and(|deadline| deadline <= now))
             .map(|(key, _)| *key)
             .collect();
         for key in late {
             self.drop_connection(key, &Lost::Broken("no answer within the deadline".into()));
         }
-        self.next_expiry = self.connections.values().filter_map(Connection::handshake_deadline).min();
+        self.next_expiry = self.connections.values().filter_map(Connection::deadline).min();
     }
 
     /// A connection is gone; its role hears of it if it knew of it.

@@ -1,7 +1,7 @@
 //! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
 
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -80,6 +80,7 @@ pub struct Server {
     threads: Vec<JoinHandle<Result<(), String>>>,
     stop: Arc<AtomicBool>,
     mailboxes: Vec<Arc<Mailbox>>,
+    strangers: Arc<Strangers>,
     coordinator: String,
     data: Vec<Addresses>,
     pinning: Pinning,
@@ -95,6 +96,7 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
         threads: Vec::new(),
         stop,
         mailboxes: Vec::new(),
+        strangers: Strangers::new(),
         coordinator: String::new(),
         data: Vec::new(),
         pinning,
@@ -203,6 +205,7 @@ impl Server {
             hub: config.memory.clone().map(|hub| (hub, Some(name))),
             mailbox,
             stop: self.stop.clone(),
+            strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
             log: config.log,
         };

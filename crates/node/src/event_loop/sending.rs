@@ -2,7 +2,7 @@
 
 use super::connection::{State, Wire};
 use super::injected::Trouble;
-use super::{EventLoop, Late, Peer, RoleCell};
+use super::{EventLoop, HANDSHAKE_DEADLINE, Late, Peer, RoleCell};
 use crate::clock;
 use crate::transport::memory::Letter;
 use crate::transport::stream::Flushed;
@@ -22,9 +22,11 @@ impl<C: RoleCell> EventLoop<C> {
                 Output::Send { to, frame } => self.send(to, frame),
                 Output::Disconnect { peer } => {
                     if let Some(key) = self.peers.get(&peer).map(|found| found.key) {
+                        let deadline = clock::now() + HANDSHAKE_DEADLINE;
                         if let Some(connection) = self.connections.get_mut(&key) {
-                            connection.closing = true;
+                            connection.closing = Some(deadline);
                         }
+                        self.expire_at(Some(deadline));
                         self.mark_dirty(key);
                     }
                 }
@@ -131,14 +133,14 @@ impl<C: RoleCell> EventLoop<C> {
         let is_connecting = matches!(connection.state, State::Connecting { .. });
         let closed = || Err(Lost::Broken("closed".into()));
         let Wire::Stream(stream) = &mut connection.wire else {
-            return if connection.closing { closed() } else { Ok(Flushed::Done) };
+            return if connection.closing.is_some() { closed() } else { Ok(Flushed::Done) };
         };
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
-            false => stream.flush(self.cell.lend(), more && !connection.closing).map_err(broken)?,
+            false => stream.flush(self.cell.lend(), more && connection.closing.is_none()).map_err(broken)?,
         };
-        if flushed == Flushed::Done && connection.closing {
+        if flushed == Flushed::Done && connection.closing.is_some() {
             return closed();
         }
         let mut wanted = epoll::EventFlags::empty();
