@@ -160,7 +160,9 @@ impl Aggregator {
     /// Waits until the job is over. The error is what the thread ended with.
     pub fn join(mut self) -> Result<(), String> {
         match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|_| Err("the aggregator's thread panicked".into())),
+            Some(thread) => thread
+                .join()
+                .unwrap_or_else(|_| Err("the aggregator's thread panicked outside of its loop".into())),
             None => Ok(()),
         }
     }

@@ -35,7 +35,7 @@ use paramill_core::worker::{PullOptions, Ticket, Worker, WorkerConfig};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -565,7 +565,7 @@ impl Shared {
     fn is_due_within(&self, ticket: Ticket, timeout: Duration) -> bool {
         self.while_waited_for(ticket, || {
             let state = self.changed.wait_timeout_while(self.lock(), timeout, |state| !state.is_due(ticket));
-            state.expect("no holder of this lock panics").0.is_due(ticket)
+            state.unwrap_or_else(PoisonError::into_inner).0.is_due(ticket)
         })
     }
 
@@ -596,7 +596,7 @@ impl Shared {
                 let what = format!("{what}{}", self.servers_reason());
                 return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
             };
-            state = self.changed.wait_timeout(state, left).expect("no holder of this lock panics").0;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -614,9 +614,10 @@ impl Shared {
         let Ok(ticket) = self.act(|worker| worker.query_status(clock::now())) else { return String::new() };
         let began = Instant::now();
         let mut state = self.lock();
-        while state.worker.outcome(ticket).is_none() && began.elapsed() < REASON_TIMEOUT {
+        let is_open = |state: &State| !state.is_due(ticket);
+        while is_open(&state) && began.elapsed() < REASON_TIMEOUT {
             let short = Duration::from_millis(50);
-            state = self.changed.wait_timeout(state, short).expect("no holder of this lock panics").0;
+            state = self.changed.wait_timeout(state, short).unwrap_or_else(PoisonError::into_inner).0;
         }
         let status = state.worker.take_status(ticket);
         state.worker.redeem(ticket);
@@ -631,8 +632,9 @@ impl Shared {
     }
 }
 
+/// The event loop that panicked with the lock says so when it ends; until then there is nothing to find out.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The worker as its event loop sees it.

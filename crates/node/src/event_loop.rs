@@ -10,6 +10,7 @@ mod greeting;
 mod injected;
 mod listening;
 mod mail;
+mod panicking;
 mod reading;
 mod sending;
 mod strangers;
@@ -188,19 +189,23 @@ impl<C: RoleCell> EventLoop<C> {
         })
     }
 
-    /// Turns until the role stops or the flag is set. The error is the role's.
+    /// Turns until the role stops or the flag is set. The error is the role's, or tells of a panic.
     pub(crate) fn run(mut self) -> Result<(), String> {
-        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
-        let result = loop {
-            if let Some(result) = self.turn(&mut events) {
-                break result;
-            }
-        };
+        let result = self.turn_to_the_end();
         for connection in self.connections.values() {
             connection.hang_up();
         }
         self.cell.ended(result.as_ref().err().map(String::as_str));
         result
+    }
+
+    fn turn_until_stopped(&mut self) -> Result<(), String> {
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+        loop {
+            if let Some(result) = self.turn(&mut events) {
+                return result;
+            }
+        }
     }
 
     fn turn(&mut self, events: &mut Vec<epoll::Event>) -> Option<Result<(), String>> {

@@ -181,7 +181,8 @@ impl Server {
     pub fn join(mut self) -> Result<(), String> {
         let mut result = Ok(());
         for thread in std::mem::take(&mut self.threads) {
-            let ended = thread.join().unwrap_or_else(|_| Err("a server thread panicked".into()));
+            let ended =
+                thread.join().unwrap_or_else(|_| Err("a server thread panicked outside of its loop".into()));
             result = result.and(ended);
         }
         result
