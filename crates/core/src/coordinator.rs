@@ -16,6 +16,7 @@ pub use config::JobConfig;
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
 use crate::standstill::Standstill;
@@ -55,6 +56,8 @@ pub struct Coordinator {
     started: bool,
     over: bool,
     epoch: u32,
+    /// Incarnations are drawn, so that nobody guesses one.
+    incarnations: Prng,
     next_incarnation: u64,
     commands: Commands,
     gate: Option<Gate>,
@@ -67,8 +70,14 @@ pub struct Coordinator {
 
 impl Coordinator {
     /// A coordinator that waits for the job's members. The configuration must have passed [`JobConfig::check`].
-    pub fn new(config: JobConfig, registry: Arc<Registry>) -> Coordinator {
+    ///
+    /// Workers' incarnations follow from `secret`. Whoever knows one can speak in that worker's name, so a driver draws the
+    /// secret anew for each job; only the simulator's follows from a seed.
+    pub fn new(config: JobConfig, registry: Arc<Registry>, secret: u64) -> Coordinator {
+        let mut incarnations = Prng::new(secret);
         Coordinator {
+            next_incarnation: draw_incarnation(&mut incarnations),
+            incarnations,
             config,
             registry,
             servers: BTreeMap::new(),
@@ -80,7 +89,6 @@ impl Coordinator {
             started: false,
             over: false,
             epoch: 0,
-            next_incarnation: 1,
             commands: Commands::default(),
             gate: None,
             queries: Vec::new(),
@@ -414,4 +422,9 @@ impl Role for Coordinator {
     fn backlog_bytes(&self) -> usize {
         self.outputs.bytes()
     }
+}
+
+/// A number that is not 0, which stands for a worker that has none yet.
+fn draw_incarnation(prng: &mut Prng) -> u64 {
+    prng.next_u64().max(1)
 }

@@ -114,7 +114,7 @@ pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Serve
             server.coordinator = announced(&listener, config.hosts.first().map(String::as_str))?;
             listeners.push(Listener::Tcp(listener));
         }
-        let coordinator = Coordinator::new(job.clone(), registry.clone());
+        let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
         let address = server.coordinator.clone();
         let thread = Thread { name: "coordinator".into(), cpu: None };
         server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
@@ -303,7 +303,8 @@ fn host_towards(peer: &str) -> io::Result<String> {
     })
 }
 
-/// A number that no other process draws; only used to tell processes apart.
+/// A number that no other process draws and nobody guesses: it tells processes apart, and workers' incarnations follow from
+/// one.
 pub(crate) fn random_number() -> u64 {
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

@@ -122,6 +122,18 @@ fn what_belongs_to_shared_memory_is_refused_over_tcp() {
 }
 
 #[test]
+fn an_incarnation_is_not_guessed_from_another_jobs() {
+    let drawn = [(); 2].map(|()| {
+        let server = start_server(2);
+        let incarnation = Raw::connect(server.coordinator()).greet(0).incarnation;
+        server.stop();
+        server.join().unwrap();
+        incarnation
+    });
+    assert!(drawn[0].abs_diff(drawn[1]) > 1 << 16 && drawn.iter().all(|drawn| *drawn > 1 << 16), "{drawn:?}");
+}
+
+#[test]
 fn noise_ends_a_connection_and_nothing_else() {
     let server = start_server(2);
     let mut peer = Raw::connect(server.coordinator());

@@ -1,6 +1,6 @@
 //! Who belongs to the job: how workers and servers come, go, and are given up.
 
-use super::Coordinator;
+use super::{Coordinator, draw_incarnation};
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
@@ -130,8 +130,11 @@ impl Coordinator {
         member.last_heard = now;
         member.has_plan = false;
         member.is_back = true;
-        self.next_incarnation += u64::from(member.incarnation == incarnation);
-        Ok(Welcome { you: NodeId::Worker(id), incarnation: member.incarnation })
+        let welcome = Welcome { you: NodeId::Worker(id), incarnation: member.incarnation };
+        while self.workers.values().any(|member| member.incarnation == self.next_incarnation) {
+            self.next_incarnation = draw_incarnation(&mut self.incarnations);
+        }
+        Ok(welcome)
     }
 
     pub(super) fn accept_shard(

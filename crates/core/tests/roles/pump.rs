@@ -89,7 +89,7 @@ impl Pump {
         let aggregators = aggregators.collect();
         Pump {
             now: Time::ZERO,
-            coordinator: Coordinator::new(config, registry),
+            coordinator: Coordinator::new(config, registry, 1),
             shards,
             workers,
             aggregators,
