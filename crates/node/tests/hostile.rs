@@ -241,6 +241,28 @@ fn a_command_that_never_takes_its_answers_is_not_answered_any_more() {
 }
 
 #[test]
+fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
+    let job = JobConfig { worker_timeout: Duration::from_secs(1), ..JobConfig::new("test", 1, 1) };
+    let config =
+        ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+    let server = server::start(config, &Arc::new(Registry::builtin())).expect("a free port");
+    let mut worker = Raw::connect(server.coordinator());
+    let from = Party::Worker { rank: Some(WorkerId(0)) };
+    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+    assert_eq!(worker.receive().0, Kind::Welcome);
+    worker.send(&frame(Kind::Control, &Control::Declare { tables: vec![TableSpec::dense("w", [8])] }));
+    assert!(matches!(decode("control", &worker.receive().1), Ok(Control::Plan(_))));
+    let (kind, payload) = worker.receive();
+    let fault: Fault = decode("fault", &payload).unwrap();
+    assert!(
+        kind == Kind::Error && fault.message.contains("worker 0 was declared dead: it was silent for 1 s"),
+        "{fault}"
+    );
+    assert!(worker.is_hung_up());
+    assert_eq!(server.join(), Err("all workers died".into()));
+}
+
+#[test]
 fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
     let server = start_server(2);
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();

@@ -3,11 +3,12 @@
 use super::pump::Pump;
 use super::{W, job, started};
 use paramill_core::registry::Registry;
+use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Kind, Plan};
+use paramill_core::wire::{Control, Hello, Kind, Party, Plan};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -315,4 +316,32 @@ fn a_server_that_was_away_when_the_coordinator_stood_still_may_come_back() {
     pump.pass(2.0);
     assert_eq!(pump.stopped, [], "{:?}", pump.log);
     step(&mut pump);
+}
+
+#[test]
+fn nobody_is_asked_to_take_the_place_of_a_dead_worker() {
+    let mut pump = started(job(2, 1, "asp", "sgd:lr=1"), 1, 20);
+    pump.isolate(pump.worker_node(1));
+    pump.pass(4.0);
+    let check = |why: &str| {
+        assert!(
+            why.contains("worker 1 was declared dead") && why.contains("takes no replacement yet"),
+            "{why}"
+        );
+        assert!(!why.contains("here already") && !why.contains("is taken"), "{why}");
+    };
+    // Another process comes, without a rank and with that of the dead one.
+    let third = pump.add_worker("test");
+    let ticket = join(&mut pump, third);
+    match pump.outcome(third, ticket) {
+        Some(Err(WorkerError::NotAMember(why))) => check(&why),
+        other => panic!("{other:?}"),
+    }
+    let from = Party::Worker { rank: Some(WorkerId(1)) };
+    let hello = Hello { job: "test".into(), from, incarnation: 0 };
+    check(&pump.coordinator.accept(pump.now, &hello).unwrap_err().reason);
+    // The dead one itself comes back.
+    pump.cut.clear();
+    pump.pass(2.0);
+    check(&pump.workers[1].pull(pump.now, W, PullOptions::default()).unwrap_err().to_string());
 }
