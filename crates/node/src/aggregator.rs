@@ -108,6 +108,7 @@ pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<A
     let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), Mailbox::new()?);
     let setup = Setup {
         listeners,
+        resolve: tcp::resolve,
         sockets: SocketOptions::new(config.congestion.as_deref())?,
         transport: config.transport,
         memory: SharedAllocator::new(),

@@ -20,10 +20,10 @@ use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup, Strangers};
 use crate::identity::Identity;
-use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::{Transport, tcp};
 use crate::url::JobUrl;
 use paramill_core::address::Addresses;
 use paramill_core::codec::Factors;
@@ -236,6 +236,7 @@ impl Job {
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
             listeners: Vec::new(),
+            resolve: tcp::resolve,
             sockets: SocketOptions::new(options.congestion.as_deref())?,
             transport: options.transport,
             memory,

@@ -21,8 +21,10 @@ pub(crate) use strangers::Strangers;
 use crate::clock;
 use crate::transport::memory::{Hub, Mailbox};
 use crate::transport::options::SocketOptions;
+use crate::transport::resolver::{Resolve, Resolver};
 use crate::transport::shm::SharedAllocator;
 use crate::transport::{Listener, Transport};
+use connecting::Resolving;
 use connection::{Connection, State, Wire};
 use injected::Injected;
 use paramill_core::limits;
@@ -90,6 +92,8 @@ impl<R: Role> RoleCell for Owned<R> {
 pub(crate) struct Setup {
     /// Where peers come in: on any number of interfaces, and from this host.
     pub(crate) listeners: Vec<Listener>,
+    /// How names of hosts become addresses.
+    pub(crate) resolve: Resolve,
     /// How TCP sockets are set up.
     pub(crate) sockets: SocketOptions,
     /// How data cores may be reached.
@@ -117,6 +121,9 @@ pub(crate) struct EventLoop<C: RoleCell> {
     injected: Injected,
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
+    resolver: Resolver,
+    /// Connections that are asked for, by the name of a host that has no address yet.
+    resolving: BTreeMap<u64, Resolving>,
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
     /// Connections with something to read. Kept from turn to turn for its memory.
@@ -172,6 +179,8 @@ impl<C: RoleCell> EventLoop<C> {
         Ok(EventLoop {
             cell,
             injected: Injected::new(&setup.injection),
+            resolver: Resolver::new(setup.resolve, setup.mailbox.clone()),
+            resolving: BTreeMap::new(),
             setup,
             epoll,
             connections: BTreeMap::new(),
@@ -317,7 +326,9 @@ impl<C: RoleCell> EventLoop<C> {
         for key in late {
             self.drop_connection(key, &Lost::Broken("no answer within the deadline".into()));
         }
-        self.next_expiry = self.connections.values().filter_map(Connection::deadline).min();
+        self.expire_names(now);
+        let names = self.resolving.values().map(|resolving| resolving.deadline);
+        self.next_expiry = self.connections.values().filter_map(Connection::deadline).chain(names).min();
     }
 
     /// A connection is gone; its role hears of it if it knew of it.

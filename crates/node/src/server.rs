@@ -200,6 +200,7 @@ impl Server {
         self.mailboxes.push(mailbox.clone());
         let setup = Setup {
             listeners,
+            resolve: tcp::resolve,
             sockets: SocketOptions::new(config.congestion.as_deref())?,
             transport: config.transport,
             memory: SharedAllocator::new(),

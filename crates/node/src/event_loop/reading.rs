@@ -109,7 +109,7 @@ impl<C: RoleCell> EventLoop<C> {
         let mut refused = None;
         let deadline = now + HANDSHAKE_DEADLINE;
         let limit = match state {
-            State::AwaitHello { .. } => limits::MAX_HELLO_BYTES,
+            State::AwaitHello { .. } | State::Refused => limits::MAX_HELLO_BYTES,
             State::Open { peer: NodeId::Admin(_) } => limits::MAX_COMMAND_BYTES,
             _ => usize::MAX,
         };
