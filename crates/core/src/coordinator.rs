@@ -112,7 +112,7 @@ impl Coordinator {
             phase: self.phase(),
             epoch: self.epoch,
             workers: self.workers.iter().map(worker).collect(),
-            shards: self.shards.values().filter_map(|shard| shard.report.clone()).collect(),
+            shards: self.shards.values().filter_map(|shard| shard.last_report(now)).collect(),
             aggregators: self.aggregator_statuses(),
         }
     }
@@ -187,7 +187,7 @@ impl Coordinator {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
         if let Some(shard) = self.shards.get_mut(&id) {
-            shard.report = Some(report);
+            shard.report = Some((now, report));
         }
         for query in &mut self.queries {
             query.missing.remove(&id);

@@ -100,6 +100,8 @@ pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 /// A node whose own timeout comes so much too late stood still itself, and judges nobody by that time.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
+/// A shard's report that is so old is no news any more, and is quoted with its age.
+pub const OLD_REPORT: Duration = Duration::from_secs(3);
 /// How long the coordinator waits for the shards' reports before it answers a status query without them.
 pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 /// A command that says nothing for this long is hung up on.

@@ -70,7 +70,22 @@ pub(super) struct ShardMember {
     /// The plan was sent on this connection.
     pub(super) has_plan: bool,
     pub(super) ready: bool,
-    pub(super) report: Option<ShardReport>,
+    /// Its last report, and when it came.
+    pub(super) report: Option<(Time, ShardReport)>,
+}
+
+impl ShardMember {
+    /// Its last report. The reasons in an old one are marked as such: the shard may think otherwise by now.
+    pub(super) fn last_report(&self, now: Time) -> Option<ShardReport> {
+        let (came, mut report) = self.report.clone()?;
+        let age = now.since(came);
+        if age >= limits::OLD_REPORT {
+            let waits = report.tables.iter_mut().flat_map(|table| &mut table.waiting);
+            let note = format!(" (so it said {} s ago; it has not reported since)", age.as_secs());
+            waits.for_each(|waiting| waiting.reason += &note);
+        }
+        Some(report)
+    }
 }
 
 impl Coordinator {

@@ -345,3 +345,19 @@ fn nobody_is_asked_to_take_the_place_of_a_dead_worker() {
     pump.pass(2.0);
     check(&pump.workers[1].pull(pump.now, W, PullOptions::default()).unwrap_err().to_string());
 }
+
+#[test]
+fn what_a_server_said_long_ago_is_quoted_with_its_age() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    pump.workers[0].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+    pump.pass(1.0);
+    let reason = |pump: &Pump| {
+        let status = pump.coordinator.status(pump.now);
+        status.shards[0].tables[0].waiting[0].reason.clone()
+    };
+    let news = reason(&pump);
+    assert!(!news.contains("ago"), "{news}");
+    pump.stopped_nodes.insert(SHARD);
+    pump.pass(8.0);
+    assert_eq!(reason(&pump), format!("{news} (so it said 8 s ago; it has not reported since)"));
+}
