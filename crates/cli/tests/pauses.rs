@@ -15,10 +15,11 @@ const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
 const PAUSE: Duration = Duration::from_secs(12);
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Arguments of a job whose steps take 50 ms on any machine: its workers train for about eight seconds.
+/// Arguments of a job whose first worker takes the same time for a step on any machine, and trains for about eight seconds
+/// in all. The second one hardly does anything but wait for it.
 fn slow_job(folder: &Path, workers: u32) -> Vec<String> {
     let trace = folder.join("steps.csv");
-    std::fs::write(&trace, format!("0,0,{}\n", 0.025 * f64::from(workers))).unwrap();
+    std::fs::write(&trace, format!("0,0,{}\n1,0,0\n", 0.025 * f64::from(workers))).unwrap();
     let inject = format!("trace={}", trace.display());
     ["lr", "--workers", &workers.to_string(), "--servers", "1", "--epochs", "1", "--inject", &inject]
         .map(str::to_owned)
@@ -66,7 +67,9 @@ fn children_of(parent: u32) -> Vec<u32> {
 #[test]
 fn a_job_of_one_process_that_stands_still_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let mut train = start(Command::new(PARAMILL).args(["train", "--json"]).args(slow_job(folder.path(), 2)));
+    let arguments =
+        [&["train", "--json", "--timeout", "5s"].map(str::to_owned)[..], &slow_job(folder.path(), 2)];
+    let mut train = start(Command::new(PARAMILL).args(arguments.concat()));
     std::thread::sleep(Duration::from_secs(2));
     assert!(train.try_wait().unwrap().is_none(), "it ended before it could be stopped");
     pause(&[train.id()]);
@@ -77,7 +80,8 @@ fn a_job_of_one_process_that_stands_still_goes_on() {
 #[test]
 fn a_job_of_many_processes_that_stands_still_as_a_whole_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = [&["train", "--json", "--processes"].map(str::to_owned)[..], &slow_job(folder.path(), 2)];
+    let arguments = ["train", "--json", "--processes", "--timeout", "5s"].map(str::to_owned);
+    let arguments = [&arguments[..], &slow_job(folder.path(), 2)];
     let train = start(Command::new(PARAMILL).args(arguments.concat()));
     let deadline = Instant::now() + LIMIT;
     while children_of(train.id()).len() < 3 {

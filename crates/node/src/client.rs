@@ -28,6 +28,7 @@ use crate::url::JobUrl;
 use paramill_core::address::Addresses;
 use paramill_core::codec::Factors;
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::types::Clock;
@@ -582,7 +583,7 @@ impl Shared {
     }
 
     fn wait_for(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
-        let began = Instant::now();
+        let mut began = Instant::now();
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.worker.outcome(ticket) {
@@ -597,7 +598,13 @@ impl Shared {
                 let what = format!("{what}{}", self.servers_reason());
                 return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
             };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let (slice, asleep) = (left.min(limits::HEARTBEAT_EVERY), Instant::now());
+            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            // Time in which this process stood still is not one in which nothing came.
+            let late = asleep.elapsed().saturating_sub(slice);
+            if late >= limits::STANDSTILL {
+                began += late;
+            }
         }
     }
 
