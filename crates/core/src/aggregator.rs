@@ -287,7 +287,10 @@ impl Role for Aggregator {
             return refuse("this aggregator has no plan yet".into(), true);
         }
         if self.live.get(&rank) != Some(&hello.incarnation) {
-            return refuse(format!("{rank} was declared dead or has left; start it anew"), false);
+            return refuse(
+                format!("{rank} was declared dead or has left; the job goes on without it"),
+                false,
+            );
         }
         let Some((lane, ..)) = self.lane(shard) else {
             return refuse(format!("the job has no {shard}"), false);

@@ -2,9 +2,11 @@
 //!
 //! It is never in the data path. It waits for the expected servers and workers, checks that all workers declare the
 //! same tables, places them, and hands out one plan. After that it watches: a worker that is silent too long is
-//! declared dead, and the shards go on without it.
+//! declared dead, and the shards go on without it. A coordinator that stood still itself gives everybody a fresh grace
+//! period first.
 
 mod aggregators;
+mod commands;
 mod config;
 mod gate;
 mod members;
@@ -14,14 +16,17 @@ pub use config::JobConfig;
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
+use crate::standstill::Standstill;
 use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use aggregators::AggregatorMember;
+use commands::Commands;
 use gate::Gate;
 use members::{Member, Server, ShardMember};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,17 +56,28 @@ pub struct Coordinator {
     started: bool,
     over: bool,
     epoch: u32,
+    /// Incarnations are drawn, so that nobody guesses one.
+    incarnations: Prng,
     next_incarnation: u64,
-    next_command: u32,
+    commands: Commands,
     gate: Option<Gate>,
     queries: Vec<StatusQuery>,
+    standstill: Standstill,
+    /// Since when this coordinator has been listening without a gap: no silence counts from before.
+    awake_since: Time,
     outputs: Outbox,
 }
 
 impl Coordinator {
     /// A coordinator that waits for the job's members. The configuration must have passed [`JobConfig::check`].
-    pub fn new(config: JobConfig, registry: Arc<Registry>) -> Coordinator {
+    ///
+    /// Workers' incarnations follow from `secret`. Whoever knows one can speak in that worker's name, so a driver draws the
+    /// secret anew for each job; only the simulator's follows from a seed.
+    pub fn new(config: JobConfig, registry: Arc<Registry>, secret: u64) -> Coordinator {
+        let mut incarnations = Prng::new(secret);
         Coordinator {
+            next_incarnation: draw_incarnation(&mut incarnations),
+            incarnations,
             config,
             registry,
             servers: BTreeMap::new(),
@@ -73,10 +89,11 @@ impl Coordinator {
             started: false,
             over: false,
             epoch: 0,
-            next_incarnation: 1,
-            next_command: 0,
+            commands: Commands::default(),
             gate: None,
             queries: Vec::new(),
+            standstill: Standstill::default(),
+            awake_since: Time::ZERO,
             outputs: Outbox::default(),
         }
     }
@@ -95,7 +112,7 @@ impl Coordinator {
             phase: self.phase(),
             epoch: self.epoch,
             workers: self.workers.iter().map(worker).collect(),
-            shards: self.shards.values().filter_map(|shard| shard.report.clone()).collect(),
+            shards: self.shards.values().filter_map(|shard| shard.last_report(now)).collect(),
             aggregators: self.aggregator_statuses(),
         }
     }
@@ -170,7 +187,7 @@ impl Coordinator {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
         if let Some(shard) = self.shards.get_mut(&id) {
-            shard.report = Some(report);
+            shard.report = Some((now, report));
         }
         for query in &mut self.queries {
             query.missing.remove(&id);
@@ -317,10 +334,7 @@ impl Role for Coordinator {
         match hello.from {
             Party::Worker { rank } => self.accept_worker(now, hello, rank),
             Party::Shard { process, server, core, cores } => self.accept_shard(process, server, core, cores),
-            Party::Command => {
-                self.next_command = self.next_command.wrapping_add(1);
-                Ok(Welcome { you: NodeId::Admin(self.next_command), incarnation: 0 })
-            }
+            Party::Command => self.commands.accept(now),
             Party::Aggregator { process, id } => self.accept_aggregator(process, id),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
@@ -341,7 +355,8 @@ impl Role for Coordinator {
             NodeId::Worker(id) => self.lose_worker(now, id),
             NodeId::Shard(id) => self.lose_shard(now, id, why),
             NodeId::Aggregator(id) => self.lose_aggregator(id, why),
-            NodeId::Admin(_) | NodeId::Coordinator | NodeId::Through(..) => {}
+            NodeId::Admin(id) => self.commands.lose(id),
+            NodeId::Coordinator | NodeId::Through(..) => {}
         }
         self.queries.retain(|query| query.asker != peer);
     }
@@ -363,7 +378,10 @@ impl Role for Coordinator {
         match (from, control::decode("control message", payload)) {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
-            (NodeId::Admin(_), Ok(message)) => self.handle_command(now, from, message),
+            (NodeId::Admin(id), Ok(message)) => {
+                self.commands.heard(now, id);
+                self.handle_command(now, from, message);
+            }
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(id, message),
             (NodeId::Coordinator | NodeId::Through(..), Ok(_)) => {}
             (from, Err(error)) => self.log(format!("{from}: {error}")),
@@ -371,18 +389,31 @@ impl Role for Coordinator {
     }
 
     fn handle_timeout(&mut self, now: Time) {
+        if let Some(length) = self.standstill.noticed(now) {
+            self.awake_since = now;
+            let seconds = length.as_secs_f64();
+            self.log(format!(
+                "the coordinator stood still for {seconds:.1} s; nobody is judged by that time"
+            ));
+        }
         self.expire_members(now);
         if let Some(gate) = &mut self.gate {
             gate.handle_timeout(now);
         }
         self.open_gate();
         self.answer_queries(now);
+        while let Some(id) = self.commands.poll_idle(now, self.awake_since) {
+            self.outputs.push_back(Output::Disconnect { peer: NodeId::Admin(id) });
+        }
     }
 
     fn next_timeout(&self) -> Option<Time> {
         let deaths = self.next_deadline();
         let queries = self.queries.iter().map(|query| query.deadline).min();
-        [deaths, queries, self.gate.as_ref().and_then(Gate::next_timeout)].into_iter().flatten().min()
+        let gate = self.gate.as_ref().and_then(Gate::next_timeout);
+        let standstill = (!self.over).then(|| self.standstill.next_timeout());
+        let idle = self.commands.next_timeout(self.awake_since);
+        [deaths, queries, gate, standstill, idle].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {
@@ -392,4 +423,9 @@ impl Role for Coordinator {
     fn backlog_bytes(&self) -> usize {
         self.outputs.bytes()
     }
+}
+
+/// A number that is not 0, which stands for a worker that has none yet.
+fn draw_incarnation(prng: &mut Prng) -> u64 {
+    prng.next_u64().max(1)
 }

@@ -3,6 +3,7 @@
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
+use crate::standstill::Standstill;
 use crate::types::{NodeId, Time};
 use std::fmt;
 use std::time::Duration;
@@ -19,6 +20,7 @@ pub struct Link {
     /// Addresses that failed since the last pause.
     failed: usize,
     state: State,
+    standstill: Standstill,
     pause: Duration,
     was_up: bool,
     /// The address is that of an aggregator, which the peer is behind.
@@ -45,6 +47,7 @@ impl Link {
             at: 0,
             failed: 0,
             state,
+            standstill: Standstill::default(),
             pause: limits::RECONNECT_MIN,
             was_up: false,
             through_aggregator: false,
@@ -95,6 +98,7 @@ impl Link {
             State::Up => {
                 // What was the best address before it broke may be so again.
                 self.at = 0;
+                self.standstill = Standstill::default();
                 (now, false)
             }
         };
@@ -120,6 +124,7 @@ impl Link {
 
     /// What to do now, if it is time to try again.
     pub fn poll(&mut self, now: Time) -> Option<Output> {
+        self.notice_standstill(now);
         match &mut self.state {
             State::Down { since, retry_at, why } if *retry_at <= now => {
                 self.state = State::Connecting { since: *since, why: std::mem::take(why) };
@@ -130,16 +135,26 @@ impl Link {
         }
     }
 
-    /// When [`Link::poll`] or [`Link::overdue`] will have something to say.
-    pub fn next_timeout(&self) -> Option<Time> {
-        match &self.state {
-            State::Down { since, retry_at, .. } => Some((*retry_at).min(*since + self.deadline())),
-            State::Connecting { since, .. } => Some(*since + self.deadline()),
-            State::Up => None,
+    /// Nobody tried to reach the peer while this node stood still: that time does not count.
+    fn notice_standstill(&mut self, now: Time) {
+        if let State::Down { since, .. } | State::Connecting { since, .. } = &mut self.state
+            && self.standstill.noticed(now).is_some()
+        {
+            *since = now;
         }
     }
 
-    /// A sentence, once the peer has been out of reach for longer than the deadline.
+    /// When [`Link::poll`] or [`Link::overdue`] will have something to say, or time has to be looked at.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let next = match &self.state {
+            State::Down { since, retry_at, .. } => (*retry_at).min(*since + self.deadline()),
+            State::Connecting { since, .. } => *since + self.deadline(),
+            State::Up => return None,
+        };
+        Some(next.min(self.standstill.next_timeout()))
+    }
+
+    /// A sentence, once the peer has been out of reach for longer than the deadline. To be asked after [`Link::poll`].
     pub fn overdue(&self, now: Time) -> Option<String> {
         let (since, why) = match &self.state {
             State::Down { since, why, .. } | State::Connecting { since, why } => (*since, why),
@@ -193,6 +208,15 @@ mod tests {
         })
     }
 
+    /// Lets time pass while nothing comes of an attempt, and calls the link when it wants to be called.
+    fn wait(link: &mut Link, until: Time) -> Time {
+        while let Some(next) = link.next_timeout().filter(|next| *next < until) {
+            link.poll(next);
+        }
+        link.poll(until);
+        until
+    }
+
     #[test]
     fn tries_again_with_growing_pauses_and_then_names_the_peer() {
         let mut now = Time::ZERO;
@@ -211,6 +235,27 @@ mod tests {
         assert!((25..60).contains(&tries), "{tries}");
         assert_eq!(now, Time::ZERO + limits::CONNECT_DEADLINE);
         assert!(sentence.contains("coordinator at host:7070") && sentence.contains("refused"), "{sentence}");
+    }
+
+    #[test]
+    fn the_time_that_this_node_stood_still_does_not_count() {
+        let mut link = link(&["a:1"]);
+        attempt(&mut link, Time::ZERO);
+        let woken = Time::ZERO + 2 * limits::CONNECT_DEADLINE;
+        assert_eq!(attempt(&mut link, woken), None, "the attempt is not decided");
+        assert_eq!(link.overdue(woken), None);
+        let mut now = woken;
+        link.disconnected(now, &broken());
+        let sentence = loop {
+            now = link.next_timeout().expect("a link that is down wants to be called");
+            if attempt(&mut link, now).is_some() {
+                link.disconnected(now, &broken());
+            }
+            if let Some(sentence) = link.overdue(now) {
+                break sentence;
+            }
+        };
+        assert_eq!(now, woken + limits::CONNECT_DEADLINE, "{sentence}");
     }
 
     #[test]
@@ -284,10 +329,11 @@ mod tests {
         for name in &names {
             assert_eq!(link.overdue(now), None);
             assert_eq!(attempt(&mut link, now).as_ref(), Some(name));
-            now = now + limits::ATTEMPT_DEADLINE;
+            now = wait(&mut link, now + limits::ATTEMPT_DEADLINE);
             link.disconnected(now, &Lost::Broken("no answer within the deadline".into()));
         }
         assert_eq!(link.overdue(now), None);
-        assert!(link.overdue(now + limits::ATTEMPT_DEADLINE).is_some());
+        now = wait(&mut link, now + limits::ATTEMPT_DEADLINE);
+        assert!(link.overdue(now).is_some());
     }
 }

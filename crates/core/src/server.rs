@@ -389,7 +389,7 @@ impl Role for Shard {
                 self.groups.leave(worker);
                 Ok(Welcome { you: NodeId::Worker(worker), incarnation })
             }
-            _ => refuse(format!("{worker} was declared dead or has left; start it anew"), false),
+            _ => refuse(format!("{worker} was declared dead or has left; the job goes on without it"), false),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::transport::tcp;
 use crate::url::JobUrl;
+use paramill_core::limits;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
 use paramill_core::types::ServerId;
@@ -11,7 +12,7 @@ use paramill_core::wire::{
 };
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Why a command could not be carried out. Nothing was changed, but for a connection that broke after a `set`.
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +55,14 @@ impl From<io::Error> for AdminError {
     }
 }
 
-/// A connection of a command to a job's coordinator.
+/// A connection of a command to a job's coordinator. It may be kept: the coordinator hangs up on commands that say nothing
+/// for a while, and the next question then makes a new connection.
 #[derive(Debug)]
 pub struct Admin {
+    url: JobUrl,
+    timeout: Duration,
     stream: TcpStream,
+    last_used: Instant,
 }
 
 impl Admin {
@@ -75,7 +80,7 @@ impl Admin {
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
         stream.set_nodelay(true)?;
-        let mut admin = Admin { stream };
+        let mut admin = Admin { url: url.clone(), timeout, stream, last_used: Instant::now() };
         let hello = Hello { job: url.job.clone(), from: Party::Command, incarnation: 0 };
         admin.send(frame(Kind::Hello, &hello))?;
         match admin.receive()? {
@@ -122,6 +127,11 @@ impl Admin {
     }
 
     fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {
+        // Long before the coordinator hangs up, so that a question is never on its way then.
+        if self.last_used.elapsed() > limits::COMMAND_IDLE / 2 {
+            *self = Admin::connect(&self.url, self.timeout)?;
+        }
+        self.last_used = Instant::now();
         self.send(frame(Kind::Control, message))?;
         match self.receive()? {
             (Kind::Control, payload) => Ok(decode("control message", &payload)?),

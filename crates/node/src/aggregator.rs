@@ -1,7 +1,7 @@
 //! Runs an aggregator: one thread that stands between the workers of a host or rack and the servers.
 
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, Setup};
+use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
 use crate::server::{announced, random_number};
 use crate::stderr;
@@ -114,12 +114,14 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
     let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), Mailbox::new()?);
     let setup = Setup {
         listeners,
+        resolve: tcp::resolve,
         sockets: SocketOptions::new(config.congestion.as_deref())?,
         transport: config.transport,
         memory: SharedAllocator::new(),
         hub: config.memory.clone().map(|hub| (hub, Some(address.clone()))),
         mailbox: mailbox.clone(),
         stop: stop.clone(),
+        strangers: Strangers::new(),
         injection: Injection { plan: config.faults.clone(), seed: config.seed },
         log: config.log,
     };
@@ -165,7 +167,9 @@ impl Aggregator {
     /// Waits until the job is over. The error is what the thread ended with.
     pub fn join(mut self) -> Result<(), String> {
         match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|_| Err("the aggregator's thread panicked".into())),
+            Some(thread) => thread
+                .join()
+                .unwrap_or_else(|_| Err("the aggregator's thread panicked outside of its loop".into())),
             None => Ok(()),
         }
     }

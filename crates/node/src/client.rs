@@ -20,18 +20,19 @@ mod slab;
 
 use crate::clock;
 use crate::env_vars;
-use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::event_loop::{EventLoop, Injection, RoleCell, Setup, Strangers};
 use crate::exhaustion;
 use crate::identity::Identity;
 use crate::stderr;
-use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
+use crate::transport::{Transport, tcp};
 use crate::url::JobUrl;
 use paramill_core::address::Addresses;
 use paramill_core::codec::Factors;
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::types::Clock;
@@ -39,7 +40,7 @@ use paramill_core::worker::{PullOptions, Ticket, Worker, WorkerConfig};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -242,12 +243,14 @@ impl Job {
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
             listeners: Vec::new(),
+            resolve: tcp::resolve,
             sockets: SocketOptions::new(options.congestion.as_deref())?,
             transport: options.transport,
             memory,
             hub: options.memory.clone().map(|hub| (hub, None)),
             mailbox,
             stop: stop.clone(),
+            strangers: Strangers::new(),
             injection: Injection { plan: options.faults, seed: options.seed },
             log: options.log,
         };
@@ -530,7 +533,7 @@ impl Shared {
     fn is_due_within(&self, ticket: Ticket, timeout: Duration) -> bool {
         self.while_waited_for(ticket, || {
             let state = self.changed.wait_timeout_while(self.lock(), timeout, |state| !state.is_due(ticket));
-            state.expect("no holder of this lock panics").0.is_due(ticket)
+            state.unwrap_or_else(PoisonError::into_inner).0.is_due(ticket)
         })
     }
 
@@ -546,7 +549,7 @@ impl Shared {
     }
 
     fn wait_for(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
-        let began = Instant::now();
+        let mut began = Instant::now();
         let mut state = self.lock();
         loop {
             if let Some(outcome) = state.worker.outcome(ticket) {
@@ -561,7 +564,13 @@ impl Shared {
                 let what = format!("{what}{}", self.servers_reason());
                 return Err(ClientError::Timeout { seconds: began.elapsed().as_secs_f64(), what });
             };
-            state = self.changed.wait_timeout(state, left).expect("no holder of this lock panics").0;
+            let (slice, asleep) = (left.min(limits::HEARTBEAT_EVERY), Instant::now());
+            state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
+            // Time in which this process stood still is not one in which nothing came.
+            let late = asleep.elapsed().saturating_sub(slice);
+            if late >= limits::STANDSTILL {
+                began += late;
+            }
         }
     }
 
@@ -579,9 +588,10 @@ impl Shared {
         let Ok(ticket) = self.act(|worker| worker.query_status(clock::now())) else { return String::new() };
         let began = Instant::now();
         let mut state = self.lock();
-        while state.worker.outcome(ticket).is_none() && began.elapsed() < REASON_TIMEOUT {
+        let is_open = |state: &State| !state.is_due(ticket);
+        while is_open(&state) && began.elapsed() < REASON_TIMEOUT {
             let short = Duration::from_millis(50);
-            state = self.changed.wait_timeout(state, short).expect("no holder of this lock panics").0;
+            state = self.changed.wait_timeout(state, short).unwrap_or_else(PoisonError::into_inner).0;
         }
         let status = state.worker.take_status(ticket);
         state.worker.redeem(ticket);
@@ -596,8 +606,9 @@ impl Shared {
     }
 }
 
+/// The event loop that panicked with the lock says so when it ends; until then there is nothing to find out.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The worker as its event loop sees it.

@@ -10,16 +10,21 @@ mod greeting;
 mod injected;
 mod listening;
 mod mail;
+mod panicking;
 mod reading;
 mod sending;
+mod strangers;
 
 pub(crate) use injected::Injection;
+pub(crate) use strangers::Strangers;
 
 use crate::clock;
 use crate::transport::memory::{Hub, Mailbox};
 use crate::transport::options::SocketOptions;
+use crate::transport::resolver::{Resolve, Resolver};
 use crate::transport::shm::SharedAllocator;
 use crate::transport::{Listener, Transport};
+use connecting::Resolving;
 use connection::{Connection, State, Wire};
 use injected::Injected;
 use paramill_core::limits;
@@ -87,6 +92,8 @@ impl<R: Role> RoleCell for Owned<R> {
 pub(crate) struct Setup {
     /// Where peers come in: on any number of interfaces, and from this host.
     pub(crate) listeners: Vec<Listener>,
+    /// How names of hosts become addresses.
+    pub(crate) resolve: Resolve,
     /// How TCP sockets are set up.
     pub(crate) sockets: SocketOptions,
     /// How data cores may be reached.
@@ -99,6 +106,8 @@ pub(crate) struct Setup {
     pub(crate) mailbox: Arc<Mailbox>,
     /// Ends the loop when it becomes true.
     pub(crate) stop: Arc<AtomicBool>,
+    /// Connections of strangers in all loops that are set up with this.
+    pub(crate) strangers: Arc<Strangers>,
     /// Faults to try.
     pub(crate) injection: Injection,
     /// Where log lines go.
@@ -112,6 +121,9 @@ pub(crate) struct EventLoop<C: RoleCell> {
     injected: Injected,
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
+    resolver: Resolver,
+    /// Connections that are asked for, by the name of a host that has no address yet.
+    resolving: BTreeMap<u64, Resolving>,
     peers: BTreeMap<NodeId, Peer>,
     next_key: u64,
     /// Connections with something to read. Kept from turn to turn for its memory.
@@ -120,7 +132,7 @@ pub(crate) struct EventLoop<C: RoleCell> {
     dirty: Vec<u64>,
     /// Connections with frames that were received and not handled, because their answers were too much at once.
     leftovers: Vec<u64>,
-    /// When a handshake is given up, at the earliest.
+    /// When a handshake or a connection that is being closed is given up, at the earliest.
     next_expiry: Option<Time>,
     /// The peer of the last frame that was sent: the next one is most often for the same.
     last_sent: Option<(NodeId, u64)>,
@@ -167,6 +179,8 @@ impl<C: RoleCell> EventLoop<C> {
         Ok(EventLoop {
             cell,
             injected: Injected::new(&setup.injection),
+            resolver: Resolver::new(setup.resolve, setup.mailbox.clone()),
+            resolving: BTreeMap::new(),
             setup,
             epoll,
             connections: BTreeMap::new(),
@@ -184,19 +198,23 @@ impl<C: RoleCell> EventLoop<C> {
         })
     }
 
-    /// Turns until the role stops or the flag is set. The error is the role's.
+    /// Turns until the role stops or the flag is set. The error is the role's, or tells of a panic.
     pub(crate) fn run(mut self) -> Result<(), String> {
-        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
-        let result = loop {
-            if let Some(result) = self.turn(&mut events) {
-                break result;
-            }
-        };
+        let result = self.turn_to_the_end();
         for connection in self.connections.values() {
             connection.hang_up();
         }
         self.cell.ended(result.as_ref().err().map(String::as_str));
         result
+    }
+
+    fn turn_until_stopped(&mut self) -> Result<(), String> {
+        let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+        loop {
+            if let Some(result) = self.turn(&mut events) {
+                return result;
+            }
+        }
     }
 
     fn turn(&mut self, events: &mut Vec<epoll::Event>) -> Option<Result<(), String>> {
@@ -278,7 +296,7 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
-        self.next_expiry = [self.next_expiry, connection.handshake_deadline()].into_iter().flatten().min();
+        self.expire_at(connection.deadline());
         if let Wire::Stream(stream) = &connection.wire {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
             connection.watched = flags;
@@ -293,18 +311,24 @@ impl<C: RoleCell> EventLoop<C> {
         self.connections.insert(key, connection);
     }
 
-    /// Gives up on handshakes that take too long.
+    fn expire_at(&mut self, deadline: Option<Time>) {
+        self.next_expiry = [self.next_expiry, deadline].into_iter().flatten().min();
+    }
+
+    /// Gives up on handshakes, and on last words, that take too long.
     fn expire(&mut self, now: Time) {
         let late: Vec<u64> = self
             .connections
             .iter()
-            .filter(|(_, connection)| connection.handshake_deadline().is_some_and(|deadline| deadline <= now))
+            .filter(|(_, connection)| connection.deadline().is_some_and(|deadline| deadline <= now))
             .map(|(key, _)| *key)
             .collect();
         for key in late {
             self.drop_connection(key, &Lost::Broken("no answer within the deadline".into()));
         }
-        self.next_expiry = self.connections.values().filter_map(Connection::handshake_deadline).min();
+        self.expire_names(now);
+        let names = self.resolving.values().map(|resolving| resolving.deadline);
+        self.next_expiry = self.connections.values().filter_map(Connection::deadline).chain(names).min();
     }
 
     /// A connection is gone; its role hears of it if it knew of it.

@@ -1,7 +1,7 @@
 //! Runs a server: its data cores, one thread each, and the coordinator when this is the first server of a job.
 
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::exhaustion;
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::stderr;
@@ -82,6 +82,7 @@ pub struct Server {
     threads: Vec<JoinHandle<Result<(), String>>>,
     stop: Arc<AtomicBool>,
     mailboxes: Vec<Arc<Mailbox>>,
+    strangers: Arc<Strangers>,
     coordinator: String,
     data: Vec<Addresses>,
     pinning: Pinning,
@@ -101,6 +102,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         threads: Vec::new(),
         stop,
         mailboxes: Vec::new(),
+        strangers: Strangers::new(),
         coordinator: String::new(),
         data: Vec::new(),
         pinning,
@@ -118,7 +120,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
             server.coordinator = announced(&listener, config.hosts.first().map(String::as_str))?;
             listeners.push(Listener::Tcp(listener));
         }
-        let coordinator = Coordinator::new(job.clone(), registry.clone());
+        let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
         let address = server.coordinator.clone();
         let thread = Thread { name: "coordinator".into(), cpu: None };
         server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
@@ -185,7 +187,8 @@ impl Server {
     pub fn join(mut self) -> Result<(), String> {
         let mut result = Ok(());
         for thread in std::mem::take(&mut self.threads) {
-            let ended = thread.join().unwrap_or_else(|_| Err("a server thread panicked".into()));
+            let ended =
+                thread.join().unwrap_or_else(|_| Err("a server thread panicked outside of its loop".into()));
             result = result.and(ended);
         }
         result
@@ -203,12 +206,14 @@ impl Server {
         self.mailboxes.push(mailbox.clone());
         let setup = Setup {
             listeners,
+            resolve: tcp::resolve,
             sockets: SocketOptions::new(config.congestion.as_deref())?,
             transport: config.transport,
             memory: SharedAllocator::new(),
             hub: config.memory.clone().map(|hub| (hub, Some(name))),
             mailbox,
             stop: self.stop.clone(),
+            strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
             log: config.log,
         };
@@ -309,7 +314,8 @@ fn host_towards(peer: &str) -> io::Result<String> {
     })
 }
 
-/// A number that no other process draws; only used to tell processes apart.
+/// A number that no other process draws and nobody guesses: it tells processes apart, and workers' incarnations follow from
+/// one.
 pub(crate) fn random_number() -> u64 {
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

@@ -3,6 +3,7 @@
 
 pub(crate) mod memory;
 pub(crate) mod options;
+pub(crate) mod resolver;
 pub(crate) mod shm;
 pub(crate) mod stream;
 pub(crate) mod tcp;

@@ -1,14 +1,16 @@
 //! Peers that break the protocol over real sockets: they are refused or held back, and others do not notice.
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::WorkerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
-    Control, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
+    Control, Fault, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
 };
+use paramill_node::admin::Admin;
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::io::{Read, Write};
@@ -64,6 +66,13 @@ impl Raw {
         decode("welcome", &payload).expect("a welcome")
     }
 
+    /// Says hello as a command does.
+    fn greet_as_command(&mut self) -> (Kind, Vec<u8>) {
+        let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+        self.send(&frame(Kind::Hello, &hello));
+        self.receive()
+    }
+
     /// Whether the peer hung up within the time.
     fn is_hung_up(&mut self) -> bool {
         matches!(self.0.read(&mut [0; 64]), Ok(0)) || self.0.write_all(&[0; 64]).is_err()
@@ -113,6 +122,18 @@ fn what_belongs_to_shared_memory_is_refused_over_tcp() {
 }
 
 #[test]
+fn an_incarnation_is_not_guessed_from_another_jobs() {
+    let drawn = [(); 2].map(|()| {
+        let server = start_server(2);
+        let incarnation = Raw::connect(server.coordinator()).greet(0).incarnation;
+        server.stop();
+        server.join().unwrap();
+        incarnation
+    });
+    assert!(drawn[0].abs_diff(drawn[1]) > 1 << 16 && drawn.iter().all(|drawn| *drawn > 1 << 16), "{drawn:?}");
+}
+
+#[test]
 fn noise_ends_a_connection_and_nothing_else() {
     let server = start_server(2);
     let mut peer = Raw::connect(server.coordinator());
@@ -133,6 +154,112 @@ fn noise_ends_a_connection_and_nothing_else() {
     }
     server.stop();
     server.join().unwrap();
+}
+
+#[test]
+fn a_command_that_announces_more_than_any_command_needs_is_told_so() {
+    let server = start_server(1);
+    for payload_bytes in [16 << 20, limits::MAX_COMMAND_BYTES as u32 + 1] {
+        let mut peer = Raw::connect(server.coordinator());
+        assert_eq!(peer.greet_as_command().0, Kind::Welcome);
+        peer.0.write_all(&Header { payload_bytes, ..Header::new(Kind::Control) }.encode()).unwrap();
+        let (kind, payload) = peer.receive();
+        let fault: Fault = decode("fault", &payload).unwrap();
+        let reason = format!("a Control frame announces {payload_bytes} bytes; the limit is 4416");
+        assert!(kind == Kind::Error && fault.message.contains(&reason), "{fault}");
+        assert!(peer.is_hung_up());
+    }
+    // The longest that a command may have to say is taken, and answered in its own words.
+    let mut peer = Raw::connect(server.coordinator());
+    assert_eq!(peer.greet_as_command().0, Kind::Welcome);
+    let (table, sync) = ("t".repeat(limits::MAX_NAME_BYTES), "s".repeat(limits::MAX_POLICY_BYTES));
+    peer.send(&frame(Kind::Control, &Control::SetSync { table, server: None, sync }));
+    let fault: Fault = decode("fault", &peer.receive().1).unwrap();
+    assert!(fault.message.contains("the job has not started"), "{fault}");
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn commands_are_few_and_do_not_stay_without_a_word() {
+    let server = start_server(1);
+    let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
+    let mut admin = Admin::connect(&url, TIMEOUT).unwrap();
+    let mut commands: Vec<Raw> = Vec::new();
+    for number in 1..limits::MAX_COMMANDS + 20 {
+        let mut command = Raw::connect(server.coordinator());
+        let (kind, payload) = command.greet_as_command();
+        if number < limits::MAX_COMMANDS {
+            assert_eq!(kind, Kind::Welcome, "command {number}");
+            commands.push(command);
+        } else {
+            let refusal: Refusal = decode("refusal", &payload).unwrap();
+            assert!(refusal.reason.contains("32 commands are connected"), "{refusal}");
+            assert!(command.is_hung_up());
+        }
+    }
+    // A member comes in all the same.
+    let mut worker = Raw::connect(server.coordinator());
+    let from = Party::Worker { rank: Some(WorkerId(0)) };
+    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+    assert_eq!(worker.receive().0, Kind::Welcome);
+    // Those that say nothing are hung up on; one that is kept by a program asks over another connection then.
+    assert!(commands.iter_mut().all(Raw::is_hung_up));
+    assert!(admin.status().unwrap().phase.starts_with("waiting"));
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_command_that_never_takes_its_answers_is_not_answered_any_more() {
+    let server = start_server(1);
+    let query = frame(Kind::Control, &Control::StatusQuery);
+    let Body::Bytes(mut payload) = query.body.clone() else { panic!("control frames carry bytes") };
+    payload.resize(padded(payload.len()), 0);
+    let many = [&query.header.encode()[..], &payload].concat().repeat(1000);
+    let mut greedy: Vec<Raw> = (0..4).map(|_| Raw::connect(server.coordinator())).collect();
+    for command in &mut greedy {
+        assert_eq!(command.greet_as_command().0, Kind::Welcome);
+        command.0.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let mut asked = 0;
+        // Until both sockets between are full of questions.
+        while command.0.write_all(&many).is_ok() {
+            asked += 1;
+            assert!(asked < 10_000, "its questions are read for ever");
+        }
+    }
+    // It is hung up on in the end, whether or not it takes what waits for it.
+    for mut command in greedy {
+        let began = Instant::now();
+        while command.0.write_all(&many).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock) {
+            assert!(began.elapsed() < 2 * TIMEOUT, "it stays");
+        }
+        assert!(command.0.write_all(&many).is_err());
+    }
+    server.stop();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
+    let job = JobConfig { worker_timeout: Duration::from_secs(1), ..JobConfig::new("test", 1, 1) };
+    let config =
+        ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+    let server = server::start(config, &Arc::new(Registry::builtin())).expect("a free port");
+    let mut worker = Raw::connect(server.coordinator());
+    let from = Party::Worker { rank: Some(WorkerId(0)) };
+    worker.send(&frame(Kind::Hello, &Hello { job: "test".into(), from, incarnation: 0 }));
+    assert_eq!(worker.receive().0, Kind::Welcome);
+    worker.send(&frame(Kind::Control, &Control::Declare { tables: vec![TableSpec::dense("w", [8])] }));
+    assert!(matches!(decode("control", &worker.receive().1), Ok(Control::Plan(_))));
+    let (kind, payload) = worker.receive();
+    let fault: Fault = decode("fault", &payload).unwrap();
+    assert!(
+        kind == Kind::Error && fault.message.contains("worker 0 was declared dead: it was silent for 1 s"),
+        "{fault}"
+    );
+    assert!(worker.is_hung_up());
+    assert_eq!(server.join(), Err("all workers died".into()));
 }
 
 #[test]

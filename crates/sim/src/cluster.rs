@@ -140,7 +140,7 @@ impl Cluster {
 
     fn add_coordinator(&mut self, config: JobConfig, registry: &Arc<Registry>) {
         let host = HostId(self.scenario.servers + self.scenario.workers);
-        let coordinator = Box::new(Coordinator::new(config, registry.clone()));
+        let coordinator = Box::new(Coordinator::new(config, registry.clone(), self.scenario.seed));
         let actor = Actor::Coordinator(coordinator);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
         if !self.scenario.switches.is_empty() {

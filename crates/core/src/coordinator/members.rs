@@ -1,6 +1,6 @@
 //! Who belongs to the job: how workers and servers come, go, and are given up.
 
-use super::Coordinator;
+use super::{Coordinator, draw_incarnation};
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
@@ -9,6 +9,7 @@ use crate::types::{NodeId, ServerId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Cause, Control, Fault, Hello, Kind, Refusal, Welcome};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// What the coordinator knows of a worker.
 #[derive(Debug)]
@@ -69,7 +70,22 @@ pub(super) struct ShardMember {
     /// The plan was sent on this connection.
     pub(super) has_plan: bool,
     pub(super) ready: bool,
-    pub(super) report: Option<ShardReport>,
+    /// Its last report, and when it came.
+    pub(super) report: Option<(Time, ShardReport)>,
+}
+
+impl ShardMember {
+    /// Its last report. The reasons in an old one are marked as such: the shard may think otherwise by now.
+    pub(super) fn last_report(&self, now: Time) -> Option<ShardReport> {
+        let (came, mut report) = self.report.clone()?;
+        let age = now.since(came);
+        if age >= limits::OLD_REPORT {
+            let waits = report.tables.iter_mut().flat_map(|table| &mut table.waiting);
+            let note = format!(" (so it said {} s ago; it has not reported since)", age.as_secs());
+            waits.for_each(|waiting| waiting.reason += &note);
+        }
+        Some(report)
+    }
 }
 
 impl Coordinator {
@@ -99,17 +115,15 @@ impl Coordinator {
         let expected = self.config.workers;
         let free = || (0..expected).map(WorkerId).find(|id| !self.workers.contains_key(id));
         let id = match wanted.or_else(free) {
-            None => return refuse(format!("all {expected} workers of the job are here already")),
+            None => return refuse(self.full()),
             Some(id) if id.0 >= expected => {
                 return refuse(format!("rank {} is out of range: the job has {expected} workers", id.0));
             }
             Some(id) => id,
         };
-        let incarnation = self.next_incarnation;
+        let (incarnation, silence) = (self.next_incarnation, self.config.worker_timeout);
         let member = match self.workers.get_mut(&id) {
-            Some(member) if hello.incarnation == member.incarnation && member.state == MemberState::Dead => {
-                return refuse(format!("{id} was declared dead after a long silence; start it anew"));
-            }
+            Some(member) if member.state == MemberState::Dead => return refuse(obituary(id, silence)),
             Some(member) if hello.incarnation == member.incarnation => member,
             // A worker that starts over before the job is planned takes its old place.
             Some(member) if self.plan.is_none() && !member.connected => {
@@ -130,8 +144,26 @@ impl Coordinator {
         member.last_heard = now;
         member.has_plan = false;
         member.is_back = true;
-        self.next_incarnation += u64::from(member.incarnation == incarnation);
-        Ok(Welcome { you: NodeId::Worker(id), incarnation: member.incarnation })
+        let welcome = Welcome { you: NodeId::Worker(id), incarnation: member.incarnation };
+        while self.workers.values().any(|member| member.incarnation == self.next_incarnation) {
+            self.next_incarnation = draw_incarnation(&mut self.incarnations);
+        }
+        Ok(welcome)
+    }
+
+    /// Why there is no rank for another worker.
+    fn full(&self) -> String {
+        let expected = self.config.workers;
+        let having = |state| self.workers.iter().filter(move |(_, member)| member.state == state);
+        match (having(MemberState::Dead).next(), having(MemberState::Left).count()) {
+            (Some((dead, _)), _) => obituary(*dead, self.config.worker_timeout),
+            (None, 0) => format!("all {expected} workers of the job are here already"),
+            (None, left) => {
+                format!(
+                    "the job has had all its {expected} workers, {left} of which have left; start another job"
+                )
+            }
+        }
     }
 
     pub(super) fn accept_shard(
@@ -216,6 +248,8 @@ impl Coordinator {
         self.epoch += 1;
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
+            // One that only stood still finds these words when it goes on, even if the job is over by then.
+            self.send_away(worker);
         }
         let members = self.members();
         self.tell_shards(&members);
@@ -231,11 +265,10 @@ impl Coordinator {
         }
     }
 
-    /// A frame of a worker that was declared dead: it is told, and sent away.
+    /// A worker that was declared dead is told, and sent away.
     pub(super) fn send_away(&mut self, worker: WorkerId) {
         let to = NodeId::Worker(worker);
-        let message = format!("{worker} was declared dead after a long silence; start it anew");
-        let fault = Fault { cause: Cause::NotAMember, message };
+        let fault = Fault { cause: Cause::NotAMember, message: obituary(worker, self.config.worker_timeout) };
         self.outputs.push_back(Output::Send { to, frame: frame(Kind::Error, &fault) });
         self.outputs.push_back(Output::Disconnect { peer: to });
     }
@@ -286,13 +319,13 @@ impl Coordinator {
             // Who waits for the others to come may be silent.
             (true, None) => return None,
         };
-        member.is_live().then(|| member.last_heard + grace)
+        member.is_live().then(|| member.last_heard.max(self.awake_since) + grace)
     }
 
     /// When a shard that is away is given up, and the job with it.
     fn shard_deadline(&self, shard: &ShardMember) -> Option<Time> {
         let since = shard.lost_since.filter(|_| !self.over)?;
-        Some(since + limits::CONNECT_DEADLINE)
+        Some(since.max(self.awake_since) + limits::CONNECT_DEADLINE)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
@@ -318,6 +351,16 @@ impl Coordinator {
             self.end(Some(error));
         }
     }
+}
+
+/// What became of a worker, and what can be done about it.
+fn obituary(worker: WorkerId, silence: Duration) -> String {
+    format!(
+        "{worker} was declared dead: it was silent for {} s, or its connection broke and it did not come back within {} s. \
+         The job goes on without it, and takes no replacement yet: to have all workers again, end the job and start it anew",
+        silence.as_secs_f64(),
+        limits::RECONNECT_GRACE.as_secs()
+    )
 }
 
 fn refuse(reason: String) -> Result<Welcome, Refusal> {

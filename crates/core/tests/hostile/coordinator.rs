@@ -42,7 +42,7 @@ proptest! {
     ) {
         let sync = if overlap { "bsp" } else { "ssp:s=2,overlap=false" };
         let config = config(2, sync, Order::Arrival);
-        let (mut coordinator, mut peers) = (Coordinator::new(config.clone(), Arc::new(Registry::builtin())), BTreeSet::new());
+        let (mut coordinator, mut peers) = (Coordinator::new(config.clone(), Arc::new(Registry::builtin()), 1), BTreeSet::new());
         if started_before {
             coordinator = started(config).coordinator;
             peers.extend([0, 1].map(|rank| NodeId::Worker(WorkerId(rank))));
@@ -85,7 +85,8 @@ proptest! {
 
 /// A coordinator of one server and two workers who said hello.
 fn greeted() -> (Coordinator, [NodeId; 2]) {
-    let mut coordinator = Coordinator::new(config(2, "bsp", Order::Arrival), Arc::new(Registry::builtin()));
+    let mut coordinator =
+        Coordinator::new(config(2, "bsp", Order::Arrival), Arc::new(Registry::builtin()), 1);
     let workers = [0, 1].map(|rank| {
         let hello =
             Hello { job: "test".into(), from: Party::Worker { rank: Some(WorkerId(rank)) }, incarnation: 0 };
@@ -171,8 +172,29 @@ fn a_query_waits_for_its_first_answer() {
 }
 
 #[test]
+fn incarnations_are_drawn_from_the_drivers_secret() {
+    let drawn = |secret: u64| -> Vec<u64> {
+        let config = config(16, "bsp", Order::Arrival);
+        let mut coordinator = Coordinator::new(config, Arc::new(Registry::builtin()), secret);
+        let join = |rank: u32| {
+            let from = Party::Worker { rank: Some(WorkerId(rank)) };
+            let hello = Hello { job: "test".into(), from, incarnation: 0 };
+            coordinator.accept(Time::ZERO, &hello).unwrap().incarnation
+        };
+        (0..16).map(join).collect()
+    };
+    assert_eq!(drawn(1), drawn(1), "a seed of the simulator means the same run");
+    let mut all = [drawn(1), drawn(2)].concat();
+    all.sort_unstable();
+    // 32 numbers out of 2^64: none is 0, and none is near another one.
+    let gaps = all.iter().scan(0, |last, number| Some(number - std::mem::replace(last, *number)));
+    assert!(gaps.min() > Some(1 << 32), "{all:x?}");
+}
+
+#[test]
 fn a_plan_is_sent_once_on_a_connection() {
     let mut pump = started(config(1, "bsp", Order::Arrival));
+    let back = pump.workers[0].hello(NodeId::Coordinator);
     let (now, coordinator) = (pump.now, &mut pump.coordinator);
     let worker = NodeId::Worker(WorkerId(0));
     let again = message(&Control::Declare { tables: words::honest_tables() });
@@ -180,7 +202,6 @@ fn a_plan_is_sent_once_on_a_connection() {
     let register = message(&Control::Register { addresses: "elsewhere".into() });
     assert_eq!(say(coordinator, now, NodeId::Shard(shard_id(0)), &register), []);
     coordinator.handle_disconnected(now, worker, &Lost::Broken("reset".into()));
-    let back = Hello { job: "test".into(), from: Party::Worker { rank: Some(WorkerId(0)) }, incarnation: 1 };
     coordinator.accept(now, &back).unwrap();
     assert_eq!(say(coordinator, now, worker, &again).len(), 1);
     assert_eq!(say(coordinator, now, worker, &again), []);

@@ -3,13 +3,15 @@
 use super::pump::Pump;
 use super::{W, job, started};
 use paramill_core::registry::Registry;
+use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Kind, Plan};
+use paramill_core::wire::{Control, Hello, Kind, Party, Plan};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SHARD: usize = 1;
 
@@ -259,4 +261,103 @@ fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
     let sync = "asp:overlap=false".into();
     pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
     assert_eq!(pump.outcome(0, ticket), Some(Ok(())), "{}", pump.explain(0, ticket));
+}
+
+/// Pushes once on every worker and waits for what follows from it.
+fn step(pump: &mut Pump) {
+    let workers = 0..pump.workers.len();
+    let push = |worker: usize| {
+        let ticket = pump.workers[worker].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+        pump.workers[worker].clock();
+        (worker, ticket)
+    };
+    let tickets: Vec<_> = workers.map(push).collect();
+    pump.run();
+    for (worker, ticket) in tickets {
+        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+    }
+}
+
+#[test]
+fn a_job_that_stood_still_as_a_whole_goes_on() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    for seconds in [12, 3600] {
+        pump.pass(1.0);
+        // Nobody is called meanwhile. The coordinator is the first to be called after it, before any heartbeat is read.
+        pump.now = pump.now + Duration::from_secs(seconds);
+        pump.run();
+        pump.pass(1.0);
+        assert_eq!(pump.coordinator.status(pump.now).phase, "running with 2 workers", "{:?}", pump.log);
+        step(&mut pump);
+    }
+    assert!(pump.log.iter().any(|line| line.contains("stood still for 11.5 s")), "{:?}", pump.log);
+}
+
+#[test]
+fn a_coordinator_that_stood_still_judges_nobody_by_it_and_still_finds_the_dead() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    pump.stopped_nodes.extend([0, pump.worker_node(1)]);
+    pump.pass(60.0);
+    pump.stopped_nodes.remove(&0);
+    pump.pass(9.0);
+    assert_eq!(pump.coordinator.status(pump.now).phase, "running with 2 workers", "{:?}", pump.log);
+    pump.pass(2.0);
+    assert_eq!(pump.coordinator.status(pump.now).phase, "running with 1 workers; 1 declared dead");
+}
+
+#[test]
+fn a_server_that_was_away_when_the_coordinator_stood_still_may_come_back() {
+    let mut pump = started(job(1, 2, "asp", "sgd:lr=1"), 1, 20);
+    pump.isolate(SHARD + 1);
+    pump.pass(1.0);
+    pump.now = pump.now + Duration::from_secs(60);
+    pump.run();
+    pump.cut.clear();
+    pump.pass(2.0);
+    assert_eq!(pump.stopped, [], "{:?}", pump.log);
+    step(&mut pump);
+}
+
+#[test]
+fn nobody_is_asked_to_take_the_place_of_a_dead_worker() {
+    let mut pump = started(job(2, 1, "asp", "sgd:lr=1"), 1, 20);
+    pump.isolate(pump.worker_node(1));
+    pump.pass(4.0);
+    let check = |why: &str| {
+        assert!(
+            why.contains("worker 1 was declared dead") && why.contains("takes no replacement yet"),
+            "{why}"
+        );
+        assert!(!why.contains("here already") && !why.contains("is taken"), "{why}");
+    };
+    // Another process comes, without a rank and with that of the dead one.
+    let third = pump.add_worker("test");
+    let ticket = join(&mut pump, third);
+    match pump.outcome(third, ticket) {
+        Some(Err(WorkerError::NotAMember(why))) => check(&why),
+        other => panic!("{other:?}"),
+    }
+    let from = Party::Worker { rank: Some(WorkerId(1)) };
+    let hello = Hello { job: "test".into(), from, incarnation: 0 };
+    check(&pump.coordinator.accept(pump.now, &hello).unwrap_err().reason);
+    // The dead one itself comes back.
+    pump.cut.clear();
+    pump.pass(2.0);
+    check(&pump.workers[1].pull(pump.now, W, PullOptions::default()).unwrap_err().to_string());
+}
+
+#[test]
+fn what_a_server_said_long_ago_is_quoted_with_its_age() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    pump.workers[0].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+    pump.pass(1.0);
+    let reason = |pump: &Pump| {
+        let status = pump.coordinator.status(pump.now);
+        status.shards[0].tables[0].waiting[0].reason.clone()
+    };
+    let news = reason(&pump);
+    assert!(!news.contains("ago"), "{news}");
+    pump.stopped_nodes.insert(SHARD);
+    pump.pass(8.0);
+    assert_eq!(reason(&pump), format!("{news} (so it said 8 s ago; it has not reported since)"));
 }

@@ -30,6 +30,8 @@ pub(crate) struct Pump {
     wires: VecDeque<(usize, usize, NodeId, Header, Vec<u8>)>,
     /// Frames between these two stay where they are.
     held: Option<(usize, usize)>,
+    /// Nodes that stand still: they are not called, and what they are sent waits.
+    pub(crate) stopped_nodes: BTreeSet<usize>,
     /// Payload bytes of gradients that shards were sent.
     pub(crate) pushed_bytes: u64,
     /// Frames of acknowledgements.
@@ -87,7 +89,7 @@ impl Pump {
         let aggregators = aggregators.collect();
         Pump {
             now: Time::ZERO,
-            coordinator: Coordinator::new(config, registry),
+            coordinator: Coordinator::new(config, registry, 1),
             shards,
             workers,
             aggregators,
@@ -97,6 +99,7 @@ impl Pump {
             names: BTreeMap::new(),
             wires: VecDeque::new(),
             held: None,
+            stopped_nodes: BTreeSet::new(),
             pushed_bytes: 0,
             ack_frames: 0,
         }
@@ -198,7 +201,7 @@ impl Pump {
     pub(crate) fn pass(&mut self, seconds: f64) {
         let end = self.now + Duration::from_secs_f64(seconds);
         loop {
-            let next = (0..self.node_count()).filter_map(|node| self.role(node).next_timeout()).min();
+            let next = self.running().into_iter().filter_map(|node| self.role(node).next_timeout()).min();
             match next {
                 Some(at) if at <= end => self.now = self.now.max(at),
                 _ => break,
@@ -213,21 +216,21 @@ impl Pump {
     pub(crate) fn run(&mut self) {
         loop {
             let now = self.now;
-            for node in 0..self.node_count() {
+            for node in self.running() {
                 if self.role(node).next_timeout().is_some_and(|at| at <= now) {
                     self.role(node).handle_timeout(now);
                 }
             }
             let mut moved = false;
-            for node in 0..self.node_count() {
+            for node in self.running() {
                 while let Some(output) = self.role(node).poll_output() {
                     moved = true;
                     self.carry_out(node, output);
                 }
             }
-            while let Some(place) =
-                self.wires.iter().position(|(from, to, ..)| self.held != Some((*from, *to)))
-            {
+            while let Some(place) = self.wires.iter().position(|(from, to, ..)| {
+                self.held != Some((*from, *to)) && !self.stopped_nodes.contains(to)
+            }) {
                 let (from, to, name, header, payload) = self.wires.remove(place).expect("it is there");
                 moved = true;
                 if self.names.get(&(to, name)).is_some_and(|(peer, _)| *peer == from) {
@@ -341,6 +344,10 @@ impl Pump {
             }
             Err(refusal) => self.role(node).handle_disconnected(now, peer, &Lost::Refused(refusal)),
         }
+    }
+
+    fn running(&self) -> Vec<usize> {
+        (0..self.node_count()).filter(|node| !self.stopped_nodes.contains(node)).collect()
     }
 
     fn node_count(&self) -> usize {

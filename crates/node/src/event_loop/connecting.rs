@@ -8,9 +8,25 @@ use crate::transport::stream::{Stream, StreamConnection};
 use crate::transport::{shm, tcp};
 use paramill_core::address::LOCAL;
 use paramill_core::role::{Lost, Role};
-use paramill_core::types::NodeId;
+use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::Kind;
 use paramill_core::wire::control::frame;
+use std::net::SocketAddr;
+
+/// A connection that waits for the addresses of a name.
+#[derive(Debug)]
+pub(super) struct Resolving {
+    peer: NodeId,
+    address: String,
+    pub(super) deadline: Time,
+}
+
+/// What came of an address.
+enum Opened {
+    Stream(Stream),
+    /// It begins with a name, which has to be resolved first.
+    Name,
+}
 
 impl<C: RoleCell> EventLoop<C> {
     pub(super) fn connect(&mut self, peer: NodeId, address: &str) {
@@ -29,19 +45,32 @@ impl<C: RoleCell> EventLoop<C> {
             let wire = Wire::Memory { to, channel: None };
             return self.watch(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
         }
-        match self.open(peer, address, key as usize) {
-            Ok(stream) => {
-                let wire = Wire::Stream(StreamConnection::new(stream));
-                self.watch(key, Connection::new(wire, State::Connecting { peer, deadline }));
-            }
-            Err(why) => {
-                self.cell.with(|role| role.handle_disconnected(now, peer, &Lost::Broken(why)));
-            }
+        match self.open(peer, address) {
+            Ok(Opened::Stream(stream)) => self.begin(key, peer, deadline, stream),
+            Ok(Opened::Name) => match self.resolver.ask(key, address) {
+                Ok(()) => {
+                    self.resolving.insert(key, Resolving { peer, address: address.to_owned(), deadline });
+                    self.expire_at(Some(deadline));
+                }
+                Err(error) => self.fail(peer, format!("cannot resolve `{address}`: {error}")),
+            },
+            Err(why) => self.fail(peer, why),
         }
     }
 
-    /// Begins to connect a stream, over whatever the address says.
-    pub(super) fn open(&self, peer: NodeId, address: &str, attempt: usize) -> Result<Stream, String> {
+    fn begin(&mut self, key: u64, peer: NodeId, deadline: Time, stream: Stream) {
+        let wire = Wire::Stream(StreamConnection::new(stream));
+        self.watch(key, Connection::new(wire, State::Connecting { peer, deadline }));
+    }
+
+    /// A connection could not be made.
+    fn fail(&mut self, peer: NodeId, why: String) {
+        let now = clock::now();
+        self.cell.with(|role| role.handle_disconnected(now, peer, &Lost::Broken(why)));
+    }
+
+    /// Begins to connect a stream, over whatever the address says, unless that begins with a name.
+    fn open(&self, peer: NodeId, address: &str) -> Result<Opened, String> {
         let Setup { transport, memory, .. } = &self.setup;
         let is_local = address.starts_with(LOCAL);
         if matches!(peer, NodeId::Shard(_)) && !transport.allows(is_local) {
@@ -49,11 +78,45 @@ impl<C: RoleCell> EventLoop<C> {
         }
         if is_local {
             let (stream, memory) = shm::connect(address, memory).map_err(|error| error.to_string())?;
-            return Ok(Stream::Unix(stream, memory));
+            return Ok(Opened::Stream(Stream::Unix(stream, memory)));
         }
-        tcp::connect(address, attempt, &self.setup.sockets)
-            .map(Stream::Tcp)
-            .map_err(|error| error.to_string())
+        match address.parse() {
+            Ok(target) => self.dial(target).map(Opened::Stream),
+            Err(_) => Ok(Opened::Name),
+        }
+    }
+
+    fn dial(&self, target: SocketAddr) -> Result<Stream, String> {
+        tcp::connect(target, &self.setup.sockets).map(Stream::Tcp).map_err(|error| error.to_string())
+    }
+
+    /// A name has been resolved, or has not. One with several addresses is tried at another one each time.
+    pub(super) fn resolved(&mut self, key: u64, targets: Result<Vec<SocketAddr>, String>) {
+        // Who waited too long was told, and may have asked again.
+        let Some(Resolving { peer, deadline, .. }) = self.resolving.remove(&key) else { return };
+        let opened = targets.and_then(|targets| {
+            let target = targets.get(key as usize % targets.len().max(1)).ok_or("the name has no address")?;
+            self.dial(*target)
+        });
+        match opened {
+            Ok(stream) => self.begin(key, peer, deadline, stream),
+            Err(why) => self.fail(peer, why),
+        }
+    }
+
+    /// Gives up on names that take too long.
+    pub(super) fn expire_names(&mut self, now: Time) {
+        let is_late = |(_, resolving): &(&u64, &Resolving)| resolving.deadline <= now;
+        let late: Vec<u64> = self.resolving.iter().filter(is_late).map(|(key, _)| *key).collect();
+        for key in late {
+            let Some(Resolving { peer, address, .. }) = self.resolving.remove(&key) else { continue };
+            let seconds = HANDSHAKE_DEADLINE.as_secs();
+            let why = format!(
+                "the name in `{address}` was not resolved within {seconds} s; check this host's name service, or give the \
+                 address as numbers"
+            );
+            self.fail(peer, why);
+        }
     }
 
     /// The connection attempt is decided: say hello, or tell the role that it failed.
@@ -76,3 +139,6 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

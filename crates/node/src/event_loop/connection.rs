@@ -1,5 +1,6 @@
 //! What a loop keeps for one connection.
 
+use super::strangers::Stranger;
 use crate::transport::memory::{Letter, Mailbox};
 use crate::transport::stream::StreamConnection;
 use paramill_core::types::{NodeId, Time};
@@ -11,8 +12,10 @@ use std::time::Duration;
 pub(super) struct Connection {
     pub(super) wire: Wire,
     pub(super) state: State,
-    /// Ends once everything is written.
-    pub(super) closing: bool,
+    /// Ends once everything is written, or at this time.
+    pub(super) closing: Option<Time>,
+    /// Counts it among the strangers of this process, as long as it is one.
+    pub(super) stranger: Option<Stranger>,
     /// Its loop will look at it: something waits to be written, or to be watched for.
     pub(super) dirty: bool,
     /// What epoll watches it for.
@@ -49,7 +52,8 @@ impl Connection {
         Connection {
             wire,
             state,
-            closing: false,
+            closing: None,
+            stranger: None,
             dirty: false,
             watched: epoll::EventFlags::empty(),
             accepted,
@@ -86,8 +90,10 @@ impl Connection {
         !matches!(&self.wire, Wire::Stream(stream) if !stream.is_silent())
     }
 
-    pub(super) fn handshake_deadline(&self) -> Option<Time> {
+    /// When it ends, unless its handshake is over by then; for one that is closed, whether or not everything has left.
+    pub(super) fn deadline(&self) -> Option<Time> {
         match self.state {
+            _ if self.closing.is_some() => self.closing,
             State::Connecting { deadline, .. }
             | State::AwaitWelcome { deadline, .. }
             | State::AwaitHello { deadline } => Some(deadline),

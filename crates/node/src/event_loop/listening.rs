@@ -1,6 +1,7 @@
 //! New connections: who may be about to say who it is, and how many of them.
 
 use super::connection::{Connection, State, Wire};
+use super::strangers::Stranger;
 use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
 use crate::clock;
 use crate::transport::stream::StreamConnection;
@@ -27,7 +28,8 @@ impl<C: RoleCell> EventLoop<C> {
                     self.make_room();
                     let deadline = clock::now() + HANDSHAKE_DEADLINE;
                     let wire = Wire::Stream(StreamConnection::new(stream));
-                    let connection = Connection::new(wire, State::AwaitHello { deadline });
+                    let mut connection = Connection::new(wire, State::AwaitHello { deadline });
+                    connection.stranger = Some(Stranger::new(&self.setup.strangers));
                     self.next_key += 1;
                     self.watch(self.next_key, connection);
                 }
@@ -35,6 +37,8 @@ impl<C: RoleCell> EventLoop<C> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // Who hung up while it waited is no reason to keep others waiting.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                // Out of descriptors: a stranger's may be what a member needs.
+                Err(error) if is_out_of_descriptors(&error) && self.drop_a_stranger(|_| true) => {}
                 Err(error) => {
                     // Most likely out of descriptors: the listener would stay readable and the loop would spin.
                     (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
@@ -44,18 +48,30 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    /// Many who do not say who they are must not keep out one who will.
+    /// Many strangers must not keep out one who turns out to be a member.
     fn make_room(&mut self) {
-        let is_unknown = |(_, connection): &(&u64, &Connection)| {
-            matches!(connection.state, State::AwaitHello { .. } | State::Refused)
-        };
-        let mut unknown = self.connections.iter().filter(is_unknown).map(|(key, _)| *key);
-        let oldest = unknown.next();
-        if unknown.count() + 1 >= limits::MAX_HANDSHAKES
-            && let Some(oldest) = oldest
-        {
-            self.drop_connection(oldest, &Lost::Broken("too many connections say nothing".into()));
+        let unknown = self.connections.values().filter(|connection| is_unknown(connection)).count();
+        if unknown >= limits::MAX_HANDSHAKES {
+            self.drop_a_stranger(|_| true);
         }
+        // Members that come all at once were not read yet. They say hello at once, too.
+        let young = clock::now() + (HANDSHAKE_DEADLINE - limits::HELLO_GRACE);
+        let has_had_time =
+            |state: &State| !matches!(state, State::AwaitHello { deadline } if *deadline > young);
+        while self.setup.strangers.is_full() && self.drop_a_stranger(has_had_time) {}
+    }
+
+    /// Drops the oldest connection among these that has not said who it is or, if there is none, the oldest command. Says
+    /// whether there was one.
+    fn drop_a_stranger(&mut self, may_go: impl Fn(&State) -> bool) -> bool {
+        let is_candidate =
+            |connection: &Connection| connection.stranger.is_some() && may_go(&connection.state);
+        let candidates = || self.connections.iter().filter(|(_, connection)| is_candidate(connection));
+        let oldest =
+            candidates().find(|(_, connection)| is_unknown(connection)).or_else(|| candidates().next());
+        let Some(key) = oldest.map(|(key, _)| *key) else { return false };
+        self.drop_connection(key, &Lost::Broken("too many strangers are connected".into()));
+        true
     }
 
     /// Stops listening until a time, or begins again.
@@ -76,4 +92,14 @@ impl<C: RoleCell> EventLoop<C> {
         }
         self.deaf_until = at;
     }
+}
+
+/// Whether a peer has not said who it is, or is nobody.
+fn is_unknown(connection: &Connection) -> bool {
+    matches!(connection.state, State::AwaitHello { .. } | State::Refused)
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let errors = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
+    errors.iter().any(|known| error.raw_os_error() == Some(known.raw_os_error()))
 }

@@ -54,6 +54,7 @@ impl<C: RoleCell> EventLoop<C> {
                         self.cell.with(|role| role.handle_frame(now, *peer, &header, &payload));
                     }
                 }
+                Letter::Resolved { channel, targets } => self.resolved(channel, targets),
                 Letter::Closed { channel } => {
                     self.drop_connection(channel, &Lost::Broken("the peer closed".into()));
                 }

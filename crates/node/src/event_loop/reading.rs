@@ -2,13 +2,14 @@
 
 use super::connection::{Connection, State, Wire};
 use super::greeting::{greet, welcomed};
-use super::{EventLoop, Peer, RoleCell};
+use super::{EventLoop, HANDSHAKE_DEADLINE, Peer, RoleCell};
 use crate::clock;
 use crate::transport::stream::ReceiveError;
 use paramill_core::limits;
 use paramill_core::role::{Lost, Role};
+use paramill_core::types::NodeId;
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Kind, Refusal, WireError};
+use paramill_core::wire::{Cause, Fault, Kind, Refusal, WireError};
 use rustix::event::epoll;
 
 /// Bytes that a peer may be ahead of another before it is passed over: so much stays in the nearest caches.
@@ -86,7 +87,7 @@ impl<C: RoleCell> EventLoop<C> {
         let EventLoop { cell, setup, connections, peers, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(()) };
         let is_congested = connection.is_congested();
-        let Connection { wire: Wire::Stream(stream), state, closing, .. } = connection else {
+        let Connection { wire: Wire::Stream(stream), state, closing, stranger, .. } = connection else {
             return Ok(());
         };
         if is_congested {
@@ -106,8 +107,12 @@ impl<C: RoleCell> EventLoop<C> {
         let mut replaced = None;
         let mut opened = None;
         let mut refused = None;
-        let is_stranger = matches!(state, State::AwaitHello { .. });
-        let limit = if is_stranger { limits::MAX_HELLO_BYTES } else { usize::MAX };
+        let deadline = now + HANDSHAKE_DEADLINE;
+        let limit = match state {
+            State::AwaitHello { .. } | State::Refused => limits::MAX_HELLO_BYTES,
+            State::Open { peer: NodeId::Admin(_) } => limits::MAX_COMMAND_BYTES,
+            _ => usize::MAX,
+        };
         let received = filled.and_then(|()| {
             cell.with(|role| {
                 stream.handle(limit, |header, payload| {
@@ -124,7 +129,7 @@ impl<C: RoleCell> EventLoop<C> {
                                 }
                                 Err(refusal) => {
                                     reply = Some(frame(Kind::Error, &refusal));
-                                    *closing = true;
+                                    *closing = Some(deadline);
                                     *state = State::Refused;
                                 }
                             }
@@ -151,8 +156,17 @@ impl<C: RoleCell> EventLoop<C> {
             (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
                 (setup.log)(&format!("refused a connection: {error}"));
                 reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
-                *closing = true;
+                *closing = Some(deadline);
                 *state = State::Refused;
+                Ok(())
+            }
+            // So is a command.
+            (Err(ReceiveError::Wire(error)), None)
+                if closing.is_none() && matches!(state, State::Open { peer: NodeId::Admin(_) }) =>
+            {
+                let fault = Fault { cause: Cause::Protocol, message: error.to_string() };
+                reply = Some(frame(Kind::Error, &fault));
+                *closing = Some(deadline);
                 Ok(())
             }
             (Err(ReceiveError::Wire(error @ WireError::Version { .. })), None) => {
@@ -164,9 +178,15 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some(reply) = reply {
             stream.queue(reply);
         }
-        if opened.is_some() {
-            stream.opened();
+        match opened {
+            Some((NodeId::Admin(_), _)) => stream.opened_for_command(),
+            Some(_) => {
+                *stranger = None;
+                stream.opened();
+            }
+            None => {}
         }
+        let ends = *closing;
         if let Some(old) = replaced {
             self.forget(old);
         }
@@ -174,6 +194,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.peers.insert(peer, Peer { key, incarnation });
         }
         if has_reply {
+            self.expire_at(ends);
             self.mark_dirty(key);
         }
         outcome

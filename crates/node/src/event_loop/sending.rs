@@ -1,7 +1,7 @@
 //! Carrying out what the role says, and moving its frames to the sockets.
 
 use super::connection::{State, Wire};
-use super::{EventLoop, FAREWELL, Late, Peer, RoleCell};
+use super::{EventLoop, FAREWELL, HANDSHAKE_DEADLINE, Late, Peer, RoleCell};
 use crate::clock;
 use crate::transport::memory::Letter;
 use crate::transport::stream::Flushed;
@@ -22,17 +22,18 @@ impl<C: RoleCell> EventLoop<C> {
                 Output::Send { to, frame } => self.send(to, frame),
                 Output::Disconnect { peer } => {
                     if let Some(key) = self.peers.get(&peer).map(|found| found.key) {
+                        let deadline = self.after_late(clock::now()) + HANDSHAKE_DEADLINE;
                         if let Some(connection) = self.connections.get_mut(&key) {
-                            connection.closing = true;
+                            connection.closing = Some(deadline);
                         }
+                        self.expire_at(Some(deadline));
                         self.mark_dirty(key);
                     }
                 }
                 Output::Log(line) => (self.setup.log)(&line),
                 Output::Stop { error } => {
                     // Last words that an injected delay holds back are heard too.
-                    let now = clock::now();
-                    let deadline = self.last_late().map_or(now, |leaves| leaves.max(now)) + FAREWELL;
+                    let deadline = self.after_late(clock::now()) + FAREWELL;
                     self.end(error, deadline);
                 }
             }
@@ -83,7 +84,7 @@ impl<C: RoleCell> EventLoop<C> {
             let Late { key, frame } = entry.remove();
             self.dispatch(key, frame);
             // A connection that closes waits for the frames that are held back.
-            if self.connections.get(&key).is_some_and(|connection| connection.closing) {
+            if self.connections.get(&key).is_some_and(|connection| connection.closing.is_some()) {
                 self.mark_dirty(key);
             }
         }
@@ -93,6 +94,11 @@ impl<C: RoleCell> EventLoop<C> {
     pub(super) fn last_late(&self) -> Option<Time> {
         let stands = |late: &Late| self.connections.contains_key(&late.key);
         self.late.iter().rev().find(|(_, late)| stands(late)).map(|((leaves, _), _)| *leaves)
+    }
+
+    /// The time at which no frame is held back any more.
+    fn after_late(&self, now: Time) -> Time {
+        self.last_late().map_or(now, |leaves| leaves.max(now))
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
@@ -138,7 +144,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     pub(super) fn flush(&mut self, key: u64, more: bool) -> Result<Flushed, Lost> {
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(Flushed::Done) };
-        let closing = connection.closing && !self.late.values().any(|late| late.key == key);
+        let closing = connection.closing.is_some() && !self.late.values().any(|late| late.key == key);
         connection.dirty = false;
         let is_connecting = matches!(connection.state, State::Connecting { .. });
         let closed = || Err(Lost::Broken("closed".into()));
@@ -148,7 +154,7 @@ impl<C: RoleCell> EventLoop<C> {
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
-            false => stream.flush(self.cell.lend(), more && !connection.closing).map_err(broken)?,
+            false => stream.flush(self.cell.lend(), more && connection.closing.is_none()).map_err(broken)?,
         };
         if flushed == Flushed::Done && closing {
             return closed();

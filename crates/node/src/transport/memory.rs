@@ -3,6 +3,7 @@
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +24,8 @@ pub(crate) enum Letter {
     Frame { channel: u64, header: Header, payload: Vec<u8> },
     /// The other end is gone.
     Closed { channel: u64 },
+    /// From the loop's own resolver: the addresses of a name, or why it has none.
+    Resolved { channel: u64, targets: Result<Vec<SocketAddr>, String> },
 }
 
 /// A node's letters, and a descriptor that wakes its event loop.

@@ -32,8 +32,9 @@ const SEND_DESCRIPTORS: usize = 16 << 10;
 const LONGEST_HOLD: u32 = (RECEIVE_DESCRIPTORS / (HEADER_BYTES + DESCRIPTOR_BYTES) / 8) as u32;
 /// What is kept of the memory for a long payload.
 const KEPT_REST: usize = 1 << 20;
-/// The same for a peer that has not said who it is: memory is for members.
+/// Bytes received at once from a peer that has not said who it is, or from a command: memory is for members.
 const GREETING_BYTES: usize = 8192;
+const _: () = assert!(GREETING_BYTES >= HEADER_BYTES + limits::MAX_COMMAND_BYTES + HEADER_BYTES);
 /// A payload of up to so many bytes is copied beside its header: a slice of its own would cost more.
 const STAGED_PAYLOAD: usize = 4096;
 /// Frames gathered into one `writev`: two slices each, below the kernel's 1024.
@@ -57,6 +58,8 @@ pub(crate) struct StreamConnection {
     stream: Stream,
     /// Both ends know who they are.
     is_open: bool,
+    /// The peer is a command: a stranger that says little.
+    is_command: bool,
     receive: Buffer,
     filled: usize,
     /// A frame whose payload is received where it belongs. The receive buffer is empty then.
@@ -98,6 +101,7 @@ impl StreamConnection {
         StreamConnection {
             stream,
             is_open: false,
+            is_command: false,
             receive: Buffer::zeroed(GREETING_BYTES / 4),
             filled: 0,
             arriving: None,
@@ -222,8 +226,14 @@ impl StreamConnection {
         }
     }
 
+    /// A command has been let in. What it says is short.
+    pub(crate) fn opened_for_command(&mut self) {
+        self.is_open = true;
+        self.is_command = true;
+    }
+
     fn usual_receive_bytes(&self) -> usize {
-        match (self.is_open, &self.stream) {
+        match (self.is_open && !self.is_command, &self.stream) {
             (false, _) => GREETING_BYTES,
             (true, Stream::Tcp(_)) => RECEIVE_BYTES,
             (true, Stream::Unix(..)) => RECEIVE_DESCRIPTORS,
@@ -277,7 +287,14 @@ impl StreamConnection {
 
     /// Whether so much waits that its owner should not ask for more.
     pub(crate) fn is_congested(&self) -> bool {
-        self.waiting.len() > limits::MAX_WAITING_FRAMES || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
+        match self.is_command {
+            // It asks one thing at a time: what it has not taken is not added to.
+            true => !self.waiting.is_empty(),
+            false => {
+                self.waiting.len() > limits::MAX_WAITING_FRAMES
+                    || self.waiting_bytes > limits::MAX_BACKLOG_BYTES
+            }
+        }
     }
 
     /// One `writev` over many frames, large payloads straight from where they live.

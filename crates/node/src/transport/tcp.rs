@@ -21,11 +21,8 @@ pub(crate) fn prepare(stream: &TcpStream, peer: SocketAddr, options: &SocketOpti
     options.apply(socket, peer)
 }
 
-/// Begins to connect; the socket becomes writable when it is decided. A name with several addresses is tried at
-/// another one each time.
-pub(crate) fn connect(address: &str, attempt: usize, options: &SocketOptions) -> io::Result<TcpStream> {
-    let targets = resolve(address)?;
-    let target = targets[attempt % targets.len()];
+/// Begins to connect; the socket becomes writable when it is decided.
+pub(crate) fn connect(target: SocketAddr, options: &SocketOptions) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
@@ -58,7 +55,7 @@ pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The addresses of a name; at least one.
+/// The addresses of a name; at least one. This may take as long as the operating system likes: no event loop calls it.
 pub(crate) fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("cannot resolve `{address}`: {error}"));
