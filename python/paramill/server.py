@@ -34,6 +34,9 @@ class Server:
     ...         job.table("w", init=[1.0]).value.tolist()
     [1.0]
 
+    Only this machine can join it, unless `listen` is an address that others reach (``"10.0.0.1:7070"``). There is no
+    authentication yet: whoever reaches it can read and change parameters and end the job.
+
     `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
     are threads of this process.
 

@@ -117,25 +117,27 @@ pub(crate) struct ReproduceArgs {
 /// Run a server.
 ///
 /// The first server of a job also coordinates it: it knows who takes part and where parameters live. Further servers
-/// and workers join by its URL, in any order.
+/// and workers join by its URL, in any order. There is no authentication yet: whoever reaches its ports can read and change
+/// parameters and end the job.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill serve --workers 8 --servers 2 --sync ssp:s=3
+  paramill serve --workers 8 --servers 2 --sync ssp:s=3   for this machine only
+  paramill serve --host 10.0.0.1                          for others that reach this address
   paramill serve --host 10.0.0.1 --host 10.1.0.1          two interfaces, both used
   paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
-    /// Where the job is to be found.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7070", conflicts_with = "join")]
-    pub(crate) listen: String,
+    /// Where the job is to be found [default: port 7070 of the first --host, or of 127.0.0.1].
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "join")]
+    pub(crate) listen: Option<String>,
     /// The job's name, the last part of its URL.
     #[arg(long, value_name = "NAME", default_value = "job", conflicts_with = "join")]
     pub(crate) job: String,
     /// Join the job of another server instead of starting one.
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
     pub(crate) join: Option<String>,
-    /// An address that data cores listen on and announce; may be repeated, and workers then spread their connections
-    /// over all of them [default: the one that routes to the job].
+    /// An address of this machine to listen on and announce, for other machines to reach; 0.0.0.0 is all of them. May be
+    /// repeated, and workers then spread their connections over all [default: 127.0.0.1, or the one that routes to the job].
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Vec<String>,
     /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
@@ -185,15 +187,19 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill aggregate --job paramill://10.0.0.1:7070/job --listen 10.0.1.1:7071
+  paramill aggregate --job paramill://10.0.0.1:7070/job                    for workers of this machine
+  paramill aggregate --job paramill://10.0.0.1:7070/job --host 10.0.1.1    for others that reach this address
   paramill train --processes --workers 4 --aggregators 2")]
 pub(crate) struct AggregateArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
     #[arg(long, value_name = "URL")]
     pub(crate) job: String,
-    /// Where workers come in.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7071")]
-    pub(crate) listen: String,
+    /// Where workers come in [default: port 7071 of --host, or of 127.0.0.1].
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "host")]
+    pub(crate) listen: Option<String>,
+    /// An address of this machine that workers of other machines reach; 0.0.0.0 is all of them.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
     /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]

@@ -6,6 +6,7 @@ mod duration;
 mod failure;
 mod group;
 mod interrupt;
+mod listening;
 mod output;
 mod plan;
 mod plot;

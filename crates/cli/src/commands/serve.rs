@@ -2,6 +2,7 @@
 
 use crate::args::{JobArgs, ServeArgs};
 use crate::failure::{Failure, OrUsage};
+use crate::listening;
 use crate::output::Output;
 use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
@@ -11,7 +12,7 @@ use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
-use paramill_node::url::JobUrl;
+use paramill_node::url::{self, JobUrl};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -23,12 +24,18 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
         Some(url) => joining(args, &url.parse().or_usage()?)?,
         None => coordinating(args, registry, output)?,
     };
+    let mut listens: Vec<String> = config.hosts.clone();
+    if args.join.is_none() {
+        listens.push(config.coordinator.clone());
+    }
     let job = config.job.clone();
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
     let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
+    listens.extend(server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)));
     let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
-    announce(&announcement, &server.pinning(), args.join.is_none(), output)?;
+    let who = listening::who_can_connect(listens.iter().map(String::as_str));
+    announce(&announcement, &[server.pinning().as_str(), who], args.join.is_none(), output)?;
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
 
@@ -62,6 +69,8 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
             cluster.workers, cluster.servers, policy.table.sync, policy.table.optimizer, policy.placement
         ))?;
     }
+    let host = args.host.first().map(String::as_str);
+    let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
         hosts: args.host.clone(),
@@ -72,7 +81,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
-        ..ServerConfig::new(&args.job, &args.listen)
+        ..ServerConfig::new(&args.job, &listen)
     })
 }
 
@@ -101,14 +110,19 @@ fn congestion(args: &ServeArgs) -> Option<String> {
 }
 
 /// Says where to join, before anybody can be waiting for it.
-fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Output) -> Result<(), Failure> {
+fn announce(
+    announcement: &Announcement,
+    facts: &[&str],
+    first: bool,
+    output: &Output,
+) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     if output.json() {
         writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
     } else if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
         writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
-        writeln!(stdout, "{pinning}")?;
+        writeln!(stdout, "{}", facts.join("\n"))?;
         writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
@@ -118,7 +132,7 @@ fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Ou
             announcement.url,
             announcement.data.join(", ")
         )?;
-        writeln!(stdout, "{pinning}")?;
+        writeln!(stdout, "{}", facts.join("\n"))?;
     }
     Ok(stdout.flush()?)
 }
