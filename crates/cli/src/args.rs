@@ -7,7 +7,8 @@ pub(crate) use bench::{BenchArgs, BenchCommand, CodecArgs, ExchangeArgs, KernelA
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
@@ -23,6 +24,31 @@ pub(crate) struct Args {
     pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// Reads the command line. Where it cannot be read, this says why and ends the process.
+    pub(crate) fn read() -> Args {
+        let words: Vec<String> = std::env::args().collect();
+        Args::try_parse().unwrap_or_else(|error| with_advice(error, &words).exit())
+    }
+}
+
+/// The command of `launch` comes after `--`, which is easily forgotten.
+fn with_advice(mut error: clap::Error, words: &[String]) -> clap::Error {
+    let is_launch =
+        words.get(1).is_some_and(|word| word == "launch") && !words.iter().any(|word| word == "--");
+    if let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg)
+        && is_launch
+        && error.kind() == ErrorKind::UnknownArgument
+        && !stray.starts_with('-')
+        && let Some(place) = words.iter().position(|word| word == stray)
+    {
+        let (options, command) = (words[1..place].join(" "), words[place..].join(" "));
+        let advice = format!("put `--` before the command: paramill {options} -- {command}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+    }
+    error
 }
 
 const TOP_EXAMPLES: &str = "\
@@ -263,7 +289,7 @@ Examples:
   paramill status paramill://127.0.0.1:7070/job
   paramill status 127.0.0.1:7070 --json")]
 pub(crate) struct StatusArgs {
-    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
 }
 
@@ -272,9 +298,11 @@ pub(crate) struct StatusArgs {
 #[command(after_help = "\
 Examples:
   paramill set 127.0.0.1:7070 --sync ssp:s=5
-  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp")]
+  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp
+  paramill set 127.0.0.1:7070 --optimizer adamw:lr=1e-4",
+    group = ArgGroup::new("change").args(["sync", "optimizer"]).required(true).multiple(true))]
 pub(crate) struct SetArgs {
-    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
     /// Only tables whose name matches (`*` and `?`).
     #[arg(long, value_name = "GLOB", default_value = "*")]
@@ -283,7 +311,7 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "ID")]
     pub(crate) server: Option<u32>,
     /// The consistency model from now on.
-    #[arg(long, value_name = "S", required_unless_present = "optimizer")]
+    #[arg(long, value_name = "S")]
     pub(crate) sync: Option<String>,
     /// The optimizer's parameters from now on, such as adamw:lr=1e-4; the rule stays what it is.
     #[arg(long, value_name = "O")]

@@ -3,13 +3,15 @@
 use crate::args::{JobArgs, ServeArgs};
 use crate::failure::{Failure, OrUsage};
 use crate::listening;
-use crate::output::Output;
+use crate::output::{Output, count};
 use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
 use anyhow::anyhow;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::admin::{Admin, AdminError};
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::{self, JobUrl};
@@ -36,7 +38,18 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
     let who = listening::who_can_connect(listens.iter().map(String::as_str));
     announce(&announcement, &[server.pinning().as_str(), who], args.join.is_none(), output)?;
+    if args.join.is_some() && !args.end_with_parent {
+        tell_of_silence(&url, output);
+    }
     Ok(server.join().map_err(|error| anyhow!(error))?)
+}
+
+/// Says that the job is not there yet, if it is not: its data cores try on, and say nothing meanwhile.
+fn tell_of_silence(url: &JobUrl, output: &Output) {
+    if let Err(AdminError::Unreachable { address, why }) = Admin::connect(url, limits::ATTEMPT_DEADLINE) {
+        let seconds = limits::CONNECT_DEADLINE.as_secs();
+        output.note(format!("no coordinator at {address} yet: {why}; trying again for {seconds} s"));
+    }
 }
 
 /// The first server of a job.
@@ -65,8 +78,12 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     if !output.json() {
         let JobPlan { cluster, policy, .. } = &plan;
         output.text(format!(
-            "waits for {} workers and {} servers; {}, {}, {}",
-            cluster.workers, cluster.servers, policy.table.sync, policy.table.optimizer, policy.placement
+            "waits for {} and {}; {}, {}, {}",
+            count(cluster.workers, "worker"),
+            count(cluster.servers, "server"),
+            policy.table.sync,
+            policy.table.optimizer,
+            policy.placement
         ))?;
     }
     let host = args.host.first().map(String::as_str);
