@@ -51,7 +51,7 @@ def init(
         listen="127.0.0.1:0",
         workers=1,
         servers=1,
-        cores=1,
+        cores=None,
         sync=None,
         optimizer=None,
         seed=1,
@@ -103,9 +103,11 @@ class Job:
         self._server = server
         self._started = False
         self._tables: dict[str, Table] = {}
+        # Set by an optimizer that trains in this job: there is no room for a second one.
+        self.has_optimizer = False
         # What is under way is waited for before the others are left.
         self._before_close: list[Callable[[], None]] = []
-        _open_jobs.add(self)
+        open_jobs.add(self)
 
     @property
     def url(self) -> str:
@@ -250,7 +252,7 @@ class Job:
 
     def close(self) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""
-        _open_jobs.discard(self)
+        open_jobs.discard(self)
         try:
             while self._before_close and not self.closed:
                 self._before_close.pop()()
@@ -280,7 +282,7 @@ class Job:
             self._abandon()
 
     def _abandon(self) -> None:
-        _open_jobs.discard(self)
+        open_jobs.discard(self)
         self._native.abandon()
         if self._server is not None:
             self._server.stop()
@@ -362,7 +364,11 @@ class Table:
         return self._remember(Handle(self, native, self.shape, target))
 
     def update(self, gradient: Any) -> None:
-        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`."""
+        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`.
+
+        What it raises is about this gradient, which was then not sent. An update that was sent and failed later is
+        raised by :meth:`sync`, one at a time: those after it are waited for by the next :meth:`sync`.
+        """
         self.push_pull(gradient)
 
     def sync(self, timeout: Optional[float] = None) -> None:
@@ -517,13 +523,14 @@ class Exchange:
             slab._look()
 
 
-_open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+# The jobs of this process that were neither closed nor abandoned.
+open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 def _close_all() -> None:
     # The interpreter writes the error that ends a program down here.
     failed = hasattr(sys, "last_value")
-    for job in list(_open_jobs):
+    for job in list(open_jobs):
         try:
             if failed:
                 job._abandon()

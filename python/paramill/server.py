@@ -37,6 +37,9 @@ class Server:
     Only this machine can join it, unless `listen` is an address that others reach (``"10.0.0.1:7070"``). There is no
     authentication yet: whoever reaches it can read and change parameters and end the job.
 
+    `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
+    elsewhere if `listen` is not on loopback.
+
     `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
     are threads of this process.
 
@@ -52,7 +55,7 @@ class Server:
         listen: str = "127.0.0.1:0",
         workers: int = 1,
         servers: int = 1,
-        cores: int = 1,
+        cores: Optional[int] = None,
         sync: Optional[str] = None,
         optimizer: Optional[str] = None,
         seed: int = 1,

@@ -179,7 +179,8 @@ pub(crate) struct ServeArgs {
     /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
-    /// Data cores of this server.
+    /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
+    /// if it listens on loopback].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -265,7 +266,7 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
-    /// Data cores of each server.
+    /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].
@@ -348,7 +349,7 @@ pub(crate) enum SimCommand {
 ///
 /// A world is a cluster, a network, faults and a job. Each is checked for lost or doubled pushes, staleness above the
 /// bound, replicas that differ, memory without bound, and no progress after healing. Exit code 3 tells of a broken
-/// promise about the data, 4 of a lack of progress, 5 of a panic.
+/// promise about the data, 5 of a panic, 4 of a lack of progress; of several findings the worst decides, in this order.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -371,6 +372,9 @@ pub(crate) struct SwarmArgs {
 }
 
 /// Run a scenario file.
+///
+/// Exit code 1 tells that not all workers finished, 4 that the run was given up because none of them made progress any
+/// more.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:

@@ -5,6 +5,7 @@ mod commands;
 mod duration;
 mod failure;
 mod group;
+mod input;
 mod interrupt;
 mod listening;
 mod output;

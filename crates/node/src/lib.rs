@@ -8,6 +8,7 @@ pub mod admin;
 pub mod aggregator;
 pub mod client;
 mod clock;
+pub mod data_cores;
 pub mod env_vars;
 mod event_loop;
 pub mod exhaustion;

@@ -17,7 +17,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let plan = check(args, registry).or_usage()?;
     let mut processes = Supervisor::with_keeper()?;
     let transport = args.transport.unwrap_or_default();
-    let joining = [format!("--cores={}", args.cores.unwrap_or(1)), format!("--transport={transport}")];
+    let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     first.extend_from_slice(&joining);

@@ -12,6 +12,7 @@ use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
 use paramill_node::admin::{Admin, AdminError};
+use paramill_node::data_cores::HostShare;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::{self, JobUrl};
@@ -69,7 +70,9 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     if job.config.is_none() {
         job.policy.optimizer.get_or_insert_with(|| TablePolicy::default().optimizer);
     }
-    let plan = JobPlan::resolve(&job, registry).or_usage()?;
+    let host = args.host.first().map(String::as_str);
+    let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
+    let plan = JobPlan::resolve_at(&listen, &job, registry).or_usage()?;
     let index = args.index.unwrap_or(0);
     if index >= plan.cluster.servers {
         let error = anyhow!("index = {index}: the job has servers 0 to {}", plan.cluster.servers - 1);
@@ -86,8 +89,6 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
             policy.placement
         ))?;
     }
-    let host = args.host.first().map(String::as_str);
-    let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
     Ok(ServerConfig {
         coordinate: Some(training::job_config(&plan, &args.job)),
         hosts: args.host.clone(),
@@ -112,7 +113,8 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         hosts: args.host.clone(),
         congestion: congestion(args),
         pin: args.pin.clone(),
-        cores: args.cores.unwrap_or(1),
+        // How many take part is not known yet: on loopback there are another server and some workers at least.
+        cores: args.cores.unwrap_or_else(|| HostShare::of_job_at(&url.address, 2, 2).data_cores()),
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,
