@@ -44,7 +44,7 @@ def init(
     if identity is not None and (identity[1] or 1) > 1:
         raise EnvironmentError(
             f"{identity[2]} started {identity[1]} workers, but no server is named: run `paramill serve --workers "
-            f"{identity[1]}` and set PARAMILL_URL to what it prints"
+            f"{identity[1]}` (with `--host ADDRESS` for workers on other machines) and set PARAMILL_URL to what it prints"
         )
     server = _native.Server(
         "alone",

@@ -34,6 +34,9 @@ class Server:
     ...         job.table("w", init=[1.0]).value.tolist()
     [1.0]
 
+    Only this machine can join it, unless `listen` is an address that others reach (``"10.0.0.1:7070"``). There is no
+    authentication yet: whoever reaches it can read and change parameters and end the job.
+
     `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
     elsewhere if `listen` is not on loopback.
 

@@ -7,7 +7,8 @@ pub(crate) use bench::{BenchArgs, BenchCommand, CodecArgs, ExchangeArgs, KernelA
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
 use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
@@ -23,6 +24,31 @@ pub(crate) struct Args {
     pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// Reads the command line. Where it cannot be read, this says why and ends the process.
+    pub(crate) fn read() -> Args {
+        let words: Vec<String> = std::env::args().collect();
+        Args::try_parse().unwrap_or_else(|error| with_advice(error, &words).exit())
+    }
+}
+
+/// The command of `launch` comes after `--`, which is easily forgotten.
+fn with_advice(mut error: clap::Error, words: &[String]) -> clap::Error {
+    let is_launch =
+        words.get(1).is_some_and(|word| word == "launch") && !words.iter().any(|word| word == "--");
+    if let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg)
+        && is_launch
+        && error.kind() == ErrorKind::UnknownArgument
+        && !stray.starts_with('-')
+        && let Some(place) = words.iter().position(|word| word == stray)
+    {
+        let (options, command) = (words[1..place].join(" "), words[place..].join(" "));
+        let advice = format!("put `--` before the command: paramill {options} -- {command}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+    }
+    error
 }
 
 const TOP_EXAMPLES: &str = "\
@@ -117,25 +143,27 @@ pub(crate) struct ReproduceArgs {
 /// Run a server.
 ///
 /// The first server of a job also coordinates it: it knows who takes part and where parameters live. Further servers
-/// and workers join by its URL, in any order.
+/// and workers join by its URL, in any order. There is no authentication yet: whoever reaches its ports can read and change
+/// parameters and end the job.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill serve --workers 8 --servers 2 --sync ssp:s=3
+  paramill serve --workers 8 --servers 2 --sync ssp:s=3   for this machine only
+  paramill serve --host 10.0.0.1                          for others that reach this address
   paramill serve --host 10.0.0.1 --host 10.1.0.1          two interfaces, both used
   paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
-    /// Where the job is to be found.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7070", conflicts_with = "join")]
-    pub(crate) listen: String,
+    /// Where the job is to be found [default: port 7070 of the first --host, or of 127.0.0.1].
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "join")]
+    pub(crate) listen: Option<String>,
     /// The job's name, the last part of its URL.
     #[arg(long, value_name = "NAME", default_value = "job", conflicts_with = "join")]
     pub(crate) job: String,
     /// Join the job of another server instead of starting one.
     #[arg(long, value_name = "URL", conflicts_with_all = ["config", "workers", "servers"])]
     pub(crate) join: Option<String>,
-    /// An address that data cores listen on and announce; may be repeated, and workers then spread their connections
-    /// over all of them [default: the one that routes to the job].
+    /// An address of this machine to listen on and announce, for other machines to reach; 0.0.0.0 is all of them. May be
+    /// repeated, and workers then spread their connections over all [default: 127.0.0.1, or the one that routes to the job].
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Vec<String>,
     /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
@@ -186,15 +214,19 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill aggregate --job paramill://10.0.0.1:7070/job --listen 10.0.1.1:7071
+  paramill aggregate --job paramill://10.0.0.1:7070/job                    for workers of this machine
+  paramill aggregate --job paramill://10.0.0.1:7070/job --host 10.0.1.1    for others that reach this address
   paramill train --processes --workers 4 --aggregators 2")]
 pub(crate) struct AggregateArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
     #[arg(long, value_name = "URL")]
     pub(crate) job: String,
-    /// Where workers come in.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:7071")]
-    pub(crate) listen: String,
+    /// Where workers come in [default: port 7071 of --host, or of 127.0.0.1].
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "host")]
+    pub(crate) listen: Option<String>,
+    /// An address of this machine that workers of other machines reach; 0.0.0.0 is all of them.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
     /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]
@@ -258,7 +290,7 @@ Examples:
   paramill status paramill://127.0.0.1:7070/job
   paramill status 127.0.0.1:7070 --json")]
 pub(crate) struct StatusArgs {
-    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
 }
 
@@ -267,9 +299,11 @@ pub(crate) struct StatusArgs {
 #[command(after_help = "\
 Examples:
   paramill set 127.0.0.1:7070 --sync ssp:s=5
-  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp")]
+  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp
+  paramill set 127.0.0.1:7070 --optimizer adamw:lr=1e-4",
+    group = ArgGroup::new("change").args(["sync", "optimizer"]).required(true).multiple(true))]
 pub(crate) struct SetArgs {
-    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
+    /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
     /// Only tables whose name matches (`*` and `?`).
     #[arg(long, value_name = "GLOB", default_value = "*")]
@@ -278,7 +312,7 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "ID")]
     pub(crate) server: Option<u32>,
     /// The consistency model from now on.
-    #[arg(long, value_name = "S", required_unless_present = "optimizer")]
+    #[arg(long, value_name = "S")]
     pub(crate) sync: Option<String>,
     /// The optimizer's parameters from now on, such as adamw:lr=1e-4; the rule stays what it is.
     #[arg(long, value_name = "O")]

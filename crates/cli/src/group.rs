@@ -3,7 +3,7 @@
 //! A group's number is that of its first process. It is not given to anybody else as long as the group has members or its first
 //! process was not waited for. Children are therefore waited for after their group was ended, not when they end.
 
-use rustix::process::{Pid, Signal, getsid, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -38,20 +38,33 @@ pub(crate) fn end(groups: impl Fn() -> Vec<Pid>, grace: Duration) {
 /// The groups of this session that have processes which run; nothing where the kernel does not tell. Groups of children are in
 /// the session of their parent: another one with the same number is somebody else's.
 fn living() -> Option<HashSet<Pid>> {
-    let session = getsid(None).ok()?;
-    let group = |stat: String| {
-        // The name, in parentheses, may contain anything.
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        let runs = !matches!(fields.next()?, "Z" | "X");
-        let mut numbers = fields.skip(1).map_while(|field| Pid::from_raw(field.parse().ok()?));
-        let (group, found) = (numbers.next()?, numbers.next()?);
-        (runs && found == session).then_some(group)
-    };
-    let processes = std::fs::read_dir("/proc").ok()?.filter_map(Result::ok);
-    let processes = processes.filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit());
-    Some(
-        processes
-            .filter_map(|entry| group(std::fs::read_to_string(entry.path().join("stat")).ok()?))
-            .collect(),
-    )
+    let own = std::fs::read_link("/proc/self").ok()?;
+    // Numbers in the `/proc` of another namespace mean other processes.
+    if own.to_str()?.parse() != Ok(std::process::id()) {
+        return None;
+    }
+    let session = Stat::read("self")?.session;
+    let is_ours = |stat: &Stat| stat.runs && stat.session == session;
+    let processes =
+        std::fs::read_dir("/proc").ok()?.filter_map(|entry| Stat::read(entry.ok()?.file_name().to_str()?));
+    Some(processes.filter(is_ours).filter_map(|stat| Pid::from_raw(stat.group)).collect())
+}
+
+/// What the kernel tells of a process.
+struct Stat {
+    /// Whether it has not ended, to be waited for only.
+    runs: bool,
+    group: i32,
+    session: i32,
+}
+
+impl Stat {
+    /// `None` for a process that is gone, and for what is no process.
+    fn read(name: &str) -> Option<Stat> {
+        let text = std::fs::read_to_string(format!("/proc/{name}/stat")).ok()?;
+        // The program's name, in parentheses, may contain anything.
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse().ok();
+        Some(Stat { runs: !matches!(*fields.first()?, "Z" | "X"), group: number(2)?, session: number(3)? })
+    }
 }

@@ -7,18 +7,18 @@ mod failure;
 mod group;
 mod input;
 mod interrupt;
+mod listening;
 mod output;
 mod plan;
 mod plot;
 mod supervisor;
 mod training;
 
-use clap::Parser;
 use output::Output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let args = args::Args::read();
     let output = Output::new(args.json, args.quiet);
     let outcome = interrupt::install().and_then(|()| commands::run(args.command, &output));
     match outcome {

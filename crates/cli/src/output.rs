@@ -79,6 +79,11 @@ fn terminal_width(terminal: &io::Stdout) -> u16 {
     }
 }
 
+/// A number of things as people say it: `1 worker`, `2 workers`.
+pub(crate) fn count(number: u32, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A number of bytes as people say it: `3.2 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];

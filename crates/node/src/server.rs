@@ -117,7 +117,10 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         let mut listeners = Vec::new();
         if config.memory.is_none() {
             let listener = tcp::listen(&config.coordinator)?;
-            server.coordinator = announced(&listener, config.hosts.first().map(String::as_str))?;
+            // A job that listens on one address is found there, wherever its data cores are.
+            let any = listener.local_addr()?.ip().is_unspecified();
+            server.coordinator =
+                announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
             listeners.push(Listener::Tcp(listener));
         }
         let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
@@ -280,7 +283,9 @@ fn data_listeners(
 /// The address that others are to be told: the bound one, with a host that they can reach instead of `0.0.0.0`.
 pub(crate) fn announced(listener: &TcpListener, host: Option<&str>) -> io::Result<String> {
     let bound = listener.local_addr()?;
-    match host {
+    // All addresses together are none that others could connect to.
+    let is_any = |host: &str| matches!(host, "0.0.0.0" | "[::]");
+    match host.filter(|host| !is_any(host)) {
         Some(host) => Ok(format!("{host}:{}", bound.port())),
         None if bound.ip().is_unspecified() => {
             // Without a way out there is nobody outside to tell.

@@ -25,6 +25,18 @@ pub struct UrlError {
     why: &'static str,
 }
 
+impl JobUrl {
+    /// Reads the URL of whatever job is there, for commands: without a name in the text, `job` is empty, which the coordinator
+    /// takes for its own.
+    pub fn of_any_job(text: &str) -> Result<JobUrl, UrlError> {
+        let mut url: JobUrl = text.parse()?;
+        if !text.split_once("://").map_or(text, |(_, rest)| rest).contains('/') {
+            url.job.clear();
+        }
+        Ok(url)
+    }
+}
+
 impl FromStr for JobUrl {
     type Err = UrlError;
 
@@ -74,6 +86,15 @@ mod tests {
             let url: JobUrl = text.parse().unwrap();
             assert_eq!((url.address.as_str(), url.job.as_str()), (address, job), "{text}");
             assert_eq!(url.to_string().parse::<JobUrl>().unwrap(), url);
+        }
+    }
+
+    #[test]
+    fn commands_may_leave_the_name_out() {
+        for (text, job) in
+            [("host:7171", ""), ("paramill://host", ""), ("host/job", "job"), ("paramill://h:1/x", "x")]
+        {
+            assert_eq!(JobUrl::of_any_job(text).unwrap().job, job, "{text}");
         }
     }
 

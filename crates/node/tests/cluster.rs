@@ -426,10 +426,25 @@ fn delays_over_sockets_hold_a_connection_and_lose_nothing() {
 
 #[test]
 fn a_server_that_listens_everywhere_announces_an_address_that_can_be_reached() {
-    let config =
-        ServerConfig { coordinate: Some(job_config(1, 1, "bsp")), ..ServerConfig::new("test", "0.0.0.0:0") };
-    let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
-    for address in server.data_addresses().iter().flat_map(Addresses::iter).chain([server.coordinator()]) {
-        assert!(!address.starts_with("0.0.0.0:") && !address.ends_with(":0"), "{address}");
+    for hosts in [Vec::new(), vec!["0.0.0.0".to_owned()]] {
+        let coordinate = Some(job_config(1, 1, "bsp"));
+        let config = ServerConfig { coordinate, hosts, ..ServerConfig::new("test", "0.0.0.0:0") };
+        let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
+        for address in server.data_addresses().iter().flat_map(Addresses::iter).chain([server.coordinator()])
+        {
+            assert!(!address.starts_with("0.0.0.0:") && !address.ends_with(":0"), "{address}");
+        }
     }
+}
+
+/// Data cores on other addresses do not change where the job is to be found.
+#[test]
+fn a_job_is_announced_where_it_listens() {
+    let coordinate = Some(job_config(1, 1, "bsp"));
+    let hosts = vec!["127.0.0.2".to_owned()];
+    let config = ServerConfig { coordinate, hosts, ..ServerConfig::new("test", "127.0.0.1:0") };
+    let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
+    assert!(server.coordinator().starts_with("127.0.0.1:"), "{}", server.coordinator());
+    let data: Vec<&str> = server.data_addresses().iter().flat_map(Addresses::iter).collect();
+    assert!(data.iter().any(|address| address.starts_with("127.0.0.2:")), "{data:?}");
 }

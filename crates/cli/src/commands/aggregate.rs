@@ -2,6 +2,7 @@
 
 use crate::args::AggregateArgs;
 use crate::failure::{Failure, OrUsage};
+use crate::listening;
 use crate::output::Output;
 use crate::training::{self, AggregatorAnnouncement};
 use anyhow::anyhow;
@@ -23,6 +24,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
         let longest = limits::MAX_HOLD.as_secs();
         return Err(Failure::Usage(anyhow!("hold = {}: expected at most {longest}s", args.hold)));
     }
+    let listen = listening::address(args.listen.as_deref(), args.host.as_deref(), listening::AGGREGATOR_PORT);
     let config = AggregatorConfig {
         id: args.index.map(AggregatorId),
         hold: args.hold.0,
@@ -30,16 +32,16 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
         congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),
         faults: training::faults(&args.inject).or_usage()?,
         seed: args.seed,
-        ..AggregatorConfig::new(&url.job, &url.address, &args.listen)
+        ..AggregatorConfig::new(&url.job, &url.address, &listen)
     };
     let aggregator = aggregator::start(config, registry)?;
     let address = aggregator.address().to_owned();
-    announce(&AggregatorAnnouncement { url: url.to_string(), address }, output)?;
+    announce(&AggregatorAnnouncement { url: url.to_string(), address }, &listen, output)?;
     Ok(aggregator.join().map_err(|error| anyhow!(error))?)
 }
 
 /// Says where workers come in.
-fn announce(announcement: &AggregatorAnnouncement, output: &Output) -> Result<(), Failure> {
+fn announce(announcement: &AggregatorAnnouncement, listen: &str, output: &Output) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     if output.json() {
         writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
@@ -51,6 +53,7 @@ fn announce(announcement: &AggregatorAnnouncement, output: &Output) -> Result<()
             "a worker goes through it with {}={address} in its environment",
             env_vars::AGGREGATOR
         )?;
+        writeln!(stdout, "{}", listening::who_can_connect([listen]))?;
     }
     Ok(stdout.flush()?)
 }

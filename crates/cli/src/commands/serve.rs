@@ -2,17 +2,20 @@
 
 use crate::args::{JobArgs, ServeArgs};
 use crate::failure::{Failure, OrUsage};
-use crate::output::Output;
+use crate::listening;
+use crate::output::{Output, count};
 use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
 use anyhow::anyhow;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::admin::{Admin, AdminError};
 use paramill_node::data_cores::HostShare;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
-use paramill_node::url::JobUrl;
+use paramill_node::url::{self, JobUrl};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -24,13 +27,30 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
         Some(url) => joining(args, &url.parse().or_usage()?)?,
         None => coordinating(args, registry, output)?,
     };
+    let mut listens: Vec<String> = config.hosts.clone();
+    if args.join.is_none() {
+        listens.push(config.coordinator.clone());
+    }
     let job = config.job.clone();
     let server = server::start(config, registry)?;
     let url = JobUrl { address: server.coordinator().to_owned(), job };
     let data = server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)).collect();
+    listens.extend(server.data_addresses().iter().flat_map(|core| core.iter().map(str::to_owned)));
     let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
-    announce(&announcement, &server.pinning(), args.join.is_none(), output)?;
+    let who = listening::who_can_connect(listens.iter().map(String::as_str));
+    announce(&announcement, &[server.pinning().as_str(), who], args.join.is_none(), output)?;
+    if args.join.is_some() && !args.end_with_parent {
+        tell_of_silence(&url, output);
+    }
     Ok(server.join().map_err(|error| anyhow!(error))?)
+}
+
+/// Says that the job is not there yet, if it is not: its data cores try on, and say nothing meanwhile.
+fn tell_of_silence(url: &JobUrl, output: &Output) {
+    if let Err(AdminError::Unreachable { address, why }) = Admin::connect(url, limits::ATTEMPT_DEADLINE) {
+        let seconds = limits::CONNECT_DEADLINE.as_secs();
+        output.note(format!("no coordinator at {address} yet: {why}; trying again for {seconds} s"));
+    }
 }
 
 /// The first server of a job.
@@ -50,7 +70,9 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     if job.config.is_none() {
         job.policy.optimizer.get_or_insert_with(|| TablePolicy::default().optimizer);
     }
-    let plan = JobPlan::resolve_at(&args.listen, &job, registry).or_usage()?;
+    let host = args.host.first().map(String::as_str);
+    let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
+    let plan = JobPlan::resolve_at(&listen, &job, registry).or_usage()?;
     let index = args.index.unwrap_or(0);
     if index >= plan.cluster.servers {
         let error = anyhow!("index = {index}: the job has servers 0 to {}", plan.cluster.servers - 1);
@@ -59,8 +81,12 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     if !output.json() {
         let JobPlan { cluster, policy, .. } = &plan;
         output.text(format!(
-            "waits for {} workers and {} servers; {}, {}, {}",
-            cluster.workers, cluster.servers, policy.table.sync, policy.table.optimizer, policy.placement
+            "waits for {} and {}; {}, {}, {}",
+            count(cluster.workers, "worker"),
+            count(cluster.servers, "server"),
+            policy.table.sync,
+            policy.table.optimizer,
+            policy.placement
         ))?;
     }
     Ok(ServerConfig {
@@ -73,7 +99,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         server: Some(ServerId(index)),
         faults: training::faults(&plan.inject).or_usage()?,
         seed: plan.seed,
-        ..ServerConfig::new(&args.job, &args.listen)
+        ..ServerConfig::new(&args.job, &listen)
     })
 }
 
@@ -103,14 +129,19 @@ fn congestion(args: &ServeArgs) -> Option<String> {
 }
 
 /// Says where to join, before anybody can be waiting for it.
-fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Output) -> Result<(), Failure> {
+fn announce(
+    announcement: &Announcement,
+    facts: &[&str],
+    first: bool,
+    output: &Output,
+) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     if output.json() {
         writeln!(stdout, "{}", serde_json::to_string(announcement)?)?;
     } else if first {
         writeln!(stdout, "the job is at {}", announcement.url)?;
         writeln!(stdout, "data cores listen on {}", announcement.data.join(", "))?;
-        writeln!(stdout, "{pinning}")?;
+        writeln!(stdout, "{}", facts.join("\n"))?;
         writeln!(stdout, "further servers: paramill serve --join {}", announcement.url)?;
         writeln!(stdout, "how it stands:   paramill status {}", announcement.url)?;
     } else {
@@ -120,7 +151,7 @@ fn announce(announcement: &Announcement, pinning: &str, first: bool, output: &Ou
             announcement.url,
             announcement.data.join(", ")
         )?;
-        writeln!(stdout, "{pinning}")?;
+        writeln!(stdout, "{}", facts.join("\n"))?;
     }
     Ok(stdout.flush()?)
 }

@@ -8,6 +8,7 @@ use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::registry::Registry;
 use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
+use paramill_node::url::JobUrl;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ struct Changed {
 }
 
 pub(crate) fn run(args: &SetArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
-    let url = args.url.parse().or_usage()?;
+    let url = JobUrl::of_any_job(&args.url).or_usage()?;
     if let Some(sync) = &args.sync {
         SyncPolicy::parse(&registry.consistency, sync).or_usage()?;
     }

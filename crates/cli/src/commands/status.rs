@@ -5,13 +5,14 @@ use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes};
 use paramill_core::status::{AggregatorStatus, MemberState, ShardReport, Status, WorkerStatus};
 use paramill_node::admin::Admin;
+use paramill_node::url::JobUrl;
 use std::time::Duration;
 
 /// How long the coordinator may take for an answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
-    let url = args.url.parse().or_usage()?;
+    let url = JobUrl::of_any_job(&args.url).or_usage()?;
     let status = Admin::connect(&url, DEADLINE)?.status()?;
     if output.json() {
         return Ok(output.object(&status)?);

@@ -195,7 +195,7 @@ fn reach(address: SocketAddr, deadline: Duration) -> Check {
         io::ErrorKind::ConnectionRefused => Check::fail(
             "address",
             format!("{address} is reached, but nothing listens on port {}", address.port()),
-            format!("on that machine: paramill serve --listen 0.0.0.0:{}", address.port()),
+            format!("on that machine: paramill serve --listen {address}"),
         ),
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Check::fail(
             "address",

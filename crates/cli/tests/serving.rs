@@ -1,0 +1,117 @@
+//! Servers as people start and ask them: where they listen when nobody says so, and what they and the commands around them say.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
+
+fn paramill(arguments: &[&str]) -> Output {
+    Command::new(PARAMILL).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A server that runs until the test is over, and the first lines that it printed.
+struct Serve {
+    child: Child,
+    /// Open as long as the server runs: one that cannot say where it is has nobody to serve.
+    _stdout: BufReader<ChildStdout>,
+    lines: Vec<String>,
+}
+
+impl Serve {
+    fn start(arguments: &[&str], lines: usize) -> Serve {
+        let mut child = Command::new(PARAMILL)
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let lines = stdout.by_ref().lines().take(lines).map(Result::unwrap).collect();
+        Serve { child, _stdout: stdout, lines }
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The port is taken, by this test or by whoever had it before: the refusal names the address that was meant.
+#[test]
+fn servers_and_aggregators_listen_on_this_machine_unless_they_are_told_otherwise() {
+    let job = "127.0.0.1:1";
+    for (arguments, address) in [
+        (&["serve"][..], "127.0.0.1:7070"),
+        (&["serve", "--host", "127.0.0.9"], "127.0.0.9:7070"),
+        (&["aggregate", "--job", job, "--transport", "tcp"], "127.0.0.1:7071"),
+        (&["aggregate", "--job", job, "--transport", "tcp", "--host", "127.0.0.9"], "127.0.0.9:7071"),
+    ] {
+        let _taken = TcpListener::bind(address);
+        let output = paramill(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let told = text(&output.stderr);
+        assert!(
+            told.contains(&format!("error: {address} is in use by another program")),
+            "{arguments:?}: {told}"
+        );
+    }
+}
+
+#[test]
+fn a_server_says_who_can_connect() {
+    let serve = Serve::start(&["serve", "--listen", "127.0.0.1:0", "--workers", "1", "--servers", "1"], 5);
+    let who = &serve.lines[4];
+    assert!(who.contains("only this machine can connect; --host ADDRESS (or 0.0.0.0"), "{:?}", serve.lines);
+    assert!(who.contains("no authentication yet"), "{:?}", serve.lines);
+}
+
+#[test]
+fn a_job_is_counted_in_words() {
+    let serve = Serve::start(&["serve", "--listen", "127.0.0.1:0", "--workers", "1", "--servers", "2"], 1);
+    assert!(serve.lines[0].starts_with("waits for 1 worker and 2 servers; "), "{:?}", serve.lines);
+}
+
+#[test]
+fn status_takes_the_only_job_at_an_address() {
+    let serve = Serve::start(&["serve", "--listen", "127.0.0.1:0", "--job", "run42"], 2);
+    let url = serve.lines[1].strip_prefix("the job is at paramill://").unwrap();
+    let address = url.strip_suffix("/run42").unwrap();
+    let status = paramill(&["status", address]);
+    assert!(text(&status.stdout).starts_with("job `run42`: waiting"), "{}", text(&status.stderr));
+    let other = paramill(&["status", &format!("{address}/other")]);
+    assert!(text(&other.stderr).contains("serves job `run42`, not `other`"), "{}", text(&other.stderr));
+}
+
+#[test]
+fn a_further_server_says_that_the_job_is_not_there_yet() {
+    let mut serve = Command::new(PARAMILL)
+        .args(["serve", "--join", "127.0.0.1:1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(serve.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    serve.kill().unwrap();
+    serve.wait().unwrap();
+    assert!(line.starts_with("no coordinator at 127.0.0.1:1 yet: Connection refused"), "{line}");
+    assert!(line.contains("trying again for 30 s"), "{line}");
+}
+
+#[test]
+fn what_was_left_out_is_named() {
+    let told = text(&paramill(&["launch", "-n", "2", "python", "x.py", "--epochs", "3"]).stderr);
+    let advice = "put `--` before the command: paramill launch -n 2 -- python x.py --epochs 3";
+    assert!(told.contains(advice), "{told}");
+    let told = text(&paramill(&["set", "127.0.0.1:1"]).stderr);
+    assert!(told.contains("--sync <S>|--optimizer <O>"), "{told}");
+}
