@@ -119,25 +119,32 @@ pub(crate) struct ConfigArgs {
     pub(crate) job: JobArgs,
 }
 
-/// Set up a published result again, with the paper's figures beside ours.
+/// Set up parts of a published experiment: each claim of the paper, its figure beside ours, and whether it holds.
+///
+/// A claim is judged at the paper's own figure. One that cannot be judged here, because nothing is trained, the size is
+/// another, or the figure is an input, says so.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   paramill reproduce --list
-  paramill reproduce fluentps-fig9 --plot fig9.svg")]
+  paramill reproduce fluentps-fig9 --seeds 3 --plot fig9.svg
+  paramill reproduce psp-table1 --json | jq '.claims[] | select(.holds == false)'")]
 pub(crate) struct ReproduceArgs {
-    /// Which result; --list names them.
+    /// Which experiment; --list names them.
     #[arg(required_unless_present = "list")]
     pub(crate) name: Option<String>,
-    /// List the results that can be set up.
+    /// List the experiments that can be set up.
     #[arg(long, conflicts_with = "name")]
     pub(crate) list: bool,
-    /// Draw ours against the paper's as SVG.
+    /// Draw the figures as SVG.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
-    /// Everything random follows from it.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
+    /// Everything random follows from it [default: 1].
+    #[arg(long, conflicts_with = "list")]
+    pub(crate) seed: Option<u64>,
+    /// Run everything with so many seeds, the first being --seed, and judge claims over all of them [default: 1].
+    #[arg(long, value_name = "N", conflicts_with = "list", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub(crate) seeds: Option<u64>,
 }
 
 /// Run a server.

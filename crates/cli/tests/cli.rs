@@ -113,6 +113,23 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
 }
 
 #[test]
+fn a_reproduction_lists_claims_and_refuses_a_seed_without_effect() {
+    let report = json(&["reproduce", "mps-placement", "--json", "--quiet"]);
+    let claims = report["claims"].as_array().expect("claims are a list");
+    let count = |holds: Value| claims.iter().filter(|claim| claim["holds"] == holds).count();
+    assert_eq!([count(true.into()), count(false.into()), count(Value::Null)], [5, 3, 4], "{claims:#?}");
+    let text = answer(&["reproduce", "mps-placement", "--quiet"]);
+    assert!(text.contains("12 claims: 5 hold, 3 do not, 4 cannot be judged here"), "{text}");
+    assert!(text.contains("They come from a closed formula"), "{text}");
+    let refused = refusal(&["reproduce", "mps-placement", "--seed", "2"]);
+    assert!(
+        refused.contains("nothing is random in mps-placement; leave --seed and --seeds out"),
+        "{refused}"
+    );
+    assert!(refusal(&["reproduce", "pf-snappy", "--seeds", "2"]).contains("draws its data from one seed"));
+}
+
+#[test]
 fn the_default_job_is_a_file() {
     // The one default that depends on the machine.
     let cores = HostShare::of_job_at("localhost", 2, 4).data_cores();

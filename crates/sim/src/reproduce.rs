@@ -1,18 +1,13 @@
-//! Published results, set up again: the paper's figures beside ours.
+//! Parts of published experiments in virtual time: each claim of the paper, its figure beside ours, and whether it holds.
 
+pub mod claim;
 pub mod fluentps_fig9;
 pub mod mps_placement;
 pub mod psp_table1;
 
-use serde::Serialize;
+pub use claim::Claim;
 
-/// Something the paper found.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Finding {
-    /// What the paper says.
-    pub claim: String,
-    /// Whether our figures say so too.
-    pub holds: bool,
-    /// Our figures.
-    pub ours: String,
-}
+use std::ops::Range;
+
+/// The seeds of an experiment: as many runs of everything that is random.
+pub type Seeds = Range<u64>;

@@ -1,40 +1,41 @@
 //! FluentPS, Figure 9 and Table IV: delayed pulls and time of SSP and PSSP, lazy and soft.
 
-use super::{Experiment, Report};
+use super::{Experiment, Randomness, Report, named};
 use crate::output::{Align, Table};
 use crate::plot::{Body, Chart};
 use anyhow::Result;
-use paramill_sim::reproduce::fluentps_fig9::{self, FluentPsFig9};
+use paramill_sim::reproduce::claim::median;
+use paramill_sim::reproduce::fluentps_fig9::{self, FluentPsFig9, Run};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "fluentps-fig9",
-    about: "FluentPS: lazy execution and PSSP delay up to 97% fewer pulls than SSP with a soft barrier",
-    run,
+    about: "FluentPS, Figure 9 and Table IV: delayed pulls and times of SSP and PSSP, simulated without training in 36 settings",
+    randomness: Randomness::ManySeeds,
+    run: |seeds| report(fluentps_fig9::run(seeds)?),
 };
 
-fn run(seed: u64) -> Result<Report> {
-    let result = fluentps_fig9::run(seed)?;
+pub(super) fn report(result: FluentPsFig9) -> Result<Report> {
     Ok(Report {
         title: format!(
-            "FluentPS, Figure 9 and Table IV: {} workers, 1 server, {} iterations, {:.0} Gbit/s link, seed {}",
-            result.workers, result.iterations, result.link_gbit_per_s, result.seed
+            "FluentPS, Figure 9 and Table IV: {} workers and 1 server in virtual time, {} iterations, {:.0} Gbit/s link, \
+             {} runs (settings times seeds), {}",
+            result.workers,
+            result.iterations,
+            result.link_gbit_per_s,
+            result.runs.len(),
+            named(&result.seeds)
         ),
         data: serde_json::to_value(&result)?,
         tables: vec![
-            (format!("Per 100 iterations, at a link load of {:.2}", result.base_load), models(&result)),
+            ("Per 100 iterations, medians over all runs".into(), models(&result)),
             (
-                "Where the claims about time hold: speed-up by the load of the server's link".into(),
+                "Speed-ups by the load of the server's link, medians over the other settings".into(),
                 times(&result),
             ),
         ],
         chart: chart(&result),
-        notes: result
-            .times
-            .iter()
-            .map(|time| format!("{}: {}", time.claim, time.verdict))
-            .chain(result.notes)
-            .collect(),
-        findings: result.delays,
+        claims: result.claims,
+        notes: result.notes,
     })
 }
 
@@ -46,12 +47,11 @@ fn models(result: &FluentPsFig9) -> Table {
         ("s, paper", Align::Right),
         ("s, ours", Align::Right),
         ("mean staleness read", Align::Right),
-        ("max", Align::Right),
     ]);
     let known = |figure: Option<f64>, digits: usize| {
         figure.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
     };
-    for row in &result.rows {
+    for row in &result.models {
         table.row([
             row.sync.clone(),
             known(row.paper_dprs, 0),
@@ -59,33 +59,45 @@ fn models(result: &FluentPsFig9) -> Table {
             known(row.paper_seconds, 1),
             format!("{:.1}", row.seconds),
             format!("{:.2}", row.mean_staleness),
-            row.max_staleness.to_string(),
         ]);
     }
     table
 }
 
+/// The pairs of models that the paper's claims on time compare: the slower one, the faster one, and how much faster it is.
+const TIMES: [(&str, &str, &str); 4] = [
+    ("ssp:s=3,exec=soft", "ssp:s=3", "1.25x"),
+    ("ssp:s=12,exec=soft", "ssp:s=12", "up to 1.24x"),
+    ("ssp:s=3,exec=soft", "pssp:s=3,c=0.5,exec=soft", "1.38x"),
+    ("ssp:s=12,exec=soft", "pssp:s=3,c=0.1,exec=soft", "1.40x"),
+];
+
 fn times(result: &FluentPsFig9) -> Table {
-    let mut headings = vec![("claim".to_owned(), Align::Left), ("paper".to_owned(), Align::Right)];
-    if let Some(first) = result.times.first() {
-        headings.extend(first.points.iter().map(|point| (format!("load {:.2}", point.load), Align::Right)));
-    }
+    let mut loads: Vec<f64> = result.runs.iter().map(|run| run.setting.load).collect();
+    loads.sort_by(f64::total_cmp);
+    loads.dedup();
+    let mut headings = vec![
+        ("".to_owned(), Align::Left),
+        ("against".to_owned(), Align::Left),
+        ("paper".to_owned(), Align::Right),
+    ];
+    headings.extend(loads.iter().map(|load| (format!("load {load:.1}"), Align::Right)));
     let mut table = Table::new(headings);
-    for time in &result.times {
-        let mut cells = vec![time.claim.to_owned(), format!("{:.2}x", time.paper_ratio)];
-        cells.extend(time.points.iter().map(|point| {
-            let mark = if point.as_claimed {
-                " as claimed"
-            } else if point.faster {
-                ""
-            } else {
-                " slower"
-            };
-            format!("{:.2}x{mark}", point.ratio)
-        }));
+    for (slow, fast, paper) in TIMES {
+        let mut cells = vec![fast.to_owned(), slow.to_owned(), paper.to_owned()];
+        cells.extend(loads.iter().map(|load| format!("{:.2}x", speedup(result, *load, slow, fast))));
         table.row(cells);
     }
     table
+}
+
+/// The median ratio of two models' times over the runs at a load.
+fn speedup(result: &FluentPsFig9, load: f64, slow: &str, fast: &str) -> f64 {
+    let seconds = |run: &Run, sync: &str| {
+        run.rows.iter().find(|row| row.sync == sync).map_or(f64::NAN, |row| row.seconds)
+    };
+    let at_load = result.runs.iter().filter(|run| run.setting.load == load);
+    median(&at_load.map(|run| seconds(run, slow) / seconds(run, fast)).collect::<Vec<f64>>())
 }
 
 /// The pairs of equal regret bound: PSSP with s = 3 beside SSP with s = 3 + 1/c - 1.
@@ -97,13 +109,13 @@ const PAIRS: [(&str, &str, &str); 4] = [
 ];
 
 fn chart(result: &FluentPsFig9) -> Chart {
-    let dprs = |sync: &str| result.rows.iter().find(|row| row.sync == sync).map_or(0.0, |row| row.dprs);
+    let dprs = |sync: &str| result.models.iter().find(|row| row.sync == sync).map_or(0.0, |row| row.dprs);
     let soft = |sync: &str| dprs(&format!("{sync},exec=soft"));
     let series = |figure: &dyn Fn(&(&str, &str, &str)) -> f64| PAIRS.iter().map(figure).collect();
     Chart {
         title: "Delayed pull requests at equal regret bound (FluentPS, Figure 9)".into(),
         x_label: "PSSP(3, c) beside SSP(s)".into(),
-        y_label: "DPRs per 100 iterations".into(),
+        y_label: "DPRs per 100 iterations, median".into(),
         body: Body::Bars {
             groups: PAIRS.iter().map(|pair| pair.0.to_owned()).collect(),
             series: vec![

@@ -1,6 +1,6 @@
 //! MPS, Figures 5.1 to 5.3: what placement does to the servers' load and to the speed-up.
 
-use super::{Experiment, Report};
+use super::{Experiment, Randomness, Report};
 use crate::output::{Align, Table};
 use crate::plot::{Body, Chart};
 use anyhow::Result;
@@ -8,24 +8,31 @@ use paramill_sim::reproduce::mps_placement::{self, MpsPlacement};
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     name: "mps-placement",
-    about: "MPS: uniform split is worst for many small layers, and the heuristic is best on average",
-    run,
+    about: "MPS, Figures 5.1-5.3: bytes per server under each placement, exact; speed-ups by a formula, not measured",
+    randomness: Randomness::None,
+    run: |_| report(mps_placement::run()),
 };
 
-fn run(_seed: u64) -> Result<Report> {
-    let result = mps_placement::run();
+pub(super) fn report(result: MpsPlacement) -> Result<Report> {
     Ok(Report {
         title: format!(
-            "MPS, Figures 5.1-5.3: {} hosts with {} Gbit/s links, a server and a worker on each; nothing is random",
+            "MPS, Figures 5.1-5.3: {} hosts with {} Gbit/s links, a server and a worker on each; nothing is random or run",
             result.hosts, result.link_gbit_per_s
         ),
         data: serde_json::to_value(&result)?,
         tables: vec![
-            ("Load of the servers, and the predicted speed-up over one host".into(), loads(&result)),
+            (
+                format!(
+                    "Load of the servers, exact; speed-up over one host by the formula, with {} us for a message and all \
+                     tensors in flight",
+                    result.message_us
+                ),
+                loads(&result),
+            ),
             ("Assumed computation".into(), assumptions(&result)),
         ],
         chart: chart(&result),
-        findings: result.paper,
+        claims: result.claims,
         notes: result.notes,
     })
 }
@@ -37,7 +44,7 @@ fn loads(result: &MpsPlacement) -> Table {
         ("MB per server", Align::Left),
         ("CV", Align::Right),
         ("messages", Align::Right),
-        ("speed-up", Align::Right),
+        ("speed-up (formula)", Align::Right),
     ]);
     for row in &result.rows {
         let megabytes: Vec<String> =
@@ -87,7 +94,7 @@ fn chart(result: &MpsPlacement) -> Chart {
         }
     }
     Chart {
-        title: "Placement: predicted speed-up on four hosts (MPS, Figure 5.1)".into(),
+        title: "Placement: speed-up on four hosts by a formula (MPS, Figure 5.1)".into(),
         x_label: "model".into(),
         y_label: "speed-up over one host".into(),
         body: Body::Bars { groups, series },

@@ -1,4 +1,5 @@
-//! Push and broadcast (UCC) of whole tables, in one thread: who sends how many bytes in which clock.
+//! Push and broadcast (UCC) of whole tables, in one thread: who sends how many bytes in which clock. No role of the system
+//! takes part; only its codecs do.
 
 use anyhow::Result;
 use paramill_core::codec::{Codec, Context, Decoder, Encoder};
@@ -82,8 +83,14 @@ impl Flow {
         Ok(Flow { workers, parameters: initial.concat(), sizes, seed })
     }
 
+    /// How many parameters there are.
+    pub(super) fn elements(&self) -> usize {
+        self.parameters.len()
+    }
+
     /// UCC under BSP (staleness 0) or SSP: a fast worker's updates are folded in, and it waits when it is so many clocks
-    /// ahead of the parameters (Parameter Flow, eq. 5).
+    /// ahead of the parameters (Parameter Flow, eq. 5). Traffic is that of the first `clocks` clocks. Fast workers go on
+    /// after them until the last of these has been broadcast, so that the last broadcasts are not emptier than others.
     pub(super) fn train(&mut self, codec: &str, staleness: u64, clocks: u64) -> Result<Traffic> {
         let codec = Arc::new(Codec::parse(&Registry::builtin().codec, codec)?);
         let elements = self.parameters.len();
@@ -94,13 +101,16 @@ impl Flow {
         let (mut bytes, mut sum, mut version) = (vec![0; clocks as usize], vec![0.0; elements], 0);
         while version < clocks {
             // The next to finish its computation among those that may go on.
-            let may_go = |worker: &usize| done[*worker] < clocks && done[*worker] <= version + staleness;
+            let may_go = |worker: &usize| done[*worker] <= version + staleness;
             let Some(next) = (0..done.len()).filter(may_go).min_by(|a, b| ready[*a].total_cmp(&ready[*b]))
             else {
                 break;
             };
             let update = self.update(next, done[next]);
-            bytes[done[next] as usize] += pushes[next].send(done[next], &update, &mut sum)?;
+            let sent = pushes[next].send(done[next], &update, &mut sum)?;
+            if let Some(bytes) = bytes.get_mut(done[next] as usize) {
+                *bytes += sent;
+            }
             done[next] += 1;
             ready[next] += prng.exponential(1.0);
             if done.iter().all(|done| *done > version) {
@@ -162,7 +172,8 @@ impl Flow {
         update
     }
 
-    fn loss(&self) -> f64 {
+    /// Mean loss on held-out data.
+    pub(super) fn loss(&self) -> f64 {
         let mut rest = self.parameters.as_slice();
         let tables: Vec<&[f32]> = self
             .sizes
