@@ -77,6 +77,9 @@ impl Drawn {
         // Drawn apart, so that a world is the same but for what stands between its workers and its servers.
         let mut dice = Dice(Prng::fork(seed, 0x6167_6772));
         dice.aggregators(&mut scenario, &mut partitions, &mut closures);
+        // So are slow connections, which late answers have to be whole on.
+        let mut dice = Dice(Prng::fork(seed, 0x736c_6f77));
+        dice.slow_connections(&mut scenario);
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
@@ -353,6 +356,19 @@ impl Dice {
                 *node = NodeId::Aggregator(AggregatorId(0));
             }
         }
+    }
+
+    fn slow_connections(&mut self, scenario: &mut Scenario) {
+        if !self.chance(0.2) {
+            return;
+        }
+        let whose = match self.whole(0, 2) {
+            0 => "link".to_owned(),
+            1 => format!("worker={}", self.whole(0, u64::from(scenario.workers) - 1)),
+            _ => format!("server={}", self.whole(0, u64::from(scenario.servers) - 1)),
+        };
+        let (by, p) = (self.magnitude(0.1, 100.0), self.magnitude(1e-3, 0.5));
+        scenario.faults.push(format!("{whose}:delay={by:.3}ms,p={p:.6}"));
     }
 
     fn closures(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {
