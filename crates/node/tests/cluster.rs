@@ -162,6 +162,7 @@ fn lent_buffers_give_the_same_bits_as_copied_ones() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
 fn what_nobody_has_a_gradient_for_stays_over_every_transport() {
     let job = job_config(2, 2, "bsp");
     let lacks = |rank: u32| match rank {
