@@ -231,6 +231,7 @@ impl AbsentFromSums {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -13,6 +13,7 @@ use paramill_node::Hub;
 use paramill_node::admin::Admin;
 use paramill_node::client::{ClientError, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,8 +105,14 @@ fn both_transports_and_any_number_of_cores_give_the_same_bits() {
     }
 }
 
-/// Trains like [`train`], with buffers that are lent instead of copied.
-fn train_with_slabs(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) -> Vec<Vec<f32>> {
+/// Trains like [`train`], with buffers that are lent instead of copied. `lacks` says what a worker has no gradient for.
+fn train_with_slabs(
+    job: &JobConfig,
+    cores: u32,
+    hub: Option<&Hub>,
+    steps: u32,
+    lacks: fn(u32) -> Vec<Range<usize>>,
+) -> Vec<Vec<f32>> {
     let servers = start_servers(job, cores, hub);
     let worker = |rank: u32| {
         let job = Job::init(options(job, &servers, hub, rank)).unwrap();
@@ -118,6 +125,7 @@ fn train_with_slabs(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) 
         assert!(lent.contains("is lent as a slab"), "{lent}");
         for step in 0..steps {
             slabs[0].gradient_mut().copy_from_slice(&gradient(rank, step));
+            slabs[0].lacks(lacks(rank)).unwrap();
             let mut exchange = job.exchange(&mut slabs).unwrap();
             assert!(slabs.is_empty());
             job.clock();
@@ -149,8 +157,27 @@ fn train_with_slabs(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) 
 fn lent_buffers_give_the_same_bits_as_copied_ones() {
     let job = job_config(2, 2, "bsp");
     let copied = train(&job, 1, None, 4);
-    assert_eq!(train_with_slabs(&job, 2, None, 4), copied);
-    assert_eq!(train_with_slabs(&job, 1, Some(&Hub::new()), 4), copied);
+    assert_eq!(train_with_slabs(&job, 2, None, 4, |_| Vec::new()), copied);
+    assert_eq!(train_with_slabs(&job, 1, Some(&Hub::new()), 4, |_| Vec::new()), copied);
+}
+
+#[test]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
+fn what_nobody_has_a_gradient_for_stays_over_every_transport() {
+    let job = job_config(2, 2, "bsp");
+    let lacks = |rank: u32| match rank {
+        0 => vec![5_000..60_000],
+        _ => vec![20_000..40_000, 40_000..80_000, 99_999..100_000],
+    };
+    let whole = train(&job, 1, None, 4);
+    let over_sockets = train_with_slabs(&job, 2, None, 4, lacks);
+    let over_memory = train_with_slabs(&job, 1, Some(&Hub::new()), 4, lacks);
+    let first = &over_sockets[0];
+    assert!(over_sockets.iter().chain(&over_memory).all(|values| values == first));
+    assert!(first[20_000..60_000].iter().all(|&value| value == 1.0));
+    assert!(first[60_000..].iter().all(|&value| value != 1.0), "one of them has a gradient");
+    assert_eq!(first[..5_000], whole[0][..5_000], "both have one");
+    assert_eq!(first[80_000..99_999], whole[0][80_000..99_999]);
 }
 
 #[test]

@@ -102,6 +102,17 @@ impl Slab {
         Ok(())
     }
 
+    /// Says of which elements there is no gradient in the next exchange: ascending ranges, from the first element of each to
+    /// the one after its last.
+    fn lacks(&self, ranges: Vec<(usize, usize)>) -> PyResult<()> {
+        let mut place = self.lock();
+        let Place::Here { slab, .. } = &mut *place else {
+            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
+        };
+        let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
+        slab.lacks(ranges).map_err(|error| client(error.into()))
+    }
+
     /// How often the buffers moved: arrays that were made before look at memory that is not used any more.
     fn moves(&self) -> u64 {
         match *self.lock() {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import PolicyError
 from ..job import Job
-from .buckets import AveragedBucket, Bucket, Slot, pack
+from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
 from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining
 
@@ -76,6 +76,9 @@ class AveragingOptimizer(DistributedOptimizer):
             for bucket in self._frozen:
                 bucket.declare(self.job, "")
             means = declare_buffers(self.job, buffers, sync, pack_bytes)
+            if buckets:
+                means.append(PresenceBucket(buckets))
+                means[-1].declare(self.job, "presence/", {"sync": sync, **PresenceBucket.POLICIES})
             self._exchanger = Exchanger(
                 self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
             )

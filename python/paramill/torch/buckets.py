@@ -61,12 +61,19 @@ class Bucket:
 
     # Whether what arrives may stay where a device receives it.
     stays = True
+    # Whether servers are told which parameters have no gradient. They do not step those that nobody has one for.
+    names_absent = True
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
         # Why zeros left instead of the gradients.
         self.refused: Optional[NonFiniteError] = None
+        # Which of the slots had a gradient when the bucket was sent last.
+        self.present = [False] * len(self.slots)
+        # Slots without a gradient of which the compressor owes nothing either, by number.
+        self._settled: set[int] = set()
+        self._absent: list[tuple[int, int]] = []
         self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
@@ -81,6 +88,8 @@ class Bucket:
             size += -(-slot.parameter.numel() // ALIGNMENT) * ALIGNMENT
         # One tensor alone needs no room between it and the next.
         self.size = size if len(self.slots) > 1 else self.slots[0].parameter.numel()
+        # Each slot's elements, and those between it and the next.
+        self._spans = list(zip(self._starts, [*self._starts[1:], self.size]))
         self.missing = len(self.slots)
 
     @property
@@ -130,7 +139,7 @@ class Bucket:
             torch._foreach_copy_(self._targets(), self._views(values))
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
-        """Sends the gradients. `scale` is what they are multiplied by first; with `skip` zeros go instead."""
+        """Sends the gradients. `scale` is what they are multiplied by first; with `skip` it is as if there were none."""
         if self.under_way:
             self.receive()
         step, compressor = self._job.iteration, self._compressor
@@ -138,10 +147,11 @@ class Bucket:
         flat = compressor.input if compressor and self._compressed else self._lane.outgoing(self._gradient)
         with torch.no_grad():
             views = self._views(flat)
-            present = [(view, slot) for view, slot in zip(views, self.slots) if slot.parameter.grad is not None]
-            if skip or len(present) < len(self.slots):
+            self.present = [slot.parameter.grad is not None and not skip for slot in self.slots]
+            present = [(view, slot) for view, slot, here in zip(views, self.slots, self.present) if here]
+            if len(present) < len(self.slots):
                 flat.zero_()
-            if present and not skip:
+            if present:
                 gradients = [_dense(slot.parameter.grad) for _, slot in present]
                 torch._foreach_copy_([view for view, _ in present], gradients)
             if scale is not None and not skip:
@@ -150,9 +160,15 @@ class Bucket:
             slot.look()
         self.sent = True
         copies = [(flat, self._gradient)]
+        absent = {number for number, here in enumerate(self.present) if not here and self.names_absent}
+        self._settled &= absent
         if compressor and self._compressed:
             with self._lane.aside(), torch.no_grad():
+                # What is owed is delivered first. Once nothing is, that stays so until there is a gradient.
+                absent = {slot for slot in absent if slot in self._settled or not compressor.owes(*self._spans[slot])}
+                self._settled = absent
                 copies = compressor.encode(step, self._gradient)
+        self._absent = [self._spans[number] for number in sorted(absent)]
         self._lane.bring_out(copies)
 
     def leave(self, block: bool) -> bool:
@@ -168,6 +184,8 @@ class Bucket:
                 if not self._lane.is_out(block):
                     return False
             self._slab._native.contains(self._compressor.content, self._compressor.count)
+        if self._absent:
+            self._slab._native.lacks(self._absent)
         try:
             self._exchange = self._job.exchange([self._slab])
         except NonFiniteError as error:
@@ -266,6 +284,8 @@ class AveragedBucket(Bucket):
 
     POLICIES = {"optimizer": "sgd:lr=1,weight_decay=1", "reduce": "mean"}
     stays = False
+    # What is not stepped would be the mean of an earlier round. :class:`PresenceBucket` tells.
+    names_absent = False
 
     def begin(self, device_codec: Optional[bool] = None) -> None:
         self._began = False
@@ -286,6 +306,41 @@ class AveragedBucket(Bucket):
             torch._foreach_neg_(self._targets())
 
 
+class PresenceBucket(Bucket):
+    """Which parameters of averaged buckets somebody had a gradient for: the others have none after the round either.
+
+    One element for each parameter, 1 where there is a gradient. Their mean is 0 where nobody has one. They travel without a
+    codec, which might leave them out, and are received after the buckets that they tell of.
+    """
+
+    POLICIES = {**AveragedBucket.POLICIES, "codec": "none", "answer_codec": "none"}
+    stays = False
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._of = list(buckets)
+        self._parameters = [slot.parameter for bucket in buckets for slot in bucket.slots]
+        super().__init__([Slot("gradients", torch.zeros(len(self._parameters)))])
+
+    def begin(self, device_codec: Optional[bool] = None) -> None:
+        self._began = False
+        super().begin()
+        self._began = True
+
+    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        if self.under_way:
+            self.receive()
+        self._gradient.copy_(torch.tensor([float(here) for bucket in self._of for here in bucket.present]))
+        self.sent = True
+        self._lane.bring_out([(self._gradient, self._gradient)])
+
+    def _deliver(self) -> None:
+        super()._deliver()
+        for parameter, mean in zip(self._parameters, self.slots[0].parameter.tolist() if self._began else []):
+            # What a codec owed of earlier gradients is not lost.
+            if mean == 0.0 and parameter.grad is not None and not parameter.grad.any():
+                parameter.grad = None
+
+
 class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
@@ -301,7 +356,7 @@ class BufferBucket(Bucket):
         with torch.no_grad():
             torch._foreach_copy_(self._views(outgoing), self._targets())
             torch.sub(last, outgoing, out=outgoing)
-            for start, slot, following in zip(self._starts, self.slots, [*self._starts[1:], self.size]):
+            for (start, following), slot in zip(self._spans, self.slots):
                 outgoing[start + slot.parameter.numel() : following].zero_()
         self.sent = True
         self._lane.bring_out([(outgoing, self._gradient)])

@@ -99,6 +99,10 @@ class Compressor:
         """What was not sent yet."""
         return self._residual
 
+    def owes(self, start: int, end: int) -> bool:
+        """Whether something of these entries was not sent yet. It waits for the device."""
+        return self._residual is not None and bool(self._residual[start:end].any())
+
     def encode(self, step: int, memory: Tensor) -> list[Copy]:
         """Compresses :attr:`input`; returns what is to be copied to `memory`, the host's. :meth:`rest` may have more."""
         values = self.input if self._residual is None else self.input.add_(self._residual)

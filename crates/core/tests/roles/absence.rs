@@ -1,5 +1,7 @@
 //! Elements that have no gradient: not stepped where nobody has one, zeros where some have.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
+
 use super::pump::Pump;
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
