@@ -107,7 +107,7 @@ class Server:
         listen: str,
         workers: int,
         servers: int,
-        cores: int,
+        cores: Optional[int],
         sync: Optional[str],
         optimizer: Optional[str],
         seed: int,

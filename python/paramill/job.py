@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
+import os
 import sys
 import weakref
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -49,7 +51,7 @@ def init(
         listen="127.0.0.1:0",
         workers=1,
         servers=1,
-        cores=1,
+        cores=None,
         sync=None,
         optimizer=None,
         seed=1,
@@ -69,7 +71,20 @@ def _say_alone() -> None:
     if not _told_alone:
         _told_alone = True
         text = "no server is named: this process trains alone (paramill launch -n 4 -- python ..., or PARAMILL_URL)"
-        print(f"paramill: {text}", file=sys.stderr)
+        _say(text)
+
+
+def _say(text: str) -> None:
+    """Writes a line to stderr. Where that fails (its reader is gone, its disk full), the line is lost and training goes on."""
+    line = f"paramill: {text}\n"
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is sys.__stderr__:
+            # Past the buffer: the interpreter would try to write what is left there when it ends, and exit with 120.
+            os.write(sys.stderr.fileno(), line.encode())
+        else:
+            sys.stderr.write(line)
 
 
 class Job:
@@ -349,7 +364,11 @@ class Table:
         return self._remember(Handle(self, native, self.shape, target))
 
     def update(self, gradient: Any) -> None:
-        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`."""
+        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`.
+
+        What it raises is about this gradient, which was then not sent. An update that was sent and failed later is
+        raised by :meth:`sync`, one at a time: those after it are waited for by the next :meth:`sync`.
+        """
         self.push_pull(gradient)
 
     def sync(self, timeout: Optional[float] = None) -> None:
@@ -518,7 +537,7 @@ def _close_all() -> None:
             else:
                 job.close()
         except Exception as error:  # The program is over; what is left to do is to say it.
-            print(f"paramill: the job at {job.url} was not left in good order: {error}", file=sys.stderr)
+            _say(f"the job at {job.url} was not left in good order: {error}")
 
 
 # A program that ends by an error dies, as far as the others can tell; one that ends otherwise leaves in good order.

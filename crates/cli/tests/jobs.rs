@@ -83,50 +83,60 @@ fn is_alive(pid: u32) -> bool {
     Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
 }
 
+/// Trains in processes; the report.
+fn trained(job: &[&str], sync: &str) -> Value {
+    let report = json(&[&["train"], job, &["--processes", "--json", "--quiet", "--sync", sync]].concat());
+    for key in [
+        "workload",
+        "workers",
+        "servers",
+        "sync",
+        "steps",
+        "steps_per_s",
+        "loss",
+        "metric",
+        "bytes_pushed",
+        "bytes_pulled",
+        "dprs",
+        "max_staleness",
+    ] {
+        assert!(!report[key].is_null(), "{key} is missing under {sync}");
+    }
+    assert_eq!((report["workers"].as_u64(), report["sync"].as_str()), (Some(4), Some(sync)));
+    report
+}
+
+/// A loss that has come down is told from one that stands still, which is that of a job with next to no learning rate. (The
+/// AUC is not: it is about the order of scores alone, which the smallest of steps decides.)
 #[test]
 fn every_consistency_model_trains_across_processes() {
     let folder = tempfile::tempdir().unwrap();
     let [train, test] =
         paramill_train::generate::write_sparse_examples(folder.path(), 1, 2000, true).unwrap();
     let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
-    for sync in ["bsp", "asp", "ssp:s=3", "pssp:s=3,c=0.5", "drop:n=3", "psp:c=3,b=0.9", "dsps:min=1,max=4"] {
-        let report = json(&[
-            "train",
-            "lr",
-            "--data",
-            train,
-            "--test",
-            test,
-            "--workers",
-            "4",
-            "--servers",
-            "2",
-            "--processes",
-            "--json",
-            "--quiet",
-            "--sync",
-            sync,
-        ]);
-        for key in [
-            "workload",
-            "workers",
-            "servers",
-            "sync",
-            "steps",
-            "steps_per_s",
-            "loss",
-            "metric",
-            "bytes_pushed",
-            "bytes_pulled",
-            "dprs",
-            "max_staleness",
-        ] {
-            assert!(!report[key].is_null(), "{key} is missing under {sync}");
-        }
-        assert_eq!((report["workers"].as_u64(), report["sync"].as_str()), (Some(4), Some(sync)));
+    let job = ["lr", "--data", train, "--test", test, "--workers", "4", "--servers", "2"];
+    let loss = |report: &Value| report["test_loss"].as_f64().unwrap();
+    let still = trained(&[&job[..], &["--optimizer", "sgd:lr=1e-30"]].concat(), "bsp");
+    assert!((loss(&still) - 2f64.ln()).abs() < 1e-3, "{still}");
+    for sync in ["bsp", "asp", "ssp:s=3", "pssp:s=3,c=0.5", "drop:n=3", "psp:c=3", "dsps:min=1,max=4"] {
+        let report = trained(&job, sync);
         assert_eq!(report["metric"]["name"], "auc");
         let auc = report["metric"]["value"].as_f64().unwrap();
         assert!(auc > 0.85, "{sync}: AUC {auc}");
+        assert!(loss(&report) < 0.6, "{sync}: {}, and {} without training", loss(&report), loss(&still));
+    }
+}
+
+/// Partial pulling is of blocks of dense tables.
+#[test]
+fn partial_pulling_trains_across_processes() {
+    let job = ["mlp", "--examples", "1000", "--epochs", "3", "--servers", "4", "--placement", "uniform"];
+    let loss = |report: &Value| report["test_loss"].as_f64().unwrap();
+    let still = trained(&[&job[..], &["--optimizer", "sgd:lr=1e-30"]].concat(), "bsp");
+    for sync in ["psp:c=3,b=0.5", "psp:c=3,b=0.9,tau2=1ms"] {
+        let report = trained(&job, sync);
+        let (trained, still) = (loss(&report), loss(&still));
+        assert!(trained < 0.7 * still, "{sync}: {trained}, and {still} without training");
     }
 }
 
@@ -420,6 +430,21 @@ fn faults_are_carried_out() {
     assert_eq!(whole["test_loss"], paused["test_loss"]);
 }
 
+/// Late answers on slow connections used to be torn, and last words that were held back used to be lost: the others then
+/// waited 30 s for a coordinator that was gone, and failed.
+#[test]
+fn delayed_messages_arrive_whole_and_to_the_last_word() {
+    let train = |workload: &str, extra: &[&str]| {
+        let common =
+            ["train", workload, "--examples", "1000", "--epochs", "1", "--workers", "2", "--order", "ranked"];
+        let processes = ["--processes", "--transport", "tcp", "--json", "--quiet"];
+        json(&[&common[..], &processes[..], extra].concat())["test_loss"].clone()
+    };
+    let delays = ["--inject", "pull:delay=20ms,p=0.3", "--inject", "link:delay=1ms,p=0.3"];
+    assert_eq!(train("mlp", &[]), train("mlp", &delays));
+    assert_eq!(train("lr", &[]), train("lr", &["--inject", "link:delay=50ms"]));
+}
+
 #[test]
 fn a_worker_that_crashes_is_named() {
     let output = paramill(&[
@@ -439,6 +464,25 @@ fn a_worker_that_crashes_is_named() {
         sentence.contains("error: worker 2 failed (exit status: 1); all others were ended"),
         "{sentence}"
     );
+}
+
+#[test]
+fn a_worker_that_fails_ends_a_scenario_over_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("crash.toml");
+    // The others would go on without it for hours.
+    let scenario = "workers = 3\nservers = 1\niterations = 1000000\nfaults = ['worker=1:crash@300ms']\n\
+                    [[tables]]\nname = 'w'\nshape = [10]\n";
+    std::fs::write(&file, scenario).unwrap();
+    let mut child = Command::new(PARAMILL)
+        .args(["sim", "run", file.to_str().unwrap(), "--sockets"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(wait(&mut child, Duration::from_secs(60)), Some(1));
+    let sentence = text(&child.wait_with_output().unwrap().stderr);
+    assert!(sentence.contains("error: worker 1: "), "{sentence}");
+    assert!(sentence.contains("worker 1 crashed, as injected"), "{sentence}");
 }
 
 #[test]

@@ -232,11 +232,8 @@ impl Aggregator {
         let Some(plan) = &mut self.plan else { return };
         // The latest word on the same tables replaces the one before; the coordinator keeps to its limit.
         plan.overrides.retain(|known| {
-            let is_switch = known.optimizer.is_none() && known.reduce.is_none() && known.order.is_none();
-            !(is_switch
-                && known.nonfinite.is_none()
-                && known.table == rule.table
-                && known.server == rule.server)
+            let is_same = known.table == rule.table && known.server == rule.server;
+            !(is_same && known.names_model_only())
         });
         if plan.overrides.len() <= limits::MAX_OVERRIDES {
             plan.overrides.push(rule);

@@ -165,6 +165,11 @@ pub trait Sparsifier: Send + Sync + Debug {
         false
     }
 
+    /// Whether it compares values with the sender's parameters ([`Context::parameters`]): it chooses nothing without.
+    fn needs_parameters(&self) -> bool {
+        false
+    }
+
     /// How much of a velocity is kept from step to step, when the sparsifier has momentum (DGC).
     fn momentum(&self) -> Option<f32> {
         None
@@ -280,7 +285,10 @@ fn require_ratio(spec: &Spec, ratio: f64) -> Result<(), SpecError> {
 }
 
 fn require_positive(spec: &Spec, name: &str, value: f32) -> Result<(), SpecError> {
-    spec.require(value > 0.0 && value.is_finite(), || format!("{name} = {value}: expected {name} > 0"))
+    spec.require(value > 0.0 && value.is_finite(), || {
+        let finite = if value.is_infinite() { ", and finite" } else { "" };
+        format!("{name} = {value}: expected {name} > 0{finite}")
+    })
 }
 
 /// How many of `count` entries a ratio is: one at least, if there are any.

@@ -21,6 +21,7 @@ use crate::kernels::{self, Source, Sum, Values};
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
 use std::fmt;
+use std::ops::Range;
 
 /// What one step needs to know beside the arrays.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -127,6 +128,14 @@ pub struct Gradient<'a> {
     pub last: Values<'a>,
 }
 
+impl<'a> Gradient<'a> {
+    /// The same of some of the elements.
+    pub fn slice(self, range: Range<usize>) -> Gradient<'a> {
+        let before = self.before.map(|before| &before[range.clone()]);
+        Gradient { before, last: self.last.slice(range) }
+    }
+}
+
 impl<'a> From<&'a [f32]> for Gradient<'a> {
     fn from(whole: &'a [f32]) -> Gradient<'a> {
         Gradient { before: None, last: Values::F32(whole) }
@@ -189,6 +198,19 @@ fn require_fraction(spec: &Spec, name: &str, value: f32) -> Result<(), SpecError
     spec.require((0.0..1.0).contains(&value), || format!("{name} = {value}: expected 0 <= {name} < 1"))
 }
 
+/// The largest magnitude that an entry of a gradient has in a rule that squares it. The square of one above 1.8e19 is no
+/// f32: an infinite mean of squares would make every later step of the parameter 0, without a word.
+const LARGEST_SQUARED: f32 = 1e18;
+
+/// An entry of a gradient, or the closest one that can be squared.
+#[inline(always)]
+fn squarable(gradient: f32) -> f32 {
+    gradient.clamp(-LARGEST_SQUARED, LARGEST_SQUARED)
+}
+
 fn require_positive(spec: &Spec, name: &str, value: f32) -> Result<(), SpecError> {
-    spec.require(value > 0.0 && value.is_finite(), || format!("{name} = {value}: expected {name} > 0"))
+    spec.require(value > 0.0 && value.is_finite(), || {
+        let finite = if value.is_infinite() { ", and finite" } else { "" };
+        format!("{name} = {value}: expected {name} > 0{finite}")
+    })
 }

@@ -53,6 +53,17 @@ impl TableSpec {
         if self.shape.len() > 1 { (self.elements() / rows) as usize } else { 0 }
     }
 
+    /// The policy of this table on a server: the job's, then the table's own, then the job's exceptions.
+    pub fn policy_on(
+        &self,
+        server: ServerId,
+        job: &TablePolicy,
+        overrides: &[PolicyOverride],
+    ) -> TablePolicy {
+        let own = self.policy.as_ref().map(|own| PolicyOverride { table: "*".into(), ..own.clone() });
+        PolicyOverride::resolve(job, own.iter().chain(overrides), &self.name, server)
+    }
+
     /// What placement sees of this table.
     pub fn size(&self) -> TableSize {
         TableSize { elements: self.elements(), row: self.row_elements() }
@@ -216,10 +227,16 @@ impl PolicyOverride {
         }
     }
 
+    /// Whether it names a consistency model and no other policy, as a switch does.
+    pub fn names_model_only(&self) -> bool {
+        let PolicyOverride { table, server, sync, .. } = self.clone();
+        self.sync.is_some() && *self == PolicyOverride { table, server, sync, ..PolicyOverride::default() }
+    }
+
     /// The policy of `table` on `server` after all overrides; later ones win.
-    pub fn resolve(
+    pub fn resolve<'a>(
         base: &TablePolicy,
-        overrides: &[PolicyOverride],
+        overrides: impl IntoIterator<Item = &'a PolicyOverride>,
         table: &str,
         server: ServerId,
     ) -> TablePolicy {
@@ -314,6 +331,30 @@ mod tests {
         }
         for spec in [TableSpec::dense("w", []), TableSpec::sparse("w", u64::from(u32::MAX), 1)] {
             assert_eq!(spec.check(), Ok(()));
+        }
+    }
+
+    /// A switch takes the place of an earlier one, and of nothing else.
+    #[test]
+    fn an_override_that_names_more_than_a_model_is_no_switch() {
+        let switch = PolicyOverride {
+            table: "*".into(),
+            server: Some(ServerId(1)),
+            sync: Some("asp".into()),
+            ..PolicyOverride::default()
+        };
+        assert!(switch.names_model_only());
+        let text = Some("none".to_owned());
+        for more in [
+            PolicyOverride { sync: None, ..switch.clone() },
+            PolicyOverride { optimizer: text.clone(), ..switch.clone() },
+            PolicyOverride { reduce: Some(Reduce::Sum), ..switch.clone() },
+            PolicyOverride { order: Some(Order::Ranked), ..switch.clone() },
+            PolicyOverride { nonfinite: Some(NonFinite::Clip), ..switch.clone() },
+            PolicyOverride { codec: text.clone(), ..switch.clone() },
+            PolicyOverride { answer_codec: text.clone(), ..switch.clone() },
+        ] {
+            assert!(!more.names_model_only(), "{more:?}");
         }
     }
 

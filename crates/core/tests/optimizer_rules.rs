@@ -173,6 +173,35 @@ proptest! {
     }
 }
 
+/// The square of a gradient of 1e30 is no f32. Under an infinite mean of squares the parameter never moved again.
+#[test]
+fn a_gradient_whose_square_is_infinite_does_not_stop_its_parameter_for_ever() {
+    for text in ["adam:lr=0.1", "adamw:lr=0.1", "rmsprop:lr=0.1", "adagrad:lr=0.1"] {
+        let policy = OptimizerPolicy::parse(&Registry::builtin().optimizer, text).expect("a rule builds");
+        let mut slots = vec![vec![0.0; 2]; policy.slots()];
+        let mut w = [1.0, 1.0];
+        let mut step = |t: u64, gradient: [f32; 2], w: &mut [f32; 2]| {
+            let input = StepInput {
+                version: t - 1,
+                t,
+                scale: 1.0,
+                lr_factor: 1.0,
+                parameter_norm: 0.0,
+                gradient_norm: 0.0,
+            };
+            let mut slices: Vec<&mut [f32]> = slots.iter_mut().map(|slot| &mut slot[..]).collect();
+            policy.step(input, w, &gradient, &mut slices);
+        };
+        step(1, [1e30, 1.0], &mut w);
+        assert!(w[0] < 1.0 && w[0] > -1.0, "{text}: a step of the usual size, to {}", w[0]);
+        assert!((w[0] - w[1]).abs() < 1e-4, "{text}: {} and {}, as far as 1 goes at first", w[0], w[1]);
+        let after_first = w[0];
+        step(2, [1e30, 1.0], &mut w);
+        assert!(w[0].is_finite() && w[0] < after_first, "{text}: it moves on, to {}", w[0]);
+        assert!(slots.iter().flatten().all(|value| value.is_finite()), "{text}: {slots:?}");
+    }
+}
+
 /// Far enough that a gradient never cancels with the weight decay. A rule that divides by the size of what is left of both
 /// makes a step of any length of it, and all of its digits are rounding errors.
 fn away_from_zero(gradient: f32) -> f32 {

@@ -5,6 +5,7 @@ use crate::errors::raise;
 use crate::waiting::until_due;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::TablePolicy;
+use paramill_node::data_cores::HostShare;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
@@ -31,7 +32,7 @@ impl Server {
         listen: &str,
         workers: u32,
         servers: u32,
-        cores: u32,
+        cores: Option<u32>,
         sync: Option<String>,
         optimizer: Option<String>,
         seed: u64,
@@ -44,6 +45,7 @@ impl Server {
             optimizer: optimizer.unwrap_or(default.optimizer.clone()),
             ..default
         };
+        let cores = cores.unwrap_or_else(|| HostShare::of_job_at(listen, servers, workers).data_cores());
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };

@@ -141,7 +141,7 @@ impl Lane {
         let result = match header.kind {
             Kind::Push => {
                 out.report.bytes_from_workers += payload.len() as u64;
-                match self.adds_up(worker, header) {
+                match self.file_push(worker, header) {
                     Ok(true) => self.push(now, worker, header, payload, out),
                     Ok(false) => self.pass_on(worker, header, payload, out),
                     Err(fault) => Err(fault),

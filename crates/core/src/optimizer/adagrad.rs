@@ -1,6 +1,6 @@
 //! AdaGrad: a learning rate per parameter that falls with the gradients it has seen.
 
-use super::{Optimizer, Rule, Step, policy, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_positive, squarable, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -47,7 +47,7 @@ fn update<G: Source>(step: &Step, epsilon: f32, parameters: &mut [f32], gradient
     let Step { lr, gradient_scale, weight_decay, .. } = *step;
     gradient.expect_len(parameters.len());
     for (i, (w, a)) in parameters.iter_mut().zip(squares).enumerate() {
-        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
+        let g = squarable(gradient_scale * gradient.at(i) + weight_decay * *w);
         *a += g * g;
         *w -= lr * g / (a.sqrt() + epsilon);
     }

@@ -1,7 +1,7 @@
 //! Adam, and the moments it shares with AdamW.
 
 use super::schedule::power;
-use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, squarable, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -100,7 +100,7 @@ fn update<G: Source>(
     let Corrected { shrink, lr, square } = *corrected;
     gradient.expect_len(parameters.len());
     for (i, ((w, m), v)) in parameters.iter_mut().zip(mean).zip(mean_square).enumerate() {
-        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
+        let g = squarable(gradient_scale * gradient.at(i) + weight_decay * *w);
         *m = beta1 * *m + (1.0 - beta1) * g;
         *v = beta2 * *v + (1.0 - beta2) * (g * g);
         *w = shrink * *w - lr * *m / ((square * *v).sqrt() + epsilon);

@@ -279,6 +279,7 @@ mod tests {
             ),
             ("lars", "lars: `lr` must be given, as in `lars:lr=1,weight_decay=0.0001,beta=0.9,trust=0.001`"),
             ("sgd:lr=0", "sgd: lr = 0: expected lr > 0"),
+            ("sgd:lr=inf", "sgd: lr = inf: expected lr > 0, and finite"),
             ("sgd:lr=nan", "sgd: lr = NaN: expected lr > 0"),
             ("sgd:lr=fast", "sgd: `lr=fast`: expected a number above 0"),
             ("sgd:weight_decay=-1", "sgd: weight_decay = -1: expected weight_decay >= 0"),
@@ -294,7 +295,7 @@ mod tests {
             ("adam:beta2=1", "adam: beta2 = 1: expected 0 <= beta2 < 1"),
             ("adagrad:epsilon=0", "adagrad: epsilon = 0: expected epsilon > 0"),
             ("rmsprop:decay=-0.1", "rmsprop: decay = -0.1: expected 0 <= decay < 1"),
-            ("lars:lr=1,trust=inf", "lars: trust = inf: expected trust > 0"),
+            ("lars:lr=1,trust=inf", "lars: trust = inf: expected trust > 0, and finite"),
         ] {
             assert_eq!(parse(text).unwrap_err().to_string(), expected);
         }

@@ -1,6 +1,6 @@
 //! RMSProp: AdaGrad that forgets.
 
-use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, squarable, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -61,7 +61,7 @@ fn update<G: Source>(
     let RmsProp { decay, epsilon } = *rule;
     gradient.expect_len(parameters.len());
     for (i, (w, a)) in parameters.iter_mut().zip(mean_square).enumerate() {
-        let g = gradient_scale * gradient.at(i) + weight_decay * *w;
+        let g = squarable(gradient_scale * gradient.at(i) + weight_decay * *w);
         *a = decay * *a + (1.0 - decay) * (g * g);
         *w -= lr * g / (a.sqrt() + epsilon);
     }
