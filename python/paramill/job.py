@@ -104,7 +104,7 @@ class Job:
         self._started = False
         self._tables: dict[str, Table] = {}
         # Set by an optimizer that trains in this job: there is no room for a second one.
-        self.has_optimizer = False
+        self._has_optimizer = False
         # What is under way is waited for before the others are left.
         self._before_close: list[Callable[[], None]] = []
         open_jobs.add(self)

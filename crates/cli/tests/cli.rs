@@ -272,6 +272,10 @@ fn one_component_is_shown_in_full() {
     {
         assert!(text.contains(expected), "{expected} is missing in:\n{text}");
     }
+    // A rule's own default stands in the place of the common one.
+    let text = answer(&["components", "adamw"]);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("weight_decay")).collect();
+    assert!(matches!(lines[..], [line] if line.contains(" 0.01 ")), "{text}");
     let one = json(&["components", "adam", "--json"]);
     assert_eq!(one["axes"][0]["components"].as_array().map(Vec::len), Some(1));
     assert!(refusal(&["components", "nonsense"]).contains("unknown component `nonsense`; known: bsp, asp"));

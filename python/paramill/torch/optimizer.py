@@ -336,7 +336,7 @@ def joining(job: Optional[Job]) -> Iterator[Job]:
     A job that was joined for the optimizer is left again if that cannot be made, so that another try may join it.
     """
     is_own = job is None
-    if any(each.has_optimizer for each in open_jobs if job is None or each is job):
+    if any(each._has_optimizer for each in open_jobs if job is None or each is job):
         raise OrderError(ONE_OPTIMIZER)
     if job is None and _native.environment_url() in trained_in:
         raise OrderError(
@@ -352,7 +352,7 @@ def joining(job: Optional[Job]) -> Iterator[Job]:
         if is_own:
             job._abandon()
         raise
-    job.has_optimizer = True
+    job._has_optimizer = True
     if not job.alone:
         trained_in.add(job.url)
 
