@@ -28,7 +28,8 @@ def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
     made: list[pm.torch.DistributedOptimizer] = []
 
     def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
-        made.append(pm.torch.DistributedOptimizer(*arguments, **options))
+        own = {} if "job" in options else {"job": pm.init()}
+        made.append(pm.torch.DistributedOptimizer(*arguments, **own, **options))
         return made[-1]
 
     yield make
@@ -302,6 +303,28 @@ def test_no_parameters_are_added_later(distributed: Any, averaged: bool) -> None
         distributed(other.named_parameters(), job=optimizer.job)
 
 
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_second_optimizer_is_refused_until_the_first_is_closed(averaged: bool) -> None:
+    def make(**options: Any) -> pm.torch.DistributedOptimizer:
+        model = network()
+        of = torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters()
+        return pm.torch.DistributedOptimizer(of, **options)
+
+    first = make()
+    with pytest.raises(pm.errors.OrderError, match="a job has one optimizer.*in groups.*job of its own"):
+        make()
+    make(job=pm.init()).close()
+    first.close()
+    make().close()
+
+
+def test_a_job_is_left_if_its_optimizer_cannot_be_made() -> None:
+    for _ in range(2):
+        with pytest.raises(pm.ParamillError, match="no parameter is called words"):
+            pm.torch.DistributedOptimizer(network().named_parameters(), sparse=["words"])
+    pm.torch.DistributedOptimizer(network().named_parameters()).close()
+
+
 @pytest.mark.parametrize(
     ("text", "reference"),
     [("sgd:lr=0.1", torch.optim.SGD), ("adamw:lr=0.1,weight_decay=0.01", torch.optim.AdamW)],
@@ -466,6 +489,24 @@ def test_a_state_of_torch_s_own_optimizer_is_taken_over(distributed: Any) -> Non
     optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.025).state_dict())
     train(model, optimizer, 1)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["beta"]) == (0.025, 0.5)
+
+
+def test_a_state_of_torch_s_own_optimizer_counts_as_a_whole_or_is_refused(distributed: Any) -> None:
+    model = network()
+    optimizer = distributed(network().named_parameters(), "adamw:lr=0.1")
+    theirs = torch.optim.AdamW(model.parameters(), lr=0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, fused=True)
+    optimizer.load_state_dict(theirs.state_dict())
+    group = optimizer.param_groups[0]
+    found = [group[key] for key in ("lr", "beta1", "beta2", "epsilon", "weight_decay")]
+    assert found == [0.02, 0.8, 0.95, 1e-6, 0.3] and "betas" not in group
+    loss_of(model).backward()
+    theirs.step()
+    with pytest.warns(UserWarning, match="of a state of torch's own optimizer are restored; .* begins anew"):
+        optimizer.load_state_dict(theirs.state_dict())
+    for other, named in ((torch.optim.AdamW, "amsgrad"), (torch.optim.Adam, "decoupled_weight_decay")):
+        state = other(network().parameters(), amsgrad=named == "amsgrad").state_dict()
+        with pytest.raises(pm.errors.PolicyError, match=named):
+            optimizer.load_state_dict(state)
 
 
 def test_averaging_steps_with_the_given_optimizer(distributed: Any) -> None:

@@ -50,6 +50,9 @@ pub(crate) enum Command {
     /// A worker process of `train --processes`: its plan comes on stdin.
     #[command(name = "worker-process", hide = true)]
     WorkerProcess,
+    /// Ends the process groups that it is told of on stdin when its parent ends.
+    #[command(name = "keeper-process", hide = true)]
+    KeeperProcess,
     /// A process of `bench`: its part comes on stdin.
     #[command(name = "bench-process", hide = true)]
     BenchProcess,
@@ -148,7 +151,8 @@ pub(crate) struct ServeArgs {
     /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
-    /// Data cores of this server.
+    /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
+    /// if it listens on loopback].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -218,7 +222,7 @@ pub(crate) struct AggregateArgs {
 /// Start servers and N copies of a command as workers.
 ///
 /// Each copy finds its identity in the environment, and its share of the CPUs in OMP_NUM_THREADS unless that is set.
-/// Output is forwarded with a prefix. The first that fails ends all, and is named.
+/// Output is forwarded with a prefix. The first that fails ends all, and is named. What a copy started ends with the job.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -230,7 +234,7 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
-    /// Data cores of each server.
+    /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].
@@ -311,7 +315,7 @@ pub(crate) enum SimCommand {
 ///
 /// A world is a cluster, a network, faults and a job. Each is checked for lost or doubled pushes, staleness above the
 /// bound, replicas that differ, memory without bound, and no progress after healing. Exit code 3 tells of a broken
-/// promise about the data, 4 of a lack of progress, 5 of a panic.
+/// promise about the data, 5 of a panic, 4 of a lack of progress; of several findings the worst decides, in this order.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -334,6 +338,9 @@ pub(crate) struct SwarmArgs {
 }
 
 /// Run a scenario file.
+///
+/// Exit code 1 tells that not all workers finished, 4 that the run was given up because none of them made progress any
+/// more.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:

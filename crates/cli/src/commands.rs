@@ -16,6 +16,7 @@ mod train;
 use crate::args::Command;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::supervisor::keeper;
 use paramill_core::registry::Registry;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Train(args) => train::run(&args, &registry, output),
         Command::WorkerProcess => train::run_worker(&registry),
+        Command::KeeperProcess => keeper::run(),
         Command::Bench(args) => bench::run(&args, &registry, output),
         Command::BenchProcess => bench::run_process(&registry),
         Command::Components(args) => components::run(&args, &registry, output),

@@ -1,11 +1,12 @@
 //! Ctrl-C ends the command with exit code 130, and takes along the processes that the command started.
 
 use crate::failure::{Failure, INTERRUPTED};
+use crate::group;
 use anyhow::Context;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
+use rustix::process::{Pid, WaitOptions, waitpid};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Processes that must not outlive this one.
 static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
@@ -34,7 +35,7 @@ pub(crate) fn yield_to_interrupt() {
     }
 }
 
-/// A child that Ctrl-C ends too, for as long as the guard lives.
+/// A child that Ctrl-C ends too with all that it started, for as long as the guard lives.
 #[derive(Debug)]
 pub(crate) struct ChildGuard(Pid);
 
@@ -54,21 +55,10 @@ impl Drop for ChildGuard {
 
 /// Asks all children and their descendants to end, then makes them, and reaps them: nothing is left behind.
 fn end_children() {
-    let deadline = Instant::now() + GRACE;
-    loop {
-        // Children that are started meanwhile are in the list of the next turn.
-        let mut left = children().clone();
-        if left.is_empty() {
-            return;
-        }
-        let signal = if Instant::now() < deadline { Signal::TERM } else { Signal::KILL };
-        // Errors mean that a child is gone already, which is what is wanted.
-        for pid in &left {
-            let _ = kill_process_group(*pid, signal);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        left.retain(|pid| !matches!(waitpid(Some(*pid), WaitOptions::NOHANG), Ok(None)));
-        children().retain(|pid| !left.contains(pid));
+    // Children that are started meanwhile are in the list of the next turn.
+    group::end(|| children().clone(), GRACE);
+    for pid in children().drain(..) {
+        let _ = waitpid(Some(pid), WaitOptions::NOHANG);
     }
 }
 

@@ -4,6 +4,8 @@ mod args;
 mod commands;
 mod duration;
 mod failure;
+mod group;
+mod input;
 mod interrupt;
 mod output;
 mod plan;

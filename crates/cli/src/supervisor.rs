@@ -1,12 +1,19 @@
 //! Processes that belong together: their output in one stream of events, and one end for all.
 
+pub(crate) mod keeper;
+
+use crate::group;
 use crate::interrupt::ChildGuard;
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use keeper::Keeper;
+use paramill_node::exhaustion;
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
-use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a process may take to end in good order.
@@ -33,13 +40,17 @@ pub(crate) struct Supervisor {
     members: Vec<Member>,
     sender: Sender<Event>,
     events: Receiver<Event>,
+    keeper: Option<Keeper>,
 }
 
 #[derive(Debug)]
 struct Member {
     name: String,
-    pid: Pid,
+    /// The first of its process group. It is waited for when the group has ended, so that the group's number stays its own.
+    child: Child,
     running: bool,
+    /// `None` once it was waited for.
+    guard: Option<ChildGuard>,
     /// Open while the process is to hear more.
     stdin: Option<ChildStdin>,
 }
@@ -47,7 +58,14 @@ struct Member {
 impl Supervisor {
     pub(crate) fn new() -> Supervisor {
         let (sender, events) = mpsc::channel();
-        Supervisor { members: Vec::new(), sender, events }
+        Supervisor { members: Vec::new(), sender, events, keeper: None }
+    }
+
+    /// For programs that do not end by themselves with this process: they do even when this process is killed.
+    pub(crate) fn with_keeper() -> Result<Supervisor> {
+        let mut processes = Supervisor::new();
+        processes.keeper = Some(Keeper::start()?);
+        Ok(processes)
     }
 
     /// Starts a process under a name, with `input` on its stdin. Returns its number in events.
@@ -68,28 +86,32 @@ impl Supervisor {
             // Ctrl-C at the terminal goes to this process alone, which ends its children with all they started.
             .process_group(0)
             .spawn()
+            .map_err(exhaustion::explain)
             .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
-        let guard = ChildGuard::new(&child);
-        let number = self.members.len();
+        let guard = Some(ChildGuard::new(&child));
+        let (number, pid) = (self.members.len(), Pid::from_child(&child));
+        if let Some(keeper) = &mut self.keeper {
+            keeper.add(pid);
+        }
         let stdin = child.stdin.take();
-        self.members.push(Member { name, pid: Pid::from_child(&child), running: true, stdin });
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
-        let out = self.forward(stdout, move |line| Event::Out { child: number, line });
-        let error = self.forward(stderr, move |line| Event::Error { child: number, line });
+        self.members.push(Member { name, child, running: true, guard, stdin });
+        let out = self.forward(stdout, move |line| Event::Out { child: number, line })?;
+        let error = self.forward(stderr, move |line| Event::Error { child: number, line })?;
         let sender = self.sender.clone();
-        std::thread::spawn(move || {
-            let status = child.wait();
-            drop(guard);
+        start_thread(move || {
+            let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            let status = retry_on_intr(|| waitid(WaitId::Pid(pid), ended));
             // What it wrote is seen before its end is, but a descendant that holds its pipes is not waited for.
             let deadline = Instant::now() + LAST_WORDS;
             while !(out.is_finished() && error.is_finished()) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            if let Ok(status) = status {
-                drop(sender.send(Event::Exited { child: number, status }));
+            if let Ok(Some(status)) = status {
+                drop(sender.send(Event::Exited { child: number, status: exit_status(&status) }));
             }
-        });
+        })?;
         Ok(number)
     }
 
@@ -102,7 +124,7 @@ impl Supervisor {
 
     /// The process's number in the operating system.
     pub(crate) fn pid(&self, child: usize) -> u32 {
-        self.members[child].pid.as_raw_nonzero().get().unsigned_abs()
+        self.members[child].child.id()
     }
 
     /// The next event; `None` when the time is over.
@@ -132,24 +154,17 @@ impl Supervisor {
         self.members.iter().filter(|member| member.running).map(|member| member.name.clone()).collect()
     }
 
-    /// Asks the processes that still run to end, and makes them after a while.
+    /// Asks all processes and what they started to end, and makes them after a while. What a process left behind when it ended
+    /// ends here too.
     pub(crate) fn end_all(&mut self) {
-        self.signal(Signal::TERM);
-        let deadline = Instant::now() + GRACE;
-        while self.any_running(0..self.members.len()) && Instant::now() < deadline {
-            self.next(Duration::from_millis(50));
-        }
-        self.signal(Signal::KILL);
-        let deadline = Instant::now() + GRACE;
-        while self.any_running(0..self.members.len()) && Instant::now() < deadline {
-            self.next(Duration::from_millis(50));
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        for member in self.members.iter().filter(|member| member.running) {
-            // Its whole group: a shell's commands go with it. An error means that it is gone already.
-            let _ = kill_process_group(member.pid, signal);
+        let kept = self.members.iter().filter(|member| member.guard.is_some());
+        let groups: Vec<Pid> = kept.map(|member| Pid::from_child(&member.child)).collect();
+        group::end(|| groups.clone(), GRACE);
+        for member in &mut self.members {
+            member.running = false;
+            if matches!(member.child.try_wait(), Ok(Some(_))) {
+                member.guard = None;
+            }
         }
     }
 
@@ -157,9 +172,9 @@ impl Supervisor {
         &self,
         stream: impl Read + Send + 'static,
         event: impl Fn(String) -> Event + Send + 'static,
-    ) -> std::thread::JoinHandle<()> {
+    ) -> Result<JoinHandle<()>> {
         let sender = self.sender.clone();
-        std::thread::spawn(move || {
+        start_thread(move || {
             let mut reader = BufReader::new(stream);
             let mut line = Vec::new();
             while matches!((&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line), Ok(1..)) {
@@ -171,6 +186,20 @@ impl Supervisor {
             }
         })
     }
+}
+
+/// The same in the standard library's type.
+fn exit_status(status: &WaitIdStatus) -> ExitStatus {
+    ExitStatus::from_raw(match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code << 8,
+        (None, signal) => signal.unwrap_or(0) | i32::from(status.dumped()) << 7,
+    })
+}
+
+/// Unlike `std::thread::spawn`, which panics, this is an error where no more threads can be started.
+fn start_thread(body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().spawn(body).map_err(exhaustion::explain);
+    thread.context("cannot start a thread that watches a process")
 }
 
 impl Drop for Supervisor {

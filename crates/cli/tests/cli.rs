@@ -1,5 +1,6 @@
 //! The binary as people and scripts meet it: what it prints where, and its exit codes.
 
+use paramill_node::data_cores::HostShare;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -113,7 +114,10 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
 
 #[test]
 fn the_default_job_is_a_file() {
-    let expected = "\
+    // The one default that depends on the machine.
+    let cores = HostShare::of_job_at("localhost", 2, 4).data_cores();
+    let expected = format!(
+        "\
 seed = 1
 inject = []
 
@@ -127,7 +131,7 @@ factors = 16
 [cluster]
 workers = 4
 servers = 2
-cores = 1
+cores = {cores}
 aggregators = 0
 processes = false
 transport = \"auto\"
@@ -142,7 +146,8 @@ order = \"arrival\"
 nonfinite = \"reject\"
 codec = \"none\"
 answer_codec = \"none\"
-";
+"
+    );
     assert_eq!(answer(&["config"]), expected);
 }
 
@@ -182,7 +187,9 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),
         (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
+        (vec!["--sync", "when:1/0"], "when: `1/0` is given without a name, expected `pull` or `push`"),
         (vec!["--config", "no-such-file.toml"], "error: cannot read the config file no-such-file.toml"),
+        (vec!["--config", "/dev/zero"], "the config file /dev/zero: it is longer than 16 MiB"),
     ] {
         let message = refusal(&[&["config"], arguments.as_slice()].concat());
         assert!(message.contains(expected), "{arguments:?}:\n{message}");
@@ -198,6 +205,24 @@ fn a_wrong_key_in_a_file_is_shown_in_its_place() {
     for expected in ["job.toml", "line 3", "serverz = 2", "unknown field `serverz`", "`servers`"] {
         assert!(message.contains(expected), "{expected} is missing in:\n{message}");
     }
+}
+
+#[test]
+fn a_scenario_that_cannot_go_on_ends_and_says_who_waits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("stuck.toml");
+    let scenario = "workers = 2\nfaults = ['link:reset']\n[[tables]]\nname = 'w'\nshape = [10]\n";
+    std::fs::write(&path, scenario).expect("the file can be written");
+    let output = paramill(&["sim", "run", path.to_str().expect("the path is UTF-8"), "--json"]);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(4), "{message}");
+    assert!(message.starts_with("error: no worker made progress for "), "{message}");
+    assert!(message.contains("worker 1 waits for the job to start"), "{message}");
+    let report: Value = serde_json::from_str(&stdout(&output)).expect("one JSON object");
+    assert!(message.contains(report["stalled"].as_str().expect("a sentence")), "{report}");
+    assert!(
+        refusal(&["sim", "run", "/dev/zero"]).contains("the scenario /dev/zero: it is longer than 16 MiB")
+    );
 }
 
 #[test]

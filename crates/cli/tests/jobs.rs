@@ -430,6 +430,21 @@ fn faults_are_carried_out() {
     assert_eq!(whole["test_loss"], paused["test_loss"]);
 }
 
+/// Late answers on slow connections used to be torn, and last words that were held back used to be lost: the others then
+/// waited 30 s for a coordinator that was gone, and failed.
+#[test]
+fn delayed_messages_arrive_whole_and_to_the_last_word() {
+    let train = |workload: &str, extra: &[&str]| {
+        let common =
+            ["train", workload, "--examples", "1000", "--epochs", "1", "--workers", "2", "--order", "ranked"];
+        let processes = ["--processes", "--transport", "tcp", "--json", "--quiet"];
+        json(&[&common[..], &processes[..], extra].concat())["test_loss"].clone()
+    };
+    let delays = ["--inject", "pull:delay=20ms,p=0.3", "--inject", "link:delay=1ms,p=0.3"];
+    assert_eq!(train("mlp", &[]), train("mlp", &delays));
+    assert_eq!(train("lr", &[]), train("lr", &["--inject", "link:delay=50ms"]));
+}
+
 #[test]
 fn a_worker_that_crashes_is_named() {
     let output = paramill(&[
@@ -449,6 +464,25 @@ fn a_worker_that_crashes_is_named() {
         sentence.contains("error: worker 2 failed (exit status: 1); all others were ended"),
         "{sentence}"
     );
+}
+
+#[test]
+fn a_worker_that_fails_ends_a_scenario_over_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("crash.toml");
+    // The others would go on without it for hours.
+    let scenario = "workers = 3\nservers = 1\niterations = 1000000\nfaults = ['worker=1:crash@300ms']\n\
+                    [[tables]]\nname = 'w'\nshape = [10]\n";
+    std::fs::write(&file, scenario).unwrap();
+    let mut child = Command::new(PARAMILL)
+        .args(["sim", "run", file.to_str().unwrap(), "--sockets"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(wait(&mut child, Duration::from_secs(60)), Some(1));
+    let sentence = text(&child.wait_with_output().unwrap().stderr);
+    assert!(sentence.contains("error: worker 1: "), "{sentence}");
+    assert!(sentence.contains("worker 1 crashed, as injected"), "{sentence}");
 }
 
 #[test]

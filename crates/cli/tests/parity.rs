@@ -64,6 +64,24 @@ fn faults_change_when_things_happen_and_not_what_comes_of_them() {
     assert_eq!(expected, tables(&troubled, &["--sockets"]), "over sockets");
 }
 
+/// Delays of answers, of pushes and of connections, on tables of many frames. Over sockets, a frame used to overtake those
+/// that were held before it, and the coordinator's last words were lost when they were held.
+#[test]
+fn delays_of_all_kinds_leave_every_message_whole() {
+    let calm = format!(
+        "optimizer = \"momentum:lr=0.05\"\n{}",
+        WORLD.replace("= 256", "= 16").replace("= 12", "= 40")
+    );
+    let faults = r#"faults = ["pull:delay=5ms,p=0.3", "link:delay=300us,p=0.3", "push:delay=2ms,p=0.1"]"#;
+    let delayed = format!("{faults}\n{calm}");
+    let expected = tables(&calm, &[]);
+    assert_eq!(expected, tables(&delayed, &[]), "simulated");
+    assert_eq!(expected, tables(&delayed, &["--sockets"]), "over sockets");
+    let through = format!("aggregators = 2\n{delayed}");
+    assert_eq!(expected, tables(&through, &[]), "simulated, through aggregators");
+    assert_eq!(expected, tables(&through, &["--sockets"]), "over sockets, through aggregators");
+}
+
 #[test]
 fn gradients_that_stay_alone_on_their_way_through_aggregators_change_no_bit() {
     let direct = format!("optimizer = \"momentum:lr=0.05\"\n{WORLD}");

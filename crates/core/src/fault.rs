@@ -217,12 +217,45 @@ impl FaultPlan {
 pub enum Fate {
     /// It goes its way.
     Pass,
-    /// It is late by this much; what follows on its connection waits behind it.
-    Delay(Duration),
-    /// It is late by this much, with the other frames of its answer; what else is on its connection overtakes it.
-    Late(Duration),
+    /// It is late.
+    Delay(Delay),
     /// Its connection breaks; the frame is lost with everything under way.
     Reset,
+}
+
+/// By how much a frame is late. A driver MUST apply both parts one after the other: the frame takes its turn on the slow
+/// connection, and is held back from there. Then the frames of an answer stay in order, whichever of them is slowed with
+/// its connection, because they are all held back by the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Delay {
+    /// The connection is slow: what follows on it waits behind the frame.
+    pub connection: Duration,
+    /// The frame is held back with the other frames of its answer; what else is on the connection overtakes them.
+    pub answer: Duration,
+}
+
+impl Delay {
+    /// A delay of a connection.
+    pub fn of_connection(by: Duration) -> Delay {
+        Delay { connection: by, ..Delay::default() }
+    }
+
+    /// A delay of an answer.
+    pub fn of_answer(by: Duration) -> Delay {
+        Delay { answer: by, ..Delay::default() }
+    }
+
+    /// Whether nothing is late.
+    pub fn is_zero(self) -> bool {
+        self.connection.is_zero() && self.answer.is_zero()
+    }
+}
+
+impl std::ops::AddAssign for Delay {
+    fn add_assign(&mut self, other: Delay) {
+        self.connection += other.connection;
+        self.answer += other.answer;
+    }
 }
 
 /// Decides the fate of frames. Drivers ask once for every frame that is sent.
@@ -249,14 +282,13 @@ impl FrameFaults {
         self.rules.is_empty()
     }
 
-    /// What becomes of this frame. A reset outweighs delays, and delays add up; one of the whole connection makes the
-    /// sum a delay of the whole connection.
+    /// What becomes of this frame. A reset outweighs delays; delays of the connection and of the answer add up apart.
     pub fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Fate {
         if self.rules.is_empty() {
             return Fate::Pass;
         }
         self.frames += 1;
-        let (mut delay, mut alone) = (Duration::ZERO, true);
+        let mut delay = Delay::default();
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.selector.names_frame(from, to, header) {
                 continue;
@@ -268,19 +300,17 @@ impl FrameFaults {
                 Effect::Delay { by, p } => {
                     let messages = matches!(rule.selector, Selector::Pull | Selector::Push);
                     if draw(self.seed, if messages { whole_message } else { this_frame }) < p {
-                        delay += by;
-                        alone &= rule.selector == Selector::Pull;
+                        delay += match rule.selector {
+                            Selector::Pull => Delay::of_answer(by),
+                            _ => Delay::of_connection(by),
+                        };
                     }
                 }
                 Effect::Reset { p } if draw(self.seed, this_frame) < p => return Fate::Reset,
                 _ => {}
             }
         }
-        match (delay.is_zero(), alone) {
-            (true, _) => Fate::Pass,
-            (false, true) => Fate::Late(delay),
-            (false, false) => Fate::Delay(delay),
-        }
+        if delay.is_zero() { Fate::Pass } else { Fate::Delay(delay) }
     }
 }
 
@@ -382,21 +412,43 @@ mod tests {
                 let next = faults.fate(shard(0, 0), worker(3), &frame(Kind::Params, request, part));
                 assert_eq!(next, first, "request {request} part {part}");
             }
-            late += u32::from(first == Fate::Late(Duration::from_secs(4)));
+            late += u32::from(first == Fate::Delay(Delay::of_answer(Duration::from_secs(4))));
             assert_eq!(faults.fate(worker(3), shard(0, 0), &frame(Kind::Pull, request, 0)), Fate::Pass);
         }
         assert!((150..250).contains(&late), "{late} of 20000 at p = 0.01");
     }
 
     #[test]
-    fn an_answer_is_late_alone_unless_its_connection_is_slow() {
+    fn delays_of_an_answer_and_of_its_connection_are_kept_apart() {
         let answer = frame(Kind::Params, 1, 0);
         let fate = |texts: &[&str]| FrameFaults::new(&plan(texts), 1).fate(shard(0, 0), worker(3), &answer);
         let second = Duration::from_secs(1);
-        assert_eq!(fate(&["pull:delay=1s"]), Fate::Late(second));
-        assert_eq!(fate(&["pull:delay=1s", "link:delay=1s"]), Fate::Delay(2 * second));
+        let delay = |connection, answer| {
+            Fate::Delay(Delay { connection: connection * second, answer: answer * second })
+        };
+        assert_eq!(fate(&["pull:delay=1s", "pull:delay=2s"]), delay(0, 3));
+        assert_eq!(fate(&["pull:delay=1s", "link:delay=2s", "worker=3:delay=3s"]), delay(5, 1));
+        assert_eq!(fate(&["pull:delay=0s", "link:delay=0s"]), Fate::Pass);
         assert_eq!(fate(&["pull:delay=1s", "worker=3:reset"]), Fate::Reset);
         assert_eq!(fate(&["push:delay=1s", "worker=2:reset"]), Fate::Pass);
+    }
+
+    #[test]
+    fn the_frames_of_an_answer_are_held_back_alike_however_slow_their_connection_is() {
+        let mut faults = FrameFaults::new(&plan(&["pull:delay=20ms,p=0.5", "link:delay=1ms,p=0.5"]), 7);
+        let (mut slowed, mut held_back) = (0, 0);
+        for request in 0..100 {
+            let mut delay =
+                |part| match faults.fate(shard(0, 0), worker(3), &frame(Kind::Params, request, part)) {
+                    Fate::Delay(delay) => delay,
+                    _ => Delay::default(),
+                };
+            let delays = [0, 1, 2, 3].map(&mut delay);
+            assert!(delays.iter().all(|delay| delay.answer == delays[0].answer), "{request}: {delays:?}");
+            slowed += delays.iter().filter(|delay| !delay.connection.is_zero()).count();
+            held_back += usize::from(!delays[0].answer.is_zero());
+        }
+        assert!((150..250).contains(&slowed) && (30..70).contains(&held_back), "{slowed} {held_back}");
     }
 
     #[test]

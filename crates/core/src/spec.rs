@@ -122,7 +122,17 @@ impl Spec {
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, SpecError> {
         let entries = self.params.iter().map(|(key, value)| (key.as_str(), Scalar(value)));
         T::deserialize(MapDeserializer::<_, DeError>::new(entries))
-            .map_err(|error| self.parameter_error(error.to_string()))
+            .map_err(|error| self.parameter_error(self.name_positional(error.to_string())))
+    }
+
+    /// The same sentence, but a positional parameter is called by its value and not by the empty name that it has.
+    fn name_positional(&self, sentence: String) -> String {
+        match self.params.iter().find(|(key, _)| key.is_empty()) {
+            Some((_, value)) => {
+                sentence.replace("unknown field ``", &format!("`{value}` is given without a name"))
+            }
+            None => sentence,
+        }
     }
 
     /// An error about one of this component's parameters.
@@ -296,6 +306,7 @@ mod tests {
             ("x:s=three", "`three`: expected a whole number"),
             ("x:s=-1", "expected a whole number"),
             ("x:s=1,z=2", "unknown field `z`, expected `s` or `c`"),
+            ("x:1/0", "`1/0` is given without a name, expected `s` or `c`"),
             ("x", "missing field `s`"),
         ] {
             let error = Spec::parse(text).unwrap().config::<Example>().unwrap_err().to_string();

@@ -35,7 +35,7 @@ use crate::wire::{Control, Kind, Plan};
 use encoding::Encoded;
 use gate::PullGate;
 use local_table::LocalTable;
-use request::{Request, What};
+use request::{Missing, Request, What};
 use requests::Requests;
 use slab::Lender;
 use std::collections::{BTreeMap, VecDeque};
@@ -329,7 +329,7 @@ impl Worker {
                 values
             }
         };
-        let (buffer, encoded) = match local.codecs.encodes_pushes() {
+        let (buffer, encoded, missing) = match local.codecs.encodes_pushes() {
             true => {
                 if !crate::kernels::all_finite(values) {
                     self.nonfinite += 1;
@@ -337,8 +337,10 @@ impl Worker {
                         return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
                     }
                 }
-                let Encoded { buffer, payloads } = local.encode(clock, gradient, &*self.memory)?;
-                (buffer, Some(payloads))
+                let missing = Missing::default();
+                let encoded = local.encode(clock, gradient, &missing, &*self.memory)?;
+                let Encoded { buffer, payloads, missing } = encoded;
+                (buffer, Some(payloads), missing)
             }
             false => {
                 let mut buffer = local.take_buffer(values.len(), &*self.memory);
@@ -349,7 +351,7 @@ impl Worker {
                         return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
                     }
                 }
-                (Arc::new(buffer), None)
+                (Arc::new(buffer), None, Missing::default())
             }
         };
         local.pushed = Some(clock);
@@ -368,8 +370,8 @@ impl Worker {
         *self.unacknowledged.entry(clock).or_default() += shards;
         for shard in 0..shards {
             let shard = self.tables[index].shard(shard);
-            let (rows, encoded) = (rows.clone(), encoded.clone());
-            let what = What::Push { buffer: Some(buffer.clone()), rows, encoded, want_params };
+            let (rows, encoded, missing) = (rows.clone(), encoded.clone(), missing.clone());
+            let what = What::Push { buffer: Some(buffer.clone()), rows, encoded, missing, want_params };
             self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)

@@ -2,7 +2,9 @@
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup};
+use crate::exhaustion;
 use crate::server::{announced, random_number};
+use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -64,7 +66,7 @@ impl AggregatorConfig {
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 }
@@ -80,6 +82,10 @@ pub struct Aggregator {
 
 /// Starts an aggregator. Its port is bound before this returns, so that a port in use is an error here.
 pub fn start(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggregator> {
+    begin(config, registry).map_err(exhaustion::explain)
+}
+
+fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggregator> {
     if config.hold > limits::MAX_HOLD {
         let why = format!("hold = {:?}: expected at most {:?}", config.hold, limits::MAX_HOLD);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));

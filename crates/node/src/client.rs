@@ -21,7 +21,9 @@ mod slab;
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup};
+use crate::exhaustion;
 use crate::identity::Identity;
+use crate::stderr;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -124,7 +126,7 @@ impl JobOptions {
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 
@@ -216,6 +218,10 @@ pub struct Handle {
 impl Job {
     /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
     pub fn init(options: JobOptions) -> Result<Job, ClientError> {
+        Ok(Job::begin(options).map_err(exhaustion::explain)?)
+    }
+
+    fn begin(options: JobOptions) -> io::Result<Job> {
         let mailbox = Mailbox::new()?;
         let config = WorkerConfig {
             job: options.url.job.clone(),

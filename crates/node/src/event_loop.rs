@@ -204,7 +204,7 @@ impl<C: RoleCell> EventLoop<C> {
             return Some(Err(format!("cannot wait for events: {error}")));
         }
         if self.setup.stop.load(Ordering::Relaxed) && self.ending.is_none() {
-            self.end(None);
+            self.end(None, clock::now() + FAREWELL);
         }
         let began = clock::now();
         if self.injected.may_interfere()
@@ -341,16 +341,17 @@ impl<C: RoleCell> EventLoop<C> {
         self.peers.retain(|_, peer| peer.key != key);
     }
 
-    fn end(&mut self, error: Option<String>) {
+    fn end(&mut self, error: Option<String>, deadline: Time) {
         if self.ending.is_none() {
-            self.ending = Some(Ending { error, deadline: clock::now() + FAREWELL, hung_up: false });
+            self.ending = Some(Ending { error, deadline, hung_up: false });
         }
     }
 
     /// After a stop: lets frames leave and peers hang up, for a moment, so that their last words are not lost.
     fn ended(&mut self, now: Time) -> Option<Result<(), String>> {
+        let has_late = self.last_late().is_some();
         let ending = self.ending.as_mut()?;
-        let silent = self.connections.values().all(Connection::is_silent);
+        let silent = !has_late && self.connections.values().all(Connection::is_silent);
         if silent && !ending.hung_up {
             ending.hung_up = true;
             self.connections.values().for_each(Connection::hang_up);

@@ -2,7 +2,9 @@
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup};
+use crate::exhaustion;
 use crate::pinning::{Pin, Pinning, pin_this_thread};
+use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -69,7 +71,7 @@ impl ServerConfig {
             transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 }
@@ -87,6 +89,10 @@ pub struct Server {
 
 /// Starts a server. Ports are bound before this returns, so that a port in use is an error here.
 pub fn start(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
+    begin(config, registry).map_err(exhaustion::explain)
+}
+
+fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     let stop = Arc::new(AtomicBool::new(false));
     // Servers without a number are told apart as well as can be.
     let number = config.server.map_or_else(std::process::id, |server| server.0);
@@ -294,8 +300,12 @@ fn host_towards(peer: &str) -> io::Result<String> {
             std::net::IpAddr::V6(ip) => format!("[{ip}]"),
         })
     };
-    probe("0.0.0.0:0").or_else(|_| probe("[::]:0")).map_err(|error| {
-        io::Error::new(error.kind(), format!("no route to the coordinator at {peer}: {error}; give --host"))
+    probe("0.0.0.0:0").or_else(|_| probe("[::]:0")).map_err(|error| match exhaustion::remedy(&error) {
+        Some(_) => error,
+        None => {
+            let sentence = format!("no route to the coordinator at {peer}: {error}; give --host");
+            io::Error::new(error.kind(), sentence)
+        }
     })
 }
 

@@ -283,6 +283,37 @@ mod tests {
         }
     }
 
+    /// The rule that holds an answer back ends between two frames of the answer. Frames that were sent afterwards used to
+    /// overtake the first ones, and the worker failed: "expected parameters that fit shape".
+    #[test]
+    fn healing_in_the_middle_of_an_answer_leaves_its_frames_in_order() {
+        // Slow links, so that an aggregator passes the frames of an answer on one by one.
+        let network = NetworkConfig { gbit_per_s: 0.001, jitter_us: 0.0, ..Default::default() };
+        let faults = vec!["pull:delay=30ms".into()];
+        let scenario = Scenario {
+            faults,
+            network,
+            aggregators: 1,
+            iterations: 2,
+            chunk_elements: 8,
+            ..Scenario::new(2, 1, 100)
+        };
+        for heal_ms in 0..150 {
+            let mut cluster = Cluster::new(&scenario).unwrap();
+            cluster.run(Time::from_secs_f64(f64::from(heal_ms) * 1e-3), &mut Unobserved).unwrap();
+            cluster.world.rules().clear();
+            cluster.run(Time::from_secs_f64(100.0), &mut Unobserved).unwrap();
+            for id in cluster.worker_ids() {
+                let player = cluster.player(id);
+                assert!(
+                    player.is_finished(),
+                    "healed at {heal_ms} ms: {id} {}",
+                    player.doing(cluster.world.now())
+                );
+            }
+        }
+    }
+
     #[test]
     fn a_job_whose_first_worker_dies_with_the_initial_values_ends_and_says_why() {
         let network = NetworkConfig { latency_us: 1e4, jitter_us: 0.0, ..Default::default() };

@@ -19,5 +19,6 @@ pub mod reproduce;
 pub mod rule;
 pub mod rules;
 pub mod scenario;
+mod stall;
 pub mod swarm;
 pub mod world;

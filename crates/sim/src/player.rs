@@ -55,6 +55,15 @@ pub struct Times {
     pub waited: Duration,
 }
 
+/// How far a worker is. What it does over and over, as connecting, changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Progress {
+    clock: Clock,
+    state: std::mem::Discriminant<State>,
+    /// Tables that it waits for.
+    open: usize,
+}
+
 #[derive(Debug)]
 enum State {
     Starting(Ticket),
@@ -106,6 +115,32 @@ impl Player {
     /// Whether all iterations are done.
     pub fn is_finished(&self) -> bool {
         self.times.finished.is_some()
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        let open = match &self.state {
+            State::Pulling { tickets, .. } => tickets.len(),
+            State::Waiting { tickets, .. } => tickets.len(),
+            _ => 0,
+        };
+        Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
+    }
+
+    /// When the computation at hand is over.
+    pub(crate) fn computes_until(&self) -> Option<Time> {
+        match self.state {
+            State::Computing { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Whether [`Player::doing`] is what it waits for.
+    pub(crate) fn is_waiting(&self) -> bool {
+        match &self.state {
+            State::Starting(_) | State::Leaving(_) => true,
+            State::Pulling { .. } | State::Waiting { .. } => self.progress().open > 0,
+            State::Computing { .. } | State::Over | State::Failed(_) => false,
+        }
     }
 
     /// How the time was spent.
@@ -274,11 +309,7 @@ impl Role for Player {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        let computed = match self.state {
-            State::Computing { until } => Some(until),
-            _ => None,
-        };
-        [self.worker.next_timeout(), computed].into_iter().flatten().min()
+        [self.worker.next_timeout(), self.computes_until()].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

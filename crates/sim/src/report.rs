@@ -2,7 +2,8 @@
 
 use crate::cluster::Cluster;
 use crate::scenario::{Scenario, ScenarioError};
-use crate::world::{Unobserved, Violation};
+use crate::stall::{StallWatch, who_waits};
+use crate::world::Violation;
 use paramill_core::consistency::SyncStats;
 use paramill_core::types::{ServerId, TableId, Time, WorkerId};
 use serde::Serialize;
@@ -15,6 +16,8 @@ pub struct Report {
     pub seed: u64,
     /// Whether every worker did all its iterations.
     pub finished: bool,
+    /// Why the run was given up, when nothing could go on: who waits for what.
+    pub stalled: Option<String>,
     /// Virtual time from the job's start to the last worker's last iteration, in seconds.
     pub seconds: f64,
     /// Iterations that all workers did together.
@@ -78,14 +81,15 @@ pub struct LinkOutcome {
     pub load_out: f64,
 }
 
-/// Runs a scenario to its end, or to its limit of virtual time.
+/// Runs a scenario to its end, to its limit of virtual time, or until no worker makes progress any more.
 pub fn run_scenario(scenario: &Scenario) -> Result<Report, ScenarioError> {
     let mut cluster = Cluster::new(scenario)?;
     let until = Time::from_secs_f64(scenario.limit_s);
-    match cluster.run(until, &mut Unobserved) {
-        Ok(_) => Ok(Report::of(&cluster)),
-        Err(Violation { what, .. }) => Err(ScenarioError::Value(what)),
-    }
+    let mut watch = StallWatch::new(scenario, &scenario.fault_plan()?);
+    let ran = cluster.run(until, &mut watch);
+    let report = Report::of(&cluster);
+    let stalled = ran.err().map(|Violation { what, .. }| format!("{what}: {}", who_waits(&cluster)));
+    Ok(Report { stalled, ..report })
 }
 
 /// Runs several scenarios, as many at a time as there are processors; reports come in the order of the scenarios.
@@ -141,6 +145,7 @@ impl Report {
         Report {
             seed: scenario.seed,
             finished,
+            stalled: None,
             seconds,
             iterations: players.iter().map(|(_, player)| player.clock()).sum(),
             tables: tables.collect(),
@@ -203,6 +208,15 @@ mod tests {
         assert_eq!(hash(&calm), hash(&rough));
         let sync = run_scenario(&rough).unwrap().sync;
         assert!(sync.duplicates > 0 && sync.pushes == 4 * 50, "pushes were sent again: {sync:?}");
+    }
+
+    /// Some frames of a late answer are slowed with their connection, others not: they used to overtake each other.
+    #[test]
+    fn late_answers_on_slow_connections_stay_whole() {
+        let calm = Scenario { chunk_elements: 8, ..Scenario::new(3, 2, 300) };
+        let faults = ["pull:delay=20ms,p=0.3", "link:delay=1ms,p=0.3"];
+        let rough = Scenario { faults: faults.map(String::from).to_vec(), ..calm.clone() };
+        assert_eq!(hash(&calm), hash(&rough));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Iterable, Optional
 
 import torch
@@ -11,7 +12,7 @@ from ..errors import PolicyError
 from ..job import Job
 from .buckets import AveragedBucket, Bucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, declare_buffers, join
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -48,36 +49,39 @@ class AveragingOptimizer(DistributedOptimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        check_needs_no_closure(optimizer)
         sync = "bsp" if sync is None else sync
         if sync.partition(":")[0] not in ROUND_BASED:
             raise PolicyError(
                 f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
                 "of the servers"
             )
+        check_sync(sync)
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()
-        self.job = join(job)
-        trained: list[Slot] = []
-        frozen: list[Slot] = []
-        for number, group in enumerate(optimizer.param_groups):
-            names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
-            for name, parameter in zip(names, group["params"]):
-                (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
-        buckets = pack(trained, AveragedBucket, pack_bytes // 4)
-        for bucket in buckets:
-            bucket.declare(self.job, "", policies)
-        self._frozen = pack(frozen, Bucket, pack_bytes // 4)
-        for bucket in self._frozen:
-            bucket.declare(self.job, "")
-        means = declare_buffers(self.job, buffers, sync, pack_bytes)
-        self._exchanger = Exchanger(
-            self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
-        )
-        self._exchanger.start()
-        for bucket in self._frozen:
-            bucket.take_initial()
+        self._watched = []
+        with joining(job) as self.job:
+            trained: list[Slot] = []
+            frozen: list[Slot] = []
+            for number, group in enumerate(optimizer.param_groups):
+                names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+                for name, parameter in zip(names, group["params"]):
+                    (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
+            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
+            buckets = pack(trained, AveragedBucket, pack_bytes // 4)
+            for bucket in buckets:
+                bucket.declare(self.job, "", policies)
+            self._frozen = pack(frozen, Bucket, pack_bytes // 4)
+            for bucket in self._frozen:
+                bucket.declare(self.job, "")
+            means = declare_buffers(self.job, buffers, sync, pack_bytes)
+            self._exchanger = Exchanger(
+                self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
+            )
+            self._exchanger.start()
+            for bucket in self._frozen:
+                bucket.take_initial()
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Waits for the mean gradients and steps with them."""
@@ -109,3 +113,13 @@ class AveragingOptimizer(DistributedOptimizer):
     def _adopt(self) -> None:
         self.param_groups = self._optimizer.param_groups
         self.state = self._optimizer.state
+
+
+def check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that computes gradients within its step (LBFGS): these would be each worker's own."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PolicyError(
+            f"{type(optimizer).__name__} calls its closure for new gradients within a step, and these would not be averaged: "
+            "take an optimizer that steps with the gradients of one backward pass"
+        )

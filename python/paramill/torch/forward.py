@@ -51,9 +51,13 @@ class ForwardWaits:
         below = {p for module in outermost for p in (*module.parameters(), *module.buffers())}
         uncovered = [p for p in self._waits if p not in covered]
         for module in outermost:
-            self._hook(module, _distinct(self._waits[p] for p in uncovered if p in below))
-            # What is saved is what the servers answered last.
-            self._hooks.append(module.register_state_dict_pre_hook(lambda *_: self._synchronize()))
+            waits = _distinct(self._waits[p] for p in uncovered if p in below)
+            self._hook(module, waits)
+            self._save_last(module)
+            # The module that a compiled one was made of may be called and saved by itself.
+            if isinstance(inner_one := getattr(module, "_orig_mod", None), nn.Module):
+                self._hook(inner_one, waits, is_compiled=True)
+                self._save_last(inner_one)
         return _distinct(self._waits[p] for p in uncovered if p not in below)
 
     def close(self) -> None:
@@ -62,12 +66,19 @@ class ForwardWaits:
             hook.remove()
         self._hooks = []
 
-    def _hook(self, module: nn.Module, waits: Iterable[Wait]) -> None:
+    def _save_last(self, module: nn.Module) -> None:
+        """What is saved is what the servers answered last."""
+        self._hooks.append(module.register_state_dict_pre_hook(lambda *_: self._synchronize()))
+
+    def _hook(self, module: nn.Module, waits: Iterable[Wait], is_compiled: bool = False) -> None:
         waits = _distinct(waits)
         if not waits:
             return
 
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            # The compiled module has waited before.
+            if is_compiled and torch.compiler.is_compiling():
+                return
             rows = _rows(module, arguments)
             for wait in waits:
                 wait(rows)

@@ -4,13 +4,15 @@ mod sockets;
 
 use crate::args::{ScenarioArgs, SimCommand, SwarmArgs};
 use crate::failure::{Failure, OrUsage};
+use crate::input::read_text;
 use crate::output::{Align, Output, Table, bytes};
 use anyhow::{Context, anyhow};
 use paramill_sim::canary::Canary;
 use paramill_sim::report::{Report, run_scenario};
 use paramill_sim::scenario::Scenario;
-use paramill_sim::swarm::{self, SeedResult};
+use paramill_sim::swarm::{self, Outcome, SeedResult};
 use serde::Serialize;
+use std::cmp::Reverse;
 
 /// Worlds that a planted bug may hide in before the search is given up.
 const CANARY_TRIES: u64 = 200;
@@ -76,13 +78,18 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
             output.text(format!("seed {}: {:?}\n  in {}", result.seed, result.outcome, result.world))?;
         }
     }
-    match summary.found.first() {
+    match worst(&summary.found) {
         None => Ok(()),
-        Some(first) => Err(Failure::Found {
-            code: first.outcome.exit_code(),
-            what: format!("see one again with `paramill sim swarm --seed {}`", first.seed),
+        Some(worst) => Err(Failure::Found {
+            code: worst.outcome.exit_code(),
+            what: format!("see the worst again with `paramill sim swarm --seed {}`", worst.seed),
         }),
     }
+}
+
+/// The worst finding, which decides the exit code; of several, the one with the least seed.
+fn worst(found: &[SeedResult]) -> Option<&SeedResult> {
+    found.iter().max_by_key(|result| (result.outcome.severity(), Reverse(result.seed)))
 }
 
 /// A planted bug and where it was found.
@@ -119,9 +126,8 @@ fn hunt(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
 
 fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
     let path = args.scenario.display();
-    let text = std::fs::read_to_string(&args.scenario)
-        .with_context(|| format!("cannot read the scenario {path}"))
-        .or_usage()?;
+    let text =
+        read_text(&args.scenario).with_context(|| format!("cannot read the scenario {path}")).or_usage()?;
     let mut scenario: Scenario =
         Scenario::parse(&text).with_context(|| format!("scenario {path}")).or_usage()?;
     if let Some(seed) = args.seed {
@@ -136,9 +142,13 @@ fn scenario(args: &ScenarioArgs, output: &Output) -> Result<(), Failure> {
     } else {
         print(&report, output)?;
     }
-    match report.finished {
-        true => Ok(()),
-        false => Err(anyhow!("not all workers finished").into()),
+    match (report.finished, report.stalled) {
+        (_, Some(why)) => {
+            let what = format!("error: {why}");
+            Err(Failure::Found { code: Outcome::Liveness(why).exit_code(), what })
+        }
+        (true, None) => Ok(()),
+        (false, None) => Err(anyhow!("not all workers finished").into()),
     }
 }
 
@@ -182,4 +192,26 @@ fn print(report: &Report, output: &Output) -> Result<(), Failure> {
         output.text(line)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(seed: u64, outcome: fn(String) -> Outcome) -> SeedResult {
+        SeedResult { seed, outcome: outcome("what".into()), world: String::new(), seconds: 0.0, events: 0 }
+    }
+
+    #[test]
+    fn the_worst_finding_decides_the_exit_code() {
+        let results = [
+            found(1, Outcome::Liveness),
+            found(2, Outcome::Crash),
+            found(3, Outcome::Crash),
+            found(4, Outcome::Correctness),
+            found(5, Outcome::Correctness),
+        ];
+        let judged = |count| worst(&results[..count]).map(|result| (result.outcome.exit_code(), result.seed));
+        assert_eq!([0, 1, 3, 5].map(judged), [None, Some((4, 1)), Some((5, 2)), Some((3, 4))]);
+    }
 }

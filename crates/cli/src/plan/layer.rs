@@ -2,6 +2,7 @@
 
 use crate::args::JobArgs;
 use crate::duration::Span;
+use crate::input::read_text;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce};
 use paramill_node::Transport;
@@ -63,11 +64,8 @@ pub(super) struct PolicyLayer {
 impl Layer {
     /// What a config file (or, for `-`, stdin) says. Paths in it are relative to the current folder, as those of options are.
     pub(super) fn read(path: &Path) -> Result<Layer> {
-        let text = match path.as_os_str() == "-" {
-            true => std::io::read_to_string(std::io::stdin()),
-            false => std::fs::read_to_string(path),
-        };
-        let text = text.with_context(|| format!("cannot read the config file {}", path.display()))?;
+        let text =
+            read_text(path).with_context(|| format!("cannot read the config file {}", path.display()))?;
         Layer::parse(&text).with_context(|| format!("config file {}", path.display()))
     }
 

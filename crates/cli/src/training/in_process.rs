@@ -1,19 +1,30 @@
 //! A training job in this process: servers and workers are threads, and no socket is used.
 
 use super::report::{Curve, TrainReport};
-use super::worker::{self, WorkerResult};
+use super::worker::{self, Step, WorkerResult};
 use super::{JOB, faults, job_config};
 use crate::output::Output;
 use crate::plan::JobPlan;
 use anyhow::{Context, Result, anyhow};
+use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::types::{AggregatorId, ServerId, WorkerId};
 use paramill_node::Hub;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
-use paramill_node::client::{ClientError, JobOptions};
+use paramill_node::client::{Job, JobOptions};
+use paramill_node::exhaustion;
 use paramill_node::server::{self, Server, ServerConfig};
+use paramill_train::Workload;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc;
+
+/// What a worker's thread says while it runs.
+enum News {
+    Step(Step),
+    /// Nothing follows from this worker.
+    Failed(anyhow::Error),
+}
 
 pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<TrainReport> {
     let faults = faults(&plan.inject)?;
@@ -22,59 +33,92 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     let hub = Hub::new();
     let servers = start_servers(plan, &hub, registry)?;
     let aggregators = start_aggregators(plan, &hub, registry)?;
+    let join = |rank: u32| -> Result<Job> {
+        let options = JobOptions {
+            rank: Some(WorkerId(rank)),
+            aggregator: plan
+                .cluster
+                .aggregator_of(rank)
+                .map(|number| aggregators[number].address().to_owned()),
+            timeout: plan.cluster.timeout.0,
+            registry: registry.clone(),
+            faults: faults.clone(),
+            seed: plan.seed,
+            ..JobOptions::in_memory(&hub, JOB)
+        };
+        Job::init(options).with_context(|| format!("worker {rank} cannot start"))
+    };
+    // All join before any of them waits: one that cannot would be waited for until the time-out.
+    let jobs = (0..plan.cluster.workers).map(join).collect::<Result<Vec<Job>>>()?;
     let mut progress = output.progress(total * u64::from(plan.cluster.workers));
     let mut curve = Curve::new(plan.cluster.workers);
-    let (sender, steps) = mpsc::channel();
-    let results: Result<Vec<WorkerResult>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = workloads
-            .into_iter()
-            .zip(0..)
-            .map(|(workload, rank)| {
-                let options = JobOptions {
-                    rank: Some(WorkerId(rank)),
-                    aggregator: plan
-                        .cluster
-                        .aggregator_of(rank)
-                        .map(|number| aggregators[number].address().to_owned()),
-                    timeout: plan.cluster.timeout.0,
-                    registry: registry.clone(),
-                    faults: faults.clone(),
-                    seed: plan.seed,
-                    ..JobOptions::in_memory(&hub, JOB)
-                };
-                let (sender, faults) = (sender.clone(), &faults);
-                scope.spawn(move || {
-                    worker::run(plan, faults, options, workload, |step| drop(sender.send(step)))
-                        .with_context(|| format!("worker {rank}"))
-                })
-            })
-            .collect();
-        drop(sender);
-        for step in &steps {
-            let done = curve.add(&step);
-            progress.set(done, &format!("steps, loss {:.4}", step.loss));
-        }
-        let join = |worker: std::thread::ScopedJoinHandle<'_, Result<WorkerResult>>| {
-            worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked")))
-        };
-        first_cause(workers.into_iter().map(join).collect())
+    let results = work(plan, &faults, &jobs, workloads, |step| {
+        let done = curve.add(step);
+        progress.set(done, &format!("steps, loss {:.4}", step.loss));
     });
     drop(progress);
-    match results {
-        Ok(results) => {
-            for server in servers {
-                server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
-            }
-            for aggregator in aggregators {
-                aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
-            }
-            TrainReport::new(plan, results, curve)
-        }
-        Err(error) => {
-            servers.iter().for_each(Server::stop);
-            Err(error)
-        }
+    let results = results?;
+    for server in servers {
+        server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
     }
+    for aggregator in aggregators {
+        aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
+    }
+    TrainReport::new(plan, results, curve)
+}
+
+/// Runs every worker in a thread of its own. The first that fails ends all others, and its error is the one to tell: theirs
+/// follow from it.
+fn work(
+    plan: &JobPlan,
+    faults: &FaultPlan,
+    jobs: &[Job],
+    workloads: Vec<Box<dyn Workload>>,
+    mut tell: impl FnMut(&Step),
+) -> Result<Vec<WorkerResult>> {
+    let (sender, news) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut workers = Vec::new();
+        for ((workload, job), rank) in workloads.into_iter().zip(jobs).zip(0..) {
+            let name = format!("worker {rank}");
+            let news = sender.clone();
+            let body = move || {
+                let step = |step| drop(news.send(News::Step(step)));
+                let train = || worker::run(plan, faults, WorkerId(rank), job, workload, step);
+                let outcome = panic::catch_unwind(AssertUnwindSafe(train));
+                let outcome = outcome.unwrap_or_else(|_| Err(anyhow!("its thread panicked")));
+                match outcome.with_context(|| format!("worker {rank}")) {
+                    Ok(result) => Some(result),
+                    Err(error) => {
+                        drop(news.send(News::Failed(error)));
+                        None
+                    }
+                }
+            };
+            match std::thread::Builder::new().name(name.clone()).spawn_scoped(scope, body) {
+                Ok(thread) => workers.push(thread),
+                Err(error) => {
+                    let error = anyhow!(exhaustion::explain(error)).context(format!("{name} cannot start"));
+                    drop(sender.send(News::Failed(error)));
+                    break;
+                }
+            }
+        }
+        drop(sender);
+        let mut cause = None;
+        for news in &news {
+            match news {
+                News::Step(step) => tell(&step),
+                News::Failed(error) if cause.is_none() => {
+                    cause = Some(error);
+                    jobs.iter().for_each(Job::abandon);
+                }
+                News::Failed(_) => {}
+            }
+        }
+        let results = workers.into_iter().filter_map(|worker| worker.join().ok().flatten()).collect();
+        cause.map_or(Ok(results), Err)
+    })
 }
 
 fn start_servers(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Result<Vec<Server>> {
@@ -106,17 +150,4 @@ fn start_aggregators(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Res
         Ok(aggregator::start(config, registry)?)
     };
     (0..plan.cluster.aggregators).map(start).collect()
-}
-
-/// All results, or the error that the others followed from: a worker that stops makes its siblings' waits fail.
-fn first_cause(results: Vec<Result<WorkerResult>>) -> Result<Vec<WorkerResult>> {
-    let (good, bad): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-    let mut errors: Vec<anyhow::Error> = bad.into_iter().filter_map(Result::err).collect();
-    if errors.is_empty() {
-        return good.into_iter().collect();
-    }
-    let is_timeout =
-        |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ClientError::Timeout { .. }));
-    let cause = errors.iter().position(|error| !is_timeout(error)).unwrap_or(0);
-    Err(errors.swap_remove(cause))
 }

@@ -7,7 +7,7 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::{TableId, WorkerId};
 use paramill_core::worker::Gradient;
-use paramill_node::client::{Handle, Job, JobOptions};
+use paramill_node::client::{Handle, Job};
 use paramill_train::{Touched, Workload};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -59,17 +59,16 @@ pub(crate) struct JobEnd {
     pub(crate) server_memory_bytes: Vec<u64>,
 }
 
-/// Trains; `tell` hears how far it is now and then.
+/// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then.
 pub(crate) fn run(
     plan: &JobPlan,
     faults: &FaultPlan,
-    options: JobOptions,
+    rank: WorkerId,
+    job: &Job,
     mut workload: Box<dyn Workload>,
     tell: impl Fn(Step),
 ) -> Result<WorkerResult> {
-    let rank = options.rank.expect("a training worker is given its rank");
-    let job = Job::init(options)?;
-    let mut tables = create_tables(&job, workload.as_ref())?;
+    let mut tables = create_tables(job, workload.as_ref())?;
     job.start().context("the job did not start")?;
     let total = workload.steps_per_epoch() * plan.workload.epochs;
     let last_epoch = total - workload.steps_per_epoch();
@@ -79,7 +78,7 @@ pub(crate) fn run(
     for step in 0..total {
         let touched = workload.prepare(step);
         for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.fetch(&job, touched, plan.cluster.timeout.0)?;
+            table.fetch(job, touched, plan.cluster.timeout.0)?;
         }
         let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
         recent.add(loss);
@@ -87,7 +86,7 @@ pub(crate) fn run(
             final_losses.add(loss);
         }
         for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.send(&job, touched, plan.cluster.timeout.0)?;
+            table.send(job, touched, plan.cluster.timeout.0)?;
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -97,16 +96,16 @@ pub(crate) fn run(
         }
     }
     for table in &mut tables {
-        table.settle(&job, plan.cluster.timeout.0)?;
+        table.settle(job, plan.cluster.timeout.0)?;
     }
     let seconds = began.elapsed().as_secs_f64();
     job.barrier("trained", END_TIMEOUT)?;
     let end = match rank {
-        WorkerId(0) => Some(judge(&job, &tables, workload.as_ref(), plan.cluster.timeout.0)?),
+        WorkerId(0) => Some(judge(job, &tables, workload.as_ref(), plan.cluster.timeout.0)?),
         _ => None,
     };
     let report = job.report();
-    job.finish()?;
+    job.leave()?;
     Ok(WorkerResult {
         rank: rank.0,
         steps: total,

@@ -1,7 +1,9 @@
 //! Gradients and answers of tables that have codecs.
 
 use super::local_table::LocalTable;
+use super::request::Missing;
 use super::{Gradient, WorkerError};
+use crate::absence::Absent;
 use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
 use crate::limits;
@@ -50,6 +52,8 @@ pub(super) struct Encoded {
     pub(super) buffer: Arc<Buffer>,
     /// Where in the buffer they are.
     pub(super) payloads: Arc<Payloads>,
+    /// What the gradient does not have.
+    pub(super) missing: Missing,
 }
 
 impl TableCodecs {
@@ -110,8 +114,12 @@ impl LocalTable {
         for (number, range) in encoded.payloads.iter() {
             let Chunk { shard, start, len } = self.chunk_at(*number);
             if by.contains(&shard) {
-                encoder.put_back(start as usize, len as usize, &encoded.buffer.as_bytes()[range.clone()]);
+                let (start, len) = (start as usize, len as usize);
+                encoder.put_back(start, len, &encoded.buffer.as_bytes()[range.clone()]);
             }
+        }
+        for range in encoded.missing.ranges() {
+            encoder.forgive(range.clone());
         }
         self.codecs.push = Some(encoder);
     }
@@ -129,6 +137,7 @@ impl LocalTable {
         &mut self,
         clock: Clock,
         gradient: Gradient<'_>,
+        missing: &Missing,
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
         self.codecs.prepared = None;
@@ -136,7 +145,19 @@ impl LocalTable {
             return Ok(refused.encoded);
         }
         self.put_refused_back();
-        self.encode_with(memory, |local, codecs| local.encode_chunks(codecs, clock, gradient))
+        // What is owed of a range is delivered first: until then it has a gradient.
+        let missing = match &self.codecs.push {
+            Some(encoder) => missing.without(|range| encoder.owes(range)),
+            None => missing.clone(),
+        };
+        let mut encoded = self.encode_with(memory, |local, codecs| {
+            local.encode_chunks(codecs, clock, gradient, missing.ranges())
+        })?;
+        if let Some(encoder) = &mut self.codecs.push {
+            missing.ranges().iter().for_each(|range| encoder.forgive(range.clone()));
+        }
+        encoded.missing = missing;
+        Ok(encoded)
     }
 
     /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
@@ -158,15 +179,17 @@ impl LocalTable {
         let mut buffer = self.take_buffer(len, memory);
         buffer.as_mut_bytes()[..taken.len()].copy_from_slice(&taken);
         self.codecs.payloads = taken;
-        Ok(Encoded { buffer: Arc::new(buffer), payloads: Arc::new(payloads) })
+        let (buffer, payloads) = (Arc::new(buffer), Arc::new(payloads));
+        Ok(Encoded { buffer, payloads, missing: Missing::default() })
     }
 
-    /// Appends the chunks' payloads to `codecs.payloads`.
+    /// Appends the chunks' payloads to `codecs.payloads`; an empty one for a chunk of which everything is missing.
     fn encode_chunks(
         &self,
         codecs: &mut TableCodecs,
         clock: Clock,
         gradient: Gradient<'_>,
+        missing: &[Range<usize>],
     ) -> Result<Payloads, CodecError> {
         let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
@@ -179,6 +202,10 @@ impl LocalTable {
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
             let place = start as usize..start as usize + len as usize;
+            if Absent::in_chunk(missing, place.clone()).covers(len as usize) {
+                ranges.push((number, payloads.len()..payloads.len()));
+                continue;
+            }
             let values = match gradient {
                 Gradient::Dense(values) | Gradient::Product { values, .. }
                     if self.nonfinite == NonFinite::Reject =>

@@ -5,13 +5,14 @@
 
 use super::encoding::Encoded;
 use super::prepared::Content;
-use super::request::{Request, What};
+use super::request::{Missing, Request, What};
 use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
 use crate::consistency::PartialPull;
 use crate::kernels;
 use crate::store::{Allocate, Buffer};
 use crate::table::NonFinite;
 use crate::types::{Clock, ShardId, TableId, Time};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
@@ -25,6 +26,7 @@ pub struct Slab {
     gradient: Unique,
     values: Unique,
     content: Content,
+    missing: Missing,
 }
 
 /// Tells the workers of a process apart.
@@ -79,6 +81,22 @@ impl Slab {
         self.content = content;
     }
 
+    /// Says of which elements there is no gradient, in ascending ranges that have nothing in common: what no worker has a
+    /// gradient of is not stepped. Where others have one, it is zero here, whatever stands in the gradient's memory. It holds
+    /// for the next exchange alone.
+    pub fn lacks(&mut self, ranges: Vec<Range<usize>>) -> Result<(), WorkerError> {
+        self.missing = Missing::new(ranges, self.gradient().len()).map_err(WorkerError::Order)?;
+        Ok(())
+    }
+
+    /// What an application left standing where there is no gradient is none: a codec would keep it.
+    fn clear_missing(&mut self) {
+        if self.content == Content::Gradient {
+            let missing = self.missing.clone();
+            missing.ranges().iter().for_each(|range| self.gradient_mut()[range.clone()].fill(0.0));
+        }
+    }
+
     /// The same, to be read.
     pub fn gradient(&self) -> &[f32] {
         self.gradient.0.as_slice()
@@ -124,7 +142,8 @@ impl Worker {
         let gradient = Unique::new(self.memory.zeroed(local.values.len()));
         let values = Unique::of(local.take_values(), &*self.memory);
         self.note_lent();
-        Ok(Slab { lender: self.lender.clone(), table, gradient, values, content: Content::Gradient })
+        let (lender, content, missing) = (self.lender.clone(), Content::Gradient, Missing::default());
+        Ok(Slab { lender, table, gradient, values, content, missing })
     }
 
     /// Takes lent buffers back: the table is pushed and pulled as others are. Those of another worker are refused, and
@@ -175,26 +194,28 @@ impl Worker {
             let local = &self.tables[self.table_index(slab.table)?];
             local.check_clock(clock)?;
         }
+        slabs.iter_mut().for_each(Slab::clear_missing);
         let mut encoded = self.encode_slabs(clock, slabs)?.into_iter();
         let ticket = self.ticket(now, Purpose::Exchange { clock, tables: slabs.len() }, 0, 0);
         let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
-        for Slab { table, gradient, values, .. } in slabs.drain(..) {
+        for Slab { table, gradient, values, missing, .. } in slabs.drain(..) {
             let index = table.0 as usize;
             let landing = values.0.place();
             let local = &mut self.tables[index];
             local.pushed = Some(clock);
             let encoded = encoded.next().flatten();
-            let buffer =
-                encoded.as_ref().map_or_else(|| gradient.0.clone(), |encoded| encoded.buffer.clone());
+            let (buffer, encoded, missing) = match encoded {
+                Some(Encoded { buffer, payloads, missing }) => (buffer, Some(payloads), missing),
+                None => (gradient.0.clone(), None, missing),
+            };
             local.values = values.0;
             let shards = local.shard_count();
             requests += shards;
             lent.push(index);
             for shard in 0..shards {
                 let shard = self.tables[index].shard(shard);
-                let encoded = encoded.as_ref().map(|encoded| encoded.payloads.clone());
-                let what =
-                    What::Push { buffer: Some(buffer.clone()), rows: None, encoded, want_params: true };
+                let (buffer, encoded, missing) = (Some(buffer.clone()), encoded.clone(), missing.clone());
+                let what = What::Push { buffer, rows: None, encoded, missing, want_params: true };
                 self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
             }
             self.tables[index].returned = Some(gradient.0);
@@ -228,8 +249,11 @@ impl Worker {
             let nothing = std::mem::replace(&mut local.values, slab.values.0.clone());
             let encoded = match slab.content {
                 Content::Gradient if !local.codecs.encodes_pushes() => Ok(None),
-                Content::Gradient => local.encode(clock, gradient, &*memory).map(Some),
-                prepared => local.encode_prepared(clock, prepared, slab.gradient(), &*memory).map(Some),
+                Content::Gradient => local.encode(clock, gradient, &slab.missing, &*memory).map(Some),
+                prepared => {
+                    let content = (slab.gradient(), &slab.missing);
+                    local.encode_prepared(clock, prepared, content, &*memory).map(Some)
+                }
             };
             local.values = nothing;
             encoded
@@ -272,6 +296,7 @@ impl Worker {
         }
         let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
         let (lender, table) = (self.lender.clone(), TableId(index as u32));
-        Slab { lender, table, gradient, values, content: Content::Gradient }
+        let (content, missing) = (Content::Gradient, Missing::default());
+        Slab { lender, table, gradient, values, content, missing }
     }
 }

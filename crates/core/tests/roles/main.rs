@@ -1,5 +1,6 @@
 //! The roles together, without a driver: start, train, fail, go on.
 
+mod absence;
 mod aggregated_codecs;
 mod aggregation;
 mod ahead;

@@ -5,6 +5,7 @@ use crate::transport::stream::StreamConnection;
 use paramill_core::types::{NodeId, Time};
 use rustix::event::epoll;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -19,8 +20,8 @@ pub(super) struct Connection {
     /// Whether the peer came to us. Only then does a long queue keep us from reading: of two ends that both stopped
     /// reading, neither would ever move again.
     pub(super) accepted: bool,
-    /// When the last frame that an injected delay holds leaves.
-    held_until: Option<Time>,
+    /// When the last frame leaves for which an injected delay slows the connection.
+    held_until: Time,
 }
 
 #[derive(Debug)]
@@ -52,20 +53,17 @@ impl Connection {
             dirty: false,
             watched: epoll::EventFlags::empty(),
             accepted,
-            held_until: None,
+            held_until: Time::ZERO,
         }
     }
 
-    /// A frame that is to leave at `time` at the earliest leaves then, or after the one held before it.
-    pub(super) fn hold(&mut self, time: Time) -> Time {
-        let leaves = self.held_until.map_or(time, |until| until.max(time));
-        self.held_until = Some(leaves);
+    /// When a frame takes its turn that is sent now and slows the connection by `delay`: never before the one ahead of it.
+    pub(super) fn hold(&mut self, now: Time, delay: Duration) -> Time {
+        let leaves = self.held_until.max(now + delay);
+        if !delay.is_zero() {
+            self.held_until = leaves;
+        }
         leaves
-    }
-
-    /// When a frame leaves that has to wait behind one that is held.
-    pub(super) fn held_at(&self, now: Time) -> Option<Time> {
-        self.held_until.filter(|until| now < *until)
     }
 
     /// Whether so much waits to be written that nothing more should be asked for.

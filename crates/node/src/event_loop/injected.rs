@@ -13,16 +13,6 @@ pub(crate) struct Injection {
     pub(crate) seed: u64,
 }
 
-/// What happens to a frame that is not let through as it is.
-pub(super) enum Trouble {
-    /// It and what follows on its connection wait this long.
-    Hold(Duration),
-    /// It alone waits this long.
-    Late(Duration),
-    /// Its connection breaks.
-    Reset,
-}
-
 /// The faults of one node, under way.
 #[derive(Debug)]
 pub(super) struct Injected {
@@ -85,12 +75,7 @@ impl Injected {
         self.frames.is_empty()
     }
 
-    pub(super) fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Option<Trouble> {
-        match self.frames.fate(from, to, header) {
-            Fate::Pass => None,
-            Fate::Delay(duration) => Some(Trouble::Hold(duration)),
-            Fate::Late(duration) => Some(Trouble::Late(duration)),
-            Fate::Reset => Some(Trouble::Reset),
-        }
+    pub(super) fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Fate {
+        self.frames.fate(from, to, header)
     }
 }

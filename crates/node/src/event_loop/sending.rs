@@ -1,11 +1,11 @@
 //! Carrying out what the role says, and moving its frames to the sockets.
 
 use super::connection::{State, Wire};
-use super::injected::Trouble;
-use super::{EventLoop, Late, Peer, RoleCell};
+use super::{EventLoop, FAREWELL, Late, Peer, RoleCell};
 use crate::clock;
 use crate::transport::memory::Letter;
 use crate::transport::stream::Flushed;
+use paramill_core::fault::{Delay, Fate};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use rustix::event::epoll;
@@ -29,7 +29,12 @@ impl<C: RoleCell> EventLoop<C> {
                     }
                 }
                 Output::Log(line) => (self.setup.log)(&line),
-                Output::Stop { error } => self.end(error),
+                Output::Stop { error } => {
+                    // Last words that an injected delay holds back are heard too.
+                    let now = clock::now();
+                    let deadline = self.last_late().map_or(now, |leaves| leaves.max(now)) + FAREWELL;
+                    self.end(error, deadline);
+                }
             }
         }
         self.outputs = outputs;
@@ -51,20 +56,16 @@ impl<C: RoleCell> EventLoop<C> {
         }
         let Some(me) = self.cell.with(|role| role.node()) else { return self.dispatch(key, frame) };
         let now = clock::now();
-        // What follows a frame that is held waits behind it.
-        if let Some(leaves) = self.connections.get(&key).and_then(|connection| connection.held_at(now)) {
-            return self.make_late(leaves, key, frame);
-        }
-        match self.injected.fate(me, to, &frame.header) {
-            None => self.dispatch(key, frame),
-            Some(Trouble::Hold(duration)) => {
-                let Some(connection) = self.connections.get_mut(&key) else { return };
-                let leaves = connection.hold(now + duration);
-                self.make_late(leaves, key, frame);
-            }
-            Some(Trouble::Late(duration)) => self.make_late(now + duration, key, frame),
-            Some(Trouble::Reset) => self.drop_connection(key, &Lost::Broken("reset as injected".into())),
-        }
+        // Frames that are due leave before this one, which may be meant to follow them.
+        self.send_late(now);
+        let delay = match self.injected.fate(me, to, &frame.header) {
+            Fate::Pass => Delay::default(),
+            Fate::Delay(delay) => delay,
+            Fate::Reset => return self.drop_connection(key, &Lost::Broken("reset as injected".into())),
+        };
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let leaves = connection.hold(now, delay.connection) + delay.answer;
+        if leaves > now { self.make_late(leaves, key, frame) } else { self.dispatch(key, frame) }
     }
 
     /// Keeps a frame, with its bytes as they are now, until it is time.
@@ -81,7 +82,17 @@ impl<C: RoleCell> EventLoop<C> {
         {
             let Late { key, frame } = entry.remove();
             self.dispatch(key, frame);
+            // A connection that closes waits for the frames that are held back.
+            if self.connections.get(&key).is_some_and(|connection| connection.closing) {
+                self.mark_dirty(key);
+            }
         }
+    }
+
+    /// When the last frame leaves that is held back on a connection that still stands.
+    pub(super) fn last_late(&self) -> Option<Time> {
+        let stands = |late: &Late| self.connections.contains_key(&late.key);
+        self.late.iter().rev().find(|(_, late)| stands(late)).map(|((leaves, _), _)| *leaves)
     }
 
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
@@ -127,18 +138,19 @@ impl<C: RoleCell> EventLoop<C> {
 
     pub(super) fn flush(&mut self, key: u64, more: bool) -> Result<Flushed, Lost> {
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(Flushed::Done) };
+        let closing = connection.closing && !self.late.values().any(|late| late.key == key);
         connection.dirty = false;
         let is_connecting = matches!(connection.state, State::Connecting { .. });
         let closed = || Err(Lost::Broken("closed".into()));
         let Wire::Stream(stream) = &mut connection.wire else {
-            return if connection.closing { closed() } else { Ok(Flushed::Done) };
+            return if closing { closed() } else { Ok(Flushed::Done) };
         };
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = match is_connecting {
             true => Flushed::Blocked,
             false => stream.flush(self.cell.lend(), more && !connection.closing).map_err(broken)?,
         };
-        if flushed == Flushed::Done && connection.closing {
+        if flushed == Flushed::Done && closing {
             return closed();
         }
         let mut wanted = epoll::EventFlags::empty();

@@ -1,6 +1,7 @@
 //! TCP sockets: how they are made and what is asked of them.
 
 use super::options::SocketOptions;
+use crate::exhaustion;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -46,7 +47,7 @@ pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
                 format!("{address} is in use by another program; choose another port or end that program");
             io::Error::new(ErrorKind::AddrInUse, sentence)
         }
-        kind => io::Error::new(kind, format!("cannot listen on {address}: {error}")),
+        kind => io::Error::new(kind, format!("cannot listen on {address}: {}", exhaustion::explain(error))),
     };
     let socket =
         Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP)).map_err(named)?;

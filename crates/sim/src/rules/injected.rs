@@ -1,4 +1,4 @@
-use crate::rule::{FrameView, Rule, Verdict};
+use crate::rule::{FrameView, Rule};
 use paramill_core::fault::{Fate, FaultPlan, FrameFaults};
 
 /// The delays and resets that a fault plan asks for.
@@ -20,12 +20,7 @@ impl Injected {
 }
 
 impl Rule for Injected {
-    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
-        match self.faults.fate(frame.from, frame.to, frame.header) {
-            Fate::Pass => Verdict::Pass,
-            Fate::Delay(delay) => Verdict::Deliver(delay),
-            Fate::Late(late) => Verdict::Late(late),
-            Fate::Reset => Verdict::Reset,
-        }
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Fate {
+        self.faults.fate(frame.from, frame.to, frame.header)
     }
 }

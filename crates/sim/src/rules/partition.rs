@@ -1,4 +1,5 @@
-use crate::rule::{FrameView, Rule, Verdict};
+use crate::rule::{FrameView, Rule};
+use paramill_core::fault::{Delay, Fate};
 use paramill_core::types::{NodeId, Time};
 
 /// Cuts some nodes off from all others for a time.
@@ -25,11 +26,11 @@ impl Partition {
 }
 
 impl Rule for Partition {
-    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Fate {
         if self.separates(frame.now, frame.from, frame.to) {
-            Verdict::Deliver(self.until.since(frame.now))
+            Fate::Delay(Delay::of_connection(self.until.since(frame.now)))
         } else {
-            Verdict::Pass
+            Fate::Pass
         }
     }
 

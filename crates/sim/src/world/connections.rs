@@ -1,11 +1,12 @@
 //! How connections are made and lost.
 
 use super::{Event, World, label};
-use crate::rule::Verdict;
+use paramill_core::fault::Delay;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Lost, Role};
-use paramill_core::types::{NodeId, Time};
-use paramill_core::wire::Hello;
+use paramill_core::types::{NodeId, TableId, Time};
+use paramill_core::wire::{Flags, Header, Hello, Kind};
+use std::collections::BTreeMap;
 
 /// One end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,9 @@ pub(super) struct Connection {
     pub(super) arrived: [Time; 2],
     /// When the last frame towards each side is delivered; the next one comes after it.
     pub(super) delivered: [Time; 2],
+    /// Answers towards each side, by table and request, that are held back and not complete: when their last frame so far
+    /// arrives. What follows of them comes after it, also when the rule that held them back is gone meanwhile.
+    pub(super) held_back: [BTreeMap<(TableId, u64), Time>; 2],
     /// Decide the jitter of what is sent towards each side.
     pub(super) dice: [Prng; 2],
 }
@@ -32,7 +36,29 @@ pub(super) struct Connection {
 impl Connection {
     /// A connection whose opener learns of it at `opened` and hears nothing before.
     pub(super) fn new(ends: [End; 2], opened: Time, dice: [Prng; 2]) -> Connection {
-        Connection { ends, open: true, arrived: [opened; 2], delivered: [opened; 2], dice }
+        Connection {
+            ends,
+            open: true,
+            arrived: [opened; 2],
+            delivered: [opened; 2],
+            held_back: Default::default(),
+            dice,
+        }
+    }
+
+    /// When a frame towards `side` arrives that may at `at`, and would at `in_turn` if its answer were not held back.
+    pub(super) fn hold_back(&mut self, side: usize, header: &Header, at: Time, in_turn: Time) -> Time {
+        if header.kind != Kind::Params {
+            return at;
+        }
+        let (answer, answers) = ((header.table, header.request), &mut self.held_back[side]);
+        let at = answers.get(&answer).map_or(at, |&last| last.max(at));
+        if header.flags.has(Flags::LAST) {
+            answers.remove(&answer);
+        } else if at > in_turn {
+            answers.insert(answer, at);
+        }
+        at
     }
 
     /// The end that is not `node`'s.
@@ -138,7 +164,7 @@ impl<R: Role> World<R> {
         if let Some(connection) = self.nodes[index].peers.remove(&peer)
             && self.connections[connection].open
         {
-            self.launch(index, connection, None, Vec::new(), Verdict::Pass);
+            self.launch(index, connection, None, Vec::new(), Delay::default());
         }
     }
 }

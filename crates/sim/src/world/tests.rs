@@ -1,9 +1,9 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
-use crate::rule::{Rule, Verdict};
+use crate::rule::Rule;
 use crate::rules::{Closed, Injected, Partition};
-use paramill_core::fault::FaultPlan;
+use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::WorkerId;
 use paramill_core::wire::{Kind, Party, Refusal};
@@ -178,11 +178,11 @@ struct BreakOnce {
 }
 
 impl Rule for BreakOnce {
-    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Fate {
         if frame.from == CALLEE && frame.header.request == 1 && !std::mem::replace(&mut self.done, true) {
-            return Verdict::Reset;
+            return Fate::Reset;
         }
-        Verdict::Pass
+        Fate::Pass
     }
 }
 
@@ -247,9 +247,9 @@ fn an_injected_delay_holds_back_what_follows_on_the_connection() {
 struct LateEcho;
 
 impl Rule for LateEcho {
-    fn on_frame(&mut self, frame: &FrameView<'_>) -> Verdict {
+    fn on_frame(&mut self, frame: &FrameView<'_>) -> Fate {
         let is_meant = frame.from == CALLEE && frame.header.request == 1;
-        if is_meant { Verdict::Late(Duration::from_secs(1)) } else { Verdict::Pass }
+        if is_meant { Fate::Delay(Delay::of_answer(Duration::from_secs(1))) } else { Fate::Pass }
     }
 }
 

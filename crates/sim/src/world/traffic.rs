@@ -1,12 +1,12 @@
 //! How frames travel: over the sender's link, over the receiver's, to the receiver's attention.
 
-use super::connections::{Connection, End};
+use super::connections::End;
 use super::{Event, Flight, Observer, SPARE_BUFFERS, World};
-use crate::rule::{FrameView, Verdict};
+use crate::rule::FrameView;
+use paramill_core::fault::Delay;
 use paramill_core::role::Role;
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::Header;
-use std::time::Duration;
 
 impl<R: Role> World<R> {
     pub(super) fn send<O: Observer<R>>(
@@ -29,11 +29,11 @@ impl<R: Role> World<R> {
         let other = self.connections[connection].other_end(index).node;
         let view = FrameView { to: self.nodes[other].id, ..view };
         match self.rules.on_frame(&view) {
-            Verdict::Reset => {
+            None => {
                 self.recycle(payload);
                 self.reset(connection, "the connection was reset");
             }
-            verdict => self.launch(index, connection, Some(header), payload, verdict),
+            Some(delay) => self.launch(index, connection, Some(header), payload, delay),
         }
         Ok(())
     }
@@ -45,27 +45,27 @@ impl<R: Role> World<R> {
         connection: usize,
         header: Option<Header>,
         payload: Vec<u8>,
-        verdict: Verdict,
+        delay: Delay,
     ) {
-        let (held, late) = match verdict {
-            Verdict::Pass | Verdict::Reset => (Duration::ZERO, Duration::ZERO),
-            Verdict::Deliver(held) => (held, Duration::ZERO),
-            Verdict::Late(late) => (Duration::ZERO, late),
-        };
         let side = self.connections[connection].other_side(index);
         let to = self.connections[connection].ends[side].node;
         let (from_host, to_host) = (self.nodes[index].host, self.nodes[to].host);
-        let Connection { dice, arrived, .. } = &mut self.connections[connection];
-        let passage = self.network.send(self.now, from_host, to_host, payload.len(), &mut dice[side]);
-        let arrived = &mut arrived[side];
-        *arrived = (passage.head + held).max(*arrived);
-        let head = *arrived + late;
+        let connected = &mut self.connections[connection];
+        let passage =
+            self.network.send(self.now, from_host, to_host, payload.len(), &mut connected.dice[side]);
+        let in_turn = (passage.head + delay.connection).max(connected.arrived[side]);
+        connected.arrived[side] = in_turn;
+        let head = match &header {
+            Some(header) => connected.hold_back(side, header, in_turn + delay.answer, in_turn),
+            None => in_turn,
+        };
+        let tail = passage.tail + delay.connection + head.since(in_turn);
         let flight = Flight { connection, side, header, payload };
         // Where nothing has to be waited for on arrival, the frame is delivered by one event instead of two.
         if self.nodes[to].handling.is_zero() && !self.network.queues(from_host, to_host) {
             self.queue.push(head, Event::Deliver(flight));
         } else {
-            self.queue.push(head, Event::Arrive { flight, tail: passage.tail + held + late });
+            self.queue.push(head, Event::Arrive { flight, tail });
         }
     }
 

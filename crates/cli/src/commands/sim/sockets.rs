@@ -18,8 +18,9 @@ use paramill_sim::gradient::{Gradients, touched_rows};
 use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 const JOB: &str = "scenario";
@@ -50,36 +51,12 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     let url = JobUrl { address: servers[0].coordinator().to_owned(), job: JOB.into() };
     let aggregators = start_aggregators(scenario, &url, &registry)?;
     let began = Instant::now();
-    let over = AtomicBool::new(false);
-    let results: Vec<Result<Option<End>>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..scenario.workers)
-            .map(|rank| {
-                let rank = WorkerId(rank);
-                let aggregator = scenario.aggregator_of(rank);
-                let options = JobOptions {
-                    rank: Some(rank),
-                    aggregator: aggregator.map(|id| aggregators[id.0 as usize].address().to_owned()),
-                    registry: registry.clone(),
-                    seed: scenario.seed,
-                    ..JobOptions::at(url.clone())
-                };
-                scope.spawn(move || work(scenario, rank, options).with_context(|| rank.to_string()))
-            })
-            .collect();
-        let switches = scope.spawn(|| switch_models(scenario, &url, &over));
-        let mut results: Vec<Result<Option<End>>> = workers
-            .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))))
-            .collect();
-        over.store(true, Ordering::Relaxed);
-        results.push(switches.join().unwrap_or_else(|_| Err(anyhow!("a switch panicked"))).map(|()| None));
-        results
-    });
+    let aggregator_of = |rank| {
+        let aggregator: Option<AggregatorId> = scenario.aggregator_of(rank);
+        aggregator.map(|id| aggregators[id.0 as usize].address().to_owned())
+    };
+    let end = work_all(scenario, &url, &registry, aggregator_of)?;
     let seconds = began.elapsed().as_secs_f64();
-    let mut end = None;
-    for result in results {
-        end = result?.or(end);
-    }
     for server in servers {
         server.join().map_err(|error| anyhow!("a server failed: {error}"))?;
     }
@@ -88,6 +65,50 @@ pub(super) fn run(scenario: &Scenario, output: &Output) -> Result<(), Failure> {
     }
     let End { tables, sync } = end.context("worker 0 saw no end")?;
     print(&SocketReport { seed: scenario.seed, seconds, tables, sync }, output)
+}
+
+/// Runs all workers, and whoever switches models. The first that fails ends the run: its threads are left to themselves,
+/// since those of the others may wait for it as long as the job lasts, and end with this process.
+fn work_all(
+    scenario: &Scenario,
+    url: &JobUrl,
+    registry: &Arc<Registry>,
+    aggregator_of: impl Fn(WorkerId) -> Option<String>,
+) -> Result<Option<End>> {
+    let scenario = Arc::new(scenario.clone());
+    let over = Arc::new(AtomicBool::new(false));
+    let (results, inbox) = mpsc::channel();
+    let start = |name: String, run: Box<dyn FnOnce() -> Result<Option<End>> + Send>| {
+        let results = results.clone();
+        std::thread::spawn(move || {
+            let ran = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow!("it panicked")));
+            // Nobody listens any more after a failure.
+            let _ = results.send(ran.context(name));
+        });
+    };
+    for rank in (0..scenario.workers).map(WorkerId) {
+        let options = JobOptions {
+            rank: Some(rank),
+            aggregator: aggregator_of(rank),
+            registry: registry.clone(),
+            seed: scenario.seed,
+            ..JobOptions::at(url.clone())
+        };
+        let scenario = scenario.clone();
+        start(rank.to_string(), Box::new(move || work(&scenario, rank, options)));
+    }
+    let (switching, url, is_over) = (scenario.clone(), url.clone(), over.clone());
+    let switch = move || switch_models(&switching, &url, &is_over).map(|()| None);
+    start("a switch of the model".into(), Box::new(switch));
+    let mut end = None;
+    for count in 0..=scenario.workers {
+        // Models are switched until the workers are done; all but one who are not heard of are workers.
+        if count == scenario.workers {
+            over.store(true, Ordering::Relaxed);
+        }
+        end = inbox.recv().context("all threads ended")??.or(end);
+    }
+    Ok(end)
 }
 
 fn start_servers(scenario: &Scenario, registry: &Arc<Registry>) -> Result<Vec<Server>> {

@@ -5,6 +5,7 @@
 //! try it.
 
 use super::{SharedAllocator, SharedError, SharedMemory};
+use crate::exhaustion;
 use paramill_core::address::LOCAL;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
@@ -27,8 +28,9 @@ pub(crate) fn listen(name: &str) -> io::Result<(UnixListener, String)> {
         io::Error::new(io::ErrorKind::Unsupported, "cannot share memory: the kernel tells no boot number")
     })?;
     let address = format!("{prefix}{name}");
-    let named =
-        |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"));
+    let named = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {address}: {}", exhaustion::explain(error)))
+    };
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(named)?;
     socket.bind(&abstract_name(&address)?).map_err(named)?;
     socket.listen(BACKLOG).map_err(named)?;

@@ -1,0 +1,58 @@
+//! Starts that fail for lack of files or threads: they are told when they fail, with what to do about it.
+//!
+//! Workers in one process waited for the one that could not join until their time-out, and then told of that. Every test
+//! gives a time-out of an hour, so that a failure which is only told then never ends the test.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use std::process::{Command, Output};
+
+const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
+const FILES: &str = "a process may have 64 files open here; `ulimit -n` raises that";
+
+/// Runs it in a shell that has set this limit.
+fn limited(limit: &str, arguments: &str) -> Output {
+    let script = format!("ulimit {limit} && exec {PARAMILL} {arguments}");
+    Command::new("sh").args(["-c", &script]).env_remove("RUST_BACKTRACE").output().unwrap()
+}
+
+/// Expects it to fail, and to say all of these words.
+fn fails_with(limit: &str, arguments: &str, words: &[&str]) {
+    let output = limited(limit, arguments);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{arguments}: {told}");
+    for word in words {
+        assert!(told.contains(word), "{arguments}: `{word}` is missing in:\n{told}");
+    }
+}
+
+#[test]
+fn too_few_files_for_workers_that_are_threads() {
+    let words = ["error: worker ", " cannot start: Too many open files", FILES];
+    fails_with("-n 64", "train lr --epochs 1 --workers 64 --timeout 1h --quiet", &words);
+}
+
+#[test]
+fn too_few_files_for_workers_that_are_processes() {
+    let words = ["error: cannot start worker ", "Too many open files", FILES];
+    fails_with("-n 64", "train lr --epochs 1 --workers 64 --timeout 1h --processes --quiet", &words);
+    fails_with("-n 64", "launch -n 64 -- sleep 3600", &words);
+}
+
+#[test]
+fn too_few_files_for_data_cores() {
+    let words = ["Too many open files", FILES];
+    fails_with("-n 64", "serve --listen 127.0.0.1:0 --workers 1 --servers 1 --cores 64", &words);
+    fails_with("-n 64", "train lr --workers 1 --cores 64 --timeout 1h --quiet", &words);
+    let words = ["server 0: error: ", FILES, "error: server 0 failed (exit status: 1)"];
+    fails_with("-n 64", "train lr --workers 1 --cores 64 --timeout 1h --processes --quiet", &words);
+    fails_with("-n 64", "launch -n 1 --cores 64 -- sleep 3600", &["server 0 failed", FILES]);
+}
+
+#[test]
+fn too_little_memory_for_the_stacks_of_threads() {
+    // 128 threads, of which each wants 2 MB. The limit on threads itself does not hold for root, as whom tests may run.
+    let words = ["cannot start", "Resource temporarily unavailable", "look at `ulimit -u`, `ulimit -v`"];
+    fails_with("-v 150000", "train lr --epochs 1 --workers 64 --timeout 1h --quiet", &words);
+    fails_with("-v 150000", "launch -n 64 -- sleep 3600", &words);
+}
