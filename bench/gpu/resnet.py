@@ -7,16 +7,13 @@ not equally fast, even when they do the same. Needs `paramill` installed, beside
 
 import argparse
 import importlib.util
-import json
 import os
 import pathlib
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
 
+import contest
 import torch
 from torch import nn
 
@@ -91,7 +88,7 @@ def work(args):
             seen.append(args.steps // turns / trainer.run(args.steps // turns))
     result = {"rank": trainers[0].rank, "loss": trainers[0].loss, "rate": statistics.median(rates[0])}
     result["plain"] = statistics.median(rates[-1])
-    print("RESULT", json.dumps(result), flush=True)
+    contest.report(result)
     trainers[0].barrier()
     if args.work == "ddp":
         torch.distributed.destroy_process_group()
@@ -105,34 +102,15 @@ def synchronize(device):
 def contend(contender, args):
     """Runs one contender; returns steps per second of its slowest worker, and of plain PyTorch beside it."""
     kind, workers, servers, codec = contender
-    mine = [sys.executable, __file__, f"--work={kind}", f"--steps={args.steps}", f"--batch={args.batch}"]
-    mine += [f"--depth={args.depth}"] + ([f"--data={args.data}"] if args.data else [])
-    line = mine
+    mine = contest.own_line(
+        __file__, work=kind, steps=args.steps, batch=args.batch, depth=args.depth, data=args.data or None
+    )
     if kind in ("paramill", "paired"):
-        line = ["paramill", "launch", f"-n{workers}", f"-s{servers}", f"--codec={codec}", "--", *mine]
-        environments = [{}]
+        line = contest.launch_line(workers, servers, mine, f"--codec={codec}")
+        reports = contest.run_launched(str(contender), line, workers, args.deadline)
     else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(workers)}
-        environments = [{**shared, "RANK": str(rank)} for rank in range(workers)]
-    processes = [
-        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, **each}, start_new_session=True)
-        for each in environments
-    ]
-    try:
-        texts = [process.communicate(timeout=args.deadline)[0] for process in processes]
-    finally:
-        # A run that took too long would be in the way of the next, with all the processes that it started.
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    results = [json.loads(line.split("RESULT ")[1]) for text in texts for line in text.splitlines() if "RESULT " in line]
-    if len(results) != workers or any(process.returncode for process in processes):
-        raise SystemExit(f"{contender}: {len(results)} of {workers} workers ended well\n" + "\n".join(texts))
-    return min(result["rate"] for result in results), results[0]["plain"]
+        reports = contest.run_ranked(str(contender), mine, workers, args.deadline)
+    return min(report["rate"] for report in reports), reports[0]["plain"]
 
 
 def main():

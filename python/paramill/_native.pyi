@@ -14,6 +14,8 @@ __all__ = [
     "check_policy",
     "environment_url",
     "identity",
+    "optimizer_parameters",
+    "pulls_partially",
     "register_condition",
 ]
 
@@ -23,6 +25,8 @@ _Rows = npt.NDArray[np.uint32]
 def identity() -> Optional[tuple[int, Optional[int], str]]: ...
 def environment_url() -> Optional[str]: ...
 def check_policy(axis: str, text: str) -> str: ...
+def optimizer_parameters(text: str) -> tuple[str, list[tuple[str, str]]]: ...
+def pulls_partially(sync: str) -> bool: ...
 def register_condition(
     name: str, callable: Callable[[dict[str, Any]], Any], deadline: float, fallback: str
 ) -> None: ...
@@ -103,7 +107,7 @@ class Server:
         listen: str,
         workers: int,
         servers: int,
-        cores: int,
+        cores: Optional[int],
         sync: Optional[str],
         optimizer: Optional[str],
         seed: int,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
+import os
 import sys
 import weakref
 from typing import Any, Callable, Mapping, Optional, Sequence
@@ -49,7 +51,7 @@ def init(
         listen="127.0.0.1:0",
         workers=1,
         servers=1,
-        cores=1,
+        cores=None,
         sync=None,
         optimizer=None,
         seed=1,
@@ -69,7 +71,20 @@ def _say_alone() -> None:
     if not _told_alone:
         _told_alone = True
         text = "no server is named: this process trains alone (paramill launch -n 4 -- python ..., or PARAMILL_URL)"
-        print(f"paramill: {text}", file=sys.stderr)
+        _say(text)
+
+
+def _say(text: str) -> None:
+    """Writes a line to stderr. Where that fails (its reader is gone, its disk full), the line is lost and training goes on."""
+    line = f"paramill: {text}\n"
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is sys.__stderr__:
+            # Past the buffer: the interpreter would try to write what is left there when it ends, and exit with 120.
+            os.write(sys.stderr.fileno(), line.encode())
+        else:
+            sys.stderr.write(line)
 
 
 class Job:
@@ -88,9 +103,11 @@ class Job:
         self._server = server
         self._started = False
         self._tables: dict[str, Table] = {}
+        # Set by an optimizer that trains in this job: there is no room for a second one.
+        self.has_optimizer = False
         # What is under way is waited for before the others are left.
         self._before_close: list[Callable[[], None]] = []
-        _open_jobs.add(self)
+        open_jobs.add(self)
 
     @property
     def url(self) -> str:
@@ -235,7 +252,7 @@ class Job:
 
     def close(self) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""
-        _open_jobs.discard(self)
+        open_jobs.discard(self)
         try:
             while self._before_close and not self.closed:
                 self._before_close.pop()()
@@ -265,7 +282,7 @@ class Job:
             self._abandon()
 
     def _abandon(self) -> None:
-        _open_jobs.discard(self)
+        open_jobs.discard(self)
         self._native.abandon()
         if self._server is not None:
             self._server.stop()
@@ -347,7 +364,11 @@ class Table:
         return self._remember(Handle(self, native, self.shape, target))
 
     def update(self, gradient: Any) -> None:
-        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`."""
+        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`.
+
+        What it raises is about this gradient, which was then not sent. An update that was sent and failed later is
+        raised by :meth:`sync`, one at a time: those after it are waited for by the next :meth:`sync`.
+        """
         self.push_pull(gradient)
 
     def sync(self, timeout: Optional[float] = None) -> None:
@@ -502,20 +523,21 @@ class Exchange:
             slab._look()
 
 
-_open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+# The jobs of this process that were neither closed nor abandoned.
+open_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 def _close_all() -> None:
     # The interpreter writes the error that ends a program down here.
     failed = hasattr(sys, "last_value")
-    for job in list(_open_jobs):
+    for job in list(open_jobs):
         try:
             if failed:
                 job._abandon()
             else:
                 job.close()
         except Exception as error:  # The program is over; what is left to do is to say it.
-            print(f"paramill: the job at {job.url} was not left in good order: {error}", file=sys.stderr)
+            _say(f"the job at {job.url} was not left in good order: {error}")
 
 
 # A program that ends by an error dies, as far as the others can tell; one that ends otherwise leaves in good order.

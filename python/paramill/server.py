@@ -34,6 +34,9 @@ class Server:
     ...         job.table("w", init=[1.0]).value.tolist()
     [1.0]
 
+    `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
+    elsewhere if `listen` is not on loopback.
+
     `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
     are threads of this process.
 
@@ -49,7 +52,7 @@ class Server:
         listen: str = "127.0.0.1:0",
         workers: int = 1,
         servers: int = 1,
-        cores: int = 1,
+        cores: Optional[int] = None,
         sync: Optional[str] = None,
         optimizer: Optional[str] = None,
         seed: int = 1,

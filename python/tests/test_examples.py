@@ -1,8 +1,10 @@
-"""The examples run, stay short, and say how they are run."""
+"""The examples run, stay short, and say how they are run; so do the benchmarks of whole models."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 
 
-def run(*line: str) -> str:
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S)
+def run(*line: str, **environment: str) -> str:
+    variables = {**os.environ, **environment}
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE_S, env=variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -49,3 +52,15 @@ def test_numpy_alone_trains_with_two_workers(command: str) -> None:
 def test_the_cnn_learns_alone() -> None:
     text = run(sys.executable, str(ROOT / "examples/python/fashion_mnist.py"))
     assert float(text.split("accuracy ")[1]) > 0.5, text
+
+
+def test_the_gpt_benchmark_compares_the_default_with_named_data_cores(command: str) -> None:
+    small = ["--layers=1", "--width=64", "--vocabulary=64", "--length=8", "--batch=1", "--steps=2", "--warm-up=1"]
+    path = os.pathsep.join([str(Path(command).parent), os.environ["PATH"]])
+    line = [sys.executable, str(ROOT / "bench/gpu/gpt.py"), *small, "--rounds=1", "--workers", "1", "--cores", "1"]
+    report = json.loads(run(*line, "--skip", "ddp", "--json", PATH=path))
+    contenders = [(row["kind"], row["workers"], row["cores"]) for row in report["rows"]]
+    assert contenders == [("plain", 1, None), ("paramill", 1, None), ("paramill", 1, 1)]
+    assert all(rate > 0 for row in report["rows"] for rate in row["rates"])
+    default, named = (row["rates"][0] for row in report["rows"][1:])
+    assert report["default_of_best"] == {"1": default / named}

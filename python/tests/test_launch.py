@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any, Callable
@@ -24,6 +25,18 @@ def test_without_a_server_it_runs_alone_and_says_so_once() -> None:
     ended = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("trains alone") == 1 and len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("reader", ["full", "gone"])
+def test_a_stderr_that_refuses_lines_does_not_end_the_program(reader: str) -> None:
+    if reader == "full":
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, stderr = os.pipe()
+        os.close(end)
+    ended = subprocess.run([sys.executable, "-c", ALONE], stderr=stderr, timeout=60)
+    os.close(stderr)
+    assert ended.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
     made: list[pm.torch.DistributedOptimizer] = []
 
     def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
-        made.append(pm.torch.DistributedOptimizer(*arguments, **options))
+        own = {} if "job" in options else {"job": pm.init()}
+        made.append(pm.torch.DistributedOptimizer(*arguments, **own, **options))
         return made[-1]
 
     yield make
@@ -300,6 +301,28 @@ def test_no_parameters_are_added_later(distributed: Any, averaged: bool) -> None
         optimizer.add_param_group({"params": list(other.parameters())})
     with pytest.raises(pm.errors.OrderError, match="a single one with all parameters, in groups"):
         distributed(other.named_parameters(), job=optimizer.job)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_second_optimizer_is_refused_until_the_first_is_closed(averaged: bool) -> None:
+    def make(**options: Any) -> pm.torch.DistributedOptimizer:
+        model = network()
+        of = torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters()
+        return pm.torch.DistributedOptimizer(of, **options)
+
+    first = make()
+    with pytest.raises(pm.errors.OrderError, match="a job has one optimizer.*in groups.*job of its own"):
+        make()
+    make(job=pm.init()).close()
+    first.close()
+    make().close()
+
+
+def test_a_job_is_left_if_its_optimizer_cannot_be_made() -> None:
+    for _ in range(2):
+        with pytest.raises(pm.ParamillError, match="no parameter is called words"):
+            pm.torch.DistributedOptimizer(network().named_parameters(), sparse=["words"])
+    pm.torch.DistributedOptimizer(network().named_parameters()).close()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import paramill as pm
+
 PROGRAM = """
     import torch
     from torch import nn
@@ -193,3 +195,48 @@ def test_gradients_are_compressed(launch: Any) -> None:
     for loss, pushed, pulled in launch(program, 2, 1):
         assert loss < 0.05
         assert pushed < 0.2 * pulled
+
+
+@pytest.mark.parametrize("sync", ["psp:c=1,b=0.5", "psp:c=1,tau2=20ms"])
+def test_partial_pulls_are_refused(sync: str) -> None:
+    model = nn.Linear(2, 2)
+    for of in (model.named_parameters(), torch.optim.SGD(model.parameters(), lr=0.1)):
+        with pytest.raises(pm.errors.PolicyError, match="go on without some of the parameters.*leave `b` and `tau2` out"):
+            pm.torch.DistributedOptimizer(of, sync=sync)
+
+
+@pytest.mark.parametrize(("sync", "is_refused"), [("psp:c=2,b=0.5", True), ("psp:c=2", False)])
+def test_partial_pulls_that_the_job_asks_for_are_refused(launch: Callable[..., Any], sync: str, is_refused: bool) -> None:
+    program = """
+    import torch
+    model = torch.nn.Linear(2, 2)
+    try:
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1")
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        report("")
+    except pm.errors.PolicyError as error:
+        report(str(error))
+    """
+    for refusal in launch(program, 2, 1, "--sync", sync):
+        assert ("psp:c=2,b=0.5` (the job's, of --sync or a config file)" in refusal) == is_refused, refusal
+
+
+def test_a_second_optimizer_has_words_of_its_own(launch: Callable[..., Any]) -> None:
+    program = """
+    import torch
+    generator, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    first = pm.torch.DistributedOptimizer(generator.named_parameters(), "sgd:lr=0.1")
+    try:
+        pm.torch.DistributedOptimizer(critic.named_parameters(), "sgd:lr=0.1")
+    except pm.errors.OrderError as error:
+        while_open = str(error)
+    first.close()
+    try:
+        pm.torch.DistributedOptimizer(critic.named_parameters(), "sgd:lr=0.1")
+    except pm.errors.OrderError as error:
+        report([while_open, str(error)])
+    """
+    for while_open, afterwards in launch(program):
+        assert while_open.startswith("a job has one optimizer") and "in groups" in while_open
+        assert "a job takes a worker once" in afterwards

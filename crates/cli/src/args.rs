@@ -148,7 +148,8 @@ pub(crate) struct ServeArgs {
     /// Servers of the job, this one included [default: 2].
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
-    /// Data cores of this server.
+    /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
+    /// if it listens on loopback].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -230,7 +231,7 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
-    /// Data cores of each server.
+    /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].

@@ -1,5 +1,6 @@
 //! How the command can fail, and the exit code that says so: 1 at run time, 2 for bad usage, 130 for Ctrl-C.
 
+use paramill_node::stderr;
 use std::io;
 use std::process::ExitCode;
 
@@ -28,15 +29,15 @@ impl Failure {
         match self {
             Failure::Run(error) if is_closed_pipe(error) => ExitCode::SUCCESS,
             Failure::Run(error) => {
-                eprintln!("error: {error:#}");
+                stderr::line(format_args!("error: {error:#}"));
                 ExitCode::from(1)
             }
             Failure::Usage(error) => {
-                eprintln!("error: {error:#}");
+                stderr::line(format_args!("error: {error:#}"));
                 ExitCode::from(2)
             }
             Failure::Found { code, what } => {
-                eprintln!("{what}");
+                stderr::line(what);
                 ExitCode::from(*code)
             }
         }

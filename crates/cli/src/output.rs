@@ -9,6 +9,7 @@ mod table;
 pub(crate) use progress::Progress;
 pub(crate) use table::{Align, Table};
 
+use paramill_node::stderr;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
@@ -56,7 +57,7 @@ impl Output {
     /// A line about the way there.
     pub(crate) fn note(&self, line: impl AsRef<str>) {
         if !self.quiet {
-            eprintln!("{}", line.as_ref());
+            stderr::line(line.as_ref());
         }
     }
 

@@ -15,6 +15,7 @@ use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
 use paramill_node::Transport;
+use paramill_node::data_cores::HostShare;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -96,13 +97,19 @@ const MAX_SEED: u64 = i64::MAX as u64;
 const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl JobPlan {
-    /// Works out what the options and the file that they name mean, and refuses what cannot work.
+    /// Works out what the options and the file that they name mean, and refuses what cannot work. The whole job runs on
+    /// this host.
     pub(crate) fn resolve(args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
+        JobPlan::resolve_at("localhost", args, registry)
+    }
+
+    /// The same for a job that is found at this address.
+    pub(crate) fn resolve_at(address: &str, args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
         let file = match &args.config {
             Some(path) => Layer::read(path)?,
             None => Layer::default(),
         };
-        let plan = JobPlan::fill(Layer::of(args).over(file))?;
+        let plan = JobPlan::fill(Layer::of(args).over(file), address)?;
         plan.check(registry)?;
         Ok(plan)
     }
@@ -131,11 +138,14 @@ impl JobPlan {
     }
 
     /// Puts defaults where nothing was said. Those of the workload depend on which it is.
-    fn fill(said: Layer) -> Result<JobPlan> {
+    fn fill(said: Layer, address: &str) -> Result<JobPlan> {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
         let policy = TablePolicy::default();
+        let (workers, servers) = (said.cluster.workers.unwrap_or(4), said.cluster.servers.unwrap_or(2));
+        let share = HostShare::of_job_at(address, servers, workers);
+        let cores = said.cluster.cores.unwrap_or_else(|| share.data_cores());
         Ok(JobPlan {
             seed: said.seed.unwrap_or(1),
             inject: said.inject.unwrap_or_default(),
@@ -151,9 +161,9 @@ impl JobPlan {
                 l2: said.workload.l2.or(defaults.l2),
             },
             cluster: ClusterPlan {
-                workers: said.cluster.workers.unwrap_or(4),
-                servers: said.cluster.servers.unwrap_or(2),
-                cores: said.cluster.cores.unwrap_or(1),
+                workers,
+                servers,
+                cores,
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
                 transport: said.cluster.transport.unwrap_or_default(),
@@ -277,7 +287,7 @@ mod tests {
     "#;
 
     fn plan(file: &str, args: &JobArgs) -> Result<JobPlan> {
-        let plan = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?))?;
+        let plan = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?), "localhost")?;
         plan.check(&Registry::builtin())?;
         Ok(plan)
     }

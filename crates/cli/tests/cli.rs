@@ -1,5 +1,6 @@
 //! The binary as people and scripts meet it: what it prints where, and its exit codes.
 
+use paramill_node::data_cores::HostShare;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -113,7 +114,10 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
 
 #[test]
 fn the_default_job_is_a_file() {
-    let expected = "\
+    // The one default that depends on the machine.
+    let cores = HostShare::of_job_at("localhost", 2, 4).data_cores();
+    let expected = format!(
+        "\
 seed = 1
 inject = []
 
@@ -127,7 +131,7 @@ factors = 16
 [cluster]
 workers = 4
 servers = 2
-cores = 1
+cores = {cores}
 aggregators = 0
 processes = false
 transport = \"auto\"
@@ -142,7 +146,8 @@ order = \"arrival\"
 nonfinite = \"reject\"
 codec = \"none\"
 answer_codec = \"none\"
-";
+"
+    );
     assert_eq!(answer(&["config"]), expected);
 }
 

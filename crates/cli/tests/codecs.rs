@@ -43,6 +43,24 @@ fn rows_travel_by_codecs_too() {
     assert!(bytes(&few) < 0.6 * bytes(&plain), "{} of {}", bytes(&few), bytes(&plain));
 }
 
+/// What would be ignored: workers hold nothing of a table of rows that answers could differ from.
+#[test]
+fn what_does_not_fit_the_tables_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("job.toml");
+    std::fs::write(&config, "[[override]]\ntable = \"nomatch*\"\nsync = \"asp\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    for (arguments, reason) in [
+        (&["--answer-codec", "dvf:delta=1"][..], "table `weights`: answers by `dvf:delta=1` are differences"),
+        (&["--codec", "significance:0.1", "--processes"], "give it codec=none, or another codec"),
+        (&["--config", config], "table `nomatch*`: no table matches; the job has weights"),
+    ] {
+        let output = paramill(&[&["train", "lr", "--examples=200", "--epochs=1"], arguments].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && stderr.contains(reason), "{stderr}");
+    }
+}
+
 #[test]
 fn a_chain_that_makes_no_sense_is_refused_before_anything_starts() {
     for (arguments, reason) in [

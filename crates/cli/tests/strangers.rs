@@ -28,7 +28,7 @@ fn strangers(address: &str) -> Vec<TcpStream> {
     let hello = hello();
     let connect = |number: usize| {
         let mut stream = TcpStream::connect(address).ok()?;
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             // One that was refused is hung up on.
             drop(stream.write_all(&hello));
         }

@@ -165,6 +165,11 @@ pub trait Sparsifier: Send + Sync + Debug {
         false
     }
 
+    /// Whether it compares values with the sender's parameters ([`Context::parameters`]): it chooses nothing without.
+    fn needs_parameters(&self) -> bool {
+        false
+    }
+
     /// How much of a velocity is kept from step to step, when the sparsifier has momentum (DGC).
     fn momentum(&self) -> Option<f32> {
         None

@@ -177,6 +177,13 @@ pub struct PartialPull {
     pub tau2: Duration,
 }
 
+impl PartialPull {
+    /// Whether a worker may go on without some of the blocks. With b = 1 it never does, and tau2 is of no use.
+    pub fn leaves_blocks_out(&self) -> bool {
+        self.fraction < 1.0
+    }
+}
+
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Consistency> {
     Axis::new(

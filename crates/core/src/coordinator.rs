@@ -281,6 +281,7 @@ impl Coordinator {
         let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
         if !control::fits(&message) {
             status.shards.iter_mut().for_each(|shard| shard.tables.clear());
+            status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }

@@ -3,10 +3,10 @@
 //! This crate knows no sockets, clocks, threads, files or entropy. Time, randomness and order are inputs, so the
 //! real driver (`paramill-node`) and the simulator (`paramill-sim`) run the very same code.
 //!
-//! The five axes (consistency, placement, optimizer, codec; broadcast follows) are each one file with a small
-//! trait beside a folder with one file per choice. The roles ([`coordinator`], [`server`], [`worker`]) are state
-//! machines behind one contract, [`role::Role`].
+//! The four axes (consistency, placement, optimizer, codec) are each one file with a small trait beside a folder
+//! with one file per choice. The roles ([`coordinator`], [`server`], [`aggregator`], [`worker`]) are state machines behind one contract, [`role::Role`].
 
+pub mod absence;
 pub mod address;
 pub mod aggregator;
 pub mod codec;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Parameters in one chunk, unless a job says otherwise: 32 KB of f32.
 pub const CHUNK_ELEMENTS: usize = 8192;
+/// Ranges without a gradient that a push of a chunk, or an exchange of a table, may name.
+pub const MAX_ABSENT_RANGES: usize = 65_536;
 /// The largest payload of a data frame.
 pub const MAX_DATA_BYTES: usize = 4 << 20;
 /// The most parameters in one chunk: with a row number before every one of them they still fit a data frame.

@@ -21,6 +21,7 @@ use crate::kernels::{self, Source, Sum, Values};
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
 use std::fmt;
+use std::ops::Range;
 
 /// What one step needs to know beside the arrays.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -125,6 +126,14 @@ pub struct Gradient<'a> {
     pub before: Option<&'a [f32]>,
     /// The last gradient.
     pub last: Values<'a>,
+}
+
+impl<'a> Gradient<'a> {
+    /// The same of some of the elements.
+    pub fn slice(self, range: Range<usize>) -> Gradient<'a> {
+        let before = self.before.map(|before| &before[range.clone()]);
+        Gradient { before, last: self.last.slice(range) }
+    }
 }
 
 impl<'a> From<&'a [f32]> for Gradient<'a> {

@@ -24,7 +24,8 @@ pub struct Entry<T: ?Sized> {
     pub name: &'static str,
     /// One sentence.
     pub about: &'static str,
-    /// Its own parameters; those that the axis takes for every component are in [`Axis::common`].
+    /// Its own parameters; those that the axis takes for every component are in [`Axis::common`]. One of these is
+    /// declared here too where the component has another default for it.
     pub params: &'static [Param],
     /// A text form that builds; tests walk the registry through these.
     pub example: &'static str,
@@ -59,16 +60,27 @@ impl<T: ?Sized> Axis<T> {
         &self.entries
     }
 
+    /// The choice of this name.
+    pub fn entry(&self, name: &str) -> Result<&Entry<T>, SpecError> {
+        self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| SpecError::Unknown {
+            axis: self.name,
+            name: name.to_owned(),
+            known: self.entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// All parameters that `entry` takes: the common ones, each with the entry's default where it declares one, then its
+    /// own.
+    pub fn params(&self, entry: &Entry<T>) -> Vec<Param> {
+        let declared = |name: &str| entry.params.iter().find(|param| param.name == name);
+        let common = self.common.iter().map(|param| declared(param.name).unwrap_or(param));
+        let is_common = |param: &&Param| self.common.iter().any(|common| common.name == param.name);
+        common.chain(entry.params.iter().filter(|param| !is_common(param))).copied().collect()
+    }
+
     /// Builds the component that `spec` names.
     pub fn build(&self, spec: &Spec) -> Result<Box<T>, SpecError> {
-        match self.entries.iter().find(|entry| entry.name == spec.name) {
-            Some(entry) => (entry.build)(spec),
-            None => Err(SpecError::Unknown {
-                axis: self.name,
-                name: spec.name.clone(),
-                known: self.entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
-            }),
-        }
+        (self.entry(&spec.name)?.build)(spec)
     }
 }
 

@@ -176,7 +176,7 @@ pub struct Landing {
     pub bytes: Range<usize>,
 }
 
-/// A role: coordinator, shard of a server, worker.
+/// A role: coordinator, shard of a server, aggregator, worker.
 pub trait Role {
     /// Who this is, once it is known.
     fn node(&self) -> Option<NodeId>;

@@ -1,7 +1,7 @@
 //! One snapshot of a job, with reasons. It feeds logs, `paramill status` and everything that reports.
 
 use crate::limits;
-use crate::types::{AggregatorId, Clock, ShardId, WorkerId};
+use crate::types::{AggregatorId, Clock, ShardId, TableId, WorkerId};
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,9 @@ pub struct WorkerReport {
     pub bytes_pulled: u64,
     /// What the worker waits for, if it does.
     pub waiting: Option<String>,
+    /// Tables that its application exchanges as slabs.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+    pub slabs: Vec<TableId>,
 }
 
 /// How a shard stands.

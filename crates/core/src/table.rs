@@ -53,6 +53,17 @@ impl TableSpec {
         if self.shape.len() > 1 { (self.elements() / rows) as usize } else { 0 }
     }
 
+    /// The policy of this table on a server: the job's, then the table's own, then the job's exceptions.
+    pub fn policy_on(
+        &self,
+        server: ServerId,
+        job: &TablePolicy,
+        overrides: &[PolicyOverride],
+    ) -> TablePolicy {
+        let own = self.policy.as_ref().map(|own| PolicyOverride { table: "*".into(), ..own.clone() });
+        PolicyOverride::resolve(job, own.iter().chain(overrides), &self.name, server)
+    }
+
     /// What placement sees of this table.
     pub fn size(&self) -> TableSize {
         TableSize { elements: self.elements(), row: self.row_elements() }
@@ -217,9 +228,9 @@ impl PolicyOverride {
     }
 
     /// The policy of `table` on `server` after all overrides; later ones win.
-    pub fn resolve(
+    pub fn resolve<'a>(
         base: &TablePolicy,
-        overrides: &[PolicyOverride],
+        overrides: impl IntoIterator<Item = &'a PolicyOverride>,
         table: &str,
         server: ServerId,
     ) -> TablePolicy {

@@ -35,8 +35,9 @@ use crate::wire::{Control, Kind, Plan};
 use encoding::Encoded;
 use gate::PullGate;
 use local_table::LocalTable;
-use request::{Request, What};
+use request::{Missing, Request, What};
 use requests::Requests;
+use slab::Lender;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -133,6 +134,7 @@ pub struct Worker {
     coordinator: Link,
     links: BTreeMap<ShardId, Link>,
     tables: Vec<LocalTable>,
+    lender: Lender,
     plan: Option<Plan>,
     start: Option<Ticket>,
     clock: Clock,
@@ -172,6 +174,7 @@ impl Worker {
             incarnation: 0,
             links: BTreeMap::new(),
             tables: Vec::new(),
+            lender: Lender::default(),
             plan: None,
             start: None,
             clock: 0,
@@ -326,7 +329,7 @@ impl Worker {
                 values
             }
         };
-        let (buffer, encoded) = match local.codecs.encodes_pushes() {
+        let (buffer, encoded, missing) = match local.codecs.encodes_pushes() {
             true => {
                 if !crate::kernels::all_finite(values) {
                     self.nonfinite += 1;
@@ -334,8 +337,10 @@ impl Worker {
                         return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
                     }
                 }
-                let Encoded { buffer, payloads } = local.encode(clock, gradient, &*self.memory)?;
-                (buffer, Some(payloads))
+                let missing = Missing::default();
+                let encoded = local.encode(clock, gradient, &missing, &*self.memory)?;
+                let Encoded { buffer, payloads, missing } = encoded;
+                (buffer, Some(payloads), missing)
             }
             false => {
                 let mut buffer = local.take_buffer(values.len(), &*self.memory);
@@ -346,7 +351,7 @@ impl Worker {
                         return Err(WorkerError::NonFinite { table: local.spec.name.clone(), clock });
                     }
                 }
-                (Arc::new(buffer), None)
+                (Arc::new(buffer), None, Missing::default())
             }
         };
         local.pushed = Some(clock);
@@ -365,8 +370,8 @@ impl Worker {
         *self.unacknowledged.entry(clock).or_default() += shards;
         for shard in 0..shards {
             let shard = self.tables[index].shard(shard);
-            let (rows, encoded) = (rows.clone(), encoded.clone());
-            let what = What::Push { buffer: Some(buffer.clone()), rows, encoded, want_params };
+            let (rows, encoded, missing) = (rows.clone(), encoded.clone(), missing.clone());
+            let what = What::Push { buffer: Some(buffer.clone()), rows, encoded, missing, want_params };
             self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
         }
         Ok(ticket)
@@ -503,7 +508,7 @@ impl Worker {
             self.share_landing(table);
         }
         for slab in self.redeem_slabs(ticket) {
-            self.give_back(slab);
+            self.give_back(slab).expect("this worker lent it");
         }
         rows.unwrap_or_default()
     }

@@ -3,7 +3,7 @@
 use paramill_core::kernels;
 use paramill_core::optimizer::{Optimizer, OptimizerPolicy, StepInput};
 use paramill_core::prng::Prng;
-use paramill_core::registry::{Axis, Entry, Registry};
+use paramill_core::registry::{Axis, Entry, Param, Registry};
 use paramill_core::spec::Spec;
 use proptest::prelude::*;
 
@@ -96,7 +96,8 @@ fn every_declared_parameter_is_accepted() {
             let from_example =
                 || given.params.iter().find(|(key, _)| key == param.name).map(|(_, value)| value.as_str());
             let value = param.default.or_else(from_example).expect("a required parameter is in the example");
-            let text = format!("{}:{}={value}", entry.name, param.name);
+            let lr = if param.name == "lr" { "" } else { ",lr=1" };
+            let text = format!("{}:{}={value}{lr}", entry.name, param.name);
             OptimizerPolicy::parse(&axis, &text).unwrap_or_else(|error| panic!("{text}: {error}"));
         }
     }
@@ -106,17 +107,31 @@ fn every_declared_parameter_is_accepted() {
 fn declared_defaults_are_the_real_ones() {
     let axis = axis();
     for entry in axis.entries() {
-        let explicit =
-            entry.params.iter().map(|param| (param.name.into(), param.default.unwrap().into())).collect();
+        let is_own = |param: &&Param| axis.common.iter().all(|common| common.name != param.name);
+        let own = entry.params.iter().filter(is_own);
+        let explicit = own.map(|param| (param.name.into(), param.default.unwrap().into())).collect();
         let explicit = axis.build(&Spec { name: entry.name.into(), params: explicit }).unwrap();
         let implicit = axis.build(&Spec { name: entry.name.into(), params: Vec::new() }).unwrap();
         assert_eq!(format!("{explicit:?}"), format!("{implicit:?}"));
 
+        // Only a learning rate may be without a default: then it must be given.
+        let common = axis.params(entry).into_iter().filter(|param| !is_own(&param));
+        let value = |param: &Param| match param.default {
+            Some(default) => default,
+            None if param.name == "lr" => "1",
+            None => panic!("{}: {} has no default", entry.name, param.name),
+        };
         let explicit: Vec<String> =
-            axis.common.iter().map(|param| format!("{}={}", param.name, param.default.unwrap())).collect();
-        let explicit =
-            OptimizerPolicy::parse(&axis, &format!("{}:{}", entry.name, explicit.join(","))).unwrap();
-        assert_eq!(explicit.to_string(), OptimizerPolicy::parse(&axis, entry.name).unwrap().to_string());
+            common.clone().map(|param| format!("{}={}", param.name, value(&param))).collect();
+        let required: Vec<String> = common
+            .filter(|param| param.default.is_none())
+            .map(|param| format!("{}={}", param.name, value(&param)))
+            .collect();
+        let parse = |params: &[String]| {
+            OptimizerPolicy::parse(&axis, &format!("{}:{}", entry.name, params.join(","))).unwrap()
+        };
+        assert_eq!(parse(&explicit).parameters(), parse(&required).parameters());
+        assert_eq!(parse(&explicit).to_string(), parse(&required).to_string());
     }
 }
 
@@ -124,7 +139,8 @@ fn declared_defaults_are_the_real_ones() {
 fn a_zero_gradient_without_weight_decay_changes_nothing() {
     let axis = axis();
     for entry in axis.entries() {
-        let policy = OptimizerPolicy::parse(&axis, entry.name).unwrap();
+        let text = format!("{}:lr=0.1,weight_decay=0", entry.name);
+        let policy = OptimizerPolicy::parse(&axis, &text).unwrap();
         let parameters = vec![1.5, -2.0, 0.0, 1e-30, 1e30];
         let mut table = Table::new(&policy, parameters.clone());
         for _ in 0..3 {

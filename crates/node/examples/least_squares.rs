@@ -1,5 +1,7 @@
 //! A whole worker: `paramill launch -n 4 -s 2 -- target/release/examples/least_squares`.
 
+#![allow(clippy::disallowed_macros, reason = "it has nothing else to say, and nothing to lose")]
+
 use paramill_node::client::{Job, JobOptions, TableSpec};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::server::{announced, random_number};
+use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -64,7 +65,7 @@ impl AggregatorConfig {
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 }

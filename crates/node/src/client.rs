@@ -16,10 +16,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod slab;
+
 use crate::clock;
 use crate::env_vars;
 use crate::event_loop::{EventLoop, Injection, RoleCell, Setup, Strangers};
 use crate::identity::Identity;
+use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -43,7 +46,8 @@ use std::time::{Duration, Instant};
 pub use paramill_core::store::Buffer;
 pub use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TableSpec};
 pub use paramill_core::types::{TableId, WorkerId};
-pub use paramill_core::worker::{Content, Gradient, Slab, WorkerError};
+pub use paramill_core::worker::{Content, Gradient, WorkerError};
+pub use slab::{Exchange, Slab};
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -65,6 +69,10 @@ pub enum ClientError {
         /// For what: who has not answered, and what would release it.
         what: String,
     },
+    /// An update of the table that was sent earlier failed, and nobody had waited for it. The update at hand was not
+    /// sent: call again to send it.
+    #[error("this update was not sent, because an earlier one of the same table failed: {0}")]
+    EarlierUpdate(Box<ClientError>),
     /// The worker's thread is gone.
     #[error("this worker has ended: {0}")]
     Ended(String),
@@ -118,7 +126,7 @@ impl JobOptions {
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 
@@ -207,13 +215,6 @@ pub struct Handle {
     ticket: Ticket,
 }
 
-/// Slabs under way. Dropping it does not undo anything: the tables are then pushed and pulled as others are.
-#[derive(Debug)]
-#[must_use = "an exchange tells whether it succeeded, and has the slabs"]
-pub struct Exchange {
-    handle: Handle,
-}
-
 impl Job {
     /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
     pub fn init(options: JobOptions) -> Result<Job, ClientError> {
@@ -293,7 +294,9 @@ impl Job {
     }
 
     /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
-    /// The error may also be that of an earlier update of the table that was not waited for.
+    ///
+    /// Whatever the error, this gradient was not sent, and other workers may wait for it. [`ClientError::EarlierUpdate`]
+    /// says that nothing is wrong with it: an update that was sent before failed, and the next call sends this one.
     pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
         self.update_with(table, Gradient::Dense(gradient))
     }
@@ -316,7 +319,7 @@ impl Job {
             && handle.is_due()
         {
             let handle = pending.remove(0);
-            handle.wait(Duration::ZERO)?;
+            handle.wait(Duration::ZERO).map_err(|error| ClientError::EarlierUpdate(Box::new(error)))?;
         }
         pending.push(self.act(|worker| worker.push(clock::now(), table, gradient, true))?);
         Ok(())
@@ -329,19 +332,17 @@ impl Job {
     }
 
     /// Waits until the table's parameters may be used for the next iteration. After a time-out it may be called again,
-    /// to wait on.
+    /// to wait on. The error of an update is given once; those after it are waited for by the next call.
     pub fn sync(&self, table: TableId) -> Result<(), ClientError> {
         let mut pending = lock(&self.updates).remove(&table).unwrap_or_default();
         while let Some(handle) = pending.first() {
-            match handle.wait(self.timeout) {
-                Err(error @ ClientError::Timeout { .. }) => {
-                    lock(&self.updates).entry(table).or_default().splice(0..0, pending);
-                    return Err(error);
-                }
-                outcome => {
-                    drop(pending.remove(0));
-                    outcome?;
-                }
+            let outcome = handle.wait(self.timeout);
+            if !matches!(outcome, Err(ClientError::Timeout { .. })) {
+                drop(pending.remove(0));
+            }
+            if outcome.is_err() {
+                lock(&self.updates).entry(table).or_default().splice(0..0, pending);
+                return outcome;
             }
         }
         Ok(())
@@ -372,11 +373,6 @@ impl Job {
         self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))
     }
 
-    /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied.
-    pub fn slab(&self, table: TableId) -> Result<Slab, ClientError> {
-        Ok(self.shared.lock().worker.slab(table)?)
-    }
-
     /// The codec that a table's gradients travel by; empty without one.
     pub fn codec(&self, table: TableId) -> Result<String, ClientError> {
         Ok(self.shared.lock().worker.codec(table)?)
@@ -385,18 +381,6 @@ impl Job {
     /// Where the chunks of a table begin, ascending: each is encoded by itself.
     pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, ClientError> {
         Ok(self.shared.lock().worker.chunk_starts(table)?)
-    }
-
-    /// Ends the loan: the table is pushed and pulled as others are.
-    pub fn give_back(&self, slab: Slab) {
-        self.shared.lock().worker.give_back(slab);
-    }
-
-    /// Sends the gradients of these slabs and asks for the parameters that follow them, all in one round. The slabs
-    /// are taken, and come back with [`Exchange::wait`]; on an error they stay, and nothing was sent. NaN and Inf are
-    /// found by the servers, not here.
-    pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Exchange, ClientError> {
-        Ok(Exchange { handle: self.act(|worker| worker.exchange(clock::now(), slabs))? })
     }
 
     /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
@@ -509,29 +493,6 @@ impl Handle {
     /// would return at once.
     pub fn is_due_within(&self, timeout: Duration) -> bool {
         self.shared.is_due_within(self.ticket, timeout)
-    }
-}
-
-impl Exchange {
-    /// Waits until all parameters are here. After a time-out it may be called again, to wait on; after another error
-    /// [`Exchange::give_up`] has the slabs.
-    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Slab>, ClientError> {
-        self.handle.wait(timeout)?;
-        Ok(self.redeem())
-    }
-
-    /// Whether [`Exchange::wait`] would return at once, after waiting a while for that.
-    pub fn is_due_within(&self, timeout: Duration) -> bool {
-        self.handle.is_due_within(timeout)
-    }
-
-    /// Gives up: the slabs as they are.
-    pub fn give_up(&mut self) -> Vec<Slab> {
-        self.redeem()
-    }
-
-    fn redeem(&mut self) -> Vec<Slab> {
-        self.handle.shared.lock().worker.redeem_slabs(self.handle.ticket)
     }
 }
 

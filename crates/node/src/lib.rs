@@ -8,11 +8,13 @@ pub mod admin;
 pub mod aggregator;
 pub mod client;
 mod clock;
+pub mod data_cores;
 pub mod env_vars;
 mod event_loop;
 pub mod identity;
 pub mod pinning;
 pub mod server;
+pub mod stderr;
 mod transport;
 pub mod url;
 

@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
+use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -69,7 +70,7 @@ impl ServerConfig {
             transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
-            log: |line| eprintln!("paramill: {line}"),
+            log: stderr::log,
         }
     }
 }

@@ -7,6 +7,7 @@ mod arrays;
 mod condition;
 mod errors;
 mod job;
+mod policy;
 mod server;
 mod slab;
 mod waiting;
@@ -21,7 +22,9 @@ mod _native {
     #[pymodule_export]
     use super::job::{Handle, Job, environment_url, identity};
     #[pymodule_export]
-    use super::server::{Server, check_policy};
+    use super::policy::{check_policy, optimizer_parameters, pulls_partially};
+    #[pymodule_export]
+    use super::server::Server;
     #[pymodule_export]
     use super::slab::{Exchange, Slab};
 }

@@ -3,30 +3,14 @@
 use crate::condition;
 use crate::errors::raise;
 use crate::waiting::until_due;
-use paramill_core::codec::Codec;
-use paramill_core::consistency::SyncPolicy;
 use paramill_core::coordinator::JobConfig;
-use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::table::TablePolicy;
+use paramill_node::data_cores::HostShare;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// Whether a policy's text means something; the error names what is known.
-#[pyfunction]
-pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
-    let registry = condition::registry();
-    let canonical = match axis {
-        "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
-        "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
-        "codec" => Codec::parse(&registry.codec, text).map(|_| text.to_owned()),
-        "answer_codec" => Codec::for_answers(&registry.codec, text).map(|_| text.to_owned()),
-        other => return Err(raise("PolicyError", format!("no policy is called `{other}`"))),
-    };
-    canonical.map_err(|error| raise("PolicyError", error))
-}
 
 /// A server whose threads are this process's.
 #[pyclass(frozen, module = "paramill._native")]
@@ -48,7 +32,7 @@ impl Server {
         listen: &str,
         workers: u32,
         servers: u32,
-        cores: u32,
+        cores: Option<u32>,
         sync: Option<String>,
         optimizer: Option<String>,
         seed: u64,
@@ -61,6 +45,7 @@ impl Server {
             optimizer: optimizer.unwrap_or(default.optimizer.clone()),
             ..default
         };
+        let cores = cores.unwrap_or_else(|| HostShare::of_job_at(listen, servers, workers).data_cores());
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };

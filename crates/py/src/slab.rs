@@ -160,8 +160,8 @@ impl Drop for Slab {
         match std::mem::replace(place, Place::Between) {
             // In a forked child the worker's lock may be held by a thread that is not there.
             other if std::process::id() != self.process => std::mem::forget(other),
-            Place::Here { slab, .. } => self.job.give_back(slab),
-            Place::Away { .. } | Place::Between => {}
+            // Dropped, the buffers go back to their job.
+            Place::Here { .. } | Place::Away { .. } | Place::Between => {}
         }
     }
 }
@@ -205,11 +205,10 @@ pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) ->
     Ok(Exchange { exchange, process: std::process::id(), slabs })
 }
 
+/// Puts buffers back, which are in the order of their slabs: by number, tables of different jobs would be mixed up.
 fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
-    for buffers in taken {
-        if let Some(slab) = slabs.iter().find(|slab| slab.get().table == buffers.table()) {
-            slab.get().put_back(buffers);
-        }
+    for (slab, buffers) in slabs.iter().zip(taken) {
+        slab.get().put_back(buffers);
     }
 }
 

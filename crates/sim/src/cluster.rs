@@ -49,6 +49,7 @@ impl Cluster {
         let config = scenario.job_config(JOB);
         let value = |error: paramill_core::spec::SpecError| ScenarioError::Value(error.to_string());
         config.check(&registry).map_err(value)?;
+        config.check_tables(&registry, &scenario.table_specs()).map_err(value)?;
         for switch in &scenario.switches {
             paramill_core::consistency::SyncPolicy::parse(&registry.consistency, &switch.sync)
                 .map_err(value)?;

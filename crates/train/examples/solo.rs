@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p paramill-train --example solo -- cnn --data FOLDER --workers 2 --epochs 2`
 
+#![allow(clippy::disallowed_macros, reason = "it has nothing else to say, and nothing to lose")]
+
 #[path = "../tests/reference/mod.rs"]
 mod reference;
 

@@ -266,3 +266,44 @@ fn data_that_a_model_cannot_use_is_refused_with_the_reason() {
     config.name = "mlp".into();
     assert!(build(&config).is_ok());
 }
+
+/// A damaged label made a model of 100 classes, 90 of which nothing belongs to.
+#[test]
+fn labels_that_no_class_has_are_refused_with_their_place() {
+    use paramill_train::data::{Images, idx};
+    let images = |labels: &[u8]| Images {
+        height: 10,
+        width: 10,
+        pixels: vec![9; 100 * labels.len()],
+        labels: labels.to_vec(),
+    };
+    let outcome = |train: &[u8], test: &[u8]| {
+        let folder = tempfile::tempdir().unwrap();
+        idx::write(folder.path(), idx::Half::Train, &images(train), true).unwrap();
+        idx::write(folder.path(), idx::Half::Test, &images(test), false).unwrap();
+        let mut config = small("mlp", 1);
+        config.data = Some(folder.path().to_owned());
+        build(&config).map(|workload| workload.tables()).map_err(|error| error.to_string())
+    };
+    for (train, test, expected) in [
+        (
+            &[0, 1, 99, 2][..],
+            &[1][..],
+            "train-labels-idx1-ubyte.gz, byte 10: expected a label from 0 to 2, as no image has the label 3, found 99",
+        ),
+        (
+            &[2, 0, 1],
+            &[0, 3],
+            "t10k-labels-idx1-ubyte, byte 9: expected a label from 0 to 2, as in the training data, found 3",
+        ),
+        (&[1, 2], &[2, 0], "byte 9: expected a label from 1 to 2, as in the training data, found 0"),
+        (&[0, 0], &[0], "expected at least two classes"),
+    ] {
+        let error = outcome(train, test).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    let classes = |tables: Vec<paramill_core::table::TableSpec>| tables.last().map(|bias| bias.shape.clone());
+    assert_eq!(classes(outcome(&[0, 1, 2], &[1]).unwrap()), Some(vec![3]));
+    // Some sets count from 1.
+    assert_eq!(classes(outcome(&[1, 2, 3], &[1]).unwrap()), Some(vec![4]));
+}

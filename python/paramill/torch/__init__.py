@@ -17,5 +17,6 @@ True
 from .averaging import AveragingOptimizer
 from .data import ShardSampler
 from .optimizer import DistributedOptimizer
+from .rules import rule_of
 
-__all__ = ["AveragingOptimizer", "DistributedOptimizer", "ShardSampler"]
+__all__ = ["AveragingOptimizer", "DistributedOptimizer", "ShardSampler", "rule_of"]

@@ -11,7 +11,7 @@ from ..errors import PolicyError
 from ..job import Job
 from .buckets import AveragedBucket, Bucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, declare_buffers, join
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -54,30 +54,31 @@ class AveragingOptimizer(DistributedOptimizer):
                 f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
                 "of the servers"
             )
+        check_sync(sync)
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._adopt()
-        self.job = join(job)
-        trained: list[Slot] = []
-        frozen: list[Slot] = []
-        for number, group in enumerate(optimizer.param_groups):
-            names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
-            for name, parameter in zip(names, group["params"]):
-                (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
-        buckets = pack(trained, AveragedBucket, pack_bytes // 4)
-        for bucket in buckets:
-            bucket.declare(self.job, "", policies)
-        self._frozen = pack(frozen, Bucket, pack_bytes // 4)
-        for bucket in self._frozen:
-            bucket.declare(self.job, "")
-        means = declare_buffers(self.job, buffers, sync, pack_bytes)
-        self._exchanger = Exchanger(
-            self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
-        )
-        self._exchanger.start()
-        for bucket in self._frozen:
-            bucket.take_initial()
+        with joining(job) as self.job:
+            trained: list[Slot] = []
+            frozen: list[Slot] = []
+            for number, group in enumerate(optimizer.param_groups):
+                names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+                for name, parameter in zip(names, group["params"]):
+                    (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
+            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
+            buckets = pack(trained, AveragedBucket, pack_bytes // 4)
+            for bucket in buckets:
+                bucket.declare(self.job, "", policies)
+            self._frozen = pack(frozen, Bucket, pack_bytes // 4)
+            for bucket in self._frozen:
+                bucket.declare(self.job, "")
+            means = declare_buffers(self.job, buffers, sync, pack_bytes)
+            self._exchanger = Exchanger(
+                self.job, buckets, [], means, accumulate=accumulate, overlap=overlap, device_codec=device_codec
+            )
+            self._exchanger.start()
+            for bucket in self._frozen:
+                bucket.take_initial()
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Waits for the mean gradients and steps with them."""

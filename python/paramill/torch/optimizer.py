@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import warnings
-from typing import Any, Callable, ContextManager, Iterable, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
-from ..job import Job, init
+from ..job import Job, init, open_jobs
 from .buckets import Bucket, BufferBucket, Slot, SparseSlot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
+from .rules import check_groups, parse_optimizer, text_of
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -24,7 +27,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Trains `params` on servers, with the optimizer that `optimizer` names (``"adamw:lr=1e-3"``).
 
     `params` are ``model.named_parameters()``, or groups of them as torch's optimizers take them; a group may have values
-    of its own for what the text says (``{"params": ..., "lr": 1e-4}``). Given another ``torch.optim.Optimizer`` instead,
+    of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). Given another ``torch.optim.Optimizer`` instead,
     servers only average gradients, and that one steps (:class:`AveragingOptimizer`).
 
     Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration without
@@ -32,7 +35,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
-    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise
+    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise. Without `b` and `tau2` of ``psp``
     :param codec: how gradients are compressed, such as ``"topk:0.01+f16"``; the job's otherwise
     :param answer_codec: how parameters are compressed on their way back; the job's otherwise
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
@@ -52,11 +55,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
     grad_scale: Optional[Tensor]
     found_inf: Optional[Tensor]
 
-    def __new__(cls, params: Any = None, *_: Any, **__: Any) -> DistributedOptimizer:
+    def __new__(cls, params: Any = None, *_: Any, **options: Any) -> DistributedOptimizer:
         if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
             from .averaging import AveragingOptimizer
 
-            return object.__new__(AveragingOptimizer)
+            cls = AveragingOptimizer
+        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise PolicyError(
+                    f"{cls.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
+                    'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
+                )
         return object.__new__(cls)
 
     def __init__(
@@ -77,50 +87,59 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
     ) -> None:
+        check_is_text(optimizer)
+        check_sync(sync)
         rule, defaults = parse_optimizer(optimizer)
         self._rule = rule
         self._keys = list(defaults)
         groups = named_groups(params)
+        check_groups(rule, defaults, groups)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
-        self.job = join(job)
-        policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
-        self._told = [self._text(group) for group in self.param_groups]
-        dense: list[Bucket] = []
-        rows: list[SparseSlot] = []
-        self._frozen: list[Bucket] = []
-        unknown = set(sparse)
-        for number, group in enumerate(self.param_groups):
-            slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
-            own = {**policies, "optimizer": self._told[number]}
-            of_rows = [slot for slot in slots if slot.name in unknown]
-            unknown -= {slot.name for slot in of_rows}
-            trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
-            frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
-            for slot in of_rows:
-                rows.append(SparseSlot(slot))
-                rows[-1].declare(self.job, self._prefix(number), own)
-            for bucket in pack(trained, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, self._prefix(number), own)
-                dense.append(bucket)
-            for bucket in pack(frozen, Bucket, pack_bytes // 4):
-                bucket.declare(self.job, f"frozen/{self._prefix(number)}")
-                self._frozen.append(bucket)
-        if unknown:
-            raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
-        means = declare_buffers(self.job, buffers, sync, pack_bytes)
-        self._exchanger = Exchanger(
-            self.job,
-            dense,
-            rows,
-            means,
-            accumulate=accumulate,
-            overlap=overlap,
-            device_codec=device_codec,
-            before_first=self._follow_schedule,
-        )
-        self._exchanger.start()
-        for bucket in self._frozen:
-            bucket.take_initial()
+        for index, group in enumerate(self.param_groups):
+            if float(group["lr"]) < 0:
+                raise PolicyError(f"group {index} has lr = {group['lr']}: expected lr >= 0")
+            _native.check_policy("optimizer", self._text(group))
+        with joining(job) as self.job:
+            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
+            self._told = [self._text(group) for group in self.param_groups]
+            dense: list[Bucket] = []
+            rows: list[SparseSlot] = []
+            self._frozen: list[Bucket] = []
+            unknown = set(sparse)
+            for number, group in enumerate(self.param_groups):
+                slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
+                own = {**policies, "optimizer": self._told[number]}
+                of_rows = [slot for slot in slots if slot.name in unknown]
+                unknown -= {slot.name for slot in of_rows}
+                trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
+                frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
+                for slot in of_rows:
+                    rows.append(SparseSlot(slot))
+                    rows[-1].declare(self.job, self._prefix(number), own)
+                for bucket in pack(trained, Bucket, pack_bytes // 4):
+                    bucket.declare(self.job, self._prefix(number), own)
+                    dense.append(bucket)
+                for bucket in pack(frozen, Bucket, pack_bytes // 4):
+                    bucket.declare(self.job, f"frozen/{self._prefix(number)}")
+                    self._frozen.append(bucket)
+            if unknown:
+                raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
+            means = declare_buffers(self.job, buffers, sync, pack_bytes)
+            self._exchanger = Exchanger(
+                self.job,
+                dense,
+                rows,
+                means,
+                accumulate=accumulate,
+                overlap=overlap,
+                device_codec=device_codec,
+                before_first=self._follow_schedule,
+            )
+            self.job.start()
+            check_models(self.job)
+            self._exchanger.start()
+            for bucket in self._frozen:
+                bucket.take_initial()
         self._left_over: Optional[list[Any]] = None
         self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
 
@@ -222,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _text(self, group: dict[str, Any]) -> str:
         values = {key: group[key] for key in self._keys}
         values["lr"] = max(float(values["lr"]), SMALLEST_LR)
-        return f"{self._rule}:" + ",".join(f"{key}={value}" for key, value in values.items())
+        return text_of(self._rule, values)
 
     def _follow_schedule(self) -> None:
         """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
@@ -238,36 +257,71 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._told = texts
 
 
-def parse_optimizer(text: str) -> tuple[str, dict[str, Any]]:
-    """The rule and its parameters.
-
-    >>> parse_optimizer("momentum:lr=0.5,schedule=step(every=30,factor=0.1)")
-    ('momentum', {'lr': 0.5, 'schedule': 'step(every=30,factor=0.1)'})
-    """
-    rule, _, rest = _native.check_policy("optimizer", text).partition(":")
-    values: dict[str, Any] = {}
-    depth, start = 0, 0
-    for end, character in enumerate(rest + ","):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            key, _, value = rest[start:end].partition("=")
-            try:
-                values[key] = float(value)
-            except ValueError:
-                values[key] = value
-            start = end + 1
-    return rule, values
+def check_is_text(optimizer: Any) -> None:
+    """Refuses what is no text in words: one of torch's classes is what a script has there most often."""
+    if isinstance(optimizer, str):
+        return
+    of_torch = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
+    name = f"torch.optim.{optimizer.__name__}" if of_torch else "torch.optim.AdamW"
+    given = f"the class {name}" if of_torch else repr(optimizer)
+    raise PolicyError(
+        f'the optimizer is a text that names a rule of the servers, such as "adamw:lr=1e-3", and not {given}; '
+        f"pm.torch.rule_of({name}, lr=...) gives the text, and DistributedOptimizer({name}(model.parameters(), lr=...)) "
+        "steps here with averaged gradients"
+    )
 
 
-def join(job: Optional[Job]) -> Job:
-    """The job to train in, which must not have started: tables are created before."""
-    job = job if job is not None else init()
-    if job._started and not job.closed:
-        raise OrderError(
-            "the job has started, and an optimizer creates its tables before that: make it first, and a single one with "
-            "all parameters, in groups"
+def check_sync(sync: Optional[str], of: str = "") -> None:
+    """Refuses partial pulls: an exchange waits for all parameters, whatever psp's `b` and `tau2` say."""
+    if sync is not None and _native.pulls_partially(sync):
+        raise PolicyError(
+            f"under `{sync}`{of} a worker would go on without some of the parameters, which does not work from PyTorch "
+            "yet: leave `b` and `tau2` out"
         )
-    return job
+
+
+def check_models(job: Job) -> None:
+    """After the start: the same for models that are the job's."""
+    for shard in job.status()["shards"]:
+        for table in shard["tables"]:
+            if table["name"] in job.tables:
+                check_sync(table["sync"], " (the job's, of --sync or a config file)")
+
+
+ONE_OPTIMIZER = (
+    "a job has one optimizer, and this process has made it already: make a single one with all parameters, in groups "
+    '({"params": ..., "lr": ...}), or give each a job of its own (job=)'
+)
+# Jobs of other processes' servers in which this process had an optimizer.
+trained_in: set[str] = set()
+
+
+@contextlib.contextmanager
+def joining(job: Optional[Job]) -> Iterator[Job]:
+    """The job to train in, while its optimizer is made. It must not have started: tables are created before.
+
+    A job that was joined for the optimizer is left again if that cannot be made, so that another try may join it.
+    """
+    is_own = job is None
+    if any(each.has_optimizer for each in open_jobs if job is None or each is job):
+        raise OrderError(ONE_OPTIMIZER)
+    if job is None and _native.environment_url() in trained_in:
+        raise OrderError(
+            f"this worker has left the job at {_native.environment_url()}, and a job takes a worker once: make one optimizer "
+            "for the whole program, or give each a job of its own (job=)"
+        )
+    job = init() if job is None else job
+    try:
+        if job._started and not job.closed:
+            raise OrderError("the job has started, and an optimizer creates its tables before that: make it first")
+        yield job
+    except BaseException:
+        if is_own:
+            job._abandon()
+        raise
+    job.has_optimizer = True
+    if not job.alone:
+        trained_in.add(job.url)
 
 
 def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
@@ -280,10 +334,11 @@ def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     named = []
     for number, group in enumerate(groups):
         entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        pairs = [
-            entry if isinstance(entry, tuple) else (f"parameter {number}.{index}", entry)
-            for index, entry in enumerate(entries)
-        ]
+        names = group.get("param_names") or [f"parameter {number}.{index}" for index in range(len(entries))]
+        pairs = [entry if isinstance(entry, tuple) else (name, entry) for name, entry in zip(names, entries)]
+        for _, parameter in pairs:
+            if not isinstance(parameter, Tensor):
+                raise ParamillError(f"a {type(parameter).__name__} is no parameter: give model.named_parameters()")
         named.append({**group, "params": [p for _, p in pairs], "names": [name for name, _ in pairs]})
     return named
 

@@ -140,7 +140,9 @@ fn print_axis(axis: &AxisText, output: &Output) -> Result<(), Failure> {
 fn print_in_full(axis: &AxisText, component: &Component, output: &Output) -> Result<(), Failure> {
     output.text(format!("{} ({}): {}", component.name, axis.axis, component.about))?;
     output.text(format!("example: --{} '{}'", axis.option, component.example))?;
-    let all: Vec<&ParamText> = component.params.iter().chain(&axis.common).collect();
+    let is_own = |common: &&ParamText| component.params.iter().any(|own| own.name == common.name);
+    let common = axis.common.iter().filter(|common| !is_own(common));
+    let all: Vec<&ParamText> = component.params.iter().chain(common).collect();
     if all.is_empty() {
         output.text("It takes no parameters.")?;
         return Ok(());

@@ -8,7 +8,7 @@ use crate::supervisor::{Event, Supervisor};
 use crate::training;
 use anyhow::{Result, anyhow};
 use paramill_core::registry::Registry;
-use paramill_node::env_vars;
+use paramill_node::{env_vars, stderr};
 use serde::Serialize;
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let plan = check(args, registry).or_usage()?;
     let mut processes = Supervisor::new();
     let transport = args.transport.unwrap_or_default();
-    let joining = [format!("--cores={}", args.cores.unwrap_or(1)), format!("--transport={transport}")];
+    let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     first.extend_from_slice(&joining);
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
                 output.text(format!("[{}] {line}", processes.name(child)))?;
             }
             Event::Out { child, line } | Event::Error { child, line } => {
-                eprintln!("[{}] {line}", processes.name(child))
+                stderr::line(format_args!("[{}] {line}", processes.name(child)));
             }
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();

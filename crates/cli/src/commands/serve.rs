@@ -9,6 +9,7 @@ use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
+use paramill_node::data_cores::HostShare;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -49,7 +50,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     if job.config.is_none() {
         job.policy.optimizer.get_or_insert_with(|| TablePolicy::default().optimizer);
     }
-    let plan = JobPlan::resolve(&job, registry).or_usage()?;
+    let plan = JobPlan::resolve_at(&args.listen, &job, registry).or_usage()?;
     let index = args.index.unwrap_or(0);
     if index >= plan.cluster.servers {
         let error = anyhow!("index = {index}: the job has servers 0 to {}", plan.cluster.servers - 1);
@@ -86,7 +87,8 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         hosts: args.host.clone(),
         congestion: congestion(args),
         pin: args.pin.clone(),
-        cores: args.cores.unwrap_or(1),
+        // How many take part is not known yet: on loopback there are another server and some workers at least.
+        cores: args.cores.unwrap_or_else(|| HostShare::of_job_at(&url.address, 2, 2).data_cores()),
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,

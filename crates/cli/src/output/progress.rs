@@ -1,6 +1,7 @@
 //! How far a long command is, on stderr.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use paramill_node::stderr;
 use std::time::{Duration, Instant};
 
 /// A line is written at most this often; a log that scrolls helps nobody.
@@ -42,7 +43,7 @@ impl Progress {
             }
             Kind::Lines { steps, last } => {
                 if last.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
-                    eprintln!("{done}/{steps} {what}");
+                    stderr::line(format_args!("{done}/{steps} {what}"));
                     *last = Some(Instant::now());
                 }
             }

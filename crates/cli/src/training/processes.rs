@@ -8,7 +8,7 @@ use crate::plan::JobPlan;
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use paramill_node::client::JobOptions;
-use paramill_node::env_vars;
+use paramill_node::{env_vars, stderr};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -87,11 +87,11 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
                 Ok(Message::Done(result)) => results.push(result),
-                Err(_) => eprintln!("{}: {line}", processes.name(child)),
+                Err(_) => stderr::line(format_args!("{}: {line}", processes.name(child))),
             },
             // Servers say on stdout where they listen, which the workers learn from the coordinator.
             Event::Out { .. } => {}
-            Event::Error { child, line } => eprintln!("{}: {line}", processes.name(child)),
+            Event::Error { child, line } => stderr::line(format_args!("{}: {line}", processes.name(child))),
             Event::Exited { child, status } if !status.success() => {
                 let name = processes.name(child).to_owned();
                 drop(progress);
@@ -194,7 +194,7 @@ fn announce<T: DeserializeOwned>(processes: &mut Supervisor, server: usize) -> R
             }
             Some(Event::Exited { child, status }) if child == server => bail!("{name} failed ({status})"),
             Some(Event::Out { child, line } | Event::Error { child, line }) => {
-                eprintln!("{}: {line}", processes.name(child));
+                stderr::line(format_args!("{}: {line}", processes.name(child)));
             }
             Some(Event::Exited { .. }) => {}
             None => bail!("{name} did not listen within {} s", SERVER_DEADLINE.as_secs()),
@@ -209,7 +209,9 @@ fn await_servers(processes: &mut Supervisor, servers: usize) -> Result<()> {
             Some(Event::Exited { child, status }) if child < servers && !status.success() => {
                 return Err(anyhow!("{} failed ({status})", processes.name(child)));
             }
-            Some(Event::Error { child, line }) => eprintln!("{}: {line}", processes.name(child)),
+            Some(Event::Error { child, line }) => {
+                stderr::line(format_args!("{}: {line}", processes.name(child)))
+            }
             Some(_) => {}
             None => {
                 bail!("the servers did not end within {} s after the workers left", SERVER_DEADLINE.as_secs())

@@ -121,7 +121,7 @@ impl TrainReport {
         row("steps", format!("{} in {:.1} s, {:.1} steps/s", self.steps, self.seconds, self.steps_per_s));
         row("bytes", format!("{} pushed, {} pulled", bytes(self.bytes_pushed), bytes(self.bytes_pulled)));
         row("staleness", self.staleness_text());
-        row("DPRs", format!("{} of {} pulls were delayed", self.dprs, self.pulls));
+        row("DPRs", format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls));
         if self.dropped > 0 {
             row("dropped", format!("{} gradients came too late", self.dropped));
         }

@@ -4,7 +4,12 @@
 //!
 //! A fifth word that is no element type is the codec of what is pushed: `topk:0.01`, or `f16+none` for f16 as a codec.
 
-#![allow(clippy::disallowed_types, clippy::disallowed_methods, reason = "it measures, and takes arguments")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    clippy::disallowed_macros,
+    reason = "it measures, takes arguments and prints"
+)]
 
 mod load;
 

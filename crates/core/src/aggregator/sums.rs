@@ -9,6 +9,7 @@
 use super::lane::{Lane, Out};
 use super::routes::Route;
 use super::table::{Incoming, PartChunk};
+use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::{Content, Decoder};
 use crate::kernels::{self, Values};
 use crate::limits;
@@ -16,7 +17,7 @@ use crate::role::{Body, Frame};
 use crate::store::Buffer;
 use crate::table::NonFinite;
 use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
-use crate::wire::{Cause, Fault, Flags, Header, Kind, group};
+use crate::wire::{Cause, DType, Fault, Flags, Header, Kind, group};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Sum buffers that are kept for the next clock.
@@ -31,6 +32,8 @@ struct Sum {
     buffer: Buffer,
     /// How many gradients are in each chunk.
     weights: Vec<u32>,
+    /// What is absent from all gradients in a chunk.
+    absent: AbsentFromSums,
     /// What travels instead of chunks that have left, where a codec made it.
     payloads: Vec<Option<Vec<u8>>>,
     /// Chunks before this one have left, or nobody has them.
@@ -96,12 +99,14 @@ impl Flights {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let payloads = |sum: &Sum| sum.payloads.iter().flatten().map(Vec::len).sum::<usize>();
-        self.sums.values().map(|sum| sum.buffer.memory_bytes() + payloads(sum)).sum()
+        let lists = |sum: &Sum| sum.absent.memory_bytes();
+        self.sums.values().map(|sum| sum.buffer.memory_bytes() + payloads(sum) + lists(sum)).sum()
     }
 }
 
 impl Sum {
-    fn add(&mut self, index: usize, chunk: PartChunk, values: Content<'_>) {
+    fn add(&mut self, index: usize, chunk: PartChunk, values: Content<'_>, absent: &Absent) {
+        self.absent.add(index, self.weights[index] == 0, absent);
         let sum = &mut self.buffer.as_mut_slice()[chunk.start..chunk.start + chunk.len];
         // The first gradient is copied, so that nothing has to be zeroed.
         match self.weights[index] {
@@ -140,12 +145,35 @@ impl Lane {
             }
         }
         let mut decoder = table.decoder.take();
-        let result = match self.check(worker, header, payload, decoder.as_mut()) {
-            Ok(values) => self.push_checked(now, worker, header, values, out),
+        let checked = match header.flags.has(Flags::ABSENT) {
+            true => self.push_absent(now, worker, (header, payload), decoder.as_mut(), out),
+            false => {
+                let values = self.check(worker, header, payload, decoder.as_mut());
+                values.map(|values| self.push_checked(now, worker, header, (values, Absent::NOTHING), out))
+            }
+        };
+        let result = match checked {
+            Ok(result) => result,
             Err(fault) => self.tables[number].refuse_once(worker, header, fault),
         };
         self.tables[number].decoder = decoder;
         result
+    }
+
+    /// Takes one frame of a push that does not have all of its chunk. The outer error is about the frame itself.
+    fn push_absent(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        (header, payload): (&Header, &[u8]),
+        decoder: Option<&mut Decoder>,
+        out: &mut Out<'_>,
+    ) -> Result<Result<(), Fault>, Fault> {
+        let (absent, values) = self.tables[header.table.0 as usize].read_absent(header, payload, decoder)?;
+        let flags = header.flags.without(Flags::ABSENT.with(Flags::ENCODED));
+        let plain = Header { flags, dtype: DType::F32, ..*header };
+        let values = self.check(worker, &plain, bytemuck::cast_slice(&values), None)?;
+        Ok(self.push_checked(now, worker, &plain, (values, &absent), out))
     }
 
     fn check<'a>(
@@ -168,7 +196,7 @@ impl Lane {
         now: Time,
         worker: WorkerId,
         header: &Header,
-        values: Content<'_>,
+        gradient: (Content<'_>, &Absent),
         out: &mut Out<'_>,
     ) -> Result<(), Fault> {
         let (number, clock, index) = (header.table.0 as usize, header.clock, header.part as usize);
@@ -179,7 +207,7 @@ impl Lane {
         };
         // Only who is furthest behind holds chunks back.
         let holds_back = self.flights.sums.get(&sum).is_some_and(|sum| index <= sum.slowest);
-        self.add(now, sum, worker, index, values);
+        self.add(now, sum, worker, index, gradient);
         let table = &mut self.tables[number];
         if table.under_way(worker, clock).is_none() {
             let incoming = Incoming { clock, request: header.request, next_part: 0, refused: false };
@@ -197,17 +225,24 @@ impl Lane {
         Ok(())
     }
 
-    fn add(&mut self, now: Time, sum: u64, worker: WorkerId, index: usize, values: Content<'_>) {
+    fn add(
+        &mut self,
+        now: Time,
+        sum: u64,
+        worker: WorkerId,
+        index: usize,
+        (values, absent): (Content<'_>, &Absent),
+    ) {
         let Some(sum) = self.flights.sums.get_mut(&sum) else { return };
         let table = &self.tables[sum.table];
         sum.contributors.insert(worker);
         sum.added = now;
         if table.policy.nonfinite == NonFinite::Reject || values.all_finite() {
-            return sum.add(index, table.chunks[index], values);
+            return sum.add(index, table.chunks[index], values, absent);
         }
         let mut clipped = values.to_vec();
         kernels::clip_non_finite(&mut clipped);
-        sum.add(index, table.chunks[index], Values::F32(&clipped).into());
+        sum.add(index, table.chunks[index], Values::F32(&clipped).into(), absent);
     }
 
     /// The sum that a chunk of a clock goes to. One of which that chunk has left ends.
@@ -240,6 +275,7 @@ impl Lane {
                 attempt: table.attempts.get(&clock).copied().unwrap_or(0),
                 buffer,
                 weights: vec![0; table.chunks.len()],
+                absent: AbsentFromSums::default(),
                 payloads: vec![None; table.chunks.len()],
                 sealed: 0,
                 slowest: usize::MAX,
@@ -338,7 +374,10 @@ impl Lane {
             if let Some(sum) = self.flights.sums.get_mut(&id).filter(|sum| sum.weights[index] > 0) {
                 // Once: what is sent again after a broken connection is the same.
                 let table = &mut self.tables[sum.table];
-                sum.payloads[index] = table.encode(sum.clock, index, sum.values(table.chunks[index]));
+                // What is owed of a range goes up first: until then it has a gradient.
+                sum.absent.retain(index, |range| !table.owes(index, range));
+                let values = sum.values(table.chunks[index]);
+                sum.payloads[index] = table.encode(sum.clock, index, values, sum.absent.of(index));
                 self.launch(id, Some(index), out);
             }
         }
@@ -408,12 +447,19 @@ impl Lane {
                 let PartChunk { number, start, len, .. } = self.tables[sum.table].chunks[index];
                 header.chunk = number;
                 header.rows = sum.weights[index];
-                let (body, bytes) = match &sum.payloads[index] {
-                    Some(payload) => {
-                        header.flags = Flags::ENCODED;
-                        (Body::Bytes(payload.clone()), payload.len())
-                    }
-                    None => (Body::Stored { buffer: flight.sum, start: start * 4, len: len * 4 }, len * 4),
+                let payload = sum.payloads[index].as_deref();
+                header.flags = payload.map_or(Flags::default(), |_| Flags::ENCODED);
+                let absent = sum.absent.of(index);
+                let (body, bytes) = if !absent.is_empty() {
+                    header.flags = header.flags.with(Flags::ABSENT);
+                    let plain = bytemuck::cast_slice(sum.values(self.tables[sum.table].chunks[index]));
+                    let payload = absent.payload(len, payload.unwrap_or(plain));
+                    let bytes = payload.len();
+                    (Body::Bytes(payload), bytes)
+                } else if let Some(payload) = payload {
+                    (Body::Bytes(payload.to_vec()), payload.len())
+                } else {
+                    (Body::Stored { buffer: flight.sum, start: start * 4, len: len * 4 }, len * 4)
                 };
                 header.payload_bytes = bytes as u32;
                 out.report.bytes_to_servers += bytes as u64;
@@ -503,6 +549,7 @@ impl Lane {
             for (index, payload) in sum.payloads.iter().enumerate() {
                 if let Some(payload) = payload {
                     table.undo(index, sum.values(table.chunks[index]), payload);
+                    table.forgive(index, sum.absent.of(index));
                 }
             }
         }

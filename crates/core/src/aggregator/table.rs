@@ -2,6 +2,7 @@
 
 use super::lane::Lane;
 use super::routes::Route;
+use crate::absence::Absent;
 use crate::codec::{self, Content, Context, Decoder, Encoder};
 use crate::limits;
 use crate::store::Buffer;
@@ -9,6 +10,7 @@ use crate::table::{Chunk, NonFinite, TableSpec};
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 /// A table's part on one shard, as its gradients pass through here.
@@ -194,8 +196,49 @@ impl Table {
         Ok(values)
     }
 
+    /// What is absent from a frame's gradient, and its values, with zeros there.
+    pub(super) fn read_absent(
+        &self,
+        header: &Header,
+        payload: &[u8],
+        decoder: Option<&mut Decoder>,
+    ) -> Result<(Absent, Vec<f32>), Fault> {
+        let chunk = self.chunks.get(header.part as usize).filter(|chunk| chunk.number == header.chunk);
+        let read = match chunk {
+            Some(chunk) => Absent::read_push(header, payload, chunk.len, decoder),
+            None => Err("it is out of turn".into()),
+        };
+        read.map_err(|why| {
+            let what = format!("chunk {} as frame {} at clock {}", header.chunk, header.part, header.clock);
+            self.fault(Cause::Shape, format!("{what}: {why}"))
+        })
+    }
+
+    /// Whether something of a range of a chunk was not sent up yet.
+    pub(super) fn owes(&self, index: usize, range: &Range<u32>) -> bool {
+        let start = self.chunks[index].start;
+        let range = start + range.start as usize..start + range.end as usize;
+        self.encoder.as_ref().is_some_and(|encoder| encoder.owes(range))
+    }
+
+    /// Nothing of these ranges of a chunk is to be sent up any more.
+    pub(super) fn forgive(&mut self, index: usize, absent: &Absent) {
+        let start = self.chunks[index].start;
+        if let Some(encoder) = &mut self.encoder {
+            for range in absent.ranges() {
+                encoder.forgive(start + range.start as usize..start + range.end as usize);
+            }
+        }
+    }
+
     /// What travels instead of the sum of a chunk; `None` when that is the sum itself.
-    pub(super) fn encode(&mut self, clock: Clock, index: usize, sum: &[f32]) -> Option<Vec<u8>> {
+    pub(super) fn encode(
+        &mut self,
+        clock: Clock,
+        index: usize,
+        sum: &[f32],
+        absent: &Absent,
+    ) -> Option<Vec<u8>> {
         let PartChunk { number, table_start, start, .. } = self.chunks[index];
         let (seed, sender, table) = self.identity;
         let context = Context {
@@ -215,6 +258,7 @@ impl Table {
         }
         // The servers say what is to become of a sum that is not finite.
         encoder.encode(start, sum, &context, &mut payload).ok()?;
+        self.forgive(index, absent);
         Some(payload)
     }
 

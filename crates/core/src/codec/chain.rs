@@ -219,6 +219,11 @@ impl Codec {
             || self.quantiser.as_ref().is_some_and(|quantiser| quantiser.needs_residual())
     }
 
+    /// Whether it compares gradients with the sender's parameters.
+    pub fn needs_parameters(&self) -> bool {
+        self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())
+    }
+
     /// Whether it is made for differences: of values themselves it would send some and lose the others.
     pub fn is_for_differences(&self) -> bool {
         self.keeps_residual() || self.sparsifier.is_some() || self.low_rank.is_some() || self.is_random()

@@ -73,6 +73,24 @@ impl Encoder {
         self.residual.as_slice()
     }
 
+    /// Whether something of these elements was not sent yet.
+    pub fn owes(&self, range: Range<usize>) -> bool {
+        let has_some = |buffer: &Buffer| {
+            let values = buffer.as_slice().get(range.clone()).unwrap_or(&[]);
+            values.iter().any(|&value| value != 0.0)
+        };
+        // The other memory is of factors, which have no elements.
+        has_some(&self.residual) || self.codec.momentum().is_some() && has_some(&self.memory)
+    }
+
+    /// Nothing of these elements is to be sent any more: the receiver takes zeros for what a payload says of them.
+    pub fn forgive(&mut self, range: Range<usize>) {
+        stretch(&mut self.residual, range.clone()).fill(0.0);
+        if self.codec.momentum().is_some() {
+            stretch(&mut self.memory, range).fill(0.0);
+        }
+    }
+
     /// Bytes of memory held.
     pub fn memory_bytes(&self) -> usize {
         self.residual.memory_bytes() + self.memory.memory_bytes()

@@ -46,6 +46,10 @@ impl Sparsifier for Significance {
         mask.select_above_reference(values, context.parameters, (f64::from(self.part) / sinks) as f32);
     }
 
+    fn needs_parameters(&self) -> bool {
+        true
+    }
+
     fn bound(&self, _count: usize) -> Bound {
         Bound { of_norm: 1.0, absolute: 0.0 }
     }

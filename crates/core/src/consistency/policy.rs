@@ -1,6 +1,6 @@
 //! A model together with what every model takes: how delayed pulls are executed, and overlap.
 
-use super::Consistency;
+use super::{Consistency, PartialPull};
 use crate::registry::{Axis, Param};
 use crate::spec::{Spec, SpecError};
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,11 @@ impl SyncPolicy {
             spec.params.push(("overlap".into(), "false".into()));
         }
         Ok(SyncPolicy { model, exec, overlap, text: spec.to_string() })
+    }
+
+    /// The model's partial pulling, where it lets a worker go on without some of the blocks: with b = 1 it never does.
+    pub fn partial_pull(&self) -> Option<PartialPull> {
+        self.model.partial_pull().filter(PartialPull::leaves_blocks_out)
     }
 }
 

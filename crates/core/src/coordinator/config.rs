@@ -6,7 +6,9 @@ use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::{Spec, SpecError};
-use crate::table::{PolicyOverride, TablePolicy};
+use crate::table::{PolicyOverride, Reduce, TablePolicy, TableSpec, glob_matches};
+use crate::types::ServerId;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A job as its owner describes it.
@@ -79,17 +81,68 @@ impl JobConfig {
         Codec::parse(&registry.codec, &self.policy.codec)?;
         let answers = Codec::for_answers(&registry.codec, &self.policy.answer_codec)?;
         check_answers(&answers, &sync)?;
-        self.overrides.iter().try_for_each(|rule| check_rule(registry, rule, sync.overlap))
+        self.overrides.iter().try_for_each(|rule| self.check_rule(registry, rule))
     }
 
-    /// Whether an exception from the job's policies can be made. The job must have passed [`JobConfig::check`].
+    /// Whether an exception from the job's policies can be made. The job's own policies must be valid.
     pub(super) fn check_rule(&self, registry: &Registry, rule: &PolicyOverride) -> Result<(), SpecError> {
-        check_rule(registry, rule, SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap)
+        let fault = |why: String| Err(SpecError::Parameter { component: "job".into(), why });
+        if let Err(why) = rule.check() {
+            return fault(why);
+        }
+        if let Some(server) = rule.server.filter(|server| server.0 >= self.servers) {
+            let last = self.servers - 1;
+            return fault(format!("an exception for {server}: the job has servers 0 to {last}"));
+        }
+        if let Some(optimizer) = &rule.optimizer {
+            OptimizerPolicy::parse(&registry.optimizer, optimizer)?;
+        }
+        if rule.server.is_some() && (rule.codec.is_some() || rule.answer_codec.is_some()) {
+            return fault("a codec is the same on all servers of a table: leave out `server`".into());
+        }
+        if let Some(codec) = &rule.codec {
+            Codec::parse(&registry.codec, codec)?;
+        }
+        if let Some(codec) = &rule.answer_codec {
+            Codec::for_answers(&registry.codec, codec)?;
+        }
+        let overlap = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap;
+        match &rule.sync {
+            // The scheduler between push and pull is the whole job's.
+            Some(sync) if SyncPolicy::parse(&registry.consistency, sync)?.overlap != overlap => {
+                fault(format!("`{sync}`: `overlap` is the same for all tables of a job"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the job's policies fit the tables that its workers declare: every exception is from some table's
+    /// policies, and what holds for a table in the end can work. The job must have passed [`JobConfig::check`].
+    pub fn check_tables(&self, registry: &Registry, tables: &[TableSpec]) -> Result<(), SpecError> {
+        let is_unused =
+            |rule: &&PolicyOverride| !tables.iter().any(|table| glob_matches(&rule.table, &table.name));
+        if let Some(rule) = self.overrides.iter().find(is_unused) {
+            return Err(SpecError::Parameter {
+                component: format!("an exception for table `{}`", rule.table),
+                why: format!("no table matches; the job has {}", names(tables)),
+            });
+        }
+        let check = |table| check_table(registry, table, self.servers, &self.policy, &self.overrides);
+        tables.iter().try_for_each(check)
     }
 }
 
+/// The tables' names, for a sentence.
+pub(super) fn names(tables: &[TableSpec]) -> String {
+    const SHOWN: usize = 20;
+    let shown: Vec<&str> = tables.iter().map(|table| table.name.as_str()).take(SHOWN).collect();
+    let more =
+        if tables.len() > SHOWN { format!(" and {} more", tables.len() - SHOWN) } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
 /// Answers that are differences build on each other: none may be left out.
-pub(super) fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), SpecError> {
+fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), SpecError> {
     match answers.is_for_differences() && sync.model.partial_pull().is_some() {
         true => Err(SpecError::Parameter {
             component: answers.to_string(),
@@ -99,30 +152,59 @@ pub(super) fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), Sp
     }
 }
 
-fn check_rule(registry: &Registry, rule: &PolicyOverride, overlap: bool) -> Result<(), SpecError> {
-    let fault = |why: String| Err(SpecError::Parameter { component: "job".into(), why });
-    if let Err(why) = rule.check() {
-        return fault(why);
-    }
-    if let Some(optimizer) = &rule.optimizer {
-        OptimizerPolicy::parse(&registry.optimizer, optimizer)?;
-    }
-    if rule.server.is_some() && (rule.codec.is_some() || rule.answer_codec.is_some()) {
-        return fault("a codec is the same on all servers of a table: leave out `server`".into());
-    }
-    if let Some(codec) = &rule.codec {
-        Codec::parse(&registry.codec, codec)?;
-    }
-    let answers =
-        rule.answer_codec.as_ref().map(|text| Codec::for_answers(&registry.codec, text)).transpose()?;
-    if let (Some(answers), Some(sync)) = (&answers, &rule.sync) {
-        check_answers(answers, &SyncPolicy::parse(&registry.consistency, sync)?)?;
-    }
-    match &rule.sync {
-        // The scheduler between push and pull is the whole job's.
-        Some(sync) if SyncPolicy::parse(&registry.consistency, sync)?.overlap != overlap => {
-            fault(format!("`{sync}`: `overlap` is the same for all tables of a job"))
+/// Whether the policies that hold for a table in the end, on each of the job's servers, fit each other and the table.
+/// Each of them was checked by itself.
+pub(super) fn check_table(
+    registry: &Registry,
+    table: &TableSpec,
+    servers: u32,
+    job: &TablePolicy,
+    overrides: &[PolicyOverride],
+) -> Result<(), SpecError> {
+    let fault = |why: String| SpecError::Parameter { component: format!("table `{}`", table.name), why };
+    let mut before: Option<(ServerId, SyncPolicy)> = None;
+    for server in servers_apart(table, servers, overrides) {
+        let policy = table.policy_on(server, job, overrides);
+        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync)?;
+        let answers = Codec::for_answers(&registry.codec, &policy.answer_codec)?;
+        check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
+        if table.rows && answers.is_for_differences() {
+            return Err(fault(format!(
+                "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
+                 rows; give it answer_codec=none, or a quantiser such as f16"
+            )));
         }
-        _ => Ok(()),
+        let pushes = Codec::parse(&registry.codec, &policy.codec)?;
+        if table.rows && pushes.needs_parameters() {
+            return Err(fault(format!(
+                "`{pushes}` compares a gradient with the parameters that a worker holds, and workers hold nothing of a \
+                 table of rows; give it codec=none, or another codec"
+            )));
+        }
+        if policy.reduce == Reduce::Sum && sync.model.lr_factor(1, 2) != 1.0 {
+            return Err(fault(format!(
+                "under `{sync}` the learning rate grows with the gradients in a round, and with reduce=sum the gradient \
+                 would grow with them too; use reduce=mean"
+            )));
+        }
+        if let Some((other, known)) = &before
+            && known.partial_pull() != sync.partial_pull()
+        {
+            return Err(fault(format!(
+                "`{known}` on {other}, `{sync}` on {server}: a worker waits for the blocks of all servers together, so \
+                 that b and tau2 are the same on all servers; leave out `server`, or b and tau2"
+            )));
+        }
+        before = before.or(Some((server, sync)));
     }
+    Ok(())
+}
+
+/// Servers on which a table's policies may differ: those that an exception names, and one of the others.
+fn servers_apart(table: &TableSpec, servers: u32, overrides: &[PolicyOverride]) -> BTreeSet<ServerId> {
+    let mut apart: BTreeSet<ServerId> =
+        overrides.iter().chain(&table.policy).filter_map(|rule| rule.server).collect();
+    let other = (0..servers).map(ServerId).find(|server| !apart.contains(server));
+    apart.extend(other);
+    apart
 }

@@ -1,9 +1,9 @@
 //! From declarations to a plan that everybody follows.
 
 use super::Coordinator;
-use super::config::check_answers;
+use super::config;
 use super::gate::Gate;
-use crate::codec::Codec;
+use super::members::Member;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -60,7 +60,7 @@ impl Coordinator {
                 fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
             }
         }
-        Ok(())
+        self.config.check_tables(&self.registry, tables).map_err(|error| error.to_string())
     }
 
     fn compare_declaration(
@@ -191,8 +191,8 @@ impl Coordinator {
         server: Option<ServerId>,
         sync: String,
     ) -> Result<String, String> {
-        let sentence = self.check_switch(&table, server, &sync)?;
         let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
+        let sentence = self.check_switch(&rule)?;
         let message = self.keep_switch(rule)?;
         let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
         let first_sync = plan.policy_of(TableId(0), ServerId(0)).sync;
@@ -252,19 +252,35 @@ impl Coordinator {
         Ok(message)
     }
 
-    fn check_switch(&self, glob: &str, server: Option<ServerId>, sync: &str) -> Result<String, String> {
-        let (matched, place) = self.check_change(glob, server, sync)?;
+    /// Whether a switch of the consistency model can be made; the sentence that says what it does.
+    fn check_switch(&self, rule: &PolicyOverride) -> Result<String, String> {
+        let sync = rule.sync.as_deref().unwrap_or_default();
+        let (matched, place) = self.check_change(&rule.table, rule.server, sync)?;
         let policy =
             SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
         if policy.overlap != self.gate.is_none() {
             return Err("`overlap` is fixed when the job starts".into());
         }
-        for (number, table) in (0..).zip(self.plan.iter().flat_map(|plan| &plan.tables)) {
-            let (Some(plan), true) = (&self.plan, glob_matches(glob, &table.name)) else { continue };
-            let codec = plan.policy_of(TableId(number), server.unwrap_or(ServerId(0))).answer_codec;
-            let codec =
-                Codec::for_answers(&self.registry.codec, &codec).map_err(|error| error.to_string())?;
-            check_answers(&codec, &policy).map_err(|error| format!("table `{}`: {error}", table.name))?;
+        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
+        let overrides: Vec<PolicyOverride> = plan.overrides.iter().chain([rule]).cloned().collect();
+        for (number, table) in (0..).zip(&plan.tables) {
+            if !glob_matches(&rule.table, &table.name) {
+                continue;
+            }
+            let lends = |(_, member): &(&WorkerId, &Member)| {
+                member.is_live() && member.report.slabs.contains(&TableId(number))
+            };
+            if policy.partial_pull().is_some()
+                && let Some((worker, _)) = self.workers.iter().find(lends)
+            {
+                return Err(format!(
+                    "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{policy}` needs \
+                     `push_pull`; switch to psp without b and tau2",
+                    table.name
+                ));
+            }
+            config::check_table(&self.registry, table, self.config.servers, &plan.policy, &overrides)
+                .map_err(|error| error.to_string())?;
         }
         Ok(format!("{matched} tables now use {policy} on {place}"))
     }
@@ -291,8 +307,7 @@ impl Coordinator {
         }
         let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();
         if matched == 0 {
-            let names: Vec<&str> = plan.tables.iter().map(|table| table.name.as_str()).take(20).collect();
-            return Err(format!("no table matches `{glob}`; the job has {}", names.join(", ")));
+            return Err(format!("no table matches `{glob}`; the job has {}", config::names(&plan.tables)));
         }
         if let Some(server) = server
             && server.0 >= self.config.servers

@@ -1,6 +1,6 @@
 //! AdaGrad: a learning rate per parameter that falls with the gradients it has seen.
 
-use super::{Optimizer, Rule, Step, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_positive, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -9,8 +9,11 @@ use serde::Deserialize;
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "adagrad",
     about: "AdaGrad: a += g^2; w -= lr * g / (sqrt(a) + epsilon).",
-    params: &[Param { name: "epsilon", default: Some("1e-8"), about: "Keeps the divisor from 0." }],
-    example: "adagrad:lr=0.1,epsilon=1e-8",
+    params: &[
+        policy::lr("0.01"),
+        Param { name: "epsilon", default: Some("1e-10"), about: "Keeps the divisor from 0." },
+    ],
+    example: "adagrad:lr=0.1,epsilon=1e-10",
     build: |spec| {
         let rule: AdaGrad = spec.config()?;
         require_positive(spec, "epsilon", rule.epsilon)?;
@@ -26,7 +29,7 @@ struct AdaGrad {
 
 impl Default for AdaGrad {
     fn default() -> AdaGrad {
-        AdaGrad { epsilon: 1e-8 }
+        AdaGrad { epsilon: 1e-10 }
     }
 }
 

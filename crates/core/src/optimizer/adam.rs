@@ -1,7 +1,7 @@
 //! Adam, and the moments it shares with AdamW.
 
 use super::schedule::power;
-use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -11,16 +11,17 @@ use serde::Deserialize;
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "adam",
     about: "Adam: bias-corrected means of g and g^2; weight decay is part of g.",
-    params: PARAMS,
+    params: &[policy::lr("0.001"), BETA1, BETA2, EPSILON],
     example: "adam:lr=0.001,beta1=0.9,beta2=0.999,epsilon=1e-8",
     build: |spec| Ok(Box::new(Adam(Moments::from_spec(spec)?))),
 };
 
-pub(super) const PARAMS: &[Param] = &[
-    Param { name: "beta1", default: Some("0.9"), about: "How much of the mean is kept, below 1." },
-    Param { name: "beta2", default: Some("0.999"), about: "How much of the mean square is kept, below 1." },
-    Param { name: "epsilon", default: Some("1e-8"), about: "Keeps the divisor from 0." },
-];
+pub(super) const BETA1: Param =
+    Param { name: "beta1", default: Some("0.9"), about: "How much of the mean is kept, below 1." };
+pub(super) const BETA2: Param =
+    Param { name: "beta2", default: Some("0.999"), about: "How much of the mean square is kept, below 1." };
+pub(super) const EPSILON: Param =
+    Param { name: "epsilon", default: Some("1e-8"), about: "Keeps the divisor from 0." };
 
 #[derive(Debug)]
 struct Adam(Moments);

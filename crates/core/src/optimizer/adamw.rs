@@ -1,14 +1,14 @@
 //! AdamW: Adam with weight decay beside the gradient instead of in it.
 
-use super::adam::{Moments, PARAMS};
-use super::{Optimizer, Rule, Step};
+use super::adam::{BETA1, BETA2, EPSILON, Moments};
+use super::{Optimizer, Rule, Step, policy};
 use crate::kernels::Source;
 use crate::registry::Entry;
 
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "adamw",
     about: "Adam with decoupled weight decay: w *= 1 - lr * weight_decay, whatever the gradient.",
-    params: PARAMS,
+    params: &[policy::lr("0.001"), policy::weight_decay("0.01"), BETA1, BETA2, EPSILON],
     example: "adamw:lr=0.001,weight_decay=0.01,beta1=0.9,beta2=0.999,epsilon=1e-8",
     build: |spec| Ok(Box::new(AdamW(Moments::from_spec(spec)?))),
 };

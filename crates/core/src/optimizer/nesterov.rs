@@ -1,6 +1,6 @@
 //! Nesterov's accelerated gradient, in the form that needs the gradient at the current parameters only.
 
-use super::{Optimizer, Rule, Step, require_fraction, state};
+use super::{Optimizer, Rule, Step, policy, require_fraction, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -9,11 +9,10 @@ use serde::Deserialize;
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "nesterov",
     about: "Nesterov momentum: v = beta * v + g; w -= lr * (g + beta * v).",
-    params: &[Param {
-        name: "beta",
-        default: Some("0.9"),
-        about: "How much of the velocity is kept, below 1.",
-    }],
+    params: &[
+        policy::lr("0.001"),
+        Param { name: "beta", default: Some("0.9"), about: "How much of the velocity is kept, below 1." },
+    ],
     example: "nesterov:lr=0.1,beta=0.9",
     build: |spec| {
         let rule: Nesterov = spec.config()?;

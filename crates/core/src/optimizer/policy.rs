@@ -1,17 +1,16 @@
 //! A rule together with what all rules share: learning rate, schedule, weight decay, clipping.
 
 use super::{Gradient, Optimizer, Schedule, Step, require_positive};
-use crate::registry::{Axis, Param};
+use crate::registry::{Axis, Entry, Param};
 use crate::spec::{Spec, SpecError};
 use std::fmt;
 
+const LR: &str = "Learning rate, above 0.";
+const WEIGHT_DECAY: &str = "Pulls parameters towards 0; adamw decouples it.";
+
 pub(super) const COMMON: &[Param] = &[
-    Param { name: "lr", default: Some("0.1"), about: "Learning rate, above 0." },
-    Param {
-        name: "weight_decay",
-        default: Some("0"),
-        about: "Pulls parameters towards 0; adamw decouples it.",
-    },
+    Param { name: "lr", default: None, about: LR },
+    Param { name: "weight_decay", default: Some("0"), about: WEIGHT_DECAY },
     Param {
         name: "clip",
         default: Some("off"),
@@ -30,6 +29,16 @@ pub(super) const COMMON: &[Param] = &[
     },
 ];
 
+/// The learning rate of a rule that PyTorch has too, with the default that it has there.
+pub(super) const fn lr(default: &'static str) -> Param {
+    Param { name: "lr", default: Some(default), about: LR }
+}
+
+/// The same for the weight decay.
+pub(super) const fn weight_decay(default: &'static str) -> Param {
+    Param { name: "weight_decay", default: Some(default), about: WEIGHT_DECAY }
+}
+
 /// An update rule and the parameters common to all rules, as one text form says: `adam:lr=1e-3,clip=1,warmup=100`.
 ///
 /// `Display` gives the text form back: the common parameters in a fixed order without those that have their
@@ -39,6 +48,8 @@ pub struct OptimizerPolicy {
     rule: Box<dyn Optimizer>,
     /// The rule's name and its own parameters.
     spec: Spec,
+    /// All parameters that the rule takes, with their defaults.
+    declared: Vec<Param>,
     lr: f32,
     weight_decay: f32,
     clip: Option<f32>,
@@ -68,9 +79,14 @@ impl OptimizerPolicy {
     /// Reads the text form: the common parameters here, the rest by the rule it names.
     pub fn parse(axis: &Axis<dyn Optimizer>, text: &str) -> Result<OptimizerPolicy, SpecError> {
         let mut spec = Spec::parse(text)?;
-        let lr = spec.take_parsed("lr", "a number above 0")?.unwrap_or(0.1);
+        let entry = axis.entry(&spec.name)?;
+        let declared = axis.params(entry);
+        let lr = spec.take_parsed("lr", "a number above 0")?.or(default_of(&declared, "lr"));
+        let lr =
+            lr.ok_or_else(|| spec.parameter_error(format!("`lr` must be given, as in `{}`", entry.example)))?;
         require_positive(&spec, "lr", lr)?;
-        let weight_decay: f32 = spec.take_parsed("weight_decay", "a number of at least 0")?.unwrap_or(0.0);
+        let weight_decay = spec.take_parsed("weight_decay", "a number of at least 0")?;
+        let weight_decay: f32 = weight_decay.or(default_of(&declared, "weight_decay")).unwrap_or(0.0);
         spec.require(weight_decay >= 0.0 && weight_decay.is_finite(), || {
             format!("weight_decay = {weight_decay}: expected weight_decay >= 0")
         })?;
@@ -80,8 +96,31 @@ impl OptimizerPolicy {
             None => Schedule::Constant,
         };
         let warmup = spec.take_parsed("warmup", "a whole number of versions")?.unwrap_or(0);
-        let rule = build_rule(axis, &spec)?;
-        Ok(OptimizerPolicy { rule, spec, lr, weight_decay, clip, schedule, warmup })
+        let rule = build_rule(entry, &spec, &declared)?;
+        Ok(OptimizerPolicy { rule, spec, declared, lr, weight_decay, clip, schedule, warmup })
+    }
+
+    /// The rule's name.
+    pub fn rule_name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Every parameter that the rule takes with the value that it has, also those that the text leaves out. The common
+    /// ones come first.
+    pub fn parameters(&self) -> Vec<(&'static str, String)> {
+        let value = |param: &Param| match param.name {
+            "lr" => self.lr.to_string(),
+            "weight_decay" => self.weight_decay.to_string(),
+            "clip" => self.clip.map_or("off".to_owned(), |clip| clip.to_string()),
+            "schedule" => self.schedule.to_string(),
+            "warmup" => self.warmup.to_string(),
+            own => {
+                let given =
+                    self.spec.params.iter().find(|(key, _)| key == own).map(|(_, value)| value.as_str());
+                given.or(param.default).expect("a parameter without a default was given").to_owned()
+            }
+        };
+        self.declared.iter().map(|param| (param.name, value(param))).collect()
     }
 
     /// How many state arrays the rule keeps beside the parameters, zero at first.
@@ -148,7 +187,7 @@ impl OptimizerPolicy {
 impl fmt::Display for OptimizerPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:lr={}", self.spec.name, self.lr)?;
-        if self.weight_decay != 0.0 {
+        if Some(self.weight_decay) != default_of(&self.declared, "weight_decay") {
             write!(f, ",weight_decay={}", self.weight_decay)?;
         }
         if let Some(clip) = self.clip {
@@ -164,6 +203,12 @@ impl fmt::Display for OptimizerPolicy {
     }
 }
 
+/// The declared default of a number.
+fn default_of(declared: &[Param], name: &str) -> Option<f32> {
+    let text = declared.iter().find(|param| param.name == name)?.default?;
+    Some(text.parse().expect("a declared default is a number"))
+}
+
 fn take_clip(spec: &mut Spec) -> Result<Option<f32>, SpecError> {
     let Some(text) = spec.take("clip") else { return Ok(None) };
     if text == "off" {
@@ -177,18 +222,18 @@ fn take_clip(spec: &mut Spec) -> Result<Option<f32>, SpecError> {
 }
 
 /// Builds the rule, after a check that names the common parameters too: `lrate=0.1` is a slip of `lr`.
-fn build_rule(axis: &Axis<dyn Optimizer>, spec: &Spec) -> Result<Box<dyn Optimizer>, SpecError> {
-    if let Some(entry) = axis.entries().iter().find(|entry| entry.name == spec.name) {
-        let known = |key: &str| entry.params.iter().any(|param| param.name == key);
-        if let Some((key, value)) = spec.params.iter().find(|(key, _)| !known(key)) {
-            let given = if key.is_empty() { value } else { key };
-            let names: Vec<&str> = axis.common.iter().chain(entry.params).map(|param| param.name).collect();
-            return Err(
-                spec.parameter_error(format!("unknown parameter `{given}`; known: {}", names.join(", ")))
-            );
-        }
+fn build_rule(
+    entry: &Entry<dyn Optimizer>,
+    spec: &Spec,
+    declared: &[Param],
+) -> Result<Box<dyn Optimizer>, SpecError> {
+    let known = |key: &str| entry.params.iter().any(|param| param.name == key);
+    if let Some((key, value)) = spec.params.iter().find(|(key, _)| !known(key)) {
+        let given = if key.is_empty() { value } else { key };
+        let names: Vec<&str> = declared.iter().map(|param| param.name).collect();
+        return Err(spec.parameter_error(format!("unknown parameter `{given}`; known: {}", names.join(", "))));
     }
-    axis.build(spec)
+    (entry.build)(spec)
 }
 
 #[cfg(test)]
@@ -207,9 +252,12 @@ mod tests {
     #[test]
     fn display_is_canonical() {
         for (text, canonical) in [
-            ("sgd", "sgd:lr=0.1"),
+            ("sgd", "sgd:lr=0.001"),
             ("sgd:lr=1e-3", "sgd:lr=0.001"),
-            ("sgd:weight_decay=0,clip=off,schedule=constant,warmup=0", "sgd:lr=0.1"),
+            ("sgd:weight_decay=0,clip=off,schedule=constant,warmup=0", "sgd:lr=0.001"),
+            ("adamw", "adamw:lr=0.001"),
+            ("adamw:weight_decay=0.01", "adamw:lr=0.001"),
+            ("adamw:weight_decay=0", "adamw:lr=0.001,weight_decay=0"),
             ("momentum:beta=0.8,lr=0.5", "momentum:lr=0.5,beta=0.8"),
             (
                 "adam:warmup=10,clip=1,schedule=step(factor=0.5),weight_decay=1e-4,lr=0.01,beta1=0.8",
@@ -229,6 +277,7 @@ mod tests {
                 "sdg",
                 "unknown optimizer `sdg`; known: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lars",
             ),
+            ("lars", "lars: `lr` must be given, as in `lars:lr=1,weight_decay=0.0001,beta=0.9,trust=0.001`"),
             ("sgd:lr=0", "sgd: lr = 0: expected lr > 0"),
             ("sgd:lr=nan", "sgd: lr = NaN: expected lr > 0"),
             ("sgd:lr=fast", "sgd: `lr=fast`: expected a number above 0"),
@@ -245,10 +294,41 @@ mod tests {
             ("adam:beta2=1", "adam: beta2 = 1: expected 0 <= beta2 < 1"),
             ("adagrad:epsilon=0", "adagrad: epsilon = 0: expected epsilon > 0"),
             ("rmsprop:decay=-0.1", "rmsprop: decay = -0.1: expected 0 <= decay < 1"),
-            ("lars:trust=inf", "lars: trust = inf: expected trust > 0"),
+            ("lars:lr=1,trust=inf", "lars: trust = inf: expected trust > 0"),
         ] {
             assert_eq!(parse(text).unwrap_err().to_string(), expected);
         }
+    }
+
+    /// The defaults of `torch.optim` (2.15), so that a text without a value means what a script in PyTorch means.
+    #[test]
+    fn defaults_are_those_of_pytorch() {
+        let common = [("clip", "off"), ("schedule", "constant"), ("warmup", "0")];
+        for (rule, lr, weight_decay, own) in [
+            ("sgd", "0.001", "0", &[][..]),
+            ("momentum", "0.001", "0", &[("beta", "0.9")]),
+            ("nesterov", "0.001", "0", &[("beta", "0.9")]),
+            ("adagrad", "0.01", "0", &[("epsilon", "1e-10")]),
+            ("rmsprop", "0.01", "0", &[("decay", "0.99"), ("epsilon", "1e-8")]),
+            ("adam", "0.001", "0", &[("beta1", "0.9"), ("beta2", "0.999"), ("epsilon", "1e-8")]),
+            ("adamw", "0.001", "0.01", &[("beta1", "0.9"), ("beta2", "0.999"), ("epsilon", "1e-8")]),
+        ] {
+            let mut expected = vec![("lr", lr), ("weight_decay", weight_decay)];
+            expected.extend(common.iter().chain(own));
+            let parameters = parse(rule).unwrap().parameters();
+            let found: Vec<(&str, &str)> =
+                parameters.iter().map(|(key, value)| (*key, value.as_str())).collect();
+            assert_eq!(found, expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn parameters_have_the_values_of_the_text() {
+        let policy =
+            parse("momentum:lr=1e-2,weight_decay=0.5,clip=2,warmup=3,beta=0.80,schedule=invsqrt").unwrap();
+        let expected = [("lr", "0.01"), ("weight_decay", "0.5"), ("clip", "2"), ("schedule", "invsqrt")];
+        let expected = expected.into_iter().chain([("warmup", "3"), ("beta", "0.80")]);
+        assert!(policy.parameters().iter().map(|(key, value)| (*key, value.as_str())).eq(expected));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! RMSProp: AdaGrad that forgets.
 
-use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -10,10 +10,15 @@ pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "rmsprop",
     about: "RMSProp: a = decay * a + (1 - decay) * g^2; w -= lr * g / (sqrt(a) + epsilon).",
     params: &[
-        Param { name: "decay", default: Some("0.9"), about: "How much of the mean square is kept, below 1." },
+        policy::lr("0.01"),
+        Param {
+            name: "decay",
+            default: Some("0.99"),
+            about: "How much of the mean square is kept, below 1.",
+        },
         Param { name: "epsilon", default: Some("1e-8"), about: "Keeps the divisor from 0." },
     ],
-    example: "rmsprop:lr=0.01,decay=0.9,epsilon=1e-8",
+    example: "rmsprop:lr=0.01,decay=0.99,epsilon=1e-8",
     build: |spec| {
         let rule: RmsProp = spec.config()?;
         require_fraction(spec, "decay", rule.decay)?;
@@ -31,7 +36,7 @@ struct RmsProp {
 
 impl Default for RmsProp {
     fn default() -> RmsProp {
-        RmsProp { decay: 0.9, epsilon: 1e-8 }
+        RmsProp { decay: 0.99, epsilon: 1e-8 }
     }
 }
 

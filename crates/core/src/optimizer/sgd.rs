@@ -1,6 +1,6 @@
 //! Plain stochastic gradient descent.
 
-use super::{Optimizer, Rule, Step};
+use super::{Optimizer, Rule, Step, policy};
 use crate::kernels::Source;
 use crate::registry::Entry;
 use multiversion::multiversion;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "sgd",
     about: "Stochastic gradient descent: w -= lr * g.",
-    params: &[],
+    params: &[policy::lr("0.001")],
     example: "sgd:lr=0.1",
     build: |spec| Ok(Box::new(spec.config::<Sgd>()?)),
 };

@@ -3,6 +3,7 @@
 mod ahead;
 mod encoded;
 mod push;
+mod skipped;
 mod step;
 mod sum;
 mod under_way;
@@ -23,6 +24,7 @@ use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use ahead::AnswersAhead;
 use encoded::PartCodecs;
+use skipped::SkippedSteps;
 use under_way::UnderWay;
 
 /// How many waiting pulls a report names.
@@ -85,6 +87,8 @@ pub(super) struct TablePart {
     rounds: Rounds,
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
+    /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
+    skipped: SkippedSteps,
     incoming: UnderWay,
     pub(super) ahead: AnswersAhead,
     codecs: PartCodecs,
@@ -136,6 +140,7 @@ impl TablePart {
             slots,
             rounds: Rounds::default(),
             steps: 0,
+            skipped: SkippedSteps::default(),
             incoming: UnderWay::default(),
             ahead: AnswersAhead::default(),
             codecs,
@@ -334,7 +339,7 @@ impl TablePart {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
-        let slots = slots + self.codecs.memory_bytes();
+        let slots = slots + self.codecs.memory_bytes() + self.skipped.memory_bytes();
         let gradients = self.rounds.memory_bytes() + self.incoming.memory_bytes();
         self.parameters.memory_bytes() + slots + gradients
     }

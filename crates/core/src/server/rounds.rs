@@ -1,5 +1,6 @@
 //! Gradients that wait for their round to close.
 
+use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Content;
 use crate::kernels::Values;
 use crate::optimizer::Gradient;
@@ -19,6 +20,8 @@ pub(super) enum Piece<'a> {
         start: usize,
         /// Gradient.
         values: Content<'a>,
+        /// Elements that it does not have: zeros in `values`.
+        absent: &'a Absent,
     },
     /// Single rows; `values` has them one after the other.
     Rows {
@@ -33,15 +36,32 @@ pub(super) enum Piece<'a> {
     },
 }
 
+/// A gradient of one unit, or a sum of some.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UnitGradient<'a> {
+    pub(super) unit: usize,
+    /// The unit's first element on this shard.
+    pub(super) start: usize,
+    pub(super) values: Content<'a>,
+    /// Elements that it does not have: zeros in `values`.
+    pub(super) absent: &'a Absent,
+    /// How many gradients it is the sum of.
+    pub(super) weight: u32,
+}
+
 impl<'a> Piece<'a> {
-    /// Calls `visit` with every unit: its number, its first element on this shard, and its gradient.
-    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(usize, usize, Content<'a>)) {
+    /// Calls `visit` with every unit's gradient.
+    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(UnitGradient<'a>)) {
         match *self {
-            Piece::Dense { index, start, values } => visit(index, start, values),
+            Piece::Dense { index, start, values, absent } => {
+                visit(UnitGradient { unit: index, start, values, absent, weight: 1 });
+            }
             Piece::Rows { start, rows, width, values } => {
                 for (place, row) in rows.iter().enumerate() {
                     let unit = start / width + *row as usize;
-                    visit(unit, unit * width, values.slice(place * width..(place + 1) * width).into());
+                    let values = values.slice(place * width..(place + 1) * width).into();
+                    let absent = Absent::NOTHING;
+                    visit(UnitGradient { unit, start: unit * width, values, absent, weight: 1 });
                 }
             }
         }
@@ -53,7 +73,9 @@ impl<'a> Piece<'a> {
         'a: 'b,
     {
         match self {
-            Piece::Dense { index, start, .. } => Piece::Dense { index, start, values: values.into() },
+            Piece::Dense { index, start, absent, .. } => {
+                Piece::Dense { index, start, values: values.into(), absent }
+            }
             Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values },
         }
     }
@@ -78,12 +100,14 @@ pub(super) struct StagedUnit {
     pub(super) unit: usize,
     pub(super) start: usize,
     pub(super) values: Vec<f32>,
+    pub(super) absent: Absent,
 }
 
 impl Staged {
     pub(super) fn keep(&mut self, piece: Piece<'_>) {
-        piece.for_each_unit(|unit, start, values| {
-            self.ranges.push(StagedUnit { unit, start, values: values.to_vec() });
+        piece.for_each_unit(|UnitGradient { unit, start, values, absent, .. }| {
+            let (values, absent) = (values.to_vec(), absent.clone());
+            self.ranges.push(StagedUnit { unit, start, values, absent });
         });
     }
 
@@ -96,7 +120,8 @@ impl Staged {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.ranges.iter().map(|range| range.values.len() * 4 + 32).sum()
+        let unit = |unit: &StagedUnit| unit.values.len() * 4 + unit.absent.memory_bytes() + 64;
+        self.ranges.iter().map(unit).sum()
     }
 }
 
@@ -193,6 +218,8 @@ pub(super) struct Round {
     /// Units with a contribution, in the order they got their first: closing costs what was touched.
     touched: Vec<u32>,
     staged: BTreeMap<WorkerId, Staged>,
+    /// What the sums lack.
+    absent: AbsentFromSums,
     /// Whether every gradient in here is of a worker that is still there, and each worker's only one for its unit.
     regular: bool,
 }
@@ -208,35 +235,21 @@ impl Round {
             units: vec![Unit::default(); units],
             touched: Vec::with_capacity(units),
             staged: BTreeMap::new(),
+            absent: AbsentFromSums::default(),
             regular: true,
         }
     }
 
-    /// Adds one gradient of a unit. The first one is copied: nothing has to be zeroed.
-    pub(super) fn add(
-        &mut self,
-        unit: usize,
-        start: usize,
-        values: Content<'_>,
-        accumulators: &mut Accumulators,
-    ) {
-        self.add_weighted(unit, start, values, 1, accumulators);
+    /// Adds gradients of a unit. The first one is copied: nothing has to be zeroed.
+    pub(super) fn add(&mut self, gradient: UnitGradient<'_>, accumulators: &mut Accumulators) {
+        let is_first = !self.units[gradient.unit].has(Unit::SUMMED);
+        self.put(gradient, accumulators);
+        self.absent.add(gradient.unit, is_first, gradient.absent);
+        self.count(gradient.unit, gradient.weight, Unit::SUMMED);
     }
 
-    /// The same for the sum of `weight` gradients.
-    pub(super) fn add_weighted(
-        &mut self,
-        unit: usize,
-        start: usize,
-        values: Content<'_>,
-        weight: u32,
-        accumulators: &mut Accumulators,
-    ) {
-        self.put(unit, start, values, accumulators);
-        self.count(unit, weight, Unit::SUMMED);
-    }
-
-    fn put(&mut self, unit: usize, start: usize, values: Content<'_>, accumulators: &mut Accumulators) {
+    fn put(&mut self, gradient: UnitGradient<'_>, accumulators: &mut Accumulators) {
+        let UnitGradient { unit, start, values, .. } = gradient;
         let sum = match &mut self.sums {
             Sums::Rows(sums) => {
                 if sums.len() < self.elements {
@@ -265,26 +278,28 @@ impl Round {
         self.units[unit].count()
     }
 
-    /// The unit's last `weight` gradients are here, and `step` is called with all of them. Those that have a value for
-    /// every element are not stored; of others only the entries that are there are added to the sum before.
+    /// The unit's last gradients are here, and `step` is called with all of them, and with what is absent from all. Those
+    /// that have a value for every element are not stored; of others only the entries that are there are added to the sum
+    /// before.
     pub(super) fn finish(
         &mut self,
-        (unit, weight): (usize, u32),
-        start: usize,
-        last: Content<'_>,
+        last: UnitGradient<'_>,
         accumulators: &mut Accumulators,
-        step: impl FnOnce(Gradient<'_>),
+        step: impl FnOnce(Gradient<'_>, &Absent),
     ) {
-        let range = start..start + last.len();
+        let UnitGradient { unit, start, values, weight, .. } = last;
+        let range = start..start + values.len();
         let was_summed = self.units[unit].has(Unit::SUMMED);
-        match last {
+        self.absent.add(unit, !was_summed, last.absent);
+        let absent = self.absent.take(unit);
+        match values {
             Content::Whole(last) => {
                 let before = was_summed.then(|| self.sum(unit, range));
-                step(Gradient { before, last });
+                step(Gradient { before, last }, &absent);
             }
             Content::Sparse(_) => {
-                self.put(unit, start, last, accumulators);
-                step(self.sum(unit, range).into());
+                self.put(last, accumulators);
+                step(self.sum(unit, range).into(), &absent);
             }
         }
         self.count(unit, weight, Unit::STEPPED);
@@ -328,8 +343,10 @@ impl Round {
     /// Adds the staged gradients up, by rank.
     pub(super) fn add_staged(&mut self, accumulators: &mut Accumulators) {
         for (_, staged) in std::mem::take(&mut self.staged) {
-            for StagedUnit { unit, start, values } in &staged.ranges {
-                self.add(*unit, *start, Values::F32(values).into(), accumulators);
+            for StagedUnit { unit, start, values, absent } in &staged.ranges {
+                let values = Values::F32(values).into();
+                let gradient = UnitGradient { unit: *unit, start: *start, values, absent, weight: 1 };
+                self.add(gradient, accumulators);
             }
         }
     }
@@ -351,6 +368,11 @@ impl Round {
         }
     }
 
+    /// What is absent from all gradients of a unit.
+    pub(super) fn absent(&self, unit: usize) -> &Absent {
+        self.absent.of(unit)
+    }
+
     /// Makes the round empty again, keeping its memory.
     fn clear(&mut self, accumulators: &mut Accumulators) {
         for unit in self.touched.drain(..) {
@@ -360,6 +382,7 @@ impl Round {
             }
         }
         self.staged.clear();
+        self.absent.clear();
         self.regular = true;
     }
 
@@ -369,7 +392,7 @@ impl Round {
             Sums::Rows(sums) => sums.memory_bytes(),
             Sums::Chunks(sums) => sums.iter().flatten().map(Buffer::memory_bytes).sum(),
         };
-        sums + self.units.len() * 8 + staged
+        sums + self.units.len() * 8 + staged + self.absent.memory_bytes()
     }
 }
 

@@ -88,7 +88,8 @@ impl Flags {
     pub const SAME: Flags = Flags(32);
     /// In a push or in parameters: the payload is what the table's codec made ([`crate::codec`]), and names that codec.
     pub const ENCODED: Flags = Flags(64);
-    const KNOWN: u8 = 127;
+    /// In a dense push: the payload begins with the ranges of the chunk that have no gradient ([`crate::absence`]).
+    pub const ABSENT: Flags = Flags(128);
 
     /// Whether all bits of `other` are set.
     pub fn has(self, other: Flags) -> bool {
@@ -256,9 +257,6 @@ impl Header {
             2 => DType::Bf16,
             other => return Err(WireError::Field { field: "dtype", value: u64::from(other) }),
         };
-        if bytes[7] & !Flags::KNOWN != 0 {
-            return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
-        }
         let header = Header {
             kind,
             dtype,
@@ -278,7 +276,9 @@ impl Header {
         if length > limit {
             return Err(WireError::TooLong { kind, bytes: length, limit });
         }
-        if header.flags.has(Flags::ELSEWHERE) && !header.may_be_elsewhere() {
+        let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
+        let has_absent = header.flags.has(Flags::ABSENT);
+        if is_elsewhere && !header.may_be_elsewhere() || has_absent && !header.may_have_absent() {
             return Err(WireError::Field { field: "flags", value: u64::from(bytes[7]) });
         }
         Ok(header)
@@ -290,7 +290,12 @@ impl Header {
         matches!(self.kind, Kind::Init | Kind::Push | Kind::Params)
             && !self.flags.has(Flags::ROWS)
             && !self.flags.has(Flags::ENCODED)
+            && !self.flags.has(Flags::ABSENT)
             && self.payload_bytes > 0
+    }
+
+    fn may_have_absent(&self) -> bool {
+        self.kind == Kind::Push && !self.flags.has(Flags::ROWS)
     }
 }
 
@@ -332,7 +337,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
-        (1u8..=12, 0u8..3, 0u8..128, any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
+        (1u8..=12, 0u8..3, any::<u8>(), any::<[u32; 6]>(), any::<[u64; 4]>()).prop_map(
             |(kind, dtype, flags, a, b)| {
                 let kind = Kind::from_byte(kind).unwrap();
                 let mut header = Header {
@@ -350,6 +355,9 @@ mod tests {
                     request: b[2],
                     landing: b[3],
                 };
+                if !header.may_have_absent() {
+                    header.flags = header.flags.without(Flags::ABSENT);
+                }
                 if !header.may_be_elsewhere() {
                     header.flags = header.flags.without(Flags::ELSEWHERE);
                 }
@@ -387,7 +395,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 03 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 04 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
@@ -429,13 +437,24 @@ mod tests {
             (4, 9, "version 9"),
             (5, 77, "kind"),
             (6, 9, "dtype"),
-            (7, 128, "flags"),
+            (7, 16, "flags"),
+            (7, 130, "flags"),
             (11, 255, "limit"),
         ] {
             let mut bytes = good;
             bytes[at] = value;
             let error = Header::decode(&bytes).unwrap_err().to_string();
             assert!(error.contains(word), "byte {at}: {error}");
+        }
+    }
+
+    #[test]
+    fn only_dense_pushes_have_absent_ranges() {
+        for kind in (1..=12).map(|kind| Kind::from_byte(kind).unwrap()) {
+            for (flags, may) in [(Flags::ABSENT, true), (Flags::ABSENT.with(Flags::ROWS), false)] {
+                let header = Header { flags, ..Header::new(kind) };
+                assert_eq!(Header::decode(&header.encode()).is_ok(), may && kind == Kind::Push, "{header:?}");
+            }
         }
     }
 
@@ -449,6 +468,7 @@ mod tests {
             assert!(elsewhere(kind, Flags::LAST, 32_768));
             assert!(!elsewhere(kind, Flags::ROWS, 32_768));
             assert!(!elsewhere(kind, Flags::ENCODED, 32_768));
+            assert!(!elsewhere(kind, Flags::ABSENT, 32_768));
             assert!(!elsewhere(kind, Flags::LAST, 0));
         }
         for kind in [Kind::Hello, Kind::Welcome, Kind::Error, Kind::Control, Kind::Pull] {

@@ -53,10 +53,7 @@ impl Plan {
 
     /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions.
     pub fn policy_of(&self, table: TableId, server: ServerId) -> TablePolicy {
-        let spec = &self.tables[table.0 as usize];
-        let own = spec.policy.iter().map(|own| PolicyOverride { table: "*".into(), ..own.clone() });
-        let rules: Vec<PolicyOverride> = own.chain(self.overrides.iter().cloned()).collect();
-        PolicyOverride::resolve(&self.policy, &rules, &spec.name, server)
+        self.tables[table.0 as usize].policy_on(server, &self.policy, &self.overrides)
     }
 
     /// Whether the plan's numbers fit each other and the limits, so that nobody indexes out of range, or takes memory

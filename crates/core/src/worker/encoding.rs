@@ -1,7 +1,9 @@
 //! Gradients and answers of tables that have codecs.
 
 use super::local_table::LocalTable;
+use super::request::Missing;
 use super::{Gradient, WorkerError};
+use crate::absence::Absent;
 use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
 use crate::limits;
@@ -19,6 +21,8 @@ pub(super) struct TableCodecs {
     pub(super) push: Option<Encoder>,
     /// Whether answers are differences to what is here.
     pub(super) differences: bool,
+    /// What answers are differences to, while the values are lent: the application has those, and may change them.
+    base: Option<Vec<f32>>,
     pub(super) answer: Option<Decoder>,
     /// The job's seed, this worker's rank, and the table's number.
     pub(super) identity: (u64, u32, u32),
@@ -48,6 +52,8 @@ pub(super) struct Encoded {
     pub(super) buffer: Arc<Buffer>,
     /// Where in the buffer they are.
     pub(super) payloads: Arc<Payloads>,
+    /// What the gradient does not have.
+    pub(super) missing: Missing,
 }
 
 impl TableCodecs {
@@ -81,7 +87,8 @@ impl TableCodecs {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
+        let base = self.base.as_ref().map_or(0, |base| base.capacity() * 4);
+        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity() + base
     }
 }
 
@@ -107,8 +114,12 @@ impl LocalTable {
         for (number, range) in encoded.payloads.iter() {
             let Chunk { shard, start, len } = self.chunk_at(*number);
             if by.contains(&shard) {
-                encoder.put_back(start as usize, len as usize, &encoded.buffer.as_bytes()[range.clone()]);
+                let (start, len) = (start as usize, len as usize);
+                encoder.put_back(start, len, &encoded.buffer.as_bytes()[range.clone()]);
             }
+        }
+        for range in encoded.missing.ranges() {
+            encoder.forgive(range.clone());
         }
         self.codecs.push = Some(encoder);
     }
@@ -126,6 +137,7 @@ impl LocalTable {
         &mut self,
         clock: Clock,
         gradient: Gradient<'_>,
+        missing: &Missing,
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
         self.codecs.prepared = None;
@@ -133,7 +145,19 @@ impl LocalTable {
             return Ok(refused.encoded);
         }
         self.put_refused_back();
-        self.encode_with(memory, |local, codecs| local.encode_chunks(codecs, clock, gradient))
+        // What is owed of a range is delivered first: until then it has a gradient.
+        let missing = match &self.codecs.push {
+            Some(encoder) => missing.without(|range| encoder.owes(range)),
+            None => missing.clone(),
+        };
+        let mut encoded = self.encode_with(memory, |local, codecs| {
+            local.encode_chunks(codecs, clock, gradient, missing.ranges())
+        })?;
+        if let Some(encoder) = &mut self.codecs.push {
+            missing.ranges().iter().for_each(|range| encoder.forgive(range.clone()));
+        }
+        encoded.missing = missing;
+        Ok(encoded)
     }
 
     /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
@@ -155,15 +179,17 @@ impl LocalTable {
         let mut buffer = self.take_buffer(len, memory);
         buffer.as_mut_bytes()[..taken.len()].copy_from_slice(&taken);
         self.codecs.payloads = taken;
-        Ok(Encoded { buffer: Arc::new(buffer), payloads: Arc::new(payloads) })
+        let (buffer, payloads) = (Arc::new(buffer), Arc::new(payloads));
+        Ok(Encoded { buffer, payloads, missing: Missing::default() })
     }
 
-    /// Appends the chunks' payloads to `codecs.payloads`.
+    /// Appends the chunks' payloads to `codecs.payloads`; an empty one for a chunk of which everything is missing.
     fn encode_chunks(
         &self,
         codecs: &mut TableCodecs,
         clock: Clock,
         gradient: Gradient<'_>,
+        missing: &[Range<usize>],
     ) -> Result<Payloads, CodecError> {
         let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
         let Some(encoder) = push else { return Ok(Vec::new()) };
@@ -176,6 +202,10 @@ impl LocalTable {
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
             let place = start as usize..start as usize + len as usize;
+            if Absent::in_chunk(missing, place.clone()).covers(len as usize) {
+                ranges.push((number, payloads.len()..payloads.len()));
+                continue;
+            }
             let values = match gradient {
                 Gradient::Dense(values) | Gradient::Product { values, .. }
                     if self.nonfinite == NonFinite::Reject =>
@@ -243,14 +273,48 @@ impl LocalTable {
     pub(super) fn decode_chunk(&mut self, place: Range<usize>, payload: &[u8]) -> Option<()> {
         let differences = self.codecs.differences;
         let decoder = self.codecs.answer.as_mut()?;
-        if self.values.len() < place.end {
-            // It is lent, and nobody waits for this answer any more.
+        // Where they are not, they are lent, and nobody waits for this answer any more.
+        let are_here = self.values.len() >= place.end;
+        if let Some(base) = &mut self.codecs.base {
+            // The next difference is one to this answer, whoever waits for it.
+            let base = &mut base[place.clone()];
+            decoder.decode_add(payload, base).ok()?;
+            if are_here {
+                Arc::make_mut(&mut self.values).as_mut_slice()[place].copy_from_slice(base);
+            }
+            return Some(());
+        }
+        if !are_here {
             return Some(());
         }
         let values = &mut Arc::make_mut(&mut self.values).as_mut_slice()[place];
         match differences {
             true => decoder.decode_add(payload, values).ok(),
             false => decoder.decode(payload, values).ok(),
+        }
+    }
+
+    /// The values are about to be lent: where answers are differences to them, a copy stays.
+    pub(super) fn keep_base(&mut self) {
+        self.codecs.base = self.codecs.differences.then(|| self.values.as_slice().to_vec());
+    }
+
+    /// The values are back. The application may have changed them, and answers may have come meanwhile.
+    pub(super) fn restore_base(&mut self) {
+        if let Some(base) = self.codecs.base.take() {
+            Arc::make_mut(&mut self.values).as_mut_slice().copy_from_slice(&base);
+        }
+    }
+
+    /// Whether there is a copy that chunks have to be put into.
+    pub(super) fn has_base(&self) -> bool {
+        self.codecs.base.is_some()
+    }
+
+    /// A chunk came whole: the next difference is one to this.
+    pub(super) fn set_base(&mut self, place: Range<usize>, values: &[f32]) {
+        if let Some(base) = &mut self.codecs.base {
+            base[place].copy_from_slice(values);
         }
     }
 

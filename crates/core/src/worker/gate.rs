@@ -19,11 +19,15 @@ pub(super) struct PullGate {
 }
 
 impl PullGate {
-    /// Counts the blocks of the tables that are pulled partially, under the strictest of their settings.
+    /// Counts the blocks of the tables that are pulled partially, under the strictest of their settings. Rows are no
+    /// blocks, and what is lent arrives by exchanges, which wait for all of it.
     pub(super) fn set_blocks(&mut self, tables: &[LocalTable]) {
-        let partial = || tables.iter().filter_map(|table| Some((table, table.partial.as_ref()?)));
-        self.blocks =
-            partial().filter(|(table, _)| !table.spec.rows).map(|(table, _)| table.shards().len()).sum();
+        let arrives_in_blocks = |table: &&LocalTable| !table.spec.rows && !table.lent;
+        let partial = || {
+            let tables = tables.iter().filter(arrives_in_blocks);
+            tables.filter_map(|table| Some((table, table.partial.as_ref()?)))
+        };
+        self.blocks = partial().map(|(table, _)| table.shards().len()).sum();
         let fraction = partial().map(|(_, partial)| partial.fraction).fold(0.0, f64::max);
         // The small margin keeps 0.9 of 10 blocks at 9 although 0.9 * 10.0 may round above it.
         self.needed = (fraction * self.blocks as f64 - 1e-9).ceil() as usize;

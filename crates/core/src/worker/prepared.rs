@@ -2,7 +2,9 @@
 
 use super::encoding::{Encoded, Payloads, TableCodecs};
 use super::local_table::LocalTable;
+use super::request::Missing;
 use super::{Worker, WorkerError};
+use crate::absence::Absent;
 use crate::codec::CodecError;
 use crate::store::Allocate;
 use crate::table::Chunk;
@@ -49,13 +51,14 @@ impl LocalTable {
         &mut self,
         clock: Clock,
         content: Content,
-        memory_of_gradient: &[f32],
+        (memory_of_gradient, missing): (&[f32], &Missing),
         memory: &dyn Allocate,
     ) -> Result<Encoded, WorkerError> {
         self.begin_prepared(clock);
         let encoded = self.encode_with(memory, |local, codecs| {
-            local.encode_prepared_chunks(codecs, clock, content, memory_of_gradient)
+            local.encode_prepared_chunks(codecs, clock, content, memory_of_gradient, missing)
         });
+        let encoded = encoded.map(|encoded| Encoded { missing: missing.clone(), ..encoded });
         encoded.map_err(|error| match error {
             WorkerError::Codec { table, why: CodecError::NonFinite } => {
                 WorkerError::NonFinite { table, clock }
@@ -70,6 +73,7 @@ impl LocalTable {
         clock: Clock,
         content: Content,
         words: &[f32],
+        missing: &Missing,
     ) -> Result<Payloads, CodecError> {
         let TableCodecs { push, identity, payloads, .. } = codecs;
         let Some(encoder) = push else {
@@ -107,6 +111,9 @@ impl LocalTable {
                     let bytes: &[u8] = bytemuck::cast_slice(words);
                     encoder.encode_quantised(len, &bytes[2 * first..2 * (first + len)], payloads)?;
                 }
+            }
+            if Absent::in_chunk(missing.ranges(), first..first + len).covers(len) {
+                payloads.truncate(before);
             }
             ranges.push((number, before..payloads.len()));
         }

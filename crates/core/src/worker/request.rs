@@ -3,8 +3,11 @@
 use super::encoding::{Encoded, Payloads};
 use super::local_table::LocalTable;
 use super::{Ticket, WorkerError};
+use crate::absence::Absent;
+use crate::limits;
 use crate::role::{Body, Frame, Landing};
 use crate::store::{Buffer, Place};
+use crate::table::Chunk;
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::{Flags, Header, Kind};
 use std::ops::Range;
@@ -35,10 +38,63 @@ pub(super) enum What {
         rows: Option<Arc<Vec<u32>>>,
         /// Where in the buffer the payloads of chunks are, when a codec made them.
         encoded: Option<Arc<Payloads>>,
+        missing: Missing,
         want_params: bool,
     },
     /// Parameters. `rows` has row numbers with their place in the result.
     Pull { rows: Option<Vec<(u32, u32)>>, now: bool },
+}
+
+/// Ranges of a dense table that a gradient does not have: ascending, disjoint, not empty. Usually there are none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Missing(Option<Arc<[Range<usize>]>>);
+
+impl Missing {
+    /// The error says what is wrong with the ranges for a table of so many elements.
+    pub(super) fn new(ranges: Vec<Range<usize>>, elements: usize) -> Result<Missing, String> {
+        if ranges.len() > limits::MAX_ABSENT_RANGES {
+            let most = limits::MAX_ABSENT_RANGES;
+            return Err(format!("a gradient lacks {} ranges; at most {most} can be named", ranges.len()));
+        }
+        let is_ascending = ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        let is_some = ranges.iter().all(|range| range.start < range.end);
+        if !is_ascending || !is_some || ranges.last().is_some_and(|last| last.end > elements) {
+            return Err(format!(
+                "the ranges that a gradient lacks are ascending, disjoint, not empty, and within its {elements} elements"
+            ));
+        }
+        Ok(Missing((!ranges.is_empty()).then(|| ranges.into())))
+    }
+
+    pub(super) fn ranges(&self) -> &[Range<usize>] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+
+    /// Those that `is_there` says no of.
+    pub(super) fn without(&self, is_there: impl Fn(Range<usize>) -> bool) -> Missing {
+        let left: Vec<Range<usize>> =
+            self.ranges().iter().filter(|range| !is_there((*range).clone())).cloned().collect();
+        Missing((!left.is_empty()).then(|| left.into()))
+    }
+
+    /// Completes the frame of a chunk whose gradient is these bytes of a buffer. Where some of it is missing they are
+    /// copied, behind a list that says so.
+    fn frame(&self, mut header: Header, chunk: Chunk, buffer: &Arc<Buffer>, bytes: Range<usize>) -> Frame {
+        let (start, len) = (chunk.start as usize, chunk.len as usize);
+        let absent = match &self.0 {
+            None => Absent::default(),
+            Some(ranges) => Absent::in_chunk(ranges, start..start + len),
+        };
+        let body = match absent.is_empty() {
+            true => Body::Shared { buffer: Arc::clone(buffer), start: bytes.start, len: bytes.len() },
+            false => {
+                header.flags = header.flags.with(Flags::ABSENT);
+                Body::Bytes(absent.payload(len, &buffer.as_bytes()[bytes.clone()]))
+            }
+        };
+        header.payload_bytes = body.bytes().map_or(bytes.len(), <[u8]>::len) as u32;
+        Frame { header, body }
+    }
 }
 
 /// What an acknowledgement settled.
@@ -101,8 +157,8 @@ impl Request {
 
     /// What a codec made of the gradient that it brings, as long as the server does not have it.
     pub(super) fn encoded(&self) -> Option<Encoded> {
-        let What::Push { buffer, encoded, .. } = &self.what else { return None };
-        Some(Encoded { buffer: buffer.clone()?, payloads: encoded.clone()? })
+        let What::Push { buffer, encoded, missing, .. } = &self.what else { return None };
+        Some(Encoded { buffer: buffer.clone()?, payloads: encoded.clone()?, missing: missing.clone() })
     }
 
     /// Whether a consistency condition stood before the answer.
@@ -133,10 +189,10 @@ impl Request {
             What::Init { buffer } => {
                 header.kind = Kind::Init;
                 if let Some(buffer) = buffer {
-                    dense_frames(header, self.shard, buffer, context.table, send);
+                    dense_frames(header, self.shard, (buffer, &Missing::default()), context.table, send);
                 }
             }
-            What::Push { buffer: Some(buffer), rows, encoded, want_params } => {
+            What::Push { buffer: Some(buffer), rows, encoded, missing, want_params } => {
                 if *want_params && context.overlap {
                     header.flags = Flags::WANT_PARAMS;
                 }
@@ -144,13 +200,14 @@ impl Request {
                 if let Some(payloads) = encoded {
                     let flags = if rows.is_some() { Flags::ROWS } else { Flags::default() };
                     header.flags = header.flags.with(flags);
-                    return encoded_frames(header, self.shard, buffer, payloads, context.table, send);
+                    let gradient = (&*buffer, &*missing);
+                    return encoded_frames(header, self.shard, gradient, payloads, context.table, send);
                 }
                 match rows {
                     Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table)
                         .into_iter()
                         .for_each(send),
-                    None => dense_frames(header, self.shard, buffer, context.table, send),
+                    None => dense_frames(header, self.shard, (buffer, missing), context.table, send),
                 }
             }
             What::Push { buffer: None, .. } => {
@@ -319,6 +376,7 @@ impl Request {
             return None;
         }
         let range = chunk.start as usize..chunk.start as usize + values.len();
+        table.set_base(range.clone(), values);
         let target = table.target(self.ticket);
         // An empty table is lent, and nobody waits for this answer any more.
         let is_there = |there: &[f32]| there.as_ptr() == values.as_ptr();
@@ -333,7 +391,7 @@ impl Request {
 fn dense_frames(
     mut header: Header,
     shard: ShardId,
-    buffer: &Arc<Buffer>,
+    (buffer, missing): (&Arc<Buffer>, &Missing),
     table: &LocalTable,
     send: &mut impl FnMut(Frame),
 ) {
@@ -345,8 +403,7 @@ fn dense_frames(
         header.chunk = number;
         header.part = part;
         header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
-        header.payload_bytes = len as u32;
-        send(Frame { header, body: Body::Shared { buffer: Arc::clone(buffer), start, len } });
+        send(missing.frame(header, chunk, buffer, start..start + len));
     }
 }
 
@@ -355,7 +412,7 @@ fn dense_frames(
 fn encoded_frames(
     mut header: Header,
     shard: ShardId,
-    buffer: &Arc<Buffer>,
+    (buffer, missing): (&Arc<Buffer>, &Missing),
     payloads: &[(u32, Range<usize>)],
     table: &LocalTable,
     send: &mut impl FnMut(Frame),
@@ -371,11 +428,7 @@ fn encoded_frames(
         if part as usize + 1 == count {
             header.flags = header.flags.with(Flags::LAST);
         }
-        header.payload_bytes = range.len() as u32;
-        send(Frame {
-            header,
-            body: Body::Shared { buffer: Arc::clone(buffer), start: range.start, len: range.len() },
-        });
+        send(missing.frame(header, table.chunk_at(*number), buffer, range.clone()));
     }
     if count == 0 {
         header.flags = flags.with(Flags::LAST);

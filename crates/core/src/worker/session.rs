@@ -305,7 +305,17 @@ impl Worker {
         let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, sync) else { return };
         (0..self.tables.len()).for_each(|index| self.share_landing(index));
         let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
-        matched.for_each(|table| table.partial = policy.model.partial_pull());
+        for table in matched {
+            table.partial = policy.model.partial_pull();
+            if table.lent && policy.partial_pull().is_some() {
+                // It was lent after the coordinator had agreed to the switch.
+                let name = &table.spec.name;
+                let line = format!(
+                    "table `{name}` now uses {policy}; as long as it is lent as a slab, its exchanges wait for all blocks"
+                );
+                self.outputs.push_back(Output::Log(line));
+            }
+        }
         self.gate.set_blocks(&self.tables);
     }
 
@@ -456,7 +466,7 @@ impl Role for Worker {
         let local = &mut self.tables[request.table];
         // What an application may read is changed by whole frames only.
         let is_plain = header.kind == Kind::Params && !header.flags.has(Flags::ENCODED);
-        if !is_plain || !local.lent || !request.wants_params() {
+        if !is_plain || !local.lent || local.has_base() || !request.wants_params() {
             return None;
         }
         places.extend(request.places(local, header.part as usize, frames));

@@ -5,12 +5,14 @@
 
 use super::encoding::Encoded;
 use super::prepared::Content;
-use super::request::{Request, What};
+use super::request::{Missing, Request, What};
 use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
+use crate::consistency::PartialPull;
 use crate::kernels;
 use crate::store::{Allocate, Buffer};
 use crate::table::NonFinite;
 use crate::types::{Clock, ShardId, TableId, Time};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
@@ -18,10 +20,23 @@ use std::sync::Arc;
 /// Where memory is shared with the servers, neither a push nor a pull copies it.
 #[derive(Debug)]
 pub struct Slab {
+    /// The worker that lent it.
+    lender: Lender,
     table: TableId,
     gradient: Unique,
     values: Unique,
     content: Content,
+    missing: Missing,
+}
+
+/// Tells the workers of a process apart.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lender(Arc<()>);
+
+impl PartialEq for Lender {
+    fn eq(&self, other: &Lender) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// A buffer that is counted, so that frames can be made from it, and that nobody else has.
@@ -66,6 +81,22 @@ impl Slab {
         self.content = content;
     }
 
+    /// Says of which elements there is no gradient, in ascending ranges that have nothing in common: what no worker has a
+    /// gradient of is not stepped. Where others have one, it is zero here, whatever stands in the gradient's memory. It holds
+    /// for the next exchange alone.
+    pub fn lacks(&mut self, ranges: Vec<Range<usize>>) -> Result<(), WorkerError> {
+        self.missing = Missing::new(ranges, self.gradient().len()).map_err(WorkerError::Order)?;
+        Ok(())
+    }
+
+    /// What an application left standing where there is no gradient is none: a codec would keep it.
+    fn clear_missing(&mut self) {
+        if self.content == Content::Gradient {
+            let missing = self.missing.clone();
+            missing.ranges().iter().for_each(|range| self.gradient_mut()[range.clone()].fill(0.0));
+        }
+    }
+
     /// The same, to be read.
     pub fn gradient(&self) -> &[f32] {
         self.gradient.0.as_slice()
@@ -83,7 +114,8 @@ impl Slab {
 }
 
 impl Worker {
-    /// Lends a dense table's buffers to the application. Until [`Worker::give_back`], exchanges are the only way to use the table.
+    /// Lends a dense table's buffers to the application. Until [`Worker::give_back`], exchanges are the only way to use
+    /// the table. An exchange waits for all blocks, so a table that is pulled partially (psp with b below 1) is not lent.
     pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
         self.check_started()?;
         let index = self.table_index(table)?;
@@ -93,25 +125,60 @@ impl Worker {
             return Err(WorkerError::Order(sentence));
         }
         local.check_not_lent()?;
+        if let Some(partial) = local.partial.filter(PartialPull::leaves_blocks_out) {
+            let (name, b) = (&local.spec.name, partial.fraction);
+            return Err(WorkerError::Order(format!(
+                "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
+                 `push_pull`, or psp without b and tau2"
+            )));
+        }
         if self.requests.values().any(|request| request.table == index) {
             let sentence =
                 format!("table `{}` is being pushed or pulled: wait for that first", local.spec.name);
             return Err(WorkerError::Order(sentence));
         }
         local.lent = true;
+        local.keep_base();
         let gradient = Unique::new(self.memory.zeroed(local.values.len()));
         let values = Unique::of(local.take_values(), &*self.memory);
-        Ok(Slab { table, gradient, values, content: Content::Gradient })
+        self.note_lent();
+        let (lender, content, missing) = (self.lender.clone(), Content::Gradient, Missing::default());
+        Ok(Slab { lender, table, gradient, values, content, missing })
     }
 
-    /// Takes lent buffers back: the table is pushed and pulled as others are.
-    pub fn give_back(&mut self, slab: Slab) {
+    /// Takes lent buffers back: the table is pushed and pulled as others are. Those of another worker are refused, and
+    /// stay lent there.
+    pub fn give_back(&mut self, slab: Slab) -> Result<(), WorkerError> {
+        self.check_lender(&slab)?;
         let local = &mut self.tables[slab.table.0 as usize];
         local.lent = false;
         local.values = slab.values.0;
+        local.restore_base();
         if let Some(gradient) = Arc::into_inner(slab.gradient.0) {
             local.keep_buffer(gradient);
         }
+        self.note_lent();
+        Ok(())
+    }
+
+    /// A slab's table number means another table, or none, to another worker.
+    fn check_lender(&self, slab: &Slab) -> Result<(), WorkerError> {
+        if slab.lender == self.lender {
+            return Ok(());
+        }
+        let table = slab.table.0;
+        Err(WorkerError::Order(format!(
+            "the slab of table {table} was lent by another worker: exchange it with the job that lent it"
+        )))
+    }
+
+    /// A table that is lent arrives whole, by exchanges: it is not among the blocks of a partial pull. The coordinator is
+    /// told, because it refuses to switch such a table to one.
+    fn note_lent(&mut self) {
+        let lent = (0..).zip(&self.tables).filter(|(_, table)| table.lent);
+        self.report.slabs = lent.map(|(number, _)| TableId(number)).collect();
+        self.gate.set_blocks(&self.tables);
+        self.next_report = Time::ZERO;
     }
 
     /// Sends the gradients of the current clock and asks for the parameters that follow them, for several tables in
@@ -123,29 +190,32 @@ impl Worker {
         self.check_started()?;
         let clock = self.clock;
         for slab in slabs.iter() {
+            self.check_lender(slab)?;
             let local = &self.tables[self.table_index(slab.table)?];
             local.check_clock(clock)?;
         }
+        slabs.iter_mut().for_each(Slab::clear_missing);
         let mut encoded = self.encode_slabs(clock, slabs)?.into_iter();
         let ticket = self.ticket(now, Purpose::Exchange { clock, tables: slabs.len() }, 0, 0);
         let (mut requests, mut lent) = (0, Vec::with_capacity(slabs.len()));
-        for Slab { table, gradient, values, .. } in slabs.drain(..) {
+        for Slab { table, gradient, values, missing, .. } in slabs.drain(..) {
             let index = table.0 as usize;
             let landing = values.0.place();
             let local = &mut self.tables[index];
             local.pushed = Some(clock);
             let encoded = encoded.next().flatten();
-            let buffer =
-                encoded.as_ref().map_or_else(|| gradient.0.clone(), |encoded| encoded.buffer.clone());
+            let (buffer, encoded, missing) = match encoded {
+                Some(Encoded { buffer, payloads, missing }) => (buffer, Some(payloads), missing),
+                None => (gradient.0.clone(), None, missing),
+            };
             local.values = values.0;
             let shards = local.shard_count();
             requests += shards;
             lent.push(index);
             for shard in 0..shards {
                 let shard = self.tables[index].shard(shard);
-                let encoded = encoded.as_ref().map(|encoded| encoded.payloads.clone());
-                let what =
-                    What::Push { buffer: Some(buffer.clone()), rows: None, encoded, want_params: true };
+                let (buffer, encoded, missing) = (Some(buffer.clone()), encoded.clone(), missing.clone());
+                let what = What::Push { buffer, rows: None, encoded, missing, want_params: true };
                 self.request(Request::new(shard, index, clock, ticket, what).landing_at(landing));
             }
             self.tables[index].returned = Some(gradient.0);
@@ -175,11 +245,18 @@ impl Worker {
         let encode = |slab: &Slab| {
             let local = &mut self.tables[slab.table.0 as usize];
             let gradient = Gradient::Dense(slab.gradient());
-            match slab.content {
+            // Codecs that compare a gradient with the parameters find them in the slab.
+            let nothing = std::mem::replace(&mut local.values, slab.values.0.clone());
+            let encoded = match slab.content {
                 Content::Gradient if !local.codecs.encodes_pushes() => Ok(None),
-                Content::Gradient => local.encode(clock, gradient, &*memory).map(Some),
-                prepared => local.encode_prepared(clock, prepared, slab.gradient(), &*memory).map(Some),
-            }
+                Content::Gradient => local.encode(clock, gradient, &slab.missing, &*memory).map(Some),
+                prepared => {
+                    let content = (slab.gradient(), &slab.missing);
+                    local.encode_prepared(clock, prepared, content, &*memory).map(Some)
+                }
+            };
+            local.values = nothing;
+            encoded
         };
         let mut done = Vec::with_capacity(slabs.len());
         let failed =
@@ -218,6 +295,8 @@ impl Worker {
             self.parked.push(gradient.clone());
         }
         let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
-        Slab { table: TableId(index as u32), gradient, values, content: Content::Gradient }
+        let (lender, table) = (self.lender.clone(), TableId(index as u32));
+        let (content, missing) = (Content::Gradient, Missing::default());
+        Slab { lender, table, gradient, values, content, missing }
     }
 }

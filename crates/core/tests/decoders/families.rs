@@ -5,6 +5,7 @@
 
 #![allow(unreachable_pub, reason = "fuzz targets are other crates")]
 
+use paramill_core::absence::Absent;
 use paramill_core::codec::delta::Weights;
 use paramill_core::codec::{Codec, Context, Decoder, Encoder};
 use paramill_core::kernels;
@@ -201,7 +202,7 @@ struct Frames;
 impl Family for Frames {
     fn check(&mut self, input: &[u8]) -> bool {
         let Some((&which, rest)) = input.split_first() else { return false };
-        match which % 8 {
+        match which % 9 {
             0 => {
                 let Some((head, payload)) = rest.split_first_chunk::<HEADER_BYTES>() else { return false };
                 let Ok(header) = Header::decode(head) else { return false };
@@ -221,13 +222,26 @@ impl Family for Frames {
             4 => control::decode::<Welcome>("welcome", rest).is_ok(),
             5 => control::decode::<Refusal>("refusal", rest).is_ok(),
             6 => control::decode::<Fault>("error", rest).is_ok(),
-            _ => control::decode::<Control>("control message", rest).is_ok(),
+            7 => control::decode::<Control>("control message", rest).is_ok(),
+            _ => {
+                let Ok((absent, gradient)) = Absent::read(rest, ENTRIES) else { return false };
+                let mut chunk = [1.0; ENTRIES];
+                absent.clear_in(&mut chunk);
+                let cleared = chunk.iter().filter(|&&value| value == 0.0).count();
+                assert_eq!(cleared, absent.ranges().iter().map(ExactSizeIterator::len).sum::<usize>());
+                let mut written = Vec::new();
+                absent.write(&mut written);
+                assert_eq!([&written, gradient].concat(), rest, "what is read is written the same");
+                true
+            }
         }
     }
 
     fn good(&self) -> Vec<Vec<u8>> {
+        let mut list = vec![8];
+        Absent::in_chunk(&[0..3, 10..50, 149..150], 0..ENTRIES).write(&mut list);
         let bytes = |body: &paramill_core::role::Body| body.bytes().expect("it has its bytes").to_vec();
-        let list = ack::frame(&[1, 2, 3]);
+        let acks = ack::frame(&[1, 2, 3]);
         let entry = group::Entry { worker: WorkerId(3), want_params: true, request: 9 };
         let hello =
             Hello { job: "job".into(), from: Party::Worker { rank: Some(WorkerId(1)) }, incarnation: 7 };
@@ -235,7 +249,8 @@ impl Family for Frames {
         let refusal = Refusal { reason: "no".into(), retry: true };
         let barrier = Control::Barrier { name: "end".into(), number: 3 };
         vec![
-            [vec![0], list.header.encode().to_vec(), bytes(&list.body)].concat(),
+            [vec![0], acks.header.encode().to_vec(), bytes(&acks.body)].concat(),
+            [list, vec![0; 16]].concat(),
             [vec![0], Header::new(Kind::Push).encode().to_vec()].concat(),
             [vec![1], group::encode([entry])].concat(),
             [vec![3], bytes(&frame(Kind::Control, &hello).body)].concat(),

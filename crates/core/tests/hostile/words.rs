@@ -104,9 +104,25 @@ fn proper_push() -> impl Strategy<Value = Frame> {
     })
 }
 
+/// The same from which something is absent: a list of ranges, most of them right, stands before the gradient.
+fn absent_push() -> impl Strategy<Value = Frame> {
+    let range = (0u32..4, prop_oneof![8 => 1u32..4, 1 => Just(0), 1 => Just(u32::MAX)]);
+    (proper_push(), vec(range, 0..3), prop::bool::weighted(0.9)).prop_map(|(push, ranges, is_honest)| {
+        let mut words = vec![ranges.len() as u32 + u32::from(!is_honest)];
+        words.extend(ranges.into_iter().flat_map(|(start, len)| [start, len]));
+        words.resize(words.len().next_multiple_of(16), 0);
+        let Body::Bytes(gradient) = push.body else { unreachable!() };
+        let whole = words[..3] == [1, 0, gradient.len() as u32 / 4];
+        let gradient = if whole && is_honest { Vec::new() } else { gradient };
+        let header = Header { flags: push.header.flags.with(Flags::ABSENT), ..push.header };
+        frame(header, aligned(words, gradient))
+    })
+}
+
 /// Data frames: nearly right, or noise that passed the header's checks.
 pub(crate) fn data_frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
+        2 => absent_push(),
         3 => (header(), payload()).prop_map(|(header, payload)| frame(header, payload)),
         2 => proper_push(),
     ]
@@ -311,9 +327,11 @@ pub(crate) fn answer() -> impl Strategy<Value = Frame> {
 /// What an aggregator may say to a shard whose next numbered frame is `next`: sums, lists of workers, and anything
 /// else in a worker's name or in nobody's.
 pub(crate) fn aggregate(next: u64) -> impl Strategy<Value = Frame> {
-    let sum = (proper_push(), 0u32..4, 0u32..2).prop_map(move |(mut frame, weight, attempt)| {
+    let push = prop_oneof![3 => proper_push(), 1 => absent_push()];
+    let sum = (push, 0u32..4, 0u32..2).prop_map(move |(mut frame, weight, attempt)| {
         let header = Header { rows: weight, part: attempt, request: next, ..frame.header };
-        frame.header = Header { flags: Flags(0), ..header };
+        let flags = if header.flags.has(Flags::ABSENT) { Flags::ABSENT } else { Flags(0) };
+        frame.header = Header { flags, ..header };
         frame
     });
     let entry = (0u32..5, 0u32..2, number());

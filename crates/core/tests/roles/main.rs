@@ -1,13 +1,16 @@
 //! The roles together, without a driver: start, train, fail, go on.
 
+mod absence;
 mod aggregated_codecs;
 mod aggregation;
 mod ahead;
 mod codecs;
 mod landing;
 mod membership;
+mod policies;
 mod psp;
 mod pump;
+mod slabs;
 
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::{NonFinite, Order, PolicyOverride, TablePolicy, TableSpec};

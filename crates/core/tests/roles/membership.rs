@@ -267,7 +267,9 @@ fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
 fn step(pump: &mut Pump) {
     let workers = 0..pump.workers.len();
     let push = |worker: usize| {
-        let ticket = pump.workers[worker].push(pump.now, W, Gradient::Dense(&[1.0; 20]), true).unwrap();
+        let ticket = pump.workers[worker]
+            .push(pump.now, W, Gradient::Dense(&[1.0; 20]), true)
+            .expect("a gradient of the table");
         pump.workers[worker].clock();
         (worker, ticket)
     };

@@ -8,7 +8,7 @@ use crate::network::NetworkConfig;
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
 use paramill_core::prng::Prng;
-use paramill_core::table::{Order, PolicyOverride, Reduce};
+use paramill_core::table::{Order, PolicyOverride, Reduce, glob_matches};
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -242,12 +242,15 @@ impl Dice {
             let server = (!partial(&another) && !partial(&scenario.sync) && self.chance(0.5))
                 .then(|| ServerId(self.whole(0, u64::from(scenario.servers) - 1) as u32));
             let table = self.pick(&["*0", "conv*", "*"]).to_owned();
-            scenario.overrides.push(PolicyOverride {
-                table,
-                server,
-                sync: Some(another),
-                ..Default::default()
-            });
+            // An exception that no table matches would be refused.
+            if scenario.tables.iter().any(|known| glob_matches(&table, &known.name)) {
+                scenario.overrides.push(PolicyOverride {
+                    table,
+                    server,
+                    sync: Some(another),
+                    ..Default::default()
+                });
+            }
         }
         for sync in [a_third, a_fourth] {
             if self.chance(0.3) {

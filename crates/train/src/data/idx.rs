@@ -10,6 +10,9 @@ const IMAGES_MAGIC: u32 = 0x0000_0803;
 /// Magic of unsigned bytes in one dimension: labels.
 const LABELS_MAGIC: u32 = 0x0000_0801;
 
+/// The first label's byte: behind the magic number and the count.
+const LABELS_START: u64 = 8;
+
 /// The two halves of a folder of idx files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
@@ -43,6 +46,35 @@ pub fn read(folder: &Path, half: Half) -> Result<Images, DataError> {
         return Err(malformed(&labels_path, Place::Byte(4), expected, labels_count));
     }
     Ok(Images { height: height as usize, width: width as usize, pixels, labels })
+}
+
+/// How many classes the images of two folders' halves have.
+///
+/// Those of the training half are numbered without a gap, from 0 or from 1: a label beyond a gap is damage, which would
+/// otherwise make a model of many classes that nothing belongs to. The test half has no class that training does not know.
+pub fn classes(
+    (train_folder, train): (&Path, &Images),
+    (test_folder, test): (&Path, &Images),
+) -> Result<usize, DataError> {
+    let mut known = [false; 256];
+    train.labels.iter().for_each(|&label| known[usize::from(label)] = true);
+    let missing = (1..256).find(|&label| !known[label]).unwrap_or(256);
+    let refuse = |folder: &Path, half: Half, position: usize, expected: String, label: u8| {
+        let path = find(folder, half.file_names()[1])?;
+        Err(malformed(&path, Place::Byte(LABELS_START + position as u64), expected, label))
+    };
+    let beyond_gap = |label: &&u8| usize::from(**label) > missing;
+    if let Some((position, &label)) = (0..).zip(&train.labels).find(|(_, label)| beyond_gap(label)) {
+        let expected = format!("a label from 0 to {}, as no image has the label {missing}", missing - 1);
+        return refuse(train_folder, Half::Train, position, expected, label);
+    }
+    let is_unknown = |label: &&u8| !known[usize::from(**label)];
+    if let Some((position, &label)) = (0..).zip(&test.labels).find(|(_, label)| is_unknown(label)) {
+        let first = if known[0] { 0 } else { 1 };
+        let expected = format!("a label from {first} to {}, as in the training data", missing - 1);
+        return refuse(test_folder, Half::Test, position, expected, label);
+    }
+    Ok(missing)
 }
 
 /// Writes one half of a folder that [`read`] reads back.

@@ -5,7 +5,8 @@ use super::{DataError, MAX_FEATURES, Place, SparseExamples};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Reads a file, plain or gzip. A label above 0 is positive; feature `i` of the file becomes `i - 1`.
+/// Reads a file, plain or gzip. Labels are 1, and -1 or 0: there are two classes. Feature `i` of the file becomes
+/// `i - 1`.
 pub fn read(path: &Path) -> Result<SparseExamples, DataError> {
     let mut lines = Lines::open(path)?;
     let mut examples = SparseExamples::default();
@@ -15,16 +16,17 @@ pub fn read(path: &Path) -> Result<SparseExamples, DataError> {
         let mut fields = content.split_ascii_whitespace();
         let Some(label) = fields.next() else { continue };
         entries.clear();
-        let parsed =
-            finite(label).ok_or_else(|| Wrong::new("a label such as 1, 0 or -1", label)).and_then(|label| {
+        let parsed = two_classes(label).ok_or_else(|| Wrong::new("the label 1, 0 or -1", label)).and_then(
+            |positive| {
                 let mut previous = 0;
                 for field in fields {
                     let (index, value) = entry(field, previous)?;
                     entries.push((index - 1, value));
                     previous = index;
                 }
-                Ok(label > 0.0)
-            });
+                Ok(positive)
+            },
+        );
         let positive =
             parsed.map_err(|wrong| malformed(path, Place::Line(number), wrong.expected, wrong.found))?;
         examples.push(positive, entries.iter().copied());
@@ -76,6 +78,11 @@ fn entry(field: &str, previous: u32) -> Result<(u32, f32), Wrong> {
     }
 }
 
+/// Whether a label is the positive one. Others than these two are of a file with more classes, or with other ones.
+fn two_classes(label: &str) -> Option<bool> {
+    finite(label).filter(|label| [1.0, 0.0, -1.0].contains(label)).map(|label| label > 0.0)
+}
+
 fn finite(text: &str) -> Option<f32> {
     text.parse::<f32>().ok().filter(|value| value.is_finite())
 }
@@ -106,8 +113,10 @@ mod tests {
     fn every_fault_is_named_with_its_line() {
         for (text, expected) in [
             ("", "expected at least one line"),
-            ("1 1:1\nx 1:1\n", "line 2: expected a label such as 1, 0 or -1, found `x`"),
-            ("nan 1:1\n", "line 1: expected a label"),
+            ("1 1:1\nx 1:1\n", "line 2: expected the label 1, 0 or -1, found `x`"),
+            ("nan 1:1\n", "line 1: expected the label"),
+            ("1 1:1\n2 1:1\n", "line 2: expected the label 1, 0 or -1, found `2`"),
+            ("0.5 1:1\n", "line 1: expected the label"),
             ("1 1:1\n\n1 0:1\n", "line 3: expected an index from 1 to 67108864, found `0:1`"),
             ("1 4294967296:1\n", "expected an index from 1"),
             ("1 -3:1\n", "expected an index from 1"),

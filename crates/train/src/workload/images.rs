@@ -25,14 +25,17 @@ pub(super) fn load(
     config: &WorkloadConfig,
     architecture: fn(Shape, &WorkloadConfig) -> Result<Network, DataError>,
 ) -> Result<Factory, DataError> {
-    let (mut train, test) = match &config.data {
+    let (mut train, test, classes) = match &config.data {
         Some(folder) => {
             let test_folder = config.test.as_ref().unwrap_or(folder);
-            (idx::read(folder, idx::Half::Train)?, idx::read(test_folder, idx::Half::Test)?)
+            let (train, test) =
+                (idx::read(folder, idx::Half::Train)?, idx::read(test_folder, idx::Half::Test)?);
+            let classes = idx::classes((folder, &train), (test_folder, &test))?;
+            (train, test, classes)
         }
         None => {
             let made = generate::images(config.seed, config.examples.unwrap_or(8_000));
-            (made.train, made.test)
+            (made.train, made.test, made.prototypes.len())
         }
     };
     if (train.height, train.width) != (test.height, test.width) {
@@ -42,7 +45,6 @@ pub(super) fn load(
         );
         return Err(DataError::Config { why });
     }
-    let classes = train.labels.iter().chain(&test.labels).max().map_or(0, |&label| usize::from(label) + 1);
     if classes < 2 {
         let why = "all images have the label 0: expected at least two classes".into();
         return Err(DataError::Config { why });

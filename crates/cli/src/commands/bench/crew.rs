@@ -3,6 +3,7 @@
 use super::part::{Answer, Order, Part};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, bail};
+use paramill_node::stderr;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -69,9 +70,11 @@ impl Crew {
                         missing.entry(child).and_modify(|count| *count = count.saturating_sub(1));
                     }
                     Ok(None) => bail!("{} said `{line}` instead of {what}", self.processes.name(child)),
-                    Err(_) => eprintln!("{}: {line}", self.processes.name(child)),
+                    Err(_) => stderr::line(format_args!("{}: {line}", self.processes.name(child))),
                 },
-                Some(Event::Error { child, line }) => eprintln!("{}: {line}", self.processes.name(child)),
+                Some(Event::Error { child, line }) => {
+                    stderr::line(format_args!("{}: {line}", self.processes.name(child)))
+                }
                 Some(Event::Exited { child, status })
                     if status.success() && missing.get(&child).is_none_or(|count| *count == 0) => {}
                 Some(Event::Exited { child, status }) => {
@@ -104,7 +107,9 @@ impl Crew {
                 Some(Event::Exited { child, status }) if !status.success() => {
                     bail!("{} failed ({status})", self.processes.name(child))
                 }
-                Some(Event::Error { child, line }) => eprintln!("{}: {line}", self.processes.name(child)),
+                Some(Event::Error { child, line }) => {
+                    stderr::line(format_args!("{}: {line}", self.processes.name(child)))
+                }
                 Some(_) => {}
                 None => bail!("{} did not end within {} s", running.join(", "), END_DEADLINE.as_secs()),
             }

@@ -11,6 +11,7 @@ use paramill_core::types::{ServerId, WorkerId};
 use paramill_node::Hub;
 use paramill_node::client::JobOptions;
 use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::stderr;
 use paramill_node::url::JobUrl;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
@@ -151,7 +152,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 // A parent that waits for this worker's answer learns of its error by the end of the process.
                 let outcome = worker::run(exchange, options, &receiver);
                 outcome.with_context(|| format!("worker {rank}")).unwrap_or_else(|error| {
-                    eprintln!("error: {error:#}");
+                    stderr::line(format_args!("error: {error:#}"));
                     std::process::exit(1)
                 });
             }));

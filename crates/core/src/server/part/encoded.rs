@@ -1,6 +1,7 @@
 //! Pushes and answers of tables that have codecs.
 
 use super::{LocalChunk, TablePart, Taken};
+use crate::absence::Absent;
 use crate::codec::{Codec, Content, Context, Decoder, Encoder};
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
@@ -55,13 +56,15 @@ impl PartCodecs {
     ) -> Result<PartCodecs, String> {
         let fault = |error: SpecError| error.to_string();
         let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
-        let push = if spec.rows { push.of_rows() } else { push };
+        let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
         let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
-        // Single rows are pulled now and then: there is nothing that they could be a difference to.
-        let is_used = !(answer.is_none() || spec.rows && answer.is_for_differences());
+        if spec.rows && answer.is_for_differences() {
+            // Single rows are pulled now and then: there is nothing that they could be a difference to.
+            return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
+        }
         Ok(PartCodecs {
-            push: (policy.codec != "none").then(|| Decoder::new(Arc::new(push))),
-            answers: is_used.then(|| Answers::new(Arc::new(answer))),
+            push: push.map(|codec| Decoder::new(Arc::new(codec))),
+            answers: (!answer.is_none()).then(|| Answers::new(Arc::new(answer))),
             ..PartCodecs::default()
         })
     }
@@ -163,7 +166,8 @@ impl TablePart {
             let piece = self.check_kind(header).and_then(|()| self.chunk_in_turn(header)).and_then(|chunk| {
                 let values = self.read(codecs.push.as_mut(), &worker, (header, payload), chunk.len)?;
                 let index = header.part as usize;
-                Ok(Some((index, Piece::Dense { index, start: chunk.start, values })))
+                let absent = Absent::NOTHING;
+                Ok(Some((index, Piece::Dense { index, start: chunk.start, values, absent })))
             });
             self.take_piece(now, worker, header, admit, piece, accumulators)
         };
@@ -177,17 +181,34 @@ impl TablePart {
         from: &dyn Display,
         (header, payload): (&Header, &[u8]),
         chunk: LocalChunk,
-        take: impl FnOnce(&mut TablePart, Content<'_>) -> Result<R, Fault>,
+        take: impl FnOnce(&mut TablePart, Content<'_>, &Absent) -> Result<R, Fault>,
     ) -> Result<R, Fault> {
+        if header.flags.has(Flags::ABSENT) {
+            let (absent, values) = self.read_absent(from, (header, payload), chunk.len)?;
+            return take(self, Values::F32(&values).into(), &absent);
+        }
         if !header.flags.has(Flags::ENCODED) {
             let values = self.chunk_values(chunk, payload)?;
-            return take(self, Values::F32(values).into());
+            return take(self, Values::F32(values).into(), Absent::NOTHING);
         }
         let mut decoder = self.codecs.push.take();
         let content = self.read(decoder.as_mut(), from, (header, payload), chunk.len);
-        let result = content.and_then(|content| take(self, content));
+        let result = content.and_then(|content| take(self, content, Absent::NOTHING));
         self.codecs.push = decoder;
         result
+    }
+
+    /// What is absent from a push or a sum that says so, and its values, with zeros there. The error names who sent it.
+    pub(super) fn read_absent(
+        &mut self,
+        from: &dyn Display,
+        (header, payload): (&Header, &[u8]),
+        elements: usize,
+    ) -> Result<(Absent, Vec<f32>), Fault> {
+        Absent::read_push(header, payload, elements, self.codecs.push.as_mut()).map_err(|why| {
+            let (chunk, clock) = (header.chunk, header.clock);
+            self.shape_fault(format!("{why}, in what {from} pushed for chunk {chunk} at clock {clock}"))
+        })
     }
 
     /// What a payload has for so many elements. The error names who sent it.

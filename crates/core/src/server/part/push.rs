@@ -3,6 +3,7 @@
 use super::step::Units;
 use super::under_way::Incoming;
 use super::{LocalChunk, TablePart};
+use crate::absence::Absent;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
@@ -44,10 +45,38 @@ impl TablePart {
             Next::Take(admit) => admit,
             Next::Pass(taken) => return Ok(taken),
         };
+        if header.flags.has(Flags::ABSENT) {
+            return self.push_absent(now, worker, (header, payload), admit, accumulators);
+        }
         if header.flags.has(Flags::ENCODED) {
             return self.push_encoded(now, worker, (header, payload), admit, accumulators);
         }
         let piece = self.check_piece(worker, header, payload);
+        self.take_piece(now, worker, header, admit, piece, accumulators)
+    }
+
+    /// Takes one frame of a push that does not have all of its chunk.
+    fn push_absent(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        (header, payload): (&Header, &[u8]),
+        admit: Admit,
+        accumulators: &mut Accumulators,
+    ) -> Result<Taken, Fault> {
+        let chunk = self.check_kind(header).and_then(|()| self.chunk_in_turn(header));
+        let read = chunk.and_then(|chunk| {
+            let (absent, values) = self.read_absent(&worker, (header, payload), chunk.len)?;
+            Ok((chunk, absent, values))
+        });
+        let (chunk, absent, values) = match read {
+            Ok(read) => read,
+            Err(fault) => return self.refuse_once(worker, header, fault),
+        };
+        let index = header.part as usize;
+        let values = Values::F32(&values).into();
+        let piece = Piece::Dense { index, start: chunk.start, values, absent: &absent };
+        let piece = self.check_finite(worker, header, piece).map(|()| Some((index, piece)));
         self.take_piece(now, worker, header, admit, piece, accumulators)
     }
 
@@ -213,7 +242,8 @@ impl TablePart {
                 }
             };
             let index = header.part as usize;
-            (index, Piece::Dense { index, start: chunk.start, values: values.into() })
+            let absent = Absent::NOTHING;
+            (index, Piece::Dense { index, start: chunk.start, values: values.into(), absent })
         } else if payload.is_empty() && header.part == 0 && header.flags.has(Flags::LAST) {
             // It still counts for the worker's progress.
             return Ok(None);
@@ -221,16 +251,21 @@ impl TablePart {
             let index = self.next_chunk(worker, header)?;
             (index, self.rows_piece(self.chunks[index], header, payload)?)
         };
-        if self.policy.nonfinite == NonFinite::Reject && !piece.values().all_finite() {
-            self.nonfinite += 1;
-            let message = format!(
-                "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; it was \
-                 not applied (nonfinite=reject)",
-                self.spec.name, header.clock, header.chunk
-            );
-            return Err(Fault { cause: Cause::NonFinite, message });
-        }
+        self.check_finite(worker, header, piece)?;
         Ok(Some((chunk, piece)))
+    }
+
+    fn check_finite(&mut self, worker: WorkerId, header: &Header, piece: Piece<'_>) -> Result<(), Fault> {
+        if self.policy.nonfinite != NonFinite::Reject || piece.values().all_finite() {
+            return Ok(());
+        }
+        self.nonfinite += 1;
+        let message = format!(
+            "the gradient that {worker} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; it was not \
+             applied (nonfinite=reject)",
+            self.spec.name, header.clock, header.chunk
+        );
+        Err(Fault { cause: Cause::NonFinite, message })
     }
 
     /// Puts a piece where it belongs, without NaN and Inf where they are to be clipped. Whether that made a step of a

@@ -1,10 +1,11 @@
 //! Steps of the optimizer, by single gradients or by whole rounds.
 
+use super::skipped::SkippedSteps;
 use super::{LocalChunk, TablePart};
-use crate::codec::Content;
+use crate::absence::Absent;
 use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
-use crate::server::rounds::{Accumulators, Extent, Piece, Round, Staged};
+use crate::server::rounds::{Accumulators, Extent, Piece, Round, Staged, UnitGradient};
 use crate::store::Buffer;
 use crate::table::{Reduce, TableSpec};
 use crate::types::Clock;
@@ -15,9 +16,9 @@ impl TablePart {
     pub(super) fn step_piece(&mut self, chunk: usize, piece: Piece<'_>, accumulators: &mut Accumulators) {
         self.chunks[chunk].arrivals += 1;
         let input = self.arrival_input(self.steps + self.chunks[chunk].arrivals, 0.0, 0.0);
-        piece.for_each_unit(|_, start, content| {
-            accumulators.with_whole(content, |last| {
-                self.target().step(&input, start, Gradient { before: None, last });
+        piece.for_each_unit(|UnitGradient { unit, start, values, absent, .. }| {
+            accumulators.with_whole(values, |last| {
+                self.target().step(&input, (unit, start), Gradient { before: None, last }, absent);
             });
         });
     }
@@ -45,7 +46,8 @@ impl TablePart {
         for staged in staged.units() {
             let chunk = Units::new(&self.spec, &self.chunks).chunk(staged.unit);
             let input = self.arrival_input(self.steps + chunk.arrivals, parameter_norm, gradient_norm);
-            self.target().step(&input, staged.start, staged.values.as_slice().into());
+            let gradient = staged.values.as_slice().into();
+            self.target().step(&input, (staged.unit, staged.start), gradient, &staged.absent);
         }
     }
 
@@ -98,42 +100,46 @@ impl TablePart {
             // Only a model that was switched from lets one worker come to a round twice.
             sums.disturb();
         }
-        let mut target =
-            Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
+        let mut target = Target {
+            optimizer: &self.optimizer,
+            parameters: &mut self.parameters,
+            slots: &mut self.slots,
+            skipped: &mut self.skipped,
+        };
         let mut is_stepped = false;
-        piece.for_each_unit(|unit, start, values| {
+        piece.for_each_unit(|gradient| {
+            let UnitGradient { unit, start, .. } = gradient;
             let is_complete = match is_sparse {
                 true => row_is_sure,
                 false => is_last_worker || sums.is_completed_by(unit, 1, n),
             };
             if !(steps_early && is_complete) {
-                return sums.add(unit, start, values, accumulators);
+                return sums.add(gradient, accumulators);
             }
             let gradients = if is_sparse { over } else { sums.contributions(unit) + 1 };
             if reduce == Reduce::Mean {
                 input.scale = 1.0 / gradients as f32;
             }
             is_stepped = true;
-            sums.finish((unit, 1), start, values, accumulators, |gradient| {
-                target.step(&input, start, gradient);
+            sums.finish(gradient, accumulators, |gradient, absent| {
+                target.step(&input, (unit, start), gradient, absent);
             });
         });
         is_stepped
     }
 
-    /// Adds the sum of `weight` gradients of one chunk in the same way. Who they are from is not known yet: only their
+    /// Adds the sum of some gradients of one chunk in the same way. Who they are from is not known yet: only their
     /// number tells whether they are the last.
     pub(super) fn add_sum(
         &mut self,
         (clock, round): (Clock, Clock),
-        index: usize,
-        values: Content<'_>,
-        weight: u32,
+        sum: UnitGradient<'_>,
         accumulators: &mut Accumulators,
     ) {
+        let UnitGradient { unit: index, start, weight, .. } = sum;
         let steps_early = self.steps_early(round);
         let n = self.controller.state().n();
-        let LocalChunk { start, arrivals, .. } = self.chunks[index];
+        let LocalChunk { arrivals, .. } = self.chunks[index];
         let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
         let units = Units::new(&self.spec, &self.chunks);
         let sums = self.rounds.open(round, units.extent());
@@ -142,16 +148,20 @@ impl TablePart {
             sums.disturb();
         }
         if !(steps_early && sums.is_completed_by(index, weight, n)) {
-            return sums.add_weighted(index, start, values, weight, accumulators);
+            return sums.add(sum, accumulators);
         }
         let gradients = sums.contributions(index) + weight;
         let scale = if reduce == Reduce::Mean { 1.0 / gradients as f32 } else { 1.0 };
         let input =
             StepInput { version: round, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 };
-        let mut target =
-            Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots };
-        sums.finish((index, weight), start, values, accumulators, |gradient| {
-            target.step(&input, start, gradient);
+        let mut target = Target {
+            optimizer: &self.optimizer,
+            parameters: &mut self.parameters,
+            slots: &mut self.slots,
+            skipped: &mut self.skipped,
+        };
+        sums.finish(sum, accumulators, |gradient, absent| {
+            target.step(&input, (index, start), gradient, absent);
         });
     }
 
@@ -179,12 +189,18 @@ impl TablePart {
             let (range, t) = (units.range(unit), self.steps + units.chunk(unit).arrivals);
             let scale = self.mean_over(over.unwrap_or(count));
             let input = StepInput { version: clock, t, scale, lr_factor, parameter_norm, gradient_norm };
-            self.target().step(&input, range.start, round.sum(unit, range).into());
+            let place = (unit, range.start);
+            self.target().step(&input, place, round.sum(unit, range).into(), round.absent(unit));
         }
     }
 
     fn target(&mut self) -> Target<'_> {
-        Target { optimizer: &self.optimizer, parameters: &mut self.parameters, slots: &mut self.slots }
+        Target {
+            optimizer: &self.optimizer,
+            parameters: &mut self.parameters,
+            slots: &mut self.slots,
+            skipped: &mut self.skipped,
+        }
     }
 }
 
@@ -193,11 +209,31 @@ struct Target<'a> {
     optimizer: &'a OptimizerPolicy,
     parameters: &'a mut Buffer,
     slots: &'a mut [Buffer],
+    skipped: &'a mut SkippedSteps,
 }
 
 impl Target<'_> {
+    /// Steps a unit, which begins at `start`, but for what is absent. The steps of that are not counted: it goes on later
+    /// as if this one had not been.
+    fn step(
+        &mut self,
+        input: &StepInput,
+        (unit, start): (usize, usize),
+        gradient: Gradient<'_>,
+        absent: &Absent,
+    ) {
+        if absent.is_empty() && self.skipped.is_empty() {
+            return self.step_from(input, start, gradient);
+        }
+        let len = gradient.last.len();
+        for (range, skipped) in self.skipped.present(unit, len, absent) {
+            let input = StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
+            self.step_from(&input, start + range.start, gradient.slice(range));
+        }
+    }
+
     /// Steps the elements from `start` on.
-    fn step(&mut self, input: &StepInput, start: usize, gradient: Gradient<'_>) {
+    fn step_from(&mut self, input: &StepInput, start: usize, gradient: Gradient<'_>) {
         let range = start..start + gradient.last.len();
         let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
         let count = self.slots.len();

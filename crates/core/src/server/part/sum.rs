@@ -1,11 +1,12 @@
 //! Sums of several workers' gradients, as an aggregator makes them.
 
 use super::TablePart;
+use crate::absence::Absent;
 use crate::codec::Content;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
-use crate::server::rounds::{Accumulators, Piece};
+use crate::server::rounds::{Accumulators, Piece, UnitGradient};
 use crate::table::NonFinite;
 use crate::types::{AggregatorId, Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
@@ -37,8 +38,8 @@ impl TablePart {
         if admit == Admit::TooFarAhead {
             return Err(self.too_far_ahead(header.clock));
         }
-        self.with_content(&from, (header, payload), self.chunks[index], |part, values| {
-            part.put_sum(header, admit, index, values, accumulators)
+        self.with_content(&from, (header, payload), self.chunks[index], |part, values, absent| {
+            part.put_sum(header, admit, (index, absent), values, accumulators)
         })
     }
 
@@ -46,7 +47,7 @@ impl TablePart {
         &mut self,
         header: &Header,
         admit: Admit,
-        index: usize,
+        (index, absent): (usize, &Absent),
         values: Content<'_>,
         accumulators: &mut Accumulators,
     ) -> Result<(), Fault> {
@@ -59,13 +60,14 @@ impl TablePart {
             kernels::clip_non_finite(clipped.insert(values.to_vec()));
         }
         let values = clipped.as_ref().map_or(values, |clipped| Values::F32(clipped).into());
+        let start = self.chunks[index].start;
         match admit {
             Admit::Round(round) => {
-                self.add_sum((header.clock, round), index, values, header.rows, accumulators);
+                let sum = UnitGradient { unit: index, start, values, absent, weight: header.rows };
+                self.add_sum((header.clock, round), sum, accumulators);
             }
             Admit::Now => {
-                let start = self.chunks[index].start;
-                self.step_piece(index, Piece::Dense { index, start, values }, accumulators);
+                self.step_piece(index, Piece::Dense { index, start, values, absent }, accumulators);
             }
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }

@@ -495,3 +495,63 @@ proptest! {
         prop_assert!(bench.part.memory_bytes() <= 3 * empty, "{} after {empty}", bench.part.memory_bytes());
     }
 }
+
+/// The payload of a frame whose list of absent ranges says this, with two ones behind it.
+fn with_list(words: &[u32]) -> Vec<u8> {
+    let mut words = words.to_vec();
+    words.resize(words.len().next_multiple_of(16), 0);
+    words.extend([1f32.to_bits(); 2]);
+    bytemuck::cast_slice(&words).to_vec()
+}
+
+#[test]
+fn a_list_of_absent_ranges_that_cannot_be_is_refused_and_changes_nothing() {
+    for policy in [policy("bsp"), ranked("bsp"), policy("asp")] {
+        let mut bench = Bench::new(policy, 1);
+        let absent = |part| {
+            let header = header(0, part);
+            Header { flags: header.flags.with(Flags::ABSENT), ..header }
+        };
+        for (what, list) in [
+            ("none", vec![0]),
+            ("an empty one", vec![1, 0, 0]),
+            ("beyond the end", vec![1, 1, 2]),
+            ("twice the same", vec![2, 0, 1, 0, 1]),
+            ("two that touch", vec![2, 0, 1, 1, 1]),
+            ("more than are there", vec![40, 0, 1]),
+            ("everything, and a gradient", vec![1, 0, 2]),
+        ] {
+            assert_eq!(bench.take(0, &absent(0), &with_list(&list)), Err(Cause::Shape), "{what}");
+        }
+        let cut = with_list(&[1, 0, 1]);
+        assert_eq!(bench.take(0, &absent(0), &cut[..cut.len() - 4]), Err(Cause::Shape));
+        assert_eq!((bench.values(), bench.version()), (&[0.0; ELEMENTS][..], 0));
+        // The push goes on with a frame that is right.
+        assert_ne!(bench.take(0, &absent(0), &with_list(&[1, 0, 1])), Err(Cause::Shape));
+        bench.frame(0, 0, 1, 1.0).unwrap();
+        assert_eq!(bench.frame(0, 0, 2, 1.0), Ok(Taken::Whole));
+        assert_eq!((bench.values(), bench.version()), (&[0.0, -1.0, -1.0, -1.0, -1.0, -1.0][..], 1));
+    }
+}
+
+/// A round that is applied in two parts, since the model was switched in between, counts for each what is in it.
+#[test]
+fn a_switch_does_not_mix_up_what_is_absent() {
+    let mut bench = Bench::new(TablePolicy { optimizer: "sgd:lr=1,weight_decay=1".into(), ..sum("bsp") }, 2);
+    bench.part.parameters.as_mut_slice().fill(8.0);
+    let push = |bench: &mut Bench, worker, clock, is_absent: bool| {
+        for part in 0..CHUNKS {
+            let header = header(clock, part);
+            let flags = if is_absent { header.flags.with(Flags::ABSENT) } else { header.flags };
+            let list = with_list(&[1, 0, 1]);
+            let payload = if is_absent { &list[..] } else { bytemuck::cast_slice(&[0.0f32; 2]) };
+            bench.take(worker, &Header { flags, ..header }, payload).unwrap();
+        }
+    };
+    push(&mut bench, 0, 0, true);
+    bench.set("asp");
+    assert_eq!(bench.values()[0], 8.0, "its only gradient so far does not have it");
+    assert_ne!(bench.values()[1], 8.0);
+    push(&mut bench, 1, 0, false);
+    assert_eq!(bench.values()[0], 0.0, "decayed by the one gradient that has it");
+}

@@ -1,0 +1,280 @@
+//! Elements that have no gradient: not stepped where nobody has one, zeros where some have.
+
+use super::pump::Pump;
+use super::{W, job};
+use paramill_core::coordinator::JobConfig;
+use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::worker::Slab;
+use std::ops::Range;
+
+const ELEMENTS: usize = 50;
+/// The end of a chunk, a whole one, and the beginning of another: chunks have eight elements.
+const PART: Range<usize> = 5..19;
+
+/// A job whose workers exchange slabs of one table.
+struct Run {
+    pump: Pump,
+    slabs: Vec<Vec<Slab>>,
+}
+
+impl Run {
+    fn new(policy: TablePolicy, workers: u32, through: &[usize]) -> Run {
+        let config = JobConfig { policy, ..job(workers, 2, "bsp", "sgd") };
+        let mut pump = Pump::with_aggregators(config, 2, through);
+        let initial = (0..ELEMENTS).map(|at| (at as f32 - 20.0) / 8.0).collect();
+        pump.declare_and_start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+        pump.pass(1.0);
+        let slab = |worker: usize| vec![pump.workers[worker].slab(W).expect("a dense table")];
+        let slabs = (0..workers as usize).map(slab).collect();
+        Run { pump, slabs }
+    }
+
+    /// A step in which each worker has `gradient(worker, element)`, but for the ranges that it lacks: there is rubbish.
+    fn step(
+        &mut self,
+        gradient: impl Fn(usize, usize) -> f32,
+        lacks: impl Fn(usize) -> Vec<Range<usize>>,
+    ) -> Vec<f32> {
+        let mut tickets = Vec::new();
+        for worker in 0..self.slabs.len() {
+            let slab = &mut self.slabs[worker][0];
+            let missing = lacks(worker);
+            for (at, value) in slab.gradient_mut().iter_mut().enumerate() {
+                let is_missing = missing.iter().any(|range| range.contains(&at));
+                *value = if is_missing { 3.5 } else { gradient(worker, at) };
+            }
+            slab.lacks(missing).expect("ranges of the table");
+            let now = self.pump.now;
+            tickets.push(self.pump.workers[worker].exchange(now, &mut self.slabs[worker]).expect("it fits"));
+            self.pump.workers[worker].clock();
+            self.pump.run();
+        }
+        self.pump.pass(0.05);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            let outcome = self.pump.outcome(worker, ticket);
+            assert_eq!(outcome, Some(Ok(())), "{}", self.pump.explain(worker, ticket));
+            self.slabs[worker] = self.pump.workers[worker].redeem_slabs(ticket);
+        }
+        self.pump.parameters(W, ELEMENTS)
+    }
+}
+
+fn policy(sync: &str, optimizer: &str, order: Order) -> TablePolicy {
+    TablePolicy { sync: sync.into(), optimizer: optimizer.into(), order, ..TablePolicy::default() }
+}
+
+/// Whole numbers, so that sums are the same in any order.
+fn gradient(step: usize, worker: usize, at: usize) -> f32 {
+    ((step * 5 + worker * 3 + at * 7) % 13) as f32 - 6.0
+}
+
+const RULES: [&str; 7] = [
+    "sgd:lr=0.1,weight_decay=0.1",
+    "momentum:lr=0.1,weight_decay=0.1",
+    "nesterov:lr=0.1,weight_decay=0.1",
+    "adagrad:lr=0.1,weight_decay=0.1",
+    "rmsprop:lr=0.1,weight_decay=0.1",
+    "adam:lr=0.1,weight_decay=0.1",
+    "adamw:lr=0.1,weight_decay=0.1",
+];
+
+/// Steps that leave a part out are, to that part, as if they had not been: neither decay nor momentum moves it, and Adam
+/// does not count them.
+fn leaves_out(policy: &TablePolicy, through: &[usize]) {
+    let what = format!("{policy:?} through {through:?}");
+    let (mut with, mut everything, mut part) = (
+        Run::new(policy.clone(), 2, through),
+        Run::new(policy.clone(), 2, through),
+        Run::new(policy.clone(), 2, through),
+    );
+    let mut taken = 0;
+    let (mut last, mut of_everything, mut of_part) = Default::default();
+    for step in 0..8 {
+        let is_out = [0, 3, 4, 6].contains(&step);
+        let before: Vec<f32> = with.pump.parameters(W, ELEMENTS);
+        let number = |at: usize| if PART.contains(&at) { taken } else { step };
+        let lacks = |_| if is_out { vec![5..9, 9..19] } else { Vec::new() };
+        last = with.step(|worker, at| gradient(number(at), worker, at), lacks);
+        if is_out {
+            assert_eq!(last[PART], before[PART], "step {step} of {what}");
+        }
+        assert_ne!(last[..5], before[..5], "step {step} of {what}");
+        of_everything = everything.step(|worker, at| gradient(step, worker, at), |_| Vec::new());
+        if !is_out {
+            of_part = part.step(|worker, at| gradient(taken, worker, at), |_| Vec::new());
+            taken += 1;
+        }
+    }
+    assert_eq!(last[PART], of_part[PART], "{what}");
+    assert_eq!(last[..5], of_everything[..5], "{what}");
+    assert_eq!(last[19..], of_everything[19..], "{what}");
+    // Who pushed last has the parameters that all pushes made.
+    assert_eq!(with.slabs[1][0].values(), last, "{what}");
+}
+
+#[test]
+fn what_nobody_has_a_gradient_for_is_left_out_of_a_step() {
+    for rule in RULES {
+        for order in [Order::Arrival, Order::Ranked] {
+            for sync in ["bsp", "asp"] {
+                leaves_out(&policy(sync, rule, order), &[]);
+            }
+        }
+    }
+}
+
+/// Norms are known when a push, or a round, is complete: these steps are made from what was kept until then.
+#[test]
+fn clipped_steps_leave_it_out_too() {
+    for sync in ["bsp", "asp"] {
+        leaves_out(&policy(sync, "adamw:lr=0.1,weight_decay=0.1,clip=1e9", Order::Arrival), &[]);
+    }
+}
+
+#[test]
+fn an_aggregator_says_what_is_absent_from_all() {
+    for (sync, through) in [("bsp", &[0, 0][..]), ("bsp", &[0, 1]), ("bsp", &[0])] {
+        leaves_out(&policy(sync, "adamw:lr=0.1,weight_decay=0.1", Order::Arrival), through);
+    }
+    let codec = TablePolicy { codec: "f16".into(), ..policy("bsp", "momentum:lr=0.5", Order::Arrival) };
+    leaves_out(&codec, &[0, 0]);
+}
+
+#[test]
+fn where_some_have_a_gradient_the_others_count_as_zeros() {
+    let lacks = |worker: usize| match worker {
+        0 => vec![PART],
+        1 => vec![0..3, 12..40],
+        _ => Vec::new(),
+    };
+    for (workers, through) in [(2, &[][..]), (2, &[0, 0]), (2, &[0]), (3, &[]), (3, &[0, 0, 0])] {
+        for order in [Order::Arrival, Order::Ranked] {
+            let policy = policy("bsp", "adam:lr=0.1,weight_decay=0.1", order);
+            let (mut with, mut zeros) =
+                (Run::new(policy.clone(), workers, through), Run::new(policy, workers, through));
+            let is_missing = |worker: usize, at: usize| lacks(worker).iter().any(|range| range.contains(&at));
+            for step in 0..4 {
+                let before = with.pump.parameters(W, ELEMENTS);
+                let last = with.step(|worker, at| gradient(step, worker, at), lacks);
+                let expected = zeros.step(
+                    |worker, at| if is_missing(worker, at) { 0.0 } else { gradient(step, worker, at) },
+                    |_| Vec::new(),
+                );
+                let out = if workers == 2 { 12..19 } else { 0..0 };
+                assert_eq!(last[out.clone()], before[out.clone()], "{workers} {through:?}");
+                assert_eq!(last[..out.start], expected[..out.start], "{workers} {through:?}");
+                assert_eq!(last[out.end..], expected[out.end..], "{workers} {through:?}");
+            }
+        }
+    }
+}
+
+/// Also by codecs that send a zero as something else, or the whole chunk as a product.
+#[test]
+fn codecs_leave_it_out() {
+    for codec in [
+        "f16",
+        "int8",
+        "onebit",
+        "terngrad",
+        "qsgd:levels=4",
+        "topk:0.5",
+        "randk:0.5",
+        "dgc:ratio=0.5,warmup=0",
+        "powersgd:rank=1",
+        "bitmap+lz4",
+        "warmup:2+topk:0.5",
+    ] {
+        for through in [&[][..], &[0, 0]] {
+            let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
+            let policy = TablePolicy { codec: codec.into(), ..policy };
+            let mut run = Run::new(policy, 2, through);
+            let initial = run.pump.parameters(W, ELEMENTS);
+            for step in 0..4 {
+                let last = run.step(|worker, at| gradient(step, worker, at), |_| vec![PART]);
+                assert_eq!(last[PART], initial[PART], "{codec} through {through:?}");
+            }
+            // One of them has a gradient now; the other's part of the mean is zero, whatever a codec makes of that.
+            let lacks = |worker| if worker == 1 { vec![PART] } else { Vec::new() };
+            let last = run.step(|_, at| if PART.contains(&at) { 0.0 } else { 1.0 }, lacks);
+            assert_ne!(last[..5], initial[..5], "{codec} through {through:?}");
+        }
+    }
+}
+
+/// A parameter that is frozen while something of its gradients was not sent yet gets that first.
+#[test]
+fn what_is_owed_is_delivered_before_it_is_left_out() {
+    for through in [&[][..], &[0, 0]] {
+        let plain = policy("bsp", "sgd:lr=1", Order::Arrival);
+        let policy = TablePolicy { codec: "topk:0.25".into(), ..plain.clone() };
+        let (mut run, mut plain) = (Run::new(policy, 2, through), Run::new(plain, 2, through));
+        let first = |worker: usize, at: usize| gradient(0, worker, at) + 10.0;
+        run.step(first, |_| Vec::new());
+        let expected = plain.step(first, |_| Vec::new());
+        assert_ne!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART]);
+        for _ in 0..8 {
+            run.step(|_, _| 0.0, |_| vec![PART]);
+        }
+        assert_eq!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART], "{through:?}");
+    }
+}
+
+#[test]
+fn a_push_that_is_sent_again_lacks_the_same() {
+    let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
+    let mut run = Run::new(policy, 1, &[]);
+    let initial = run.pump.parameters(W, ELEMENTS);
+    run.slabs[0][0].gradient_mut().fill(1.0);
+    run.slabs[0][0].lacks(vec![PART]).unwrap();
+    let now = run.pump.now;
+    let ticket = run.pump.workers[0].exchange(now, &mut run.slabs[0]).unwrap();
+    for shard in 1..=4 {
+        let node = run.pump.worker_node(0);
+        run.pump.reset(node, shard);
+    }
+    run.pump.run();
+    run.pump.pass(1.0);
+    assert_eq!(run.pump.outcome(0, ticket), Some(Ok(())));
+    let last = run.pump.parameters(W, ELEMENTS);
+    assert_eq!(last[PART], initial[PART]);
+    assert_ne!(last[..5], initial[..5]);
+}
+
+#[test]
+fn ranges_that_cannot_be_are_refused_and_hold_for_one_exchange() {
+    let mut run = Run::new(policy("bsp", "sgd:lr=1,weight_decay=0.5", Order::Arrival), 1, &[]);
+    let slab = &mut run.slabs[0][0];
+    for ranges in [vec![3..3], vec![40..51], vec![4..8, 6..9], vec![9..10, 0..4]] {
+        let error = slab.lacks(ranges).expect_err("they cannot be");
+        assert!(
+            error.to_string().contains("ascending, disjoint, not empty, and within its 50 elements"),
+            "{error}"
+        );
+    }
+    let many = slab.lacks(vec![0..1; 65_537]).expect_err("too many");
+    assert!(many.to_string().contains("at most 65536"), "{many}");
+    slab.lacks(vec![0..50]).unwrap();
+    let initial = run.pump.parameters(W, ELEMENTS);
+    let now = run.pump.now;
+    for expected_to_move in [false, true] {
+        run.slabs[0][0].gradient_mut().fill(0.0);
+        let ticket = run.pump.workers[0].exchange(now, &mut run.slabs[0]).unwrap();
+        run.pump.workers[0].clock();
+        run.pump.run();
+        run.slabs[0] = run.pump.workers[0].redeem_slabs(ticket);
+        assert_eq!(run.pump.parameters(W, ELEMENTS) != initial, expected_to_move);
+    }
+}
+
+/// Nothing but a list goes over the wire for a chunk of which everything is absent.
+#[test]
+fn chunks_without_a_gradient_are_not_sent() {
+    for codec in ["none", "f16"] {
+        let policy = TablePolicy { codec: codec.into(), ..policy("bsp", "sgd:lr=1", Order::Arrival) };
+        let mut run = Run::new(policy, 1, &[]);
+        run.step(|_, _| 1.0, |_| vec![0..50]);
+        let chunks = run.pump.workers[0].chunk_starts(W).unwrap().len() as u64;
+        assert_eq!(run.pump.pushed_bytes, 64 * chunks, "{codec}");
+    }
+}

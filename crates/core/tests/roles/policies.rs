@@ -1,0 +1,162 @@
+//! Policies that would have no effect, or that cannot work together: they are refused with cause and remedy.
+
+use super::pump::Pump;
+use super::{W, job};
+use paramill_core::coordinator::JobConfig;
+use paramill_core::registry::Registry;
+use paramill_core::table::{PolicyOverride, Reduce, TablePolicy, TableSpec};
+use paramill_core::types::ServerId;
+use paramill_core::wire::Control;
+use paramill_core::worker::WorkerError;
+
+fn under(sync: &str, codec: &str, answer_codec: &str) -> JobConfig {
+    let config = job(2, 2, sync, "sgd:lr=1");
+    let policy =
+        TablePolicy { codec: codec.into(), answer_codec: answer_codec.into(), ..config.policy.clone() };
+    JobConfig { policy, ..config }
+}
+
+fn rule(table: &str) -> PolicyOverride {
+    PolicyOverride { table: table.into(), ..PolicyOverride::default() }
+}
+
+fn tables() -> [TableSpec; 2] {
+    [TableSpec::dense("dense", [40]), TableSpec::sparse("rows", 10, 4)]
+}
+
+/// What is said of a job that is valid by itself, once its tables are known.
+fn outcome(config: &JobConfig, tables: &[TableSpec]) -> Result<(), String> {
+    let registry = Registry::builtin();
+    config.check(&registry).expect("it is valid by itself");
+    config.check_tables(&registry, tables).map_err(|error| error.to_string())
+}
+
+#[test]
+fn codecs_that_do_nothing_for_rows_are_refused_wherever_they_come_from() {
+    for (codec, answers, expected) in [
+        ("none", "dvf:delta=1", "table `rows`: answers by `dvf:delta=1` are differences"),
+        ("none", "topk:0.1+f16", "give it answer_codec=none, or a quantiser such as f16"),
+        ("significance:0.01", "none", "table `rows`: `significance:0.01` compares a gradient"),
+    ] {
+        let config = under("bsp", codec, answers);
+        let error = outcome(&config, &tables()).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(outcome(&config, &tables()[..1]), Ok(()), "a dense table has it");
+
+        // The same from an exception, and from the table itself.
+        let own = PolicyOverride {
+            codec: Some(codec.into()),
+            answer_codec: Some(answers.into()),
+            ..PolicyOverride::default()
+        };
+        let plain = under("bsp", "none", "none");
+        let overrides = vec![PolicyOverride { table: "r*".into(), ..own.clone() }];
+        let error = outcome(&JobConfig { overrides, ..plain.clone() }, &tables()).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+        let [dense, rows] = tables();
+        let error = outcome(&plain, &[dense, TableSpec { policy: Some(own), ..rows }]).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+
+        // The remedy helps.
+        let none =
+            PolicyOverride { codec: Some("none".into()), answer_codec: Some("none".into()), ..rule("rows") };
+        assert_eq!(outcome(&JobConfig { overrides: vec![none], ..config }, &tables()), Ok(()));
+    }
+    assert_eq!(outcome(&under("bsp", "topk:0.1", "f16"), &tables()), Ok(()), "these work for rows");
+}
+
+#[test]
+fn an_exception_that_no_table_matches_is_refused_with_the_tables_there_are() {
+    let overrides = vec![PolicyOverride { sync: Some("asp".into()), ..rule("nomatch*") }];
+    let config = JobConfig { overrides, ..under("bsp", "none", "none") };
+    let error = outcome(&config, &tables()).unwrap_err();
+    assert!(error.contains("table `nomatch*`: no table matches; the job has dense, rows"), "{error}");
+
+    let server = PolicyOverride { server: Some(ServerId(2)), sync: Some("asp".into()), ..rule("*") };
+    let config = JobConfig { overrides: vec![server], ..under("bsp", "none", "none") };
+    let error = config.check(&Registry::builtin()).unwrap_err().to_string();
+    assert!(error.contains("an exception for server 2: the job has servers 0 to 1"), "{error}");
+}
+
+#[test]
+fn differences_are_refused_under_partial_pulling_whoever_says_which() {
+    let differences = PolicyOverride { answer_codec: Some("topk:0.1".into()), ..rule("dense") };
+    let psp = PolicyOverride { sync: Some("psp:c=1".into()), ..rule("dense") };
+    let dense = &tables()[..1];
+    for (sync, overrides) in [
+        ("psp:c=1", vec![differences.clone()]),
+        ("bsp", vec![differences.clone(), psp.clone()]),
+        ("bsp", vec![psp, differences]),
+    ] {
+        let error = outcome(&JobConfig { overrides, ..under(sync, "none", "none") }, dense).unwrap_err();
+        assert!(error.contains("table `dense`: topk:0.1: `psp:c=1` drops late answers"), "{error}");
+    }
+}
+
+#[test]
+fn a_sum_is_not_scaled_by_its_gradients_twice() {
+    let mut config = under("psp:c=1", "none", "none");
+    config.policy.reduce = Reduce::Sum;
+    let error = outcome(&config, &tables()).unwrap_err();
+    assert!(error.contains("table `dense`: under `psp:c=1`") && error.contains("use reduce=mean"), "{error}");
+    config.policy.sync = "bsp".into();
+    assert_eq!(outcome(&config, &tables()), Ok(()));
+}
+
+/// Workers wait for the blocks of all servers together.
+#[test]
+fn partial_pulling_is_the_same_on_all_servers() {
+    let on_one =
+        |sync: &str| PolicyOverride { server: Some(ServerId(1)), sync: Some(sync.into()), ..rule("dense") };
+    for (job, one, fits) in [
+        ("bsp", "psp:c=1,b=0.5", false),
+        ("psp:c=1,b=0.5", "psp:c=1,b=0.9", false),
+        ("psp:c=1,b=0.5", "psp:c=1,b=0.5,tau2=1", false),
+        ("psp:c=1,b=0.5", "psp:c=2,b=0.5,tau1=1", true),
+        ("bsp", "psp:c=1", true),
+        ("bsp", "asp", true),
+    ] {
+        let config = JobConfig { overrides: vec![on_one(one)], ..under(job, "none", "none") };
+        let outcome = outcome(&config, &tables()[..1]);
+        assert_eq!(outcome.is_ok(), fits, "{job}, {one}: {outcome:?}");
+        if let Err(error) = outcome {
+            assert!(error.contains("b and tau2 are the same on all servers; leave out `server`"), "{error}");
+        }
+    }
+}
+
+/// Workers are told when they declare their tables.
+#[test]
+fn a_job_whose_policies_do_not_fit_its_tables_does_not_start() {
+    let mut pump = Pump::new(under("bsp", "none", "dvf:delta=1"), 1);
+    let tickets = pump.declare_and_start(&[(TableSpec::sparse("rows", 10, 4), vec![0.0; 40])]);
+    for (worker, ticket) in tickets.into_iter().enumerate() {
+        let Some(Err(WorkerError::Refused { message, .. })) = pump.outcome(worker, ticket) else {
+            panic!("worker {worker} was not refused");
+        };
+        assert!(message.contains("table `rows`: answers by `dvf:delta=1` are differences"), "{message}");
+    }
+}
+
+#[test]
+fn a_switch_is_checked_with_the_policies_that_it_meets() {
+    let mut config = under("bsp", "none", "none");
+    config.overrides = vec![PolicyOverride { answer_codec: Some("topk:0.1".into()), ..rule("dense") }];
+    let mut pump = Pump::new(config, 1);
+    pump.start(&[
+        (TableSpec::dense("dense", [40]), vec![0.0; 40]),
+        (TableSpec::dense("other", [40]), vec![0.0; 40]),
+    ]);
+    let switch = |pump: &mut Pump, table: &str, server: Option<u32>, sync: &str| {
+        let message =
+            Control::SetSync { table: table.into(), server: server.map(ServerId), sync: sync.into() };
+        pump.command("test", &message);
+        let report = pump.shards[0].report(pump.now).expect("it has joined");
+        report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(switch(&mut pump, "*", None, "psp:c=1"), ["bsp", "bsp"], "differences would be dropped");
+    assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1,b=0.5"), ["bsp", "bsp"], "b on one server only");
+    assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1"), ["bsp", "psp:c=1"]);
+    assert_eq!(switch(&mut pump, "other", None, "psp:c=1,b=0.5"), ["bsp", "psp:c=1,b=0.5"]);
+    assert_eq!(pump.workers[0].values(W), [0.0; 40]);
+}
