@@ -79,8 +79,9 @@ def _say(text: str) -> None:
     line = f"paramill: {text}\n"
     if sys.stderr is None:
         return
+    is_the_interpreter_s = sys.stderr is sys.__stderr__
     with contextlib.suppress(OSError, ValueError):
-        if sys.stderr is sys.__stderr__:
+        if is_the_interpreter_s:
             # Past the buffer: the interpreter would try to write what is left there when it ends, and exit with 120.
             os.write(sys.stderr.fileno(), line.encode())
         else:
