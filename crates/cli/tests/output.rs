@@ -8,7 +8,7 @@
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 
@@ -53,9 +53,20 @@ fn a_launched_job_goes_on_when_stderr_does_not() {
     }
 }
 
+/// A pipe that is full, and a reader that does not read: a write to it would wait for ever. Both ends have to be kept.
+fn stuck() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    while writer.write(&[b'.'; 1024]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
 #[test]
 fn a_server_goes_on_when_its_log_does_not() {
-    for (name, stderr) in refusing() {
+    let (_reader, writer) = stuck();
+    let stuck = ("a pipe whose reader sleeps", Stdio::from(writer));
+    for (name, stderr) in refusing().into_iter().chain([stuck]) {
         let mut serve = Command::new(PARAMILL)
             .args(["serve", "--listen", "127.0.0.1:0", "--workers", "1", "--servers", "1", "--json"])
             .stdout(Stdio::piped())

@@ -1,5 +1,6 @@
 //! Waits that let go of the interpreter and can be interrupted.
 
+use paramill_core::limits;
 use paramill_node::client::ClientError;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
@@ -13,13 +14,16 @@ pub(crate) fn until_due(
     timeout: Duration,
     mut is_due_within: impl FnMut(Duration) -> PyResult<bool> + Send,
 ) -> PyResult<()> {
-    let began = Instant::now();
+    let mut left = timeout;
     loop {
-        let left = timeout.saturating_sub(began.elapsed());
-        if py.detach(|| is_due_within(left.min(LOOK_UP_EVERY)))? || left.is_zero() {
+        let (slice, began) = (left.min(LOOK_UP_EVERY), Instant::now());
+        if py.detach(|| is_due_within(slice))? || left.is_zero() {
             return Ok(());
         }
         py.check_signals()?;
+        // Time in which this process stood still is not one in which nothing came.
+        let passed = began.elapsed();
+        left = left.saturating_sub(if passed < slice + limits::STANDSTILL { passed } else { slice });
     }
 }
 
