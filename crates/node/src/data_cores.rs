@@ -36,10 +36,11 @@ impl HostShare {
         self.data_cores_of(u32::try_from(cpus).unwrap_or(u32::MAX))
     }
 
-    /// Each worker keeps a CPU for its own thread, and one is always left over. Servers get the rest, but at least half
-    /// of the CPUs: workers wait, or compute on another device, while servers add.
+    /// Each worker keeps a CPU for its own thread, and workers and the system a quarter of all at least. Servers get the
+    /// rest, but at least half of the CPUs: workers wait, or compute on another device, while servers add.
     fn data_cores_of(self, cpus: u32) -> u32 {
-        let for_servers = cpus.saturating_sub(self.local_workers.max(1)).max(cpus / 2);
+        let for_others = self.local_workers.max(cpus / 4).max(1);
+        let for_servers = cpus.saturating_sub(for_others).max(cpus / 2);
         let by_connections = MAX_CONNECTIONS / self.all_workers.max(1);
         (for_servers / self.servers.max(1)).min(by_connections).clamp(1, MAX_DATA_CORES)
     }
@@ -60,7 +61,7 @@ mod tests {
         for (cpus, servers, workers, expected) in [
             (16, 1, 4, 12),
             (16, 2, 4, 6),
-            (16, 1, 1, 15),
+            (16, 1, 1, 12),
             (16, 1, 12, 8),
             (16, 1, 64, 4), // by the connections of 64 workers
             (8, 8, 8, 1),
@@ -78,9 +79,9 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_a_host_of_its_own_leaves_one_cpu_to_the_system() {
+    fn a_server_with_a_host_of_its_own_leaves_a_quarter_to_the_system() {
         for (address, cpus, workers, expected) in
-            [("10.0.0.1:7070", 8, 8, 7), ("0.0.0.0:7070", 1, 8, 1), ("node7:7070", 64, 4096, 1)]
+            [("10.0.0.1:7070", 8, 8, 6), ("0.0.0.0:7070", 1, 8, 1), ("node7:7070", 64, 4096, 1)]
         {
             assert_eq!(HostShare::of_job_at(address, 2, workers).data_cores_of(cpus), expected, "{address}");
         }
