@@ -29,8 +29,12 @@ pub(crate) struct Args {
 impl Args {
     /// Reads the command line. Where it cannot be read, this says why and ends the process.
     pub(crate) fn read() -> Args {
-        let words: Vec<String> = std::env::args().collect();
-        Args::try_parse().unwrap_or_else(|error| with_advice(error, &words).exit())
+        Args::try_parse().unwrap_or_else(|error| {
+            // Only to be shown: a word that is not UTF-8 may lose something by it.
+            let words: Vec<String> =
+                std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            with_advice(error, &words).exit()
+        })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use paramill_node::data_cores::HostShare;
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 
 fn paramill(arguments: &[&str]) -> Output {
@@ -110,6 +112,21 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
     assert!(
         refusal(&["reproduce"]).contains("<NAME|--list>") || refusal(&["reproduce"]).contains("required")
     );
+}
+
+/// Reading the words as text panicked, with exit code 101.
+#[test]
+fn a_word_that_is_not_text_is_no_panic() {
+    let strange = OsStr::from_bytes(b"\xff.toml");
+    for (words, expected) in [
+        (&["train", "--config"][..], "cannot read the config file"),
+        (&["launch", "-n", "2"], "unexpected argument"),
+    ] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_paramill")).args(words).arg(strange).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{words:?}: {}", stderr(&output));
+    }
 }
 
 #[test]
