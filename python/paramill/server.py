@@ -38,7 +38,8 @@ class Server:
     authentication yet: whoever reaches it can read and change parameters and end the job.
 
     `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
-    elsewhere if `listen` is not on loopback.
+    elsewhere if `listen` is not on loopback; one where `optimizer` uses norms (``lars``, ``clip=``), which are of what one data
+    core holds. It cannot know what scripts give to their tables: pass ``cores=1`` for those that use norms.
 
     `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
     are threads of this process.

@@ -174,3 +174,16 @@ def test_a_job_that_cannot_be_closed_in_good_order_is_left(serve: Callable[..., 
 
 def test_a_star_import_needs_no_torch() -> None:
     assert "torch" not in pm.__all__
+
+
+@pytest.mark.parametrize("optimizer", ["lars:lr=0.1", "sgd:lr=0.1,clip=1"])
+def test_the_number_of_cpus_does_not_change_what_norms_are_of(capfd: pytest.CaptureFixture[str], optimizer: str) -> None:
+    """The data cores followed from the CPUs, and a gradient was clipped once for each of them."""
+    with pm.Server(optimizer=optimizer):
+        pass
+    told = capfd.readouterr().err
+    assert f"paramill: 1 data core, because `{optimizer}` uses norms" in told
+    assert "cores=K chooses otherwise" in told
+    with pm.Server(optimizer=optimizer, cores=2), pm.Server(optimizer="adam"), pm.Server(optimizer=optimizer, quiet=True):
+        pass
+    assert "data core" not in capfd.readouterr().err

@@ -29,8 +29,12 @@ pub(crate) struct Args {
 impl Args {
     /// Reads the command line. Where it cannot be read, this says why and ends the process.
     pub(crate) fn read() -> Args {
-        let words: Vec<String> = std::env::args().collect();
-        Args::try_parse().unwrap_or_else(|error| with_advice(error, &words).exit())
+        Args::try_parse().unwrap_or_else(|error| {
+            // Only to be shown: a word that is not UTF-8 may lose something by it.
+            let words: Vec<String> =
+                std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+            with_advice(error, &words).exit()
+        })
     }
 }
 
@@ -187,7 +191,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
     /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
-    /// if it listens on loopback].
+    /// if it listens on loopback; 1 where the optimizer uses norms].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -273,7 +277,7 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
-    /// Data cores of each server [default: by the CPUs that servers and workers share].
+    /// Data cores of each server [default: by the CPUs that servers and workers share; 1 where the optimizer uses norms].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].

@@ -3,7 +3,8 @@
 //! A group's number is that of its first process. It is not given to anybody else as long as the group has members or its first
 //! process was not waited for. Children are therefore waited for after their group was ended, not when they end.
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpid};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,24 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Ends these groups: each is asked once, and what is left after `grace` is made to. Groups that come up meanwhile are ended too.
+/// Where the kernel does not list processes, the first process of a group that has ended is waited for here.
 pub(crate) fn end(groups: impl Fn() -> Vec<Pid>, grace: Duration) {
+    end_listed(groups, grace, living);
+}
+
+/// The same with the groups that live as `living` lists them; `None` where nothing lists them.
+fn end_listed(groups: impl Fn() -> Vec<Pid>, grace: Duration, living: impl Fn() -> Option<HashSet<Pid>>) {
     let began = Instant::now();
-    let mut asked = HashSet::new();
+    let (mut asked, mut killed, mut ended) = (HashSet::new(), HashSet::new(), HashSet::new());
     loop {
         let living = living();
-        let is_living = |group: &Pid| living.as_ref().is_none_or(|living| living.contains(group));
-        let left: Vec<Pid> = groups().into_iter().filter(is_living).collect();
+        let is_left = |group: &Pid| match &living {
+            Some(living) => living.contains(group),
+            None => !ended.contains(group) && has_members(*group, asked.contains(group)),
+        };
+        let (left, rest): (Vec<Pid>, Vec<Pid>) = groups().into_iter().partition(is_left);
+        // Their numbers may be given to other groups from now on.
+        ended.extend(rest);
         let waited = began.elapsed();
         // The kernel cannot end a process that waits for a broken disk; it is left.
         if left.is_empty() || waited > 2 * grace {
@@ -25,7 +37,7 @@ pub(crate) fn end(groups: impl Fn() -> Vec<Pid>, grace: Duration) {
         }
         for group in left {
             // An error means that the group has just ended.
-            if waited > grace {
+            if waited > grace && killed.insert(group) {
                 let _ = kill_process_group(group, Signal::KILL);
             } else if asked.insert(group) {
                 let _ = kill_process_group(group, Signal::TERM);
@@ -33,6 +45,16 @@ pub(crate) fn end(groups: impl Fn() -> Vec<Pid>, grace: Duration) {
         }
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Whether signals reach somebody in this group. They also reach a process that has ended and was not waited for, so that the
+/// first process of the group has to be waited for; this process can where it is its parent, and init does otherwise. Until the
+/// group was asked to end, the first process keeps the group's number.
+fn has_members(group: Pid, was_asked: bool) -> bool {
+    if was_asked {
+        let _ = waitpid(Some(group), WaitOptions::NOHANG);
+    }
+    test_kill_process_group(group) != Err(Errno::SRCH)
 }
 
 /// The groups of this session that have processes which run; nothing where the kernel does not tell. Groups of children are in
@@ -66,5 +88,61 @@ impl Stat {
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse().ok();
         Some(Stat { runs: !matches!(*fields.first()?, "Z" | "X"), group: number(2)?, session: number(3)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc;
+
+    /// A shell in a group of its own, once it has run the script up to an `echo`, with the number that it said.
+    fn start(script: &str) -> (Pid, String) {
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("there is a shell");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it says so");
+        (Pid::from_child(&child), line.trim().to_owned())
+    }
+
+    /// Ends groups as where nothing lists them, within a minute.
+    fn end_unlisted(groups: &[Pid], grace: Duration) {
+        let (groups, (sender, done)) = (groups.to_vec(), mpsc::channel());
+        std::thread::spawn(move || {
+            end_listed(|| groups.clone(), grace, || None);
+            sender.send(())
+        });
+        done.recv_timeout(Duration::from_secs(60)).expect("it ends when the groups have ended");
+    }
+
+    fn is_gone(group: Pid) -> bool {
+        test_kill_process_group(group) == Err(Errno::SRCH)
+    }
+
+    /// Without `/proc` all groups were taken to live until the time was over, whatever became of them.
+    #[test]
+    fn groups_that_nothing_lists_end_with_their_processes() {
+        let (ended, _) = start("echo");
+        let (asked, _) = start("echo; exec sleep 987");
+        end_unlisted(&[ended, asked], Duration::from_secs(3600));
+        assert!(is_gone(ended) && is_gone(asked));
+    }
+
+    #[test]
+    fn a_group_that_nothing_lists_is_made_to_end() {
+        let (stubborn, _) = start("trap '' TERM; echo; exec sleep 987");
+        // The first process ends by itself, and leaves one that does not.
+        let (_, left) = start("trap '' TERM; sleep 987 >&2 & echo $!");
+        let group = Pid::from_raw(Stat::read(&left).expect("it runs").group).expect("a group's number");
+        end_unlisted(&[stubborn, group], Duration::from_millis(100));
+        assert!(is_gone(stubborn));
+        assert!(Stat::read(&left).is_none_or(|stat| !stat.runs), "{left} runs");
     }
 }

@@ -4,6 +4,8 @@ mod layer;
 
 use crate::args::JobArgs;
 use crate::duration::Span;
+use crate::output::Output;
+use crate::training;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
 use paramill_core::codec::Codec;
@@ -15,7 +17,7 @@ use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{PolicyOverride, TablePolicy};
 use paramill_node::Transport;
-use paramill_node::data_cores::HostShare;
+use paramill_node::data_cores::Choice;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -99,18 +101,26 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 3600);
 impl JobPlan {
     /// Works out what the options and the file that they name mean, and refuses what cannot work. The whole job runs on
     /// this host.
-    pub(crate) fn resolve(args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
-        JobPlan::resolve_at("localhost", args, registry)
+    pub(crate) fn resolve(args: &JobArgs, registry: &Registry, output: &Output) -> Result<JobPlan> {
+        JobPlan::resolve_at("localhost", args, registry, output)
     }
 
     /// The same for a job that is found at this address.
-    pub(crate) fn resolve_at(address: &str, args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
+    pub(crate) fn resolve_at(
+        address: &str,
+        args: &JobArgs,
+        registry: &Registry,
+        output: &Output,
+    ) -> Result<JobPlan> {
         let file = match &args.config {
             Some(path) => Layer::read(path)?,
             None => Layer::default(),
         };
-        let plan = JobPlan::fill(Layer::of(args).over(file), address)?;
+        let (plan, note) = JobPlan::fill(Layer::of(args).over(file), address, registry)?;
         plan.check(registry)?;
+        if let Some(note) = note {
+            output.note(note);
+        }
         Ok(plan)
     }
 
@@ -137,16 +147,14 @@ impl JobPlan {
         }
     }
 
-    /// Puts defaults where nothing was said. Those of the workload depend on which it is.
-    fn fill(said: Layer, address: &str) -> Result<JobPlan> {
+    /// Puts defaults where nothing was said. Those of the workload depend on which it is. Also returns what the user should
+    /// know about a default, if there is anything.
+    fn fill(said: Layer, address: &str, registry: &Registry) -> Result<(JobPlan, Option<String>)> {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
         let policy = TablePolicy::default();
-        let (workers, servers) = (said.cluster.workers.unwrap_or(4), said.cluster.servers.unwrap_or(2));
-        let share = HostShare::of_job_at(address, servers, workers);
-        let cores = said.cluster.cores.unwrap_or_else(|| share.data_cores());
-        Ok(JobPlan {
+        let mut plan = JobPlan {
             seed: said.seed.unwrap_or(1),
             inject: said.inject.unwrap_or_default(),
             workload: WorkloadPlan {
@@ -161,9 +169,9 @@ impl JobPlan {
                 l2: said.workload.l2.or(defaults.l2),
             },
             cluster: ClusterPlan {
-                workers,
-                servers,
-                cores,
+                workers: said.cluster.workers.unwrap_or(4),
+                servers: said.cluster.servers.unwrap_or(2),
+                cores: said.cluster.cores.unwrap_or(1),
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
                 transport: said.cluster.transport.unwrap_or_default(),
@@ -182,7 +190,14 @@ impl JobPlan {
                 },
             },
             overrides: said.overrides.unwrap_or_default(),
-        })
+        };
+        if said.cluster.cores.is_some() {
+            return Ok((plan, None));
+        }
+        let job = training::job_config(&plan, training::JOB);
+        let chosen = Choice::of(address, &job.size(registry), "--cores K");
+        plan.cluster.cores = chosen.cores;
+        Ok((plan, chosen.why))
     }
 
     fn check(&self, registry: &Registry) -> Result<()> {
@@ -287,8 +302,9 @@ mod tests {
     "#;
 
     fn plan(file: &str, args: &JobArgs) -> Result<JobPlan> {
-        let plan = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?), "localhost")?;
-        plan.check(&Registry::builtin())?;
+        let registry = Registry::builtin();
+        let (plan, _) = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?), "localhost", &registry)?;
+        plan.check(&registry)?;
         Ok(plan)
     }
 
@@ -316,6 +332,18 @@ mod tests {
         let both = plan(FULL, &args).unwrap();
         assert_eq!((both.cluster.workers, both.cluster.processes), (5, false));
         assert_eq!((both.policy.table.sync.as_str(), both.policy.table.order), ("bsp", Order::Ranked));
+    }
+
+    #[test]
+    fn an_exception_with_norms_has_one_data_core_too() {
+        let registry = Registry::builtin();
+        let file = "[[override]]\ntable = \"w\"\noptimizer = \"lars:lr=1\"\n";
+        let (plan, note) = JobPlan::fill(Layer::parse(file).unwrap(), "localhost", &registry).unwrap();
+        assert_eq!(plan.cluster.cores, 1);
+        assert!(note.unwrap().starts_with("1 data core, because `lars:lr=1`"));
+        let chosen = format!("[cluster]\ncores = 3\n{file}");
+        let (plan, note) = JobPlan::fill(Layer::parse(&chosen).unwrap(), "localhost", &registry).unwrap();
+        assert_eq!((plan.cluster.cores, note), (3, None));
     }
 
     #[test]

@@ -162,7 +162,8 @@ impl Supervisor {
         group::end(|| groups.clone(), GRACE);
         for member in &mut self.members {
             member.running = false;
-            if matches!(member.child.try_wait(), Ok(Some(_))) {
+            // An error means that it was waited for already.
+            if !matches!(member.child.try_wait(), Ok(None)) {
                 member.guard = None;
             }
         }

@@ -17,6 +17,7 @@ use anyhow::{Context, Result};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
+use paramill_sim::input::read_file;
 use std::sync::Arc;
 
 /// The name of a job that a command starts for itself.
@@ -46,8 +47,7 @@ pub(crate) fn faults(inject: &[String]) -> Result<FaultPlan> {
     let mut faults = FaultPlan::parse(inject)?;
     let paths: Vec<String> = faults.trace_paths().map(str::to_owned).collect();
     for path in paths {
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read the step trace {path}"))?;
+        let text = read_file(&path).with_context(|| format!("cannot read the step trace {path}"))?;
         faults.load_trace(&path, &text).with_context(|| format!("step trace {path}"))?;
     }
     Ok(faults)

@@ -1,8 +1,11 @@
 //! The binary as people and scripts meet it: what it prints where, and its exit codes.
 
-use paramill_node::data_cores::HostShare;
+use paramill_core::status::JobSize;
+use paramill_node::data_cores::Choice;
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 
 fn paramill(arguments: &[&str]) -> Output {
@@ -112,6 +115,21 @@ fn no_command_and_an_unknown_one_are_bad_usage() {
     );
 }
 
+/// Reading the words as text panicked, with exit code 101.
+#[test]
+fn a_word_that_is_not_text_is_no_panic() {
+    let strange = OsStr::from_bytes(b"\xff.toml");
+    for (words, expected) in [
+        (&["train", "--config"][..], "cannot read the config file"),
+        (&["launch", "-n", "2"], "unexpected argument"),
+    ] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_paramill")).args(words).arg(strange).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(expected), "{words:?}: {}", stderr(&output));
+    }
+}
+
 #[test]
 fn a_reproduction_lists_claims_and_refuses_a_seed_without_effect() {
     let report = json(&["reproduce", "mps-placement", "--json", "--quiet"]);
@@ -132,7 +150,8 @@ fn a_reproduction_lists_claims_and_refuses_a_seed_without_effect() {
 #[test]
 fn the_default_job_is_a_file() {
     // The one default that depends on the machine.
-    let cores = HostShare::of_job_at("localhost", 2, 4).data_cores();
+    let size = JobSize { workers: 4, servers: 2, norms: None };
+    let cores = Choice::of("localhost", &size, "").cores;
     let expected = format!(
         "\
 seed = 1

@@ -57,3 +57,17 @@ fn too_little_memory_for_the_stacks_of_threads() {
     fails_with("-v 2000000", "train lr --epochs 1 --workers 64 --timeout 1h --quiet", &words);
     fails_with("-v 2000000", "launch -n 64 -- sleep 3600", &words);
 }
+
+/// A device has no end: it was read until there was no memory left.
+#[test]
+fn a_step_trace_without_an_end_is_refused() {
+    let words = ["step trace /dev/zero", "it is longer than 16 MiB"];
+    fails_with("-v 4000000", "train lr --epochs 1 --inject trace=/dev/zero --quiet", &words);
+    let folder = tempfile::tempdir().unwrap();
+    let scenario = folder.path().join("scenario.toml");
+    std::fs::write(&scenario, "faults = [\"trace=/dev/zero\"]\n[[tables]]\nname = \"w\"\nshape = [4]\n")
+        .unwrap();
+    let told = limited("-v 4000000", &format!("sim run {}", scenario.display())).stderr;
+    let told = String::from_utf8_lossy(&told);
+    assert!(words.iter().all(|word| told.replace('`', "").contains(word)), "{told}");
+}

@@ -104,3 +104,18 @@ fn a_killed_launch_takes_its_workers_along() {
         assert_eq!(job.ended(), None, "it was killed");
     }
 }
+
+/// Ctrl-C ended the keeper before the workers, so that nobody was left to end them when `launch` was killed next.
+#[test]
+fn a_launch_that_is_killed_after_ctrl_c_takes_its_workers_along() {
+    // The shell ignores the request to end; its child, whose end shows that the request was made, does not.
+    let mut job = Job::launch("sleep 987 & started=$!; trap '' TERM", "while :; do sleep 1; done");
+    kill(job.launch.id(), Signal::INT);
+    let deadline = Instant::now() + PATIENCE;
+    while job.started.iter().any(|pid| runs(*pid)) {
+        assert!(Instant::now() < deadline, "Ctrl-C asks all processes to end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    kill(job.launch.id(), Signal::KILL);
+    assert_eq!(job.ended(), None, "it was killed");
+}

@@ -134,6 +134,18 @@ pub enum MemberState {
     Dead,
 }
 
+/// What a server has to know of its job before it starts its data cores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSize {
+    /// Workers of the job.
+    pub workers: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// An optimizer among the job's policies whose steps depend on norms (`lars`, `clip`), in text form. Norms are of the part
+    /// of a table that one data core holds, so that results depend on the number of data cores.
+    pub norms: Option<String>,
+}
+
 /// The whole job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Status {

@@ -1,5 +1,6 @@
 //! How many data cores a server gets when nobody says how many.
 
+use paramill_core::status::JobSize;
 use std::net::IpAddr;
 
 /// Every worker holds a connection, with a receive buffer of 256 KiB, to every data core of a server. More cores than
@@ -10,19 +11,19 @@ const MAX_DATA_CORES: u32 = 16;
 
 /// A job's use of one host, as far as the server in question knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostShare {
+struct HostShare {
     /// Servers of the job on this host, the one in question included.
-    pub servers: u32,
+    servers: u32,
     /// Workers of the job on this host.
-    pub local_workers: u32,
+    local_workers: u32,
     /// Workers of the job, wherever they run.
-    pub all_workers: u32,
+    all_workers: u32,
 }
 
 impl HostShare {
     /// Of a job whose coordinator is at `address` (`host:port`). On loopback all its servers and workers share this host;
     /// elsewhere each server is taken to have a host for itself.
-    pub fn of_job_at(address: &str, servers: u32, workers: u32) -> HostShare {
+    fn of_job_at(address: &str, servers: u32, workers: u32) -> HostShare {
         if is_loopback(address) {
             HostShare { servers, local_workers: workers, all_workers: workers }
         } else {
@@ -30,19 +31,45 @@ impl HostShare {
         }
     }
 
-    /// The number of data cores for each server on this host, by the CPUs that this process may use.
-    pub fn data_cores(self) -> u32 {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        self.data_cores_of(u32::try_from(cpus).unwrap_or(u32::MAX))
-    }
-
-    /// Each worker keeps a CPU for its own thread, and workers and the system a quarter of all at least. Servers get the
-    /// rest, but at least half of the CPUs: workers wait, or compute on another device, while servers add.
+    /// The number of data cores for each server on this host. Each worker keeps a CPU for its own thread, and workers and
+    /// the system a quarter of all at least. Servers get the rest, but at least half of the CPUs: workers wait, or compute
+    /// on another device, while servers add.
     fn data_cores_of(self, cpus: u32) -> u32 {
         let for_others = self.local_workers.max(cpus / 4).max(1);
         let for_servers = cpus.saturating_sub(for_others).max(cpus / 2);
         let by_connections = MAX_CONNECTIONS / self.all_workers.max(1);
         (for_servers / self.servers.max(1)).min(by_connections).clamp(1, MAX_DATA_CORES)
+    }
+}
+
+/// The number of data cores of a server, chosen for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// How many.
+    pub cores: u32,
+    /// Why they are not by the CPUs, as a sentence for the user.
+    pub why: Option<String>,
+}
+
+impl Choice {
+    /// For a server of a job whose coordinator is at `address`. `option` is what the user says to choose otherwise.
+    pub fn of(address: &str, job: &JobSize, option: &str) -> Choice {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Choice::with_cpus(u32::try_from(cpus).unwrap_or(u32::MAX), address, job, option)
+    }
+
+    /// A machine with more CPUs must not train another model: where norms are of what one data core holds, there is one.
+    fn with_cpus(cpus: u32, address: &str, job: &JobSize, option: &str) -> Choice {
+        let share = HostShare::of_job_at(address, job.servers, job.workers);
+        match &job.norms {
+            None => Choice { cores: share.data_cores_of(cpus), why: None },
+            Some(optimizer) => {
+                let why = format!(
+                    "1 data core, because `{optimizer}` uses norms of what one data core holds; {option} chooses otherwise"
+                );
+                Choice { cores: 1, why: Some(why) }
+            }
+        }
     }
 }
 
@@ -85,6 +112,23 @@ mod tests {
         {
             assert_eq!(HostShare::of_job_at(address, 2, workers).data_cores_of(cpus), expected, "{address}");
         }
+    }
+
+    #[test]
+    fn cpus_do_not_change_what_norms_are_of() {
+        let job = |norms: Option<&str>| JobSize { workers: 4, servers: 1, norms: norms.map(str::to_owned) };
+        for cpus in [1, 2, 16, 128] {
+            let chosen =
+                Choice::with_cpus(cpus, "127.0.0.1:7070", &job(Some("sgd:lr=0.1,clip=1")), "--cores K");
+            assert_eq!(chosen.cores, 1, "{cpus} CPUs");
+            let why = chosen.why.expect("it is not by the CPUs");
+            assert!(
+                why.contains("`sgd:lr=0.1,clip=1`") && why.contains("--cores K chooses otherwise"),
+                "{why}"
+            );
+        }
+        let by_cpus = Choice::with_cpus(16, "127.0.0.1:7070", &job(None), "--cores K");
+        assert_eq!(by_cpus, Choice { cores: 12, why: None });
     }
 
     #[test]

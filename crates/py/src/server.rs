@@ -5,7 +5,7 @@ use crate::errors::raise;
 use crate::waiting::until_due;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::TablePolicy;
-use paramill_node::data_cores::HostShare;
+use paramill_node::data_cores::Choice;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
@@ -45,12 +45,19 @@ impl Server {
             optimizer: optimizer.unwrap_or(default.optimizer.clone()),
             ..default
         };
-        let cores = cores.unwrap_or_else(|| HostShare::of_job_at(listen, servers, workers).data_cores());
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
+        let chosen = match cores {
+            Some(cores) => Choice { cores, why: None },
+            None => Choice::of(listen, &coordinate.size(&registry), "cores=K"),
+        };
+        let cores = chosen.cores;
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
         if quiet {
             config.log = |_| {};
+        }
+        if let Some(why) = &chosen.why {
+            (config.log)(why);
         }
         let server =
             py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;

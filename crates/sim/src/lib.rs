@@ -9,6 +9,7 @@ pub mod checkers;
 pub mod cluster;
 pub mod compute;
 pub mod gradient;
+pub mod input;
 pub mod models;
 pub mod network;
 pub mod operator;

@@ -3,6 +3,7 @@
 //! The same file can be run in virtual time and over sockets; gradients are those of [`crate::gradient`].
 
 use crate::compute::ComputeModel;
+use crate::input::read_file;
 use crate::network::NetworkConfig;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
@@ -204,7 +205,7 @@ impl Scenario {
         let paths: Vec<String> = plan.trace_paths().map(str::to_owned).collect();
         for path in paths {
             let wrong = |why: String| ScenarioError::Trace { path: path.clone(), why };
-            let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+            let text = read_file(&path).map_err(|error| wrong(error.to_string()))?;
             plan.load_trace(&path, &text).map_err(|error| wrong(error.to_string()))?;
         }
         Ok(plan)

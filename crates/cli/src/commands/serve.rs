@@ -9,10 +9,11 @@ use crate::training::{self, Announcement};
 use anyhow::anyhow;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
+use paramill_core::status::JobSize;
 use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
 use paramill_node::admin::{Admin, AdminError};
-use paramill_node::data_cores::HostShare;
+use paramill_node::data_cores::Choice;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::{self, JobUrl};
@@ -72,7 +73,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     }
     let host = args.host.first().map(String::as_str);
     let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
-    let plan = JobPlan::resolve_at(&listen, &job, registry).or_usage()?;
+    let plan = JobPlan::resolve_at(&listen, &job, registry, output).or_usage()?;
     let index = args.index.unwrap_or(0);
     if index >= plan.cluster.servers {
         let error = anyhow!("index = {index}: the job has servers 0 to {}", plan.cluster.servers - 1);
@@ -114,7 +115,10 @@ fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
         congestion: congestion(args),
         pin: args.pin.clone(),
         // How many take part is not known yet: on loopback there are another server and some workers at least.
-        cores: args.cores.unwrap_or_else(|| HostShare::of_job_at(&url.address, 2, 2).data_cores()),
+        cores: args.cores.unwrap_or_else(|| {
+            let job = JobSize { workers: 2, servers: 2, norms: None };
+            Choice::of(&url.address, &job, "--cores K").cores
+        }),
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
         faults: training::faults(&args.inject).or_usage()?,

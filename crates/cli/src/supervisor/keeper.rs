@@ -5,7 +5,6 @@
 
 use crate::failure::Failure;
 use crate::group;
-use crate::interrupt::ChildGuard;
 use anyhow::{Context, Result};
 use paramill_node::exhaustion;
 use rustix::process::Pid;
@@ -22,7 +21,6 @@ const GRACE: Duration = Duration::from_secs(2);
 pub(super) struct Keeper {
     child: Child,
     groups: Option<ChildStdin>,
-    _guard: ChildGuard,
 }
 
 impl Keeper {
@@ -39,8 +37,9 @@ impl Keeper {
             .map_err(exhaustion::explain)
             .context("cannot start the process that keeps the others")?;
         let groups = child.stdin.take();
-        let guard = ChildGuard::new(&child);
-        Ok(Keeper { child, groups, _guard: guard })
+        // No guard: Ctrl-C must not end the keeper, since the parent may still be killed while its workers take their time to
+        // end. When the pipe closes after them, the keeper finds no group that lives, and ends.
+        Ok(Keeper { child, groups })
     }
 
     /// This group is to be ended too.

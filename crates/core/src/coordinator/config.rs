@@ -6,6 +6,7 @@ use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::{Spec, SpecError};
+use crate::status::JobSize;
 use crate::table::{PolicyOverride, Reduce, TablePolicy, TableSpec, glob_matches};
 use crate::types::ServerId;
 use std::collections::BTreeSet;
@@ -48,6 +49,16 @@ impl JobConfig {
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
         }
+    }
+
+    /// What servers have to know before they start their data cores. Policies that tables bring along are not known yet.
+    pub fn size(&self, registry: &Registry) -> JobSize {
+        let needs_norms = |text: &&String| {
+            OptimizerPolicy::parse(&registry.optimizer, text).is_ok_and(|policy| policy.needs_norms())
+        };
+        let exceptions = self.overrides.iter().filter_map(|rule| rule.optimizer.as_ref());
+        let norms = std::iter::once(&self.policy.optimizer).chain(exceptions).find(needs_norms).cloned();
+        JobSize { workers: self.workers, servers: self.servers, norms }
     }
 
     /// Whether every text form can be built and every number is in range. Called before a job starts.

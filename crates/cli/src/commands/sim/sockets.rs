@@ -102,7 +102,8 @@ fn work_all(
     start("a switch of the model".into(), Box::new(switch));
     let mut end = None;
     for count in 0..=scenario.workers {
-        // Models are switched until the workers are done; all but one who are not heard of are workers.
+        // One report is missing now. It is that of the thread that switches models, which has to stop because all workers are
+        // done, or that of a worker, and then all switches have been made.
         if count == scenario.workers {
             over.store(true, Ordering::Relaxed);
         }
