@@ -1,6 +1,6 @@
 //! How many data cores a server gets when nobody says how many.
 
-use std::net::IpAddr;
+use crate::host;
 
 /// Every worker holds a connection, with a receive buffer of 256 KiB, to every data core of a server. More cores than
 /// this many connections allow would cost more memory than they bring throughput.
@@ -23,7 +23,7 @@ impl HostShare {
     /// Of a job whose coordinator is at `address` (`host:port`). On loopback all its servers and workers share this host;
     /// elsewhere each server is taken to have a host for itself.
     pub fn of_job_at(address: &str, servers: u32, workers: u32) -> HostShare {
-        if is_loopback(address) {
+        if host::is_of_this_machine(address) {
             HostShare { servers, local_workers: workers, all_workers: workers }
         } else {
             HostShare { servers: 1, local_workers: 0, all_workers: workers }
@@ -43,12 +43,6 @@ impl HostShare {
         let by_connections = MAX_CONNECTIONS / self.all_workers.max(1);
         (for_servers / self.servers.max(1)).min(by_connections).clamp(1, MAX_DATA_CORES)
     }
-}
-
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
@@ -83,16 +77,6 @@ mod tests {
             [("10.0.0.1:7070", 8, 8, 7), ("0.0.0.0:7070", 1, 8, 1), ("node7:7070", 64, 4096, 1)]
         {
             assert_eq!(HostShare::of_job_at(address, 2, workers).data_cores_of(cpus), expected, "{address}");
-        }
-    }
-
-    #[test]
-    fn loopback_is_known_in_every_form() {
-        for address in ["127.0.0.1:7070", "127.9.9.9:1", "[::1]:7070", "localhost:7070", "localhost"] {
-            assert!(is_loopback(address), "{address}");
-        }
-        for address in ["0.0.0.0:7070", "[::]:7070", "10.0.0.1:7070", "host:7070", "[2001:db8::1]:80"] {
-            assert!(!is_loopback(address), "{address}");
         }
     }
 }
