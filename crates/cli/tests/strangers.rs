@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-use paramill_core::role::Body;
-use paramill_core::wire::control::frame;
-use paramill_core::wire::{Hello, Kind, Party, padded};
+use paramill_core::role::{Body, Frame};
+use paramill_core::wire::control::{decode, frame};
+use paramill_core::wire::{Control, HEADER_BYTES, Header, Hello, Kind, Party, padded};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,13 +15,85 @@ use std::time::{Duration, Instant};
 const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
 const LIMIT: Duration = Duration::from_secs(60);
 
+fn encode(frame: Frame) -> Vec<u8> {
+    let Body::Bytes(payload) = frame.body else { panic!("control frames carry bytes") };
+    let mut bytes = [&frame.header.encode()[..], &payload].concat();
+    bytes.resize(HEADER_BYTES + padded(payload.len()), 0);
+    bytes
+}
+
 /// The first frame of a command.
 fn hello() -> Vec<u8> {
-    let frame = frame(Kind::Hello, &Hello { job: "job".into(), from: Party::Command, incarnation: 0 });
-    let Body::Bytes(payload) = frame.body else { panic!("a hello carries bytes") };
-    let mut bytes = [&frame.header.encode()[..], &payload].concat();
-    bytes.resize(frame.header.encode().len() + padded(payload.len()), 0);
-    bytes
+    encode(frame(Kind::Hello, &Hello { job: "job".into(), from: Party::Command, incarnation: 0 }))
+}
+
+fn receive(stream: &mut TcpStream) -> (Kind, Vec<u8>) {
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    let header = Header::decode(&bytes).unwrap();
+    let mut payload = vec![0; padded(header.payload_bytes as usize)];
+    stream.read_exact(&mut payload).unwrap();
+    payload.truncate(header.payload_bytes as usize);
+    (header.kind, payload)
+}
+
+/// A command that was let in.
+fn command(address: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(&hello()).unwrap();
+    assert_eq!(receive(&mut stream).0, Kind::Welcome);
+    stream
+}
+
+/// A server that may have a hundred file descriptors, and where it is. It ends with the test.
+struct Serve {
+    process: Child,
+    url: String,
+    coordinator: String,
+    data: String,
+}
+
+impl Serve {
+    /// So few descriptors that the strangers could take all of them.
+    fn start() -> Serve {
+        let script = "ulimit -n 100; exec \"$0\" serve --job job --listen 127.0.0.1:0 --json --workers 2 \
+                      --servers 1 --cores 1";
+        let mut process = Command::new("sh");
+        let process = process.args(["-c", script, PARAMILL]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = process.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let announced: Value = serde_json::from_str(&line).unwrap();
+        let url = announced["url"].as_str().unwrap().to_owned();
+        let coordinator = url.trim_start_matches("paramill://").split('/').next().unwrap().to_owned();
+        let data = announced["data"][0].as_str().unwrap().to_owned();
+        Serve { process, url, coordinator, data }
+    }
+
+    /// The file descriptors that it has.
+    fn descriptors(&self) -> Vec<u64> {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap();
+        let number = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
+        folder.map(|entry| number(entry).unwrap().parse().unwrap()).collect()
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// Whether the other end hung up, if that can be seen yet.
+fn is_hung_up(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.read(&mut [0; 1024]) {
+        Ok(0) => true,
+        Ok(_) => false,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
 }
 
 /// Connections, half of which say that they are commands and the others nothing.
@@ -54,19 +127,9 @@ fn strangers_leave_file_descriptors_to_the_members() {
     let folder = tempfile::tempdir().unwrap();
     let [train, test] = paramill_train::generate::write_sparse_examples(folder.path(), 1, 200, true).unwrap();
     let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
-    // So few descriptors that the strangers could take all of them.
-    let script =
-        "ulimit -n 100; exec \"$0\" serve --job job --listen 127.0.0.1:0 --json --workers 2 --servers 1";
-    let mut serve = Command::new("sh");
-    let mut serve =
-        serve.args(["-c", script, PARAMILL]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(serve.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let announced: Value = serde_json::from_str(&line).unwrap();
-    let url = announced["url"].as_str().unwrap();
-    let coordinator = url.trim_start_matches("paramill://").split('/').next().unwrap();
-    let data = announced["data"][0].as_str().unwrap();
-    let _held = [strangers(coordinator), strangers(data)];
+    let mut serve = Serve::start();
+    let url = serve.url.as_str();
+    let _held = [strangers(&serve.coordinator), strangers(&serve.data)];
     let arguments = ["config", "lr", "--data", train, "--test", test, "--workers", "2", "--servers", "1"];
     let plan = Command::new(PARAMILL)
         .args(arguments)
@@ -89,5 +152,44 @@ fn strangers_leave_file_descriptors_to_the_members() {
         worker.stderr.take().unwrap().read_to_string(&mut words).unwrap();
         assert!(success, "{words}");
     }
-    assert!(wait(&mut serve));
+    assert!(wait(&mut serve.process));
+}
+
+#[test]
+fn strangers_that_come_all_at_once_hold_no_more_than_half_of_the_descriptors() {
+    let serve = Serve::start();
+    let before = serve.descriptors().len();
+    let crowd: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&serve.coordinator).unwrap()).collect();
+    let (began, mut most) = (Instant::now(), 0);
+    while crowd.iter().filter(|stream| is_hung_up(stream)).count() < 150 {
+        most = most.max(serve.descriptors().len());
+        assert!(began.elapsed() < LIMIT, "the strangers stay");
+    }
+    assert!(most <= before + 50, "{most} descriptors, and {before} before the strangers came");
+}
+
+#[test]
+fn a_command_is_answered_though_a_crowd_comes_in() {
+    let serve = Serve::start();
+    let mut asker = command(&serve.coordinator);
+    let _crowd: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&serve.coordinator).unwrap()).collect();
+    // Connections are taken in order: when this one is answered the crowd is in.
+    command(&serve.coordinator);
+    asker.write_all(&encode(frame(Kind::Control, &Control::StatusQuery))).unwrap();
+    let (_, payload) = receive(&mut asker);
+    assert!(matches!(decode::<Control>("control message", &payload).unwrap(), Control::Status(_)));
+}
+
+#[test]
+fn a_server_without_a_free_descriptor_still_takes_a_connection() {
+    let serve = Serve::start();
+    let used = serve.descriptors();
+    // No number below this one is free: whatever needs a descriptor fails from now on.
+    let limit = (0..).find(|number| !used.contains(number));
+    let pid = Pid::from_raw(serve.process.id().cast_signed());
+    prlimit(pid, Resource::Nofile, Rlimit { current: limit, maximum: Some(100) }).unwrap();
+    for _ in 0..3 {
+        let status = Command::new(PARAMILL).args(["status", &serve.url]).output().unwrap();
+        assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    }
 }

@@ -2,8 +2,8 @@
 //!
 //! It is never in the data path. It waits for the expected servers and workers, checks that all workers declare the
 //! same tables, places them, and hands out one plan. After that it watches: a worker that is silent too long is
-//! declared dead, and the shards go on without it. A coordinator that stood still itself gives everybody a fresh grace
-//! period first.
+//! declared dead, and the shards go on without it. Time in which the coordinator itself stood still does not count as
+//! silence.
 
 mod aggregators;
 mod commands;
@@ -56,15 +56,14 @@ pub struct Coordinator {
     started: bool,
     over: bool,
     epoch: u32,
-    /// Incarnations are drawn, so that nobody guesses one.
+    /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
+    /// one: this is no authentication.
     incarnations: Prng,
     next_incarnation: u64,
     commands: Commands,
     gate: Option<Gate>,
     queries: Vec<StatusQuery>,
     standstill: Standstill,
-    /// Since when this coordinator has been listening without a gap: no silence counts from before.
-    awake_since: Time,
     outputs: Outbox,
 }
 
@@ -93,7 +92,6 @@ impl Coordinator {
             gate: None,
             queries: Vec::new(),
             standstill: Standstill::default(),
-            awake_since: Time::ZERO,
             outputs: Outbox::default(),
         }
     }
@@ -336,7 +334,12 @@ impl Role for Coordinator {
         match hello.from {
             Party::Worker { rank } => self.accept_worker(now, hello, rank),
             Party::Shard { process, server, core, cores } => self.accept_shard(process, server, core, cores),
-            Party::Command => self.commands.accept(now),
+            Party::Command => {
+                let (welcome, evicted) = self.commands.accept(now);
+                let peer = evicted.map(NodeId::Admin);
+                self.outputs.extend(peer.map(|peer| Output::Disconnect { peer }));
+                Ok(welcome)
+            }
             Party::Aggregator { process, id } => self.accept_aggregator(process, id),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
@@ -391,11 +394,13 @@ impl Role for Coordinator {
     }
 
     fn handle_timeout(&mut self, now: Time) {
-        if let Some(length) = self.standstill.noticed(now) {
-            self.awake_since = now;
-            let seconds = length.as_secs_f64();
+        if let Some(lost) = self.standstill.noticed(now) {
+            self.exclude(now, lost);
+        }
+        if let Some(lost) = self.standstill.poll_untold(now) {
+            let seconds = lost.as_secs_f64();
             self.log(format!(
-                "the coordinator stood still for {seconds:.1} s; nobody is judged by that time"
+                "the coordinator stood still for {seconds:.1} s; worker timeouts do not count that time"
             ));
         }
         self.expire_members(now);
@@ -404,7 +409,7 @@ impl Role for Coordinator {
         }
         self.open_gate();
         self.answer_queries(now);
-        while let Some(id) = self.commands.poll_idle(now, self.awake_since) {
+        while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { peer: NodeId::Admin(id) });
         }
     }
@@ -414,7 +419,7 @@ impl Role for Coordinator {
         let queries = self.queries.iter().map(|query| query.deadline).min();
         let gate = self.gate.as_ref().and_then(Gate::next_timeout);
         let standstill = (!self.over).then(|| self.standstill.next_timeout());
-        let idle = self.commands.next_timeout(self.awake_since);
+        let idle = self.commands.next_timeout(&self.standstill);
         [deaths, queries, gate, standstill, idle].into_iter().flatten().min()
     }
 

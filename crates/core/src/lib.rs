@@ -23,7 +23,7 @@ pub mod registry;
 pub mod role;
 pub mod server;
 pub mod spec;
-mod standstill;
+pub mod standstill;
 pub mod status;
 pub mod store;
 pub mod table;

@@ -59,17 +59,21 @@ pub const MAX_WAITING_FRAMES: usize = 1 << 16;
 pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
 /// Connections to one listener that may be about to say who they are.
 pub const MAX_HANDSHAKES: usize = 1024;
-/// For so long nobody is hung up on for not having said hello, unless file descriptors run out.
+/// For so long nobody is hung up on for not having said hello, unless [`MAX_HANDSHAKES`] others have not either.
 pub const HELLO_GRACE: Duration = Duration::from_secs(1);
 /// The largest payload of the first frame on a connection.
 pub const MAX_HELLO_BYTES: usize = 4096;
-/// Commands (`paramill status`, `paramill set`) that may be connected to a coordinator.
+/// Commands (`paramill status`, `paramill set`) that may be connected to a coordinator. A further one takes the place of the
+/// one that has been silent longest.
 pub const MAX_COMMANDS: usize = 32;
 /// The largest payload of a frame from a command: a glob, the text form of a policy, and the numbers beside them.
 pub const MAX_COMMAND_BYTES: usize = MAX_NAME_BYTES + MAX_POLICY_BYTES + 64;
-/// Which part of a process's file descriptors connections of strangers may hold: those that have not said who they are,
-/// and commands. The others are for members.
-pub const STRANGERS_SHARE: usize = 4;
+/// From this part of a process's file descriptors on, connections of strangers are a crowd: those that have not said who they
+/// are, and commands. A newcomer then takes the place of one that has not said hello within [`HELLO_GRACE`].
+pub const CROWD_SHARE: usize = 4;
+/// From this part on a newcomer that finds no such place is closed at once. Only a loop with few strangers of its own still
+/// takes it: its equal share of a crowd. So strangers hold three quarters at the very most, and members find the rest.
+pub const STRANGERS_SHARE: usize = 2;
 /// Segments of memory that a peer may share with a core.
 pub const MAX_SEGMENTS: usize = 64;
 /// Bytes in all segments of a peer: of the address space, and of memory if the peer uses all of it.
@@ -100,8 +104,10 @@ pub const HEARTBEAT_EVERY: Duration = Duration::from_millis(500);
 pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker whose connection broke has this long to come back before it is declared dead.
 pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
-/// A node whose own timeout comes so much too late stood still itself, and judges nobody by that time.
+/// A node whose own timeout comes so much too late stood still itself: that time does not count as others' silence.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
+/// A node that stood still gives nobody up for this long, so that reports which came meanwhile are read first.
+pub const WAKE_GRACE: Duration = Duration::from_secs(1);
 /// A shard's report that is so old is no news any more, and is quoted with its age.
 pub const OLD_REPORT: Duration = Duration::from_secs(3);
 /// How long the coordinator waits for the shards' reports before it answers a status query without them.

@@ -3,7 +3,7 @@
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
-use crate::standstill::Standstill;
+use crate::standstill::{self, Standstill};
 use crate::types::{NodeId, Time};
 use std::fmt;
 use std::time::Duration;
@@ -138,17 +138,17 @@ impl Link {
     /// Nobody tried to reach the peer while this node stood still: that time does not count.
     fn notice_standstill(&mut self, now: Time) {
         if let State::Down { since, .. } | State::Connecting { since, .. } = &mut self.state
-            && self.standstill.noticed(now).is_some()
+            && let Some(lost) = self.standstill.noticed(now)
         {
-            *since = now;
+            standstill::exclude(since, now, lost);
         }
     }
 
     /// When [`Link::poll`] or [`Link::overdue`] will have something to say, or time has to be looked at.
     pub fn next_timeout(&self) -> Option<Time> {
         let next = match &self.state {
-            State::Down { since, retry_at, .. } => (*retry_at).min(*since + self.deadline()),
-            State::Connecting { since, .. } => *since + self.deadline(),
+            State::Down { since, retry_at, .. } => (*retry_at).min(self.given_up_at(*since)),
+            State::Connecting { since, .. } => self.given_up_at(*since),
             State::Up => return None,
         };
         Some(next.min(self.standstill.next_timeout()))
@@ -160,13 +160,17 @@ impl Link {
             State::Down { since, why, .. } | State::Connecting { since, why } => (*since, why),
             State::Up => return None,
         };
-        (now >= since + self.deadline()).then(|| {
+        (now >= self.given_up_at(since)).then(|| {
             format!(
                 "{self} is unreachable for {} s (last: {why}); check that it runs and that its address and port \
                  can be reached from here",
                 self.deadline().as_secs()
             )
         })
+    }
+
+    fn given_up_at(&self, since: Time) -> Time {
+        self.standstill.deadline(since, self.deadline())
     }
 
     /// Long enough for every address to be tried, even if nobody answers at any of the others.
@@ -255,7 +259,30 @@ mod tests {
                 break sentence;
             }
         };
-        assert_eq!(now, woken + limits::CONNECT_DEADLINE, "{sentence}");
+        // The time until the call that came late counts as any other.
+        assert_eq!(now, woken + (limits::CONNECT_DEADLINE - limits::HEARTBEAT_EVERY), "{sentence}");
+    }
+
+    #[test]
+    fn a_node_that_stands_still_again_and_again_still_gives_up() {
+        let mut link = link(&["a:1"]);
+        let mut now = Time::ZERO;
+        attempt(&mut link, now);
+        let mut ran = Duration::ZERO;
+        // It runs for two seconds at a time, and stands still for as long in between.
+        loop {
+            for _ in 0..4 {
+                now = now + limits::HEARTBEAT_EVERY;
+                ran += limits::HEARTBEAT_EVERY;
+                link.poll(now);
+            }
+            if link.overdue(now).is_some() {
+                break;
+            }
+            assert!(ran <= limits::CONNECT_DEADLINE, "it never gives up");
+            now = now + limits::HEARTBEAT_EVERY + Duration::from_secs(2);
+            link.poll(now);
+        }
     }
 
     #[test]

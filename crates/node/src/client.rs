@@ -34,6 +34,7 @@ use paramill_core::codec::Factors;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
+use paramill_core::standstill;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::types::Clock;
 use paramill_core::worker::{PullOptions, Ticket, Worker, WorkerConfig};
@@ -567,10 +568,7 @@ impl Shared {
             let (slice, asleep) = (left.min(limits::HEARTBEAT_EVERY), Instant::now());
             state = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0;
             // Time in which this process stood still is not one in which nothing came.
-            let late = asleep.elapsed().saturating_sub(slice);
-            if late >= limits::STANDSTILL {
-                began += late;
-            }
+            began += standstill::lost_time(slice, asleep.elapsed());
         }
     }
 

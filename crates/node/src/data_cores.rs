@@ -1,7 +1,7 @@
 //! How many data cores a server gets when nobody says how many.
 
+use crate::host;
 use paramill_core::status::JobSize;
-use std::net::IpAddr;
 
 /// Every worker holds a connection, with a receive buffer of 256 KiB, to every data core of a server. More cores than
 /// this many connections allow would cost more memory than they bring throughput.
@@ -24,7 +24,7 @@ impl HostShare {
     /// Of a job whose coordinator is at `address` (`host:port`). On loopback all its servers and workers share this host;
     /// elsewhere each server is taken to have a host for itself.
     fn of_job_at(address: &str, servers: u32, workers: u32) -> HostShare {
-        if is_loopback(address) {
+        if host::is_of_this_machine(address) {
             HostShare { servers, local_workers: workers, all_workers: workers }
         } else {
             HostShare { servers: 1, local_workers: 0, all_workers: workers }
@@ -71,12 +71,6 @@ impl Choice {
             }
         }
     }
-}
-
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
@@ -129,15 +123,5 @@ mod tests {
         }
         let by_cpus = Choice::with_cpus(16, "127.0.0.1:7070", &job(None), "--cores K");
         assert_eq!(by_cpus, Choice { cores: 12, why: None });
-    }
-
-    #[test]
-    fn loopback_is_known_in_every_form() {
-        for address in ["127.0.0.1:7070", "127.9.9.9:1", "[::1]:7070", "localhost:7070", "localhost"] {
-            assert!(is_loopback(address), "{address}");
-        }
-        for address in ["0.0.0.0:7070", "[::]:7070", "10.0.0.1:7070", "host:7070", "[2001:db8::1]:80"] {
-            assert!(!is_loopback(address), "{address}");
-        }
     }
 }

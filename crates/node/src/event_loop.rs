@@ -140,6 +140,9 @@ pub(crate) struct EventLoop<C: RoleCell> {
     outputs: Vec<Output>,
     /// Frames that were made late, by the time they leave.
     late: BTreeMap<(Time, u64), Late>,
+    /// Given up to take a connection when the process has no other descriptor; `None` in a loop that takes none, and until
+    /// one is free again.
+    spare: Option<OwnedFd>,
     /// No connections are taken before this.
     deaf_until: Option<Time>,
     ending: Option<Ending>,
@@ -173,6 +176,13 @@ impl<C: RoleCell> EventLoop<C> {
         for listener in &setup.listeners {
             epoll::add(&epoll, listener.as_fd(), epoll::EventData::new_u64(LISTENER), readable)?;
         }
+        let spare = match setup.listeners[..] {
+            [] => None,
+            _ => {
+                setup.strangers.add_loop();
+                Some(listening::spare_descriptor(&epoll)?)
+            }
+        };
         if let Some((hub, Some(address))) = &setup.hub {
             hub.register(address, setup.mailbox.clone());
         }
@@ -193,6 +203,7 @@ impl<C: RoleCell> EventLoop<C> {
             last_sent: None,
             outputs: Vec::new(),
             late: BTreeMap::new(),
+            spare,
             deaf_until: None,
             ending: None,
         })

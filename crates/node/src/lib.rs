@@ -12,6 +12,7 @@ pub mod data_cores;
 pub mod env_vars;
 mod event_loop;
 pub mod exhaustion;
+pub mod host;
 pub mod identity;
 pub mod pinning;
 pub mod server;

@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::exhaustion;
+use crate::host;
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
@@ -261,7 +262,7 @@ fn data_listeners(
             hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
         };
         for (host, told) in hosts {
-            let listener = tcp::listen(&format!("{host}:0"))?;
+            let listener = tcp::listen(&host::with_port(&host, 0))?;
             addresses.push(announced(&listener, told)?);
             listeners.push(Listener::Tcp(listener));
         }
@@ -284,9 +285,8 @@ fn data_listeners(
 pub(crate) fn announced(listener: &TcpListener, host: Option<&str>) -> io::Result<String> {
     let bound = listener.local_addr()?;
     // All addresses together are none that others could connect to.
-    let is_any = |host: &str| matches!(host, "0.0.0.0" | "[::]");
-    match host.filter(|host| !is_any(host)) {
-        Some(host) => Ok(format!("{host}:{}", bound.port())),
+    match host.filter(|host| !host::is_any(host)) {
+        Some(host) => Ok(host::with_port(host, bound.port())),
         None if bound.ip().is_unspecified() => {
             // Without a way out there is nobody outside to tell.
             let host = host_towards(ANYWHERE).unwrap_or_else(|_| "127.0.0.1".into());
@@ -319,8 +319,8 @@ fn host_towards(peer: &str) -> io::Result<String> {
     })
 }
 
-/// A number that no other process draws and nobody guesses: it tells processes apart, and workers' incarnations follow from
-/// one.
+/// A number drawn anew for each call from the operating system's random keys: it tells processes apart, and workers'
+/// incarnations follow from one.
 pub(crate) fn random_number() -> u64 {
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

@@ -1,6 +1,6 @@
 //! Waits that let go of the interpreter and can be interrupted.
 
-use paramill_core::limits;
+use paramill_core::standstill;
 use paramill_node::client::ClientError;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(crate) fn until_due(
         py.check_signals()?;
         // Time in which this process stood still is not one in which nothing came.
         let passed = began.elapsed();
-        left = left.saturating_sub(if passed < slice + limits::STANDSTILL { passed } else { slice });
+        left = left.saturating_sub(passed - standstill::lost_time(slice, passed));
     }
 }
 

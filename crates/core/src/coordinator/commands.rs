@@ -1,9 +1,10 @@
 //! Commands from outside the job: `paramill status`, `paramill set`. They are strangers, so there are few of them, and
-//! none of them stays without a word.
+//! one that is silent is hung up on: after a while, or at once when another one needs its place.
 
 use crate::limits;
+use crate::standstill::Standstill;
 use crate::types::{NodeId, Time};
-use crate::wire::{Refusal, Welcome};
+use crate::wire::Welcome;
 use std::collections::BTreeMap;
 
 /// The commands that are connected, by number, and when each was heard of last.
@@ -14,19 +15,18 @@ pub(super) struct Commands {
 }
 
 impl Commands {
-    pub(super) fn accept(&mut self, now: Time) -> Result<Welcome, Refusal> {
-        if self.last_heard.len() >= limits::MAX_COMMANDS {
-            let reason = format!(
-                "{} commands are connected to this coordinator, and it takes no more at a time; those that say nothing \
-                 for {} s are hung up on: try again then",
-                limits::MAX_COMMANDS,
-                limits::COMMAND_IDLE.as_secs()
-            );
-            return Err(Refusal { reason, retry: true });
+    /// Lets a command in. Where there are as many as may be, the one that has been silent longest leaves, and is returned: a
+    /// refusal would let those who ask again and again keep all others out.
+    pub(super) fn accept(&mut self, now: Time) -> (Welcome, Option<u32>) {
+        let is_full = self.last_heard.len() >= limits::MAX_COMMANDS;
+        let silent = self.last_heard.iter().min_by_key(|(_, heard)| **heard).map(|(number, _)| *number);
+        let evicted = silent.filter(|_| is_full);
+        if let Some(evicted) = evicted {
+            self.last_heard.remove(&evicted);
         }
         self.last_number = self.last_number.wrapping_add(1);
         self.last_heard.insert(self.last_number, now);
-        Ok(Welcome { you: NodeId::Admin(self.last_number), incarnation: 0 })
+        (Welcome { you: NodeId::Admin(self.last_number), incarnation: 0 }, evicted)
     }
 
     pub(super) fn heard(&mut self, now: Time, number: u32) {
@@ -39,19 +39,19 @@ impl Commands {
         self.last_heard.remove(&number);
     }
 
+    pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.last_heard.values_mut()
+    }
+
     /// The next command that has said nothing for too long. It counts no more.
-    pub(super) fn poll_idle(&mut self, now: Time, awake_since: Time) -> Option<u32> {
-        let is_idle = |(_, heard): &(&u32, &Time)| deadline(**heard, awake_since) <= now;
+    pub(super) fn poll_idle(&mut self, now: Time, standstill: &Standstill) -> Option<u32> {
+        let is_idle = |(_, heard): &(&u32, &Time)| standstill.deadline(**heard, limits::COMMAND_IDLE) <= now;
         let number = self.last_heard.iter().find(is_idle).map(|(number, _)| *number)?;
         self.last_heard.remove(&number);
         Some(number)
     }
 
-    pub(super) fn next_timeout(&self, awake_since: Time) -> Option<Time> {
-        self.last_heard.values().min().map(|heard| deadline(*heard, awake_since))
+    pub(super) fn next_timeout(&self, standstill: &Standstill) -> Option<Time> {
+        self.last_heard.values().min().map(|heard| standstill.deadline(*heard, limits::COMMAND_IDLE))
     }
-}
-
-fn deadline(heard: Time, awake_since: Time) -> Time {
-    heard.max(awake_since) + limits::COMMAND_IDLE
 }

@@ -4,6 +4,7 @@ use super::{Coordinator, draw_incarnation};
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
+use crate::standstill;
 use crate::status::{MemberState, ShardReport, WorkerReport};
 use crate::types::{NodeId, ServerId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
@@ -17,6 +18,7 @@ pub(super) struct Member {
     pub(super) incarnation: u64,
     pub(super) state: MemberState,
     pub(super) connected: bool,
+    /// When it was heard last; later by the time that the coordinator has stood still since.
     pub(super) last_heard: Time,
     pub(super) last_progress: Time,
     /// Its tables are known; they are those of the job.
@@ -65,7 +67,7 @@ pub(super) struct Server {
 #[derive(Debug, Default)]
 pub(super) struct ShardMember {
     pub(super) addresses: Option<Addresses>,
-    /// Since when it is not connected, if it is not.
+    /// Since when it is not connected, if it is not; later by the time that the coordinator has stood still since.
     pub(super) lost_since: Option<Time>,
     /// The plan was sent on this connection.
     pub(super) has_plan: bool,
@@ -311,6 +313,14 @@ impl Coordinator {
         }
     }
 
+    /// Time in which this coordinator stood still is nobody's silence.
+    pub(super) fn exclude(&mut self, now: Time, lost: Duration) {
+        let workers = self.workers.values_mut().map(|member| &mut member.last_heard);
+        let shards = self.shards.values_mut().filter_map(|shard| shard.lost_since.as_mut());
+        let commands = self.commands.last_heard_mut();
+        workers.chain(shards).chain(commands).for_each(|since| standstill::exclude(since, now, lost));
+    }
+
     /// When a worker is given up, unless it is heard before.
     fn deadline(&self, member: &Member) -> Option<Time> {
         let grace = match (member.connected, &self.plan) {
@@ -319,13 +329,13 @@ impl Coordinator {
             // Who waits for the others to come may be silent.
             (true, None) => return None,
         };
-        member.is_live().then(|| member.last_heard.max(self.awake_since) + grace)
+        member.is_live().then(|| self.standstill.deadline(member.last_heard, grace))
     }
 
     /// When a shard that is away is given up, and the job with it.
     fn shard_deadline(&self, shard: &ShardMember) -> Option<Time> {
         let since = shard.lost_since.filter(|_| !self.over)?;
-        Some(since.max(self.awake_since) + limits::CONNECT_DEADLINE)
+        Some(self.standstill.deadline(since, limits::CONNECT_DEADLINE))
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {

@@ -10,6 +10,7 @@ use paramill_core::wire::{Hello, Party};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(Debug, Clone)]
 enum Act {
@@ -169,6 +170,37 @@ fn a_query_waits_for_its_first_answer() {
     }
     coordinator.handle_timeout(now + limits::STATUS_DEADLINE);
     assert_eq!(drain(coordinator).len(), 1);
+}
+
+#[test]
+fn a_command_finds_its_place_though_others_hold_all_of_them() {
+    let (mut coordinator, _) = greeted();
+    let mut now = Time::ZERO;
+    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let connect = |coordinator: &mut Coordinator, now| coordinator.accept(now, &hello).map(|it| it.you);
+    let others: Vec<NodeId> =
+        (0..limits::MAX_COMMANDS).map(|_| connect(&mut coordinator, now).unwrap()).collect();
+    for round in 0..3 {
+        // They ask often enough not to be hung up on, the first of them as the last one.
+        now = now + (limits::COMMAND_IDLE - Duration::from_secs(1));
+        for other in others.iter().rev() {
+            now = now + Duration::from_millis(1);
+            say(&mut coordinator, now, *other, &message(&Control::StatusQuery));
+        }
+        coordinator.handle_timeout(now);
+        drain(&mut coordinator);
+        let you = connect(&mut coordinator, now).unwrap_or_else(|refusal| panic!("round {round}: {refusal}"));
+        // The place is that of the command that has been silent longest.
+        let evicted = drain(&mut coordinator);
+        let longest_silent = *others.last().unwrap();
+        if round == 0 {
+            assert_eq!(evicted, [Output::Disconnect { peer: longest_silent }]);
+            coordinator.handle_disconnected(now, longest_silent, &Lost::Broken("closed".into()));
+        }
+        let answer = say(&mut coordinator, now, you, &message(&Control::StatusQuery));
+        assert!(matches!(answer[..], [Output::Send { to, .. }] if to == you), "{answer:?}");
+        coordinator.handle_disconnected(now, you, &Lost::Broken("done".into()));
+    }
 }
 
 #[test]

@@ -307,6 +307,46 @@ fn a_coordinator_that_stood_still_judges_nobody_by_it_and_still_finds_the_dead()
     assert_eq!(pump.coordinator.status(pump.now).phase, "running with 1 workers; 1 declared dead");
 }
 
+/// The seconds in each log line about a standstill of the coordinator.
+fn standstills(pump: &Pump) -> Vec<f64> {
+    let said = pump.log.iter().filter_map(|line| line.strip_prefix("the coordinator stood still for "));
+    let seconds = said.filter_map(|rest| rest.strip_suffix(" s; worker timeouts do not count that time"));
+    seconds.map(|seconds| seconds.parse().expect("a number of seconds")).collect()
+}
+
+#[test]
+fn a_coordinator_that_stands_still_again_and_again_still_finds_the_dead() {
+    let mut pump = started(job(2, 1, "bsp", "sgd:lr=1"), 1, 20);
+    pump.stopped_nodes.insert(pump.worker_node(1));
+    // Ten seconds of silence count by the time in which the coordinator ran. Each round has three of them: the half second
+    // after which it wanted to be called, and two and a half.
+    for round in 0..4 {
+        let phase = pump.coordinator.status(pump.now).phase;
+        assert_eq!(phase, "running with 2 workers", "round {round}: {:?}", pump.log);
+        pump.now = pump.now + Duration::from_millis(2500);
+        pump.run();
+        pump.pass(2.5);
+    }
+    assert_eq!(pump.coordinator.status(pump.now).phase, "running with 1 workers; 1 declared dead");
+    // Each standstill is told of, but not each in a line of its own.
+    pump.pass(20.0);
+    let told = standstills(&pump);
+    assert!(told.len() < 4 && (8.0..=10.0).contains(&told.iter().sum::<f64>()), "{told:?}");
+}
+
+#[test]
+fn a_server_that_is_away_while_the_coordinator_stands_still_again_and_again_is_given_up() {
+    let mut pump = started(job(1, 2, "asp", "sgd:lr=1"), 1, 20);
+    pump.isolate(SHARD + 1);
+    for _ in 0..13 {
+        pump.pass(2.5);
+        pump.now = pump.now + Duration::from_millis(2500);
+        pump.run();
+    }
+    let ended = |error: &Option<String>| error.as_ref().is_some_and(|why| why.contains("is away for 30 s"));
+    assert!(pump.stopped.iter().any(ended), "{:?}", pump.stopped);
+}
+
 #[test]
 fn a_server_that_was_away_when_the_coordinator_stood_still_may_come_back() {
     let mut pump = started(job(1, 2, "asp", "sgd:lr=1"), 1, 20);

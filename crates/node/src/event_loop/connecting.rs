@@ -4,6 +4,7 @@ use super::connection::{Connection, State, Wire};
 use super::{EventLoop, HANDSHAKE_DEADLINE, RoleCell, Setup};
 use crate::clock;
 use crate::transport::memory::{self, Letter};
+use crate::transport::resolver::Answer;
 use crate::transport::stream::{Stream, StreamConnection};
 use crate::transport::{shm, tcp};
 use paramill_core::address::LOCAL;
@@ -47,8 +48,9 @@ impl<C: RoleCell> EventLoop<C> {
         }
         match self.open(peer, address) {
             Ok(Opened::Stream(stream)) => self.begin(key, peer, deadline, stream),
-            Ok(Opened::Name) => match self.resolver.ask(key, address) {
-                Ok(()) => {
+            Ok(Opened::Name) => match self.resolver.ask(now, address) {
+                Ok(Some(answer)) => self.dial_one_of(key, peer, &answer),
+                Ok(None) => {
                     self.resolving.insert(key, Resolving { peer, address: address.to_owned(), deadline });
                     self.expire_at(Some(deadline));
                 }
@@ -90,16 +92,30 @@ impl<C: RoleCell> EventLoop<C> {
         tcp::connect(target, &self.setup.sockets).map(Stream::Tcp).map_err(|error| error.to_string())
     }
 
-    /// A name has been resolved, or has not. One with several addresses is tried at another one each time.
-    pub(super) fn resolved(&mut self, key: u64, targets: Result<Vec<SocketAddr>, String>) {
-        // Who waited too long was told, and may have asked again.
-        let Some(Resolving { peer, deadline, .. }) = self.resolving.remove(&key) else { return };
-        let opened = targets.and_then(|targets| {
+    /// A name has been resolved, or has not: for every attempt that waits for it, or for the next one.
+    pub(super) fn resolved(&mut self, address: String, answer: Answer) {
+        self.resolver.answered(&address);
+        let waits = |(_, resolving): &(&u64, &Resolving)| resolving.address == address;
+        let waiting: Vec<u64> = self.resolving.iter().filter(waits).map(|(key, _)| *key).collect();
+        if waiting.is_empty() {
+            return self.resolver.keep(clock::now(), address, answer);
+        }
+        for key in waiting {
+            if let Some(Resolving { peer, .. }) = self.resolving.remove(&key) {
+                self.dial_one_of(key, peer, &answer);
+            }
+        }
+    }
+
+    /// Begins to connect to a name that was resolved. One with several addresses is tried at another one each time. The
+    /// time that the name took is not taken from the connection's.
+    fn dial_one_of(&mut self, key: u64, peer: NodeId, answer: &Answer) {
+        let opened = answer.as_ref().map_err(String::clone).and_then(|targets| {
             let target = targets.get(key as usize % targets.len().max(1)).ok_or("the name has no address")?;
             self.dial(*target)
         });
         match opened {
-            Ok(stream) => self.begin(key, peer, deadline, stream),
+            Ok(stream) => self.begin(key, peer, clock::now() + HANDSHAKE_DEADLINE, stream),
             Err(why) => self.fail(peer, why),
         }
     }

@@ -1,15 +1,17 @@
-//! New connections: who may be about to say who it is, and how many of them.
+//! Taking new connections, and the bounds on connections that have not said hello yet.
 
 use super::connection::{Connection, State, Wire};
 use super::strangers::Stranger;
-use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
+use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell, Setup};
 use crate::clock;
-use crate::transport::stream::StreamConnection;
+use crate::transport::shm::SharedError;
+use crate::transport::stream::{Stream, StreamConnection};
 use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::types::Time;
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// How long a loop that could not take a connection waits before it tries again.
@@ -23,22 +25,17 @@ impl<C: RoleCell> EventLoop<C> {
 
     fn accept_from(&mut self, listener: usize) {
         loop {
-            match self.setup.listeners[listener].accept(&self.setup.sockets) {
+            match self.take(listener) {
+                // One for which there is no room is closed here.
                 Ok(Ok(stream)) => {
-                    self.make_room();
-                    let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                    let wire = Wire::Stream(StreamConnection::new(stream));
-                    let mut connection = Connection::new(wire, State::AwaitHello { deadline });
-                    connection.stranger = Some(Stranger::new(&self.setup.strangers));
-                    self.next_key += 1;
-                    self.watch(self.next_key, connection);
+                    if self.make_room() {
+                        self.await_hello(stream);
+                    }
                 }
                 Ok(Err(stranger)) => (self.setup.log)(&format!("refused a connection: {stranger}")),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // Who hung up while it waited is no reason to keep others waiting.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // Out of descriptors: a stranger's may be what a member needs.
-                Err(error) if is_out_of_descriptors(&error) && self.drop_a_stranger(|_| true) => {}
                 Err(error) => {
                     // Most likely out of descriptors: the listener would stay readable and the loop would spin.
                     (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
@@ -48,27 +45,64 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    /// Many strangers must not keep out one who turns out to be a member.
-    fn make_room(&mut self) {
-        let unknown = self.connections.values().filter(|connection| is_unknown(connection)).count();
-        if unknown >= limits::MAX_HANDSHAKES {
-            self.drop_a_stranger(|_| true);
+    /// Takes the next connection. Where no descriptor is free another one is given up for it.
+    fn take(&mut self, listener: usize) -> io::Result<Result<Stream, SharedError>> {
+        let strangers = self.setup.strangers.clone();
+        let _alone = strangers.accept_alone();
+        if self.spare.is_none() {
+            self.spare = spare_descriptor(&self.epoll).ok();
         }
-        // Members that come all at once were not read yet. They say hello at once, too.
-        let young = clock::now() + (HANDSHAKE_DEADLINE - limits::HELLO_GRACE);
-        let has_had_time =
-            |state: &State| !matches!(state, State::AwaitHello { deadline } if *deadline > young);
-        while self.setup.strangers.is_full() && self.drop_a_stranger(has_had_time) {}
+        let accept = |setup: &Setup| setup.listeners[listener].accept(&setup.sockets);
+        match accept(&self.setup) {
+            Err(error) if is_out_of_descriptors(&error) => {
+                // The kernel looks for a descriptor before it looks for a connection.
+                if !is_readable(self.setup.listeners[listener].as_fd()) {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                if !self.give_up_a_descriptor() {
+                    return Err(error);
+                }
+                accept(&self.setup)
+            }
+            taken => taken,
+        }
     }
 
-    /// Drops the oldest connection among these that has not said who it is or, if there is none, the oldest command. Says
-    /// whether there was one.
-    fn drop_a_stranger(&mut self, may_go: impl Fn(&State) -> bool) -> bool {
-        let is_candidate =
-            |connection: &Connection| connection.stranger.is_some() && may_go(&connection.state);
-        let candidates = || self.connections.iter().filter(|(_, connection)| is_candidate(connection));
-        let oldest =
-            candidates().find(|(_, connection)| is_unknown(connection)).or_else(|| candidates().next());
+    fn await_hello(&mut self, stream: Stream) {
+        let deadline = clock::now() + HANDSHAKE_DEADLINE;
+        let wire = Wire::Stream(StreamConnection::new(stream));
+        let mut connection = Connection::new(wire, State::AwaitHello { deadline });
+        connection.stranger = Some(Stranger::new(&self.setup.strangers));
+        self.next_key += 1;
+        self.watch(self.next_key, connection);
+    }
+
+    /// A newcomer may be a member. Where there are many strangers it takes the place of one that had the time to say hello.
+    /// Returns false if the newcomer has to go: there are too many, and all that this loop could drop are as new.
+    fn make_room(&mut self) -> bool {
+        let unknown = self.connections.values().filter(|connection| is_unknown(connection)).count();
+        if unknown >= limits::MAX_HANDSHAKES {
+            return self.drop_oldest(is_unknown);
+        }
+        if !self.setup.strangers.are_a_crowd() || self.drop_oldest(has_had_time(clock::now())) {
+            return true;
+        }
+        let own = self.connections.values().filter(|connection| connection.stranger.is_some()).count();
+        // Commands are dropped last, so that a crowd of workers that join does not end a question under way.
+        self.setup.strangers.have_room(own) || (unknown == 0 && self.drop_oldest(is_command))
+    }
+
+    /// Frees a descriptor for a connection that waits: of a stranger that had the time to say hello, the spare one, or of a
+    /// command. Returns false if there is none of these.
+    fn give_up_a_descriptor(&mut self) -> bool {
+        self.drop_oldest(has_had_time(clock::now()))
+            || self.spare.take().is_some()
+            || self.drop_oldest(is_command)
+    }
+
+    /// Drops the oldest of the connections that may go. Returns false if there is none.
+    fn drop_oldest(&mut self, may_go: impl Fn(&Connection) -> bool) -> bool {
+        let oldest = self.connections.iter().find(|(_, connection)| may_go(connection));
         let Some(key) = oldest.map(|(key, _)| *key) else { return false };
         self.drop_connection(key, &Lost::Broken("too many strangers are connected".into()));
         true
@@ -94,9 +128,37 @@ impl<C: RoleCell> EventLoop<C> {
     }
 }
 
-/// Whether a peer has not said who it is, or is nobody.
+/// Whether a peer has not said who it is, or was refused.
 fn is_unknown(connection: &Connection) -> bool {
     matches!(connection.state, State::AwaitHello { .. } | State::Refused)
+}
+
+/// Whether a peer has not said who it is though it had the time. Members that come all at once say hello as soon as they are
+/// in, but have not been read yet.
+fn has_had_time(now: Time) -> impl Fn(&Connection) -> bool {
+    let young = now + (HANDSHAKE_DEADLINE - limits::HELLO_GRACE);
+    move |connection| match connection.state {
+        State::AwaitHello { deadline } => deadline <= young,
+        State::Refused => true,
+        _ => false,
+    }
+}
+
+fn is_command(connection: &Connection) -> bool {
+    connection.stranger.is_some() && matches!(connection.state, State::Open { .. })
+}
+
+/// A descriptor without a use but to be given up. A loop that takes connections keeps one, so that it can still take one when
+/// the process has no other descriptor left.
+pub(super) fn spare_descriptor(any: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(any, 0)?)
+}
+
+/// Whether a connection waits to be taken.
+fn is_readable(listener: BorrowedFd<'_>) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut watched = [PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+    poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 fn is_out_of_descriptors(error: &io::Error) -> bool {

@@ -54,7 +54,7 @@ impl<C: RoleCell> EventLoop<C> {
                         self.cell.with(|role| role.handle_frame(now, *peer, &header, &payload));
                     }
                 }
-                Letter::Resolved { channel, targets } => self.resolved(channel, targets),
+                Letter::Resolved { address, answer } => self.resolved(address, answer),
                 Letter::Closed { channel } => {
                     self.drop_connection(channel, &Lost::Broken("the peer closed".into()));
                 }

@@ -1,7 +1,9 @@
-//! A loop that panics ends with a sentence, and so do those who would wait for it in vain.
+//! The end of a loop that panicked: its error, and what its peers are told.
 
+use super::connection::Wire;
 use super::{EventLoop, FAREWELL, RoleCell};
-use paramill_core::role::Role;
+use crate::transport::memory::Letter;
+use paramill_core::role::{Frame, Role};
 use paramill_core::types::NodeId;
 use paramill_core::wire::control::{frame, sentence};
 use paramill_core::wire::{Control, Kind};
@@ -10,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 impl<C: RoleCell> EventLoop<C> {
-    /// Turns until it is over, well or badly. After a panic the role is not asked for anything but who it is, and the
-    /// other loops of this server end too: a process must not stay that only looks as if it served.
+    /// Turns until it is over, well or badly. After a panic the role is only asked for its node, and the other loops of this
+    /// server end too: a process must not stay that only looks as if it served.
     pub(super) fn turn_to_the_end(&mut self) -> Result<(), String> {
         let turned = catch_unwind(AssertUnwindSafe(|| self.turn_until_stopped()));
         turned.unwrap_or_else(|panic| {
@@ -29,8 +31,8 @@ impl<C: RoleCell> EventLoop<C> {
         })
     }
 
-    /// Says what the role cannot say any more: a data core tells the coordinator, the coordinator everybody. Others are
-    /// missed as any member is that goes away. Says whether there was somebody to tell.
+    /// Sends a Stop frame in place of the role: a data core's to the coordinator, the coordinator's to every member. A worker
+    /// or an aggregator sends none; its peers see the connection break. Returns whether somebody was told.
     fn tell_of_panic(&mut self, why: &str) -> bool {
         let is_member = |peer: &&NodeId| !matches!(peer, NodeId::Admin(_));
         let listeners: Vec<NodeId> = match self.cell.with(|role| role.node()) {
@@ -41,11 +43,27 @@ impl<C: RoleCell> EventLoop<C> {
         let message = frame(Kind::Control, &Control::Stop { error: Some(sentence(why.to_owned())) });
         let keys: Vec<u64> =
             listeners.iter().filter_map(|peer| self.peers.get(peer)).map(|peer| peer.key).collect();
-        for key in &keys {
-            self.dispatch(*key, message.clone());
+        // A peer that cannot be told keeps no other from being told.
+        let mut told =
+            |key: &u64| catch_unwind(AssertUnwindSafe(|| self.tell(*key, message.clone()))).unwrap_or(false);
+        keys.iter().filter(|key| told(key)).count() > 0
+    }
+
+    /// Sends a frame without the role: what waits before it must not be in the role's memory. Returns false if the connection
+    /// is broken.
+    fn tell(&mut self, key: u64, frame: Frame) -> bool {
+        match self.connections.get_mut(&key).map(|connection| &mut connection.wire) {
+            Some(Wire::Stream(stream)) => {
+                stream.queue(frame);
+                stream.flush(None::<&C::Role>, false).is_ok()
+            }
+            Some(Wire::Memory { to, channel: Some(channel) }) => {
+                let payload = frame.body.bytes().unwrap_or_default().to_vec();
+                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
+                true
+            }
+            Some(Wire::Memory { channel: None, .. }) | None => false,
         }
-        self.flush_dirty();
-        !keys.is_empty()
     }
 }
 
@@ -54,3 +72,6 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why")
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,3 +39,17 @@ fn a_dead_address_is_passed_over() {
     job.finish().expect("all is well");
     server.join().expect("all is well");
 }
+
+#[test]
+fn an_address_of_version_6_is_announced_in_brackets() {
+    let listener = tcp::listen("127.0.0.1:0").expect("loopback is always there");
+    let port = listener.local_addr().expect("it is bound").port();
+    let told = |host| announced(&listener, Some(host)).expect("it is bound");
+    assert_eq!(told("::1"), format!("[::1]:{port}"));
+    assert_eq!(told("[2001:db8::1]"), format!("[2001:db8::1]:{port}"));
+    assert_eq!(told("node7"), format!("node7:{port}"));
+    // All addresses together are none that others could connect to, however they are written.
+    for any in ["::", "[::]", "0.0.0.0"] {
+        assert_eq!(told(any), format!("127.0.0.1:{port}"), "{any}");
+    }
+}

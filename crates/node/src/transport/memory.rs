@@ -1,9 +1,9 @@
 //! The in-memory transport: nodes of one process exchange frames through mailboxes, with no socket.
 
+use super::resolver::Answer;
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ pub(crate) enum Letter {
     /// The other end is gone.
     Closed { channel: u64 },
     /// From the loop's own resolver: the addresses of a name, or why it has none.
-    Resolved { channel: u64, targets: Result<Vec<SocketAddr>, String> },
+    Resolved { address: String, answer: Answer },
 }
 
 /// A node's letters, and a descriptor that wakes its event loop.

@@ -1,61 +1,76 @@
-//! Names become addresses on a thread of their own: the operating system may take long over one, and an event loop has
+//! Names become addresses on threads of their own: the operating system may take long over one, and an event loop has
 //! others to serve meanwhile.
 
 use super::memory::{Letter, Mailbox};
+use paramill_core::limits;
+use paramill_core::types::Time;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-/// Names that may wait to be resolved for one loop.
-const MAX_WAITING: usize = 64;
+/// Names that one loop may ask for at a time. Each has a thread, so that a name which takes long keeps no other waiting.
+const MAX_ASKED: usize = 32;
 
 /// How a name becomes addresses; at least one, or an error.
 pub(crate) type Resolve = fn(&str) -> io::Result<Vec<SocketAddr>>;
 
-/// A loop's resolver. Its thread starts with the first name, and ends with the loop.
+/// The addresses of a name, or why there are none.
+pub(crate) type Answer = Result<Vec<SocketAddr>, String>;
+
+/// A loop's resolver. It asks for a name once at a time, and keeps an answer that came too late for the next attempt:
+/// otherwise a name that always takes longer than one attempt could never be reached.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     resolve: Resolve,
     mailbox: Arc<Mailbox>,
-    questions: Option<SyncSender<Question>>,
-}
-
-#[derive(Debug)]
-struct Question {
-    channel: u64,
-    address: String,
+    /// Addresses, each a name with a port, whose answer is to come.
+    asked: BTreeSet<String>,
+    /// Answers that no attempt waited for, and when they came.
+    kept: BTreeMap<String, (Time, Answer)>,
 }
 
 impl Resolver {
     /// Answers go to `mailbox`.
     pub(crate) fn new(resolve: Resolve, mailbox: Arc<Mailbox>) -> Resolver {
-        Resolver { resolve, mailbox, questions: None }
+        Resolver { resolve, mailbox, asked: BTreeSet::new(), kept: BTreeMap::new() }
     }
 
-    /// Asks for the addresses of a name; a [`Letter::Resolved`] for `channel` brings them. It may never come: the caller has
-    /// its own deadline.
-    pub(crate) fn ask(&mut self, channel: u64, address: &str) -> io::Result<()> {
-        let questions = match &mut self.questions {
-            Some(questions) => questions,
-            none => none.insert(start(self.resolve, self.mailbox.clone())?),
-        };
-        let question = Question { channel, address: address.to_owned() };
-        questions.try_send(question).map_err(|error| match error {
-            TrySendError::Full(_) => io::Error::other("too many other names wait to be resolved"),
-            TrySendError::Disconnected(_) => io::Error::other("the thread that resolves names has ended"),
-        })
-    }
-}
-
-fn start(resolve: Resolve, mailbox: Arc<Mailbox>) -> io::Result<SyncSender<Question>> {
-    let (questions, asked) = sync_channel::<Question>(MAX_WAITING);
-    let body = move || {
-        for Question { channel, address } in asked {
-            let targets = resolve(&address).map_err(|error| error.to_string());
-            mailbox.put(Letter::Resolved { channel, targets });
+    /// The answer for an address if one is kept; it serves once. Otherwise a [`Letter::Resolved`] brings it, now or much
+    /// later: the caller has its own deadline.
+    pub(crate) fn ask(&mut self, now: Time, address: &str) -> io::Result<Option<Answer>> {
+        self.forget_old(now);
+        if let Some((_, answer)) = self.kept.remove(address) {
+            return Ok(Some(answer));
         }
-    };
-    std::thread::Builder::new().name("paramill resolver".into()).spawn(body)?;
-    Ok(questions)
+        if self.asked.contains(address) {
+            return Ok(None);
+        }
+        if self.asked.len() >= MAX_ASKED {
+            return Err(io::Error::other("too many other names wait to be resolved"));
+        }
+        let (resolve, mailbox, name) = (self.resolve, self.mailbox.clone(), address.to_owned());
+        let body = move || {
+            let answer = resolve(&name).map_err(|error| error.to_string());
+            mailbox.put(Letter::Resolved { address: name, answer });
+        };
+        std::thread::Builder::new().name("paramill resolver".into()).spawn(body)?;
+        self.asked.insert(address.to_owned());
+        Ok(None)
+    }
+
+    /// The answer for this address came; it may be asked for again.
+    pub(crate) fn answered(&mut self, address: &str) {
+        self.asked.remove(address);
+    }
+
+    /// Keeps an answer that no attempt waits for.
+    pub(crate) fn keep(&mut self, now: Time, address: String, answer: Answer) {
+        self.kept.insert(address, (now, answer));
+    }
+
+    /// Whoever still wants to connect asks again before this time is over.
+    fn forget_old(&mut self, now: Time) {
+        self.kept.retain(|_, (came, _)| now < *came + limits::CONNECT_DEADLINE);
+    }
 }

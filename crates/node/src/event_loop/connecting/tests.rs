@@ -23,6 +23,18 @@ struct Caller {
     next: Time,
     timeouts: u32,
     on_timeout: fn(u32),
+    again: Option<Again>,
+    /// At which of its timeouts it heard that its first attempt was given up.
+    given_up_at: Option<u32>,
+}
+
+/// A second attempt at the same address, and when the answer for the first one comes: both in timeouts of the caller, which
+/// are a millisecond apart, after the first attempt was given up.
+struct Again {
+    address: &'static str,
+    ask_after: u32,
+    answer_after: u32,
+    answer: &'static AtomicBool,
 }
 
 impl Role for Caller {
@@ -41,7 +53,10 @@ impl Role for Caller {
     fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
 
     fn handle_disconnected(&mut self, _now: Time, _peer: NodeId, why: &Lost) {
-        self.outputs.push_back(Output::Stop { error: Some(why.to_string()) });
+        match (&self.again, self.given_up_at) {
+            (Some(_), None) => self.given_up_at = Some(self.timeouts),
+            _ => self.outputs.push_back(Output::Stop { error: Some(why.to_string()) }),
+        }
     }
 
     fn handle_frame(&mut self, _now: Time, _from: NodeId, _header: &Header, _payload: &[u8]) {}
@@ -50,6 +65,12 @@ impl Role for Caller {
         self.next = now + Duration::from_millis(1);
         self.timeouts += 1;
         (self.on_timeout)(self.timeouts);
+        if let (Some(again), Some(given_up_at)) = (&self.again, self.given_up_at) {
+            if self.timeouts == given_up_at + again.ask_after {
+                self.outputs.push_back(connect(again.address));
+            }
+            again.answer.store(self.timeouts >= given_up_at + again.answer_after, Ordering::Relaxed);
+        }
     }
 
     fn next_timeout(&self) -> Option<Time> {
@@ -61,10 +82,18 @@ impl Role for Caller {
     }
 }
 
+fn connect(address: &str) -> Output {
+    Output::Connect { peer: NodeId::Coordinator, address: address.into() }
+}
+
 /// What becomes of a connection to `address` whose name this function resolves.
 fn outcome(address: &str, resolve: Resolve, on_timeout: fn(u32)) -> String {
-    let connect = Output::Connect { peer: NodeId::Coordinator, address: address.into() };
-    let role = Caller { outputs: [connect].into(), next: clock::now(), timeouts: 0, on_timeout };
+    outcome_of(address, resolve, on_timeout, None)
+}
+
+fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Option<Again>) -> String {
+    let outputs = [connect(address)].into();
+    let role = Caller { outputs, next: clock::now(), timeouts: 0, on_timeout, again, given_up_at: None };
     let setup = Setup {
         listeners: Vec::new(),
         resolve,
@@ -120,4 +149,42 @@ fn numbers_need_no_resolver_and_errors_are_passed_on() {
     assert!(error.contains("refused"), "{error}");
     let error = outcome("a.host:1", |_| Err(io::Error::other("no such host")), |_| {});
     assert_eq!(error, "no such host");
+}
+
+/// Resolves a name once, as late as it is let, and never again.
+fn resolved_once(asked: &AtomicBool, answer: &AtomicBool) -> io::Result<Vec<SocketAddr>> {
+    match asked.swap(true, Ordering::Relaxed) {
+        false => blocked_until(answer),
+        true => Err(io::Error::other("the name was asked for again")),
+    }
+}
+
+#[test]
+fn an_answer_that_comes_late_serves_the_next_attempt_for_the_same_name() {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static ANSWER: AtomicBool = AtomicBool::new(false);
+    let again = Again { address: "a.host:7070", ask_after: 1, answer_after: 50, answer: &ANSWER };
+    let error = outcome_of("a.host:7070", |_| resolved_once(&ASKED, &ANSWER), |_| {}, Some(again));
+    assert!(error.contains("refused"), "the address was not tried: {error}");
+}
+
+#[test]
+fn an_answer_that_comes_between_two_attempts_serves_the_second() {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    static ANSWER: AtomicBool = AtomicBool::new(false);
+    let again = Again { address: "a.host:7070", ask_after: 200, answer_after: 1, answer: &ANSWER };
+    let error = outcome_of("a.host:7070", |_| resolved_once(&ASKED, &ANSWER), |_| {}, Some(again));
+    assert!(error.contains("refused"), "the address was not tried: {error}");
+}
+
+#[test]
+fn a_name_that_is_never_resolved_does_not_keep_another_waiting() {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    let resolve: Resolve = |name| match name {
+        "slow.host:1" => blocked_until(&NEVER),
+        _ => Ok(vec![SocketAddr::from(([127, 0, 0, 1], 1))]),
+    };
+    let again = Again { address: "fast.host:1", ask_after: 1, answer_after: u32::MAX / 2, answer: &NEVER };
+    let error = outcome_of("slow.host:1", resolve, |_| {}, Some(again));
+    assert!(error.contains("refused"), "the address was not tried: {error}");
 }
