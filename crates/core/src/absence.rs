@@ -206,16 +206,6 @@ impl AbsentFromSums {
         self.chunks.get(&chunk).unwrap_or(Absent::NOTHING)
     }
 
-    /// Only ranges of a chunk that `is_absent` says yes of stay absent.
-    pub(crate) fn retain(&mut self, chunk: usize, is_absent: impl Fn(&Range<u32>) -> bool) {
-        if let Some(mut absent) = self.chunks.remove(&chunk) {
-            absent.ranges.retain(is_absent);
-            if !absent.is_empty() {
-                self.chunks.insert(chunk, absent);
-            }
-        }
-    }
-
     /// A chunk's sum is used up.
     pub(crate) fn take(&mut self, chunk: usize) -> Absent {
         self.chunks.remove(&chunk).unwrap_or_default()

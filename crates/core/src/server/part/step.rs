@@ -222,6 +222,7 @@ impl Target<'_> {
         gradient: Gradient<'_>,
         absent: &Absent,
     ) {
+        let absent = if self.optimizer.steps_absent() { Absent::NOTHING } else { absent };
         if absent.is_empty() && self.skipped.is_empty() {
             return self.step_from(input, start, gradient);
         }
