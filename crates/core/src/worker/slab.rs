@@ -7,7 +7,6 @@ use super::encoding::Encoded;
 use super::prepared::Content;
 use super::request::{Missing, Request, What};
 use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
-use crate::consistency::PartialPull;
 use crate::kernels;
 use crate::store::{Allocate, Buffer};
 use crate::table::NonFinite;
@@ -125,7 +124,7 @@ impl Worker {
             return Err(WorkerError::Order(sentence));
         }
         local.check_not_lent()?;
-        if let Some(partial) = local.partial.filter(PartialPull::leaves_blocks_out) {
+        if let Some(partial) = local.partial {
             let (name, b) = (&local.spec.name, partial.fraction);
             return Err(WorkerError::Order(format!(
                 "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
