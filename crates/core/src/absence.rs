@@ -1,8 +1,9 @@
 //! Elements for which there is no gradient.
 //!
 //! A parameter that took no part in a worker's computation has no gradient there, which is not the same as a gradient of
-//! zeros: a zero still decays weights and keeps momentum going. Parameters are packed into tables, so what is absent is
-//! ranges of a table. A server does not step what is absent from every gradient of a step; in the others it is zero.
+//! zeros: with a zero, weights still decay and momentum still moves them. Parameters are packed into tables, so absent
+//! gradients are kept as ranges of a table. A server does not step elements that are absent from every gradient of a step.
+//! If only some gradients lack an element, those count as zero there.
 
 use crate::codec::Decoder;
 use crate::limits;
@@ -21,7 +22,7 @@ impl Absent {
     /// Nothing is absent.
     pub const NOTHING: &'static Absent = &Absent { ranges: Vec::new() };
 
-    /// What `ranges` of a table, ascending and disjoint, have in common with one of its chunks.
+    /// The part of `ranges`, ascending and disjoint ranges of a table, that lies in one of the table's chunks.
     pub fn in_chunk(ranges: &[Range<usize>], chunk: Range<usize>) -> Absent {
         let mut absent = Absent::default();
         let first = ranges.partition_point(|range| range.end <= chunk.start);
@@ -55,7 +56,9 @@ impl Absent {
         &self.ranges
     }
 
-    /// What is absent from both.
+    /// The elements that are absent from both, in at most [`limits::MAX_ABSENT_RANGES`] ranges: two lists of that length may
+    /// have nearly twice as many ranges in common, and a frame holds one list. Ranges beyond the limit count as present,
+    /// with zeros, which every receiver can take.
     pub fn intersection(&self, other: &Absent) -> Absent {
         let mut both = Absent::default();
         let (mut left, mut right) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
@@ -63,6 +66,9 @@ impl Absent {
             let common = a.start.max(b.start)..a.end.min(b.end);
             let a_ends_first = a.end < b.end;
             if !common.is_empty() {
+                if both.ranges.len() == limits::MAX_ABSENT_RANGES {
+                    break;
+                }
                 both.append(common);
             }
             if a_ends_first {
@@ -85,7 +91,7 @@ impl Absent {
         self.ranges.capacity() * size_of::<Range<u32>>()
     }
 
-    /// Appends the list with which a payload begins, padded so that what follows is as aligned as a payload.
+    /// Appends the list with which a payload begins, padded so that the gradient behind it keeps a payload's alignment.
     pub fn write(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&(self.ranges.len() as u32).to_le_bytes());
@@ -96,8 +102,8 @@ impl Absent {
         out.resize(start + padded(out.len() - start), 0);
     }
 
-    /// The payload of a push of a chunk of so many elements from which this is absent. `gradient` is what it would be
-    /// otherwise; where nothing is present, the list says it all.
+    /// The payload of a push of a chunk of so many elements that lacks these ranges: the list, and then `gradient`, the
+    /// payload of a push that lacks none. If the whole chunk is absent, the list is all.
     pub fn payload(&self, elements: usize, gradient: &[u8]) -> Vec<u8> {
         let gradient = if self.covers(elements) { &[] } else { gradient };
         let mut payload = Vec::with_capacity(padded(4 + 8 * self.ranges.len()) + gradient.len());
@@ -106,7 +112,7 @@ impl Absent {
         payload
     }
 
-    /// Reads the list that a payload for a chunk of so many elements begins with; and what follows it.
+    /// Reads the list that a payload for a chunk of so many elements begins with. Returns it with the bytes behind it.
     pub fn read(payload: &[u8], elements: usize) -> Result<(Absent, &[u8]), WireError> {
         let refuse = |why: String| Err(WireError::Payload { what: "absent ranges", why });
         let word = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
@@ -133,7 +139,7 @@ impl Absent {
             let Some(end) = end.filter(|_| start >= first_free && length > 0) else {
                 return refuse(format!("{length} elements from {start} on, of {elements} or out of order"));
             };
-            // Ranges that touch are one.
+            // Ranges that touch are written as one.
             first_free = end.saturating_add(1);
             absent.ranges.push(start..end);
         }
@@ -143,8 +149,8 @@ impl Absent {
         }
     }
 
-    /// Reads a push from which something is absent: what that is, and the gradient of the whole chunk, with zeros there.
-    /// A codec need not send zeros as zeros, so they are put in here.
+    /// Reads a push with absent ranges. Returns these, and the gradient of the whole chunk with zeros in them: a codec may
+    /// make another number of a zero, so the zeros are set here.
     pub(crate) fn read_push(
         header: &Header,
         payload: &[u8],
@@ -177,18 +183,18 @@ impl Absent {
     }
 }
 
-/// What is absent from sums of gradients, by chunk: that which is absent from every gradient in the sum.
+/// Absent ranges of sums of gradients, by chunk: a sum lacks the elements that every gradient in it lacks.
 #[derive(Debug, Default)]
 pub(crate) struct AbsentFromSums {
-    /// Only chunks of which something is.
+    /// Only chunks with absent elements.
     chunks: BTreeMap<usize, Absent>,
 }
 
 impl AbsentFromSums {
-    /// A gradient is added to a chunk's sum, or is the first one of it.
+    /// A gradient is added to a chunk's sum; with `is_first` it begins the sum.
     pub(crate) fn add(&mut self, chunk: usize, is_first: bool, absent: &Absent) {
         if absent.is_empty() {
-            // The ordinary case: nothing is here.
+            // In the ordinary case no chunk has absent elements.
             if !self.chunks.is_empty() {
                 self.chunks.remove(&chunk);
             }
@@ -204,16 +210,6 @@ impl AbsentFromSums {
 
     pub(crate) fn of(&self, chunk: usize) -> &Absent {
         self.chunks.get(&chunk).unwrap_or(Absent::NOTHING)
-    }
-
-    /// Only ranges of a chunk that `is_absent` says yes of stay absent.
-    pub(crate) fn retain(&mut self, chunk: usize, is_absent: impl Fn(&Range<u32>) -> bool) {
-        if let Some(mut absent) = self.chunks.remove(&chunk) {
-            absent.ranges.retain(is_absent);
-            if !absent.is_empty() {
-                self.chunks.insert(chunk, absent);
-            }
-        }
     }
 
     /// A chunk's sum is used up.
@@ -284,6 +280,27 @@ mod tests {
                 flags(&Absent::in_chunk(&table, chunk))[..len].to_vec()
             });
             prop_assert_eq!(halves.concat(), of_table);
+        }
+    }
+
+    /// Two lists may have nearly as many ranges in common as both have together, and one list travels.
+    #[test]
+    fn an_intersection_is_no_longer_than_a_list_may_be() {
+        let most = limits::MAX_ABSENT_RANGES as u32;
+        // Every range of one begins in a range of the other, and ends in the next.
+        let list = |offset: u32| Absent {
+            ranges: (0..most).map(|at| offset + 6 * at..offset + 6 * at + 5).collect(),
+        };
+        let (one, other) = (list(0), list(3));
+        let (both, elements) = (one.intersection(&other), 6 * most as usize + 8);
+        let mut payload = Vec::new();
+        both.write(&mut payload);
+        assert_eq!(Absent::read(&payload, elements), Ok((both.clone(), &[][..])));
+        let has = |absent: &Absent, part: &Range<u32>| {
+            absent.ranges().iter().any(|range| range.start <= part.start && part.end <= range.end)
+        };
+        for range in [&both.ranges()[0], &both.ranges()[1], &both.ranges()[100]] {
+            assert!(has(&one, range) && has(&other, range), "{range:?}");
         }
     }
 

@@ -70,6 +70,11 @@ pub trait Optimizer: Send + Sync + fmt::Debug {
     fn needs_norms(&self) -> bool {
         false
     }
+
+    /// Whether elements that no gradient of a step has are stepped with zeros, instead of being left out.
+    fn steps_absent(&self) -> bool {
+        false
+    }
 }
 
 /// The most state arrays that a rule keeps. An array of that many views needs no allocation.
@@ -85,6 +90,11 @@ pub trait Rule: Send + Sync + fmt::Debug {
 
     /// [`Optimizer::step`], whose MUSTs hold here too.
     fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]);
+
+    /// [`Optimizer::steps_absent`].
+    fn steps_absent(&self) -> bool {
+        false
+    }
 }
 
 impl<R: Rule> Optimizer for R {
@@ -116,6 +126,10 @@ impl<R: Rule> Optimizer for R {
 
     fn needs_norms(&self) -> bool {
         R::NEEDS_NORMS
+    }
+
+    fn steps_absent(&self) -> bool {
+        Rule::steps_absent(self)
     }
 }
 

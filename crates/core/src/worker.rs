@@ -37,7 +37,6 @@ use gate::PullGate;
 use local_table::LocalTable;
 use request::{Missing, Request, What};
 use requests::Requests;
-use slab::Lender;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -55,6 +54,8 @@ pub struct WorkerConfig {
     pub coordinator: String,
     /// Where the aggregator is that this worker goes through to the servers, if it does.
     pub aggregator: Option<Addresses>,
+    /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
+    pub number: u64,
 }
 
 /// Something the application can wait for.
@@ -134,7 +135,6 @@ pub struct Worker {
     coordinator: Link,
     links: BTreeMap<ShardId, Link>,
     tables: Vec<LocalTable>,
-    lender: Lender,
     plan: Option<Plan>,
     start: Option<Ticket>,
     clock: Clock,
@@ -174,7 +174,6 @@ impl Worker {
             incarnation: 0,
             links: BTreeMap::new(),
             tables: Vec::new(),
-            lender: Lender::default(),
             plan: None,
             start: None,
             clock: 0,

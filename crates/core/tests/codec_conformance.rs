@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use paramill_core::absence::Absent;
 use paramill_core::codec::{Codec, CodecError, Context, Decoder, Encoder, Kind, Stage};
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
@@ -513,5 +514,37 @@ fn what_did_not_arrive_is_kept() {
             let scale = 1.0 + lost[at].abs() + kept[at].abs();
             assert!((rest - kept[at]).abs() <= 1e-5 * scale, "{chain}: {rest} for {}", kept[at]);
         }
+    }
+}
+
+/// What is kept of ranges without a gradient is held, bit for bit, whatever is done with the rest of the chunk; and what is
+/// done with the rest is as if nothing had been kept of them.
+#[test]
+fn what_is_kept_of_absent_ranges_is_held() {
+    let (len, absent) = (300, Absent::in_chunk(&[20..90, 100..101, 250..300], 0..300));
+    let is_absent = |at: usize| absent.ranges().iter().any(|range| range.contains(&(at as u32)));
+    for chain in chains() {
+        let codec = codec(&chain);
+        let (before, mut values) = (samples(len, 2).remove(0), samples(len, 3).remove(0));
+        absent.clear_in(&mut values);
+        let mut encoder = Encoder::new(codec.clone(), len);
+        encode(&mut encoder, 3, &before);
+        let kept = encoder.residual().to_vec();
+        let held = |encoder: &Encoder| {
+            let residual = encoder.residual().iter().enumerate();
+            residual.filter(|(at, _)| is_absent(*at)).all(|(at, value)| value.to_bits() == kept[at].to_bits())
+        };
+        let payload = encoder.holding(0, &absent, |encoder| encode(encoder, 4, &values));
+        assert!(held(&encoder), "{chain}");
+        encoder.holding(0, &absent, |encoder| encoder.undo(0, &values, &payload));
+        assert!(held(&encoder), "{chain}: undone");
+        encoder.holding(0, &absent, |encoder| encoder.put_back(0, len, &payload));
+        assert!(held(&encoder), "{chain}: put back");
+        // A refused gradient leaves it there too.
+        values[0] = f32::NAN;
+        let refused = encoder
+            .holding(0, &absent, |encoder| encoder.encode(0, &values, &context(5, len), &mut Vec::new()));
+        assert!(refused.is_err(), "{chain}");
+        assert!(held(&encoder), "{chain}: refused");
     }
 }

@@ -45,7 +45,10 @@ static ALLOCATOR: Counting = Counting;
 
 /// Allocations of 20 rounds after some that fill pools and queues, but for lists of acknowledgements.
 fn allocations(work: &Work) -> u64 {
-    let mut load = Load::new(work.clone());
+    allocations_of(work, Load::new(work.clone()))
+}
+
+fn allocations_of(work: &Work, mut load: Load) -> u64 {
     let expected = load.frames_per_round();
     (0..5).for_each(|_| _ = load.round());
     let before = TAKEN.with(Cell::get);
@@ -69,6 +72,20 @@ fn steady_rounds_take_no_memory_for_chunks() {
                 assert_eq!(allocations(&work), 0, "{work:?}");
             }
         }
+    }
+}
+
+/// One step that a chunk had no gradient for is counted for ever, and costs the chunks nothing.
+#[test]
+fn rounds_after_an_absence_take_no_memory_either() {
+    for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000)] {
+        let policy = TablePolicy { optimizer: "adam:lr=0.001".into(), ..TablePolicy::default() };
+        let work = Work { workers, tables, elements, dtype: DType::F32, policy };
+        let mut load = Load::new(work.clone());
+        load.round();
+        load.lack(1);
+        load.round();
+        assert_eq!(allocations_of(&work, load), 0, "{work:?}");
     }
 }
 

@@ -40,7 +40,7 @@ use paramill_core::types::Clock;
 use paramill_core::worker::{PullOptions, Ticket, Worker, WorkerConfig};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -217,6 +217,9 @@ pub struct Handle {
     ticket: Ticket,
 }
 
+/// Numbers the workers of this process.
+static NEXT_WORKER: AtomicU64 = AtomicU64::new(0);
+
 impl Job {
     /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
     pub fn init(options: JobOptions) -> Result<Job, ClientError> {
@@ -230,6 +233,7 @@ impl Job {
             rank: options.rank,
             coordinator: options.url.address.clone(),
             aggregator: options.aggregator.as_deref().map(addresses),
+            number: NEXT_WORKER.fetch_add(1, Ordering::Relaxed),
         };
         let memory = SharedAllocator::new();
         let mut worker = Worker::new(clock::now(), config, options.registry.clone());

@@ -31,11 +31,12 @@ pub(crate) fn optimizer_parameters(text: &str) -> PyResult<(String, Vec<(String,
     Ok((policy.rule_name().to_owned(), parameters))
 }
 
-/// Whether workers go on without some of the blocks under a consistency model, or wait `tau2` for them: a partial pull.
+/// Whether workers go on without some of the blocks under a consistency model, a partial pull, or are told how long to wait
+/// before they do: without a partial pull `tau2` has no effect, and PyTorch refuses it with `b`.
 #[pyfunction]
 pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
     let policy = SyncPolicy::parse(&condition::registry().consistency, sync)
         .map_err(|error| raise("PolicyError", error))?;
-    let partial = policy.model.partial_pull();
-    Ok(partial.is_some_and(|partial| partial.fraction < 1.0 || !partial.tau2.is_zero()))
+    let waits = policy.model.partial_pull().is_some_and(|partial| !partial.tau2.is_zero());
+    Ok(policy.partial_pull().is_some() || waits)
 }

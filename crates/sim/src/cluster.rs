@@ -201,6 +201,7 @@ impl Cluster {
             rank: Some(id),
             coordinator: COORDINATOR.into(),
             aggregator: self.scenario.aggregator_of(id).map(|id| aggregator_address(id).into()),
+            number: id.0.into(),
         };
         let program = Program {
             worker: id,

@@ -61,8 +61,6 @@ class Bucket:
 
     # Whether what arrives may stay where a device receives it.
     stays = True
-    # Whether servers are told which parameters have no gradient. They do not step those that nobody has one for.
-    names_absent = True
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
@@ -71,8 +69,7 @@ class Bucket:
         self.refused: Optional[NonFiniteError] = None
         # Which of the slots had a gradient when the bucket was sent last.
         self.present = [False] * len(self.slots)
-        # Slots without a gradient of which the compressor owes nothing either, by number.
-        self._settled: set[int] = set()
+        # The elements of slots without a gradient. Servers are told of them.
         self._absent: list[tuple[int, int]] = []
         self._left = False
         self._table: Optional[Table] = None
@@ -160,15 +157,10 @@ class Bucket:
             slot.look()
         self.sent = True
         copies = [(flat, self._gradient)]
-        absent = {number for number, here in enumerate(self.present) if not here and self.names_absent}
-        self._settled &= absent
+        self._absent = [span for span, here in zip(self._spans, self.present) if not here]
         if compressor and self._compressed:
             with self._lane.aside(), torch.no_grad():
-                # What is owed is delivered first. Once nothing is, that stays so until there is a gradient.
-                absent = {slot for slot in absent if slot in self._settled or not compressor.owes(*self._spans[slot])}
-                self._settled = absent
-                copies = compressor.encode(step, self._gradient)
-        self._absent = [self._spans[number] for number in sorted(absent)]
+                copies = compressor.encode(step, self._gradient, self._absent)
         self._lane.bring_out(copies)
 
     def leave(self, block: bool) -> bool:
@@ -279,13 +271,12 @@ class Bucket:
 class AveragedBucket(Bucket):
     """A bucket whose table has, after every round, the mean of the round's gradients: they become the gradients.
 
-    The server steps with lr = 1 and a weight decay of 1: w - (mean + w) = -mean.
+    The server steps with lr = 1 and a weight decay of 1: w - (mean + w) = -mean. What nobody has a gradient for is stepped
+    too, since it would be the mean of an earlier round otherwise. :class:`PresenceBucket` tells it from a mean of zero.
     """
 
-    POLICIES = {"optimizer": "sgd:lr=1,weight_decay=1", "reduce": "mean"}
+    POLICIES = {"optimizer": "sgd:lr=1,weight_decay=1,absent=zeros", "reduce": "mean"}
     stays = False
-    # What is not stepped would be the mean of an earlier round. :class:`PresenceBucket` tells.
-    names_absent = False
 
     def begin(self, device_codec: Optional[bool] = None) -> None:
         self._began = False
@@ -336,7 +327,7 @@ class PresenceBucket(Bucket):
     def _deliver(self) -> None:
         super()._deliver()
         for parameter, mean in zip(self._parameters, self.slots[0].parameter.tolist() if self._began else []):
-            # What a codec owed of earlier gradients is not lost.
+            # Under `drop` a round may have a gradient of which its presence came too late.
             if mean == 0.0 and parameter.grad is not None and not parameter.grad.any():
                 parameter.grad = None
 

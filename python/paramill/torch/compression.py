@@ -99,12 +99,22 @@ class Compressor:
         """What was not sent yet."""
         return self._residual
 
-    def owes(self, start: int, end: int) -> bool:
-        """Whether something of these entries was not sent yet. It waits for the device."""
-        return self._residual is not None and bool(self._residual[start:end].any())
+    def encode(self, step: int, memory: Tensor, absent: Sequence[tuple[int, int]] = ()) -> list[Copy]:
+        """Compresses :attr:`input`; returns what is to be copied to `memory`, the host's. :meth:`rest` may have more.
 
-    def encode(self, step: int, memory: Tensor) -> list[Copy]:
-        """Compresses :attr:`input`; returns what is to be copied to `memory`, the host's. :meth:`rest` may have more."""
+        What was not sent yet of `absent`, ranges without a gradient, waits for their next one. The input is zero there.
+        """
+        held: list[Copy] = []
+        if self._residual is not None:
+            held = [(self._residual[start:end].clone(), self._residual[start:end]) for start, end in absent]
+        for _, part in held:
+            part.zero_()
+        copies = self._encode(step, memory)
+        for values, part in held:
+            part.copy_(values)
+        return copies
+
+    def _encode(self, step: int, memory: Tensor) -> list[Copy]:
         values = self.input if self._residual is None else self.input.add_(self._residual)
         chain = self._chain
         if chain.name is None:

@@ -1,5 +1,6 @@
 //! A shard and the frames of synchronous workers, without sockets: what a data core has to do, and nothing else.
 
+use paramill_core::absence::Absent;
 use paramill_core::codec::{Codec, Context, Encoder};
 use paramill_core::placement::Part;
 use paramill_core::prng::Prng;
@@ -43,6 +44,8 @@ pub(crate) struct Load {
     /// What a codec makes of a chunk, by its elements; nothing when the tables have none.
     encoded: BTreeMap<usize, Vec<u8>>,
     clock: Clock,
+    /// A chunk that the next round's gradients do not have.
+    lacks: Option<usize>,
 }
 
 /// What came of a round.
@@ -114,7 +117,7 @@ impl Load {
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
         let encoded = encoded(&work.policy.codec, chunks.iter().map(|chunk| chunk.3));
-        let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0 };
+        let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0, lacks: None };
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0, 4);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
@@ -137,6 +140,12 @@ impl Load {
     /// Bytes held for parameters, accumulators and optimizer state.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.shard.memory_bytes()
+    }
+
+    /// The gradients of the next round do not have this chunk.
+    #[allow(dead_code, reason = "a test that shares this file looks at it")]
+    pub(crate) fn lack(&mut self, index: usize) {
+        self.lacks = Some(index);
     }
 
     /// Every worker pushes and pulls everything once.
@@ -162,6 +171,14 @@ impl Load {
                         header.flags = header.flags.with(Flags::ENCODED);
                         header.payload_bytes = encoded.len() as u32;
                     }
+                    let mut list = Vec::new();
+                    if self.lacks == Some(index) {
+                        let len = self.chunks[index].3;
+                        Absent::in_chunk(std::slice::from_ref(&(0..len)), 0..len).write(&mut list);
+                        payload = &list;
+                        header.flags = header.flags.with(Flags::ABSENT);
+                        header.payload_bytes = list.len() as u32;
+                    }
                     let now = Time(self.clock * 1000);
                     self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)), &header, payload);
                     tally.frames += 1;
@@ -171,6 +188,7 @@ impl Load {
             begin = end;
         }
         self.clock += 1;
+        self.lacks = None;
         tally
     }
 

@@ -374,8 +374,6 @@ impl Lane {
             if let Some(sum) = self.flights.sums.get_mut(&id).filter(|sum| sum.weights[index] > 0) {
                 // Once: what is sent again after a broken connection is the same.
                 let table = &mut self.tables[sum.table];
-                // What is owed of a range goes up first: until then it has a gradient.
-                sum.absent.retain(index, |range| !table.owes(index, range));
                 let values = sum.values(table.chunks[index]);
                 sum.payloads[index] = table.encode(sum.clock, index, values, sum.absent.of(index));
                 self.launch(id, Some(index), out);
@@ -548,8 +546,7 @@ impl Lane {
         for sum in self.flights.sums.values().filter(is_it) {
             for (index, payload) in sum.payloads.iter().enumerate() {
                 if let Some(payload) = payload {
-                    table.undo(index, sum.values(table.chunks[index]), payload);
-                    table.forgive(index, sum.absent.of(index));
+                    table.undo(index, sum.values(table.chunks[index]), payload, sum.absent.of(index));
                 }
             }
         }

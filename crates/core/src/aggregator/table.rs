@@ -10,7 +10,6 @@ use crate::table::{Chunk, NonFinite, TableSpec};
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::time::Duration;
 
 /// A table's part on one shard, as its gradients pass through here.
@@ -214,24 +213,8 @@ impl Table {
         })
     }
 
-    /// Whether something of a range of a chunk was not sent up yet.
-    pub(super) fn owes(&self, index: usize, range: &Range<u32>) -> bool {
-        let start = self.chunks[index].start;
-        let range = start + range.start as usize..start + range.end as usize;
-        self.encoder.as_ref().is_some_and(|encoder| encoder.owes(range))
-    }
-
-    /// Nothing of these ranges of a chunk is to be sent up any more.
-    pub(super) fn forgive(&mut self, index: usize, absent: &Absent) {
-        let start = self.chunks[index].start;
-        if let Some(encoder) = &mut self.encoder {
-            for range in absent.ranges() {
-                encoder.forgive(start + range.start as usize..start + range.end as usize);
-            }
-        }
-    }
-
-    /// What travels instead of the sum of a chunk; `None` when that is the sum itself.
+    /// What travels instead of the sum of a chunk; `None` when that is the sum itself, or nothing. What was not sent up
+    /// of absent ranges waits.
     pub(super) fn encode(
         &mut self,
         clock: Clock,
@@ -239,7 +222,10 @@ impl Table {
         sum: &[f32],
         absent: &Absent,
     ) -> Option<Vec<u8>> {
-        let PartChunk { number, table_start, start, .. } = self.chunks[index];
+        let PartChunk { number, table_start, start, len } = self.chunks[index];
+        if absent.covers(len) {
+            return None;
+        }
         let (seed, sender, table) = self.identity;
         let context = Context {
             step: clock,
@@ -257,16 +243,15 @@ impl Table {
             return None;
         }
         // The servers say what is to become of a sum that is not finite.
-        encoder.encode(start, sum, &context, &mut payload).ok()?;
-        self.forgive(index, absent);
+        encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut payload)).ok()?;
         Some(payload)
     }
 
     /// A sum of a chunk that was encoded was refused, and what it is made of comes again.
-    pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &[u8]) {
+    pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &[u8], absent: &Absent) {
         let start = self.chunks[index].start;
         if let Some(encoder) = &mut self.encoder {
-            encoder.undo(start, sum, payload);
+            encoder.holding(start, absent, |encoder| encoder.undo(start, sum, payload));
         }
     }
 

@@ -4,6 +4,7 @@ use super::container::{self, Container};
 use super::matrix::SHAPE_BYTES;
 use super::payload::{HEADER_BYTES, Header, Layout, write_floats};
 use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
+use crate::absence::Absent;
 use crate::kernels;
 use crate::store::Buffer;
 use multiversion::multiversion;
@@ -32,6 +33,8 @@ struct Work {
     received: Vec<f32>,
     packed: Vec<u8>,
     packer: Option<Box<dyn Packer>>,
+    /// What is remembered of absent ranges, while the others are encoded.
+    held: Vec<f32>,
 }
 
 /// What a body tells of the stretch.
@@ -73,22 +76,42 @@ impl Encoder {
         self.residual.as_slice()
     }
 
-    /// Whether something of these elements was not sent yet.
-    pub fn owes(&self, range: Range<usize>) -> bool {
-        let has_some = |buffer: &Buffer| {
-            let values = buffer.as_slice().get(range.clone()).unwrap_or(&[]);
-            values.iter().any(|&value| value != 0.0)
-        };
-        // The other memory is of factors, which have no elements.
-        has_some(&self.residual) || self.codec.momentum().is_some() && has_some(&self.memory)
+    /// Does `work` on the chunk that begins at `start` while the residual (and DGC's velocity) of the chunk's absent
+    /// ranges is set aside, and puts it back afterwards. What was not sent of these ranges waits for their next gradient.
+    /// The receiver takes zeros for whatever a payload says of them, so no rounding error of theirs is kept either.
+    pub fn holding<R>(&mut self, start: usize, absent: &Absent, work: impl FnOnce(&mut Encoder) -> R) -> R {
+        let mut held = std::mem::take(&mut self.work.held);
+        held.clear();
+        for part in self.kept_of(start, absent) {
+            held.extend_from_slice(part);
+            part.fill(0.0);
+        }
+        let result = work(self);
+        let mut left = held.as_slice();
+        for part in self.kept_of(start, absent) {
+            let (values, rest) = left.split_at(part.len());
+            part.copy_from_slice(values);
+            left = rest;
+        }
+        self.work.held = held;
+        result
     }
 
-    /// Nothing of these elements is to be sent any more: the receiver takes zeros for what a payload says of them.
-    pub fn forgive(&mut self, range: Range<usize>) {
-        stretch(&mut self.residual, range.clone()).fill(0.0);
-        if self.codec.momentum().is_some() {
-            stretch(&mut self.memory, range).fill(0.0);
-        }
+    /// What is remembered of each absent element of the chunk that begins at `start`.
+    fn kept_of<'a>(&'a mut self, start: usize, absent: &'a Absent) -> impl Iterator<Item = &'a mut [f32]> {
+        // PowerSGD's memory is of factors, which belong to no element.
+        let velocity = self.codec.momentum().is_some().then_some(&mut self.memory);
+        let buffers = [Some(&mut self.residual), velocity].into_iter().flatten();
+        buffers.filter(|buffer| !buffer.is_empty()).flat_map(move |buffer| {
+            let mut rest = &mut buffer.as_mut_slice()[start..];
+            let mut passed = 0;
+            absent.ranges().iter().map(move |range| {
+                let (first, end) = (range.start as usize - passed, range.end as usize - passed);
+                let (head, tail) = std::mem::take(&mut rest).split_at_mut(end);
+                (rest, passed) = (tail, range.end as usize);
+                &mut head[first..]
+            })
+        })
     }
 
     /// Bytes of memory held.
@@ -286,8 +309,8 @@ fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
 
 impl Work {
     fn new(packer: Option<Box<dyn Packer>>) -> Work {
-        let (velocity, mask, values, received, packed) = Default::default();
-        Work { input: Buffer::zeroed(0), velocity, mask, values, received, packed, packer }
+        let (velocity, mask, values, received, packed, held) = Default::default();
+        Work { input: Buffer::zeroed(0), velocity, mask, values, received, packed, packer, held }
     }
 
     /// The whole way for a chain that is one quantiser and keeps nothing.

@@ -287,7 +287,7 @@ impl Controller {
     /// is aggregated in open rounds stays there and is stepped when they close.
     pub fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
         // Under partial pulling a worker may have pushed more than this shard has heard of yet.
-        let unheard = match self.policy.model.partial_pull() {
+        let unheard = match self.policy.partial_pull() {
             Some(_) => limits::MAX_CLOCKS_UNACKNOWLEDGED as Clock,
             None => 0,
         };

@@ -155,7 +155,7 @@ pub(super) fn names(tables: &[TableSpec]) -> String {
 
 /// Answers that are differences build on each other: none may be left out.
 fn check_answers(answers: &Codec, sync: &SyncPolicy) -> Result<(), SpecError> {
-    match answers.is_for_differences() && sync.model.partial_pull().is_some() {
+    match answers.is_for_differences() && sync.partial_pull().is_some() {
         true => Err(SpecError::Parameter {
             component: answers.to_string(),
             why: format!("`{sync}` drops late answers, and these are differences, each of which counts"),

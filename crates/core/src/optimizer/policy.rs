@@ -141,6 +141,11 @@ impl OptimizerPolicy {
         self.clip.is_some() || self.rule.needs_norms()
     }
 
+    /// Whether elements that no gradient of a step has are stepped with zeros, instead of being left out.
+    pub fn steps_absent(&self) -> bool {
+        self.rule.steps_absent()
+    }
+
     /// The learning rate of the step that ends `version`.
     pub fn lr_at(&self, version: u64) -> f32 {
         let factor = if version < self.warmup {
@@ -288,9 +293,12 @@ mod tests {
             ("sgd:warmup=-3", "sgd: `warmup=-3`: expected a whole number of versions"),
             (
                 "sgd:lrate=1",
-                "sgd: unknown parameter `lrate`; known: lr, weight_decay, clip, schedule, warmup",
+                "sgd: unknown parameter `lrate`; known: lr, weight_decay, clip, schedule, warmup, absent",
             ),
-            ("sgd:0.1", "sgd: unknown parameter `0.1`; known: lr, weight_decay, clip, schedule, warmup"),
+            (
+                "sgd:0.1",
+                "sgd: unknown parameter `0.1`; known: lr, weight_decay, clip, schedule, warmup, absent",
+            ),
             ("momentum:beta=1.5", "momentum: beta = 1.5: expected 0 <= beta < 1"),
             ("adam:beta2=1", "adam: beta2 = 1: expected 0 <= beta2 < 1"),
             ("adagrad:epsilon=0", "adagrad: epsilon = 0: expected epsilon > 0"),
@@ -306,7 +314,7 @@ mod tests {
     fn defaults_are_those_of_pytorch() {
         let common = [("clip", "off"), ("schedule", "constant"), ("warmup", "0")];
         for (rule, lr, weight_decay, own) in [
-            ("sgd", "0.001", "0", &[][..]),
+            ("sgd", "0.001", "0", &[("absent", "skip")][..]),
             ("momentum", "0.001", "0", &[("beta", "0.9")]),
             ("nesterov", "0.001", "0", &[("beta", "0.9")]),
             ("adagrad", "0.01", "0", &[("epsilon", "1e-10")]),

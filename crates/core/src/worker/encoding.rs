@@ -115,11 +115,10 @@ impl LocalTable {
             let Chunk { shard, start, len } = self.chunk_at(*number);
             if by.contains(&shard) {
                 let (start, len) = (start as usize, len as usize);
-                encoder.put_back(start, len, &encoded.buffer.as_bytes()[range.clone()]);
+                let absent = Absent::in_chunk(encoded.missing.ranges(), start..start + len);
+                let payload = &encoded.buffer.as_bytes()[range.clone()];
+                encoder.holding(start, &absent, |encoder| encoder.put_back(start, len, payload));
             }
-        }
-        for range in encoded.missing.ranges() {
-            encoder.forgive(range.clone());
         }
         self.codecs.push = Some(encoder);
     }
@@ -145,19 +144,10 @@ impl LocalTable {
             return Ok(refused.encoded);
         }
         self.put_refused_back();
-        // What is owed of a range is delivered first: until then it has a gradient.
-        let missing = match &self.codecs.push {
-            Some(encoder) => missing.without(|range| encoder.owes(range)),
-            None => missing.clone(),
-        };
-        let mut encoded = self.encode_with(memory, |local, codecs| {
+        let encoded = self.encode_with(memory, |local, codecs| {
             local.encode_chunks(codecs, clock, gradient, missing.ranges())
         })?;
-        if let Some(encoder) = &mut self.codecs.push {
-            missing.ranges().iter().for_each(|range| encoder.forgive(range.clone()));
-        }
-        encoded.missing = missing;
-        Ok(encoded)
+        Ok(Encoded { missing: missing.clone(), ..encoded })
     }
 
     /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
@@ -202,7 +192,8 @@ impl LocalTable {
         for (number, chunk) in self.all_chunks() {
             let Chunk { start, len, .. } = chunk;
             let place = start as usize..start as usize + len as usize;
-            if Absent::in_chunk(missing, place.clone()).covers(len as usize) {
+            let absent = Absent::in_chunk(missing, place.clone());
+            if absent.covers(len as usize) {
                 ranges.push((number, payloads.len()..payloads.len()));
                 continue;
             }
@@ -239,7 +230,9 @@ impl LocalTable {
             };
             let context = Context { factors, ..self.context(*identity, clock, number, chunk) };
             let before = payloads.len();
-            encoder.encode(place.start, values, &context, payloads)?;
+            encoder.holding(place.start, &absent, |encoder| {
+                encoder.encode(place.start, values, &context, payloads)
+            })?;
             if self.spec.rows && codec::is_nothing(&payloads[before..]) {
                 payloads.truncate(before);
                 continue;

@@ -70,13 +70,6 @@ impl Missing {
         self.0.as_deref().unwrap_or(&[])
     }
 
-    /// Those that `is_there` says no of.
-    pub(super) fn without(&self, is_there: impl Fn(Range<usize>) -> bool) -> Missing {
-        let left: Vec<Range<usize>> =
-            self.ranges().iter().filter(|range| !is_there((*range).clone())).cloned().collect();
-        Missing((!left.is_empty()).then(|| left.into()))
-    }
-
     /// Completes the frame of a chunk whose gradient is these bytes of a buffer. Where some of it is missing they are
     /// copied, behind a list that says so.
     fn frame(&self, mut header: Header, chunk: Chunk, buffer: &Arc<Buffer>, bytes: Range<usize>) -> Frame {

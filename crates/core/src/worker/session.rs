@@ -221,7 +221,7 @@ impl Worker {
             match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.model.partial_pull(), &*self.memory);
+                    table.plan(chunks, policy.nonfinite, sync.partial_pull(), &*self.memory);
                     let identity = encoding::identity(plan.seed, self.id, number);
                     match TableCodecs::new(&self.registry, &table.spec, &policy, identity) {
                         Ok(codecs) => table.codecs = codecs,
@@ -306,8 +306,8 @@ impl Worker {
         (0..self.tables.len()).for_each(|index| self.share_landing(index));
         let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
         for table in matched {
-            table.partial = policy.model.partial_pull();
-            if table.lent && policy.partial_pull().is_some() {
+            table.partial = policy.partial_pull();
+            if table.lent && table.partial.is_some() {
                 // It was lent after the coordinator had agreed to the switch.
                 let name = &table.spec.name;
                 let line = format!(

@@ -7,7 +7,6 @@ use super::encoding::Encoded;
 use super::prepared::Content;
 use super::request::{Missing, Request, What};
 use super::{Gradient, Purpose, Ticket, Worker, WorkerError};
-use crate::consistency::PartialPull;
 use crate::kernels;
 use crate::store::{Allocate, Buffer};
 use crate::table::NonFinite;
@@ -20,23 +19,13 @@ use std::sync::Arc;
 /// Where memory is shared with the servers, neither a push nor a pull copies it.
 #[derive(Debug)]
 pub struct Slab {
-    /// The worker that lent it.
-    lender: Lender,
+    /// The number of the worker that lent it.
+    lender: u64,
     table: TableId,
     gradient: Unique,
     values: Unique,
     content: Content,
     missing: Missing,
-}
-
-/// Tells the workers of a process apart.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Lender(Arc<()>);
-
-impl PartialEq for Lender {
-    fn eq(&self, other: &Lender) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
 }
 
 /// A buffer that is counted, so that frames can be made from it, and that nobody else has.
@@ -125,7 +114,7 @@ impl Worker {
             return Err(WorkerError::Order(sentence));
         }
         local.check_not_lent()?;
-        if let Some(partial) = local.partial.filter(PartialPull::leaves_blocks_out) {
+        if let Some(partial) = local.partial {
             let (name, b) = (&local.spec.name, partial.fraction);
             return Err(WorkerError::Order(format!(
                 "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
@@ -142,7 +131,7 @@ impl Worker {
         let gradient = Unique::new(self.memory.zeroed(local.values.len()));
         let values = Unique::of(local.take_values(), &*self.memory);
         self.note_lent();
-        let (lender, content, missing) = (self.lender.clone(), Content::Gradient, Missing::default());
+        let (lender, content, missing) = (self.config.number, Content::Gradient, Missing::default());
         Ok(Slab { lender, table, gradient, values, content, missing })
     }
 
@@ -163,7 +152,7 @@ impl Worker {
 
     /// A slab's table number means another table, or none, to another worker.
     fn check_lender(&self, slab: &Slab) -> Result<(), WorkerError> {
-        if slab.lender == self.lender {
+        if slab.lender == self.config.number {
             return Ok(());
         }
         let table = slab.table.0;
@@ -295,7 +284,7 @@ impl Worker {
             self.parked.push(gradient.clone());
         }
         let [gradient, values] = [gradient, values].map(|buffer| Unique::of(buffer, &*self.memory));
-        let (lender, table) = (self.lender.clone(), TableId(index as u32));
+        let (lender, table) = (self.config.number, TableId(index as u32));
         let (content, missing) = (Content::Gradient, Missing::default());
         Slab { lender, table, gradient, values, content, missing }
     }

@@ -204,21 +204,118 @@ fn codecs_leave_it_out() {
     }
 }
 
-/// A parameter that is frozen while something of its gradients was not sent yet gets that first.
+/// The codecs that keep something, of every kind.
+const KEEPING: [&str; 8] = [
+    "topk:0.25",
+    "threshold:4.5",
+    "dvf:delta=4.5",
+    "significance:0.5",
+    "onebit",
+    "powersgd:rank=1",
+    "ef+int8",
+    "dgc:ratio=0.25,warmup=0",
+];
+
+/// A residual never gets to zero under most codecs. It does not move a parameter that is frozen.
 #[test]
-fn what_is_owed_is_delivered_before_it_is_left_out() {
+fn what_is_frozen_does_not_move_whatever_its_codec_keeps() {
+    for codec in KEEPING {
+        for through in [&[][..], &[0, 0]] {
+            let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
+            let mut run = Run::new(TablePolicy { codec: codec.into(), ..policy }, 2, through);
+            for step in 0..3 {
+                run.step(|worker, at| gradient(step, worker, at) + 0.3, |_| Vec::new());
+            }
+            let frozen = run.pump.parameters(W, ELEMENTS);
+            for step in 3..9 {
+                let last = run.step(|worker, at| gradient(step, worker, at) + 0.3, |_| vec![PART]);
+                assert_eq!(last[PART], frozen[PART], "step {step} of {codec} through {through:?}");
+            }
+            assert_ne!(run.pump.parameters(W, ELEMENTS)[19..], frozen[19..], "{codec} through {through:?}");
+        }
+    }
+}
+
+/// To a chunk that is frozen, steps are as if they had not been, for its codec as for its optimizer.
+#[test]
+fn what_a_codec_keeps_of_a_frozen_chunk_is_as_it_was_when_it_is_used_again() {
+    const WHOLE: Range<usize> = 8..16;
+    // Those that do not look at the number of a step.
+    for codec in ["topk:0.25", "threshold:4.5", "onebit", "ef+int8", "dgc:ratio=0.25,warmup=0"] {
+        for through in [&[][..], &[0, 0]] {
+            let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
+            let policy = TablePolicy { codec: codec.into(), ..policy };
+            let (mut with, mut without) =
+                (Run::new(policy.clone(), 2, through), Run::new(policy, 2, through));
+            for step in 0..6 {
+                let gradient = |worker: usize, at: usize| gradient(step, worker, at) + 0.3;
+                with.step(gradient, |_| Vec::new());
+                without.step(gradient, |_| Vec::new());
+                if step == 2 {
+                    (0..4).for_each(|_| _ = with.step(gradient, |_| vec![WHOLE]));
+                }
+            }
+            let [with, without] = [with, without].map(|run| run.pump.parameters(W, ELEMENTS));
+            assert_eq!(with[WHOLE], without[WHOLE], "{codec} through {through:?}");
+        }
+    }
+}
+
+/// A parameter that is used every other step gets all of its gradients, also those that its codec held back.
+#[test]
+fn what_is_owed_waits_and_is_delivered_when_there_is_a_gradient_again() {
     for through in [&[][..], &[0, 0]] {
         let plain = policy("bsp", "sgd:lr=1", Order::Arrival);
         let policy = TablePolicy { codec: "topk:0.25".into(), ..plain.clone() };
         let (mut run, mut plain) = (Run::new(policy, 2, through), Run::new(plain, 2, through));
-        let first = |worker: usize, at: usize| gradient(0, worker, at) + 10.0;
-        run.step(first, |_| Vec::new());
-        let expected = plain.step(first, |_| Vec::new());
-        assert_ne!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART]);
-        for _ in 0..8 {
-            run.step(|_, _| 0.0, |_| vec![PART]);
+        for step in 0..3 {
+            let gradient = |worker: usize, at: usize| {
+                gradient(step, worker, at) * if PART.contains(&at) { 1.0 } else { 2.0 }
+            };
+            run.step(gradient, |_| Vec::new());
+            plain.step(gradient, |_| Vec::new());
+            let before = run.pump.parameters(W, ELEMENTS);
+            let nothing = |_, _| 0.0;
+            assert_eq!(run.step(nothing, |_| vec![PART])[PART], before[PART], "{through:?}");
         }
-        assert_eq!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART], "{through:?}");
+        let expected = plain.pump.parameters(W, ELEMENTS);
+        assert_ne!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART]);
+        (0..12).for_each(|_| _ = run.step(|_, _| 0.0, |_| Vec::new()));
+        assert_eq!(run.pump.parameters(W, ELEMENTS), expected, "{through:?}");
+    }
+}
+
+/// What a threshold holds back waits for as long as there is no gradient, and is sent with the next one.
+#[test]
+fn thresholds_are_passed_together_with_what_was_held() {
+    for codec in ["threshold:4.5", "dvf:delta=4.5"] {
+        let policy = policy("bsp", "sgd:lr=1", Order::Arrival);
+        let mut run = Run::new(TablePolicy { codec: codec.into(), ..policy }, 1, &[]);
+        let initial = run.pump.parameters(W, ELEMENTS);
+        run.step(|_, _| 4.0, |_| Vec::new());
+        // DVF's threshold falls below 4 meanwhile, and to 1.7 in the end.
+        (0..5).for_each(|_| _ = run.step(|_, _| 0.0, |_| vec![PART]));
+        assert_eq!(run.pump.parameters(W, ELEMENTS)[PART], initial[PART], "{codec}");
+        let last = run.step(|_, _| 1.0, |_| Vec::new());
+        let moved: Vec<f32> = initial[PART].iter().map(|value| value - 5.0).collect();
+        assert_eq!(last[PART], moved, "{codec}");
+    }
+}
+
+/// Means of gradients are not parameters: where nobody has a gradient the mean is zero, and not that of an earlier step.
+#[test]
+fn a_rule_can_have_zeros_for_what_is_absent() {
+    for through in [&[][..], &[0, 0]] {
+        let policy = policy("bsp", "sgd:lr=1,weight_decay=1,absent=zeros", Order::Arrival);
+        let mut run = Run::new(TablePolicy { codec: "topk:0.25".into(), ..policy }, 2, through);
+        let means = run.step(|_, at| 1.0 + at as f32, |_| Vec::new());
+        assert!(means[8..16].iter().any(|mean| *mean != 0.0), "{means:?}");
+        for _ in 0..3 {
+            assert_eq!(run.step(|_, _| 1.0, |_| vec![PART])[PART], [0.0; 14]);
+        }
+        let held = run.step(|_, _| 0.0, |_| Vec::new());
+        // The largest two of the chunk went with the first step, and the next two go now.
+        assert_eq!(held[8..16], [0.0, 0.0, 0.0, 0.0, -13.0, -14.0, 0.0, 0.0], "{through:?}");
     }
 }
 

@@ -81,15 +81,21 @@ fn an_exception_that_no_table_matches_is_refused_with_the_tables_there_are() {
 #[test]
 fn differences_are_refused_under_partial_pulling_whoever_says_which() {
     let differences = PolicyOverride { answer_codec: Some("topk:0.1".into()), ..rule("dense") };
-    let psp = PolicyOverride { sync: Some("psp:c=1".into()), ..rule("dense") };
+    let psp = PolicyOverride { sync: Some("psp:c=1,b=0.5".into()), ..rule("dense") };
     let dense = &tables()[..1];
     for (sync, overrides) in [
-        ("psp:c=1", vec![differences.clone()]),
+        ("psp:c=1,b=0.5", vec![differences.clone()]),
         ("bsp", vec![differences.clone(), psp.clone()]),
         ("bsp", vec![psp, differences]),
     ] {
         let error = outcome(&JobConfig { overrides, ..under(sync, "none", "none") }, dense).unwrap_err();
-        assert!(error.contains("table `dense`: topk:0.1: `psp:c=1` drops late answers"), "{error}");
+        assert!(error.contains("table `dense`: topk:0.1: `psp:c=1,b=0.5` drops late answers"), "{error}");
+    }
+    // With b = 1 a worker drops no answer.
+    for b in ["", ",b=1", ",b=100%"] {
+        let config = under(&format!("psp:c=1{b}"), "none", "topk:0.1");
+        assert_eq!(config.check(&Registry::builtin()).map_err(|error| error.to_string()), Ok(()), "{b}");
+        assert_eq!(outcome(&config, dense), Ok(()), "{b}");
     }
 }
 
@@ -164,9 +170,10 @@ fn a_switch_is_checked_with_the_policies_that_it_meets() {
         let report = pump.shards[0].report(pump.now).expect("it has joined");
         report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(switch(&mut pump, "*", None, "psp:c=1"), ["bsp", "bsp"], "differences would be dropped");
+    assert_eq!(switch(&mut pump, "*", None, "psp:c=1,b=0.5"), ["bsp", "bsp"], "differences would be dropped");
     assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1,b=0.5"), ["bsp", "bsp"], "b on one server only");
     assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1"), ["bsp", "psp:c=1"]);
     assert_eq!(switch(&mut pump, "other", None, "psp:c=1,b=0.5"), ["bsp", "psp:c=1,b=0.5"]);
+    assert_eq!(switch(&mut pump, "dense", None, "psp:c=1"), ["psp:c=1", "psp:c=1,b=0.5"]);
     assert_eq!(pump.workers[0].values(W), [0.0; 40]);
 }

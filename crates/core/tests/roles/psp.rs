@@ -49,6 +49,28 @@ fn blocks_of_an_iteration_that_is_over_are_dropped_and_no_push_is_lost() {
     assert_eq!(pump.workers[0].values(W)[ELEMENTS - 1], expected, "only the newest block was taken");
 }
 
+/// With b = 1 there is no partial pulling: an answer is taken also where the application did not wait for it. Answers that
+/// are differences need that.
+#[test]
+fn with_all_blocks_no_answer_is_dropped() {
+    let run = |sync: &str, answer_codec: &str| {
+        let mut config = job(2, 2, sync, "sgd:lr=1");
+        config.policy.answer_codec = answer_codec.into();
+        let mut pump = started(config, 2, ELEMENTS);
+        iterate(&mut pump, 0);
+        iterate(&mut pump, 0);
+        iterate(&mut pump, 1);
+        assert_ne!(pump.workers[0].values(W)[0], 0.0, "{sync}, {answer_codec}");
+        assert_eq!(pump.workers[0].values(W), pump.parameters(W, ELEMENTS), "{sync}, {answer_codec}");
+        iterate(&mut pump, 1);
+        assert_eq!(pump.workers[0].values(W), pump.parameters(W, ELEMENTS), "{sync}, {answer_codec}");
+    };
+    for answer_codec in ["none", "threshold:0.1"] {
+        run("psp:c=2", answer_codec);
+        run("bsp", answer_codec);
+    }
+}
+
 #[test]
 fn gradients_under_way_do_not_pile_up() {
     let mut pump = started(job(1, 2, "psp:c=1,b=0.5", "sgd:lr=1"), 1, ELEMENTS);

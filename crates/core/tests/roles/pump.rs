@@ -12,6 +12,7 @@ use paramill_core::wire::{Control, Header, Hello, Kind, Party};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) struct Pump {
@@ -40,7 +41,15 @@ pub(crate) struct Pump {
 
 fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
     let aggregator = aggregator.map(Addresses::from);
-    let config = WorkerConfig { job: job.into(), rank: None, coordinator: "coordinator".into(), aggregator };
+    // Over all pumps of this process, as a driver counts them.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let config = WorkerConfig {
+        job: job.into(),
+        rank: None,
+        coordinator: "coordinator".into(),
+        aggregator,
+        number: NUMBER.fetch_add(1, Ordering::Relaxed),
+    };
     Worker::new(now, config, Arc::new(Registry::builtin()))
 }
 

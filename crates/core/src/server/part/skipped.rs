@@ -1,18 +1,18 @@
-//! Steps that some elements were left out of.
+//! Steps that were made without some elements, for lack of a gradient.
 
 use crate::absence::Absent;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How many of a dense chunk's steps its elements were left out of, for lack of a gradient. What depends on the number of
-/// a step, as Adam's correction of its bias does, counts only the steps that an element took part in.
+/// For each element of a dense chunk, how many of the chunk's steps were made without it, because it had no gradient. Adam's
+/// bias correction depends on the number of a step, and counts only the steps that included the element.
 #[derive(Debug, Default)]
 pub(super) struct SkippedSteps {
-    /// Only chunks of which some element was left out once.
+    /// Only chunks with an element that missed a step.
     chunks: BTreeMap<usize, Vec<Run>>,
 }
 
-/// Elements of a chunk that were left out equally often: from where the run before it ends.
+/// Neighbouring elements of a chunk that missed equally many steps. A run begins where the run before it ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Run {
     end: u32,
@@ -20,12 +20,21 @@ struct Run {
 }
 
 impl SkippedSteps {
-    pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
+    /// Whether elements of this chunk missed steps.
+    pub(super) fn has(&self, chunk: usize) -> bool {
+        self.chunks.contains_key(&chunk)
     }
 
-    /// The elements of a chunk that a step is made with, and how many steps they have missed. Those that are absent miss
-    /// this one too.
+    /// A run of a chunk's elements that missed equally many steps, by its place among them; and how many that is.
+    pub(super) fn run(&self, chunk: usize, number: usize) -> Option<(Range<usize>, u64)> {
+        let runs = self.chunks.get(&chunk)?;
+        let run = runs.get(number)?;
+        let start = number.checked_sub(1).map_or(0, |before| runs[before].end);
+        Some((start as usize..run.end as usize, u64::from(run.skipped)))
+    }
+
+    /// Counts a step of a chunk as missed for its absent elements. Returns the ranges that are present, each with the number
+    /// of steps that it missed before.
     pub(super) fn present(
         &mut self,
         chunk: usize,
@@ -64,7 +73,7 @@ impl SkippedSteps {
     }
 }
 
-/// Adds a run to the end; one that was left out as often as the last one is part of that.
+/// Adds a run to the end. If it missed as many steps as the last run, it extends that one.
 fn append(runs: &mut Vec<Run>, run: Run) {
     match runs.last_mut() {
         Some(last) if last.skipped == run.skipped => last.end = run.end,
@@ -101,7 +110,10 @@ mod tests {
                     counts[at] += u64::from(absent_now[at]);
                 }
             }
-            prop_assert_eq!(skipped.is_empty(), counts == [0; ELEMENTS]);
+            prop_assert_eq!(skipped.has(7), counts != [0; ELEMENTS]);
+            let runs = (0..).map_while(|number| skipped.run(7, number));
+            let by_run: Vec<u64> = runs.flat_map(|(range, missed)| range.map(move |_| missed)).collect();
+            prop_assert!(by_run == counts || counts == [0; ELEMENTS] && by_run.is_empty());
         }
     }
 }

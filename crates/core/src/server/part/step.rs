@@ -213,8 +213,8 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Steps a unit, which begins at `start`, but for what is absent. The steps of that are not counted: it goes on later
-    /// as if this one had not been.
+    /// Steps a unit, which begins at `start`, but for absent elements, unless the rule takes zeros for them. A step that
+    /// leaves elements out is not counted for them: their next step continues from their last one.
     fn step(
         &mut self,
         input: &StepInput,
@@ -222,13 +222,22 @@ impl Target<'_> {
         gradient: Gradient<'_>,
         absent: &Absent,
     ) {
-        if absent.is_empty() && self.skipped.is_empty() {
-            return self.step_from(input, start, gradient);
-        }
-        let len = gradient.last.len();
-        for (range, skipped) in self.skipped.present(unit, len, absent) {
-            let input = StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
-            self.step_from(&input, start + range.start, gradient.slice(range));
+        let absent = if self.optimizer.steps_absent() { Absent::NOTHING } else { absent };
+        let after = |skipped: u64| StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
+        if !absent.is_empty() {
+            let present = self.skipped.present(unit, gradient.last.len(), absent);
+            for (range, skipped) in present {
+                self.step_from(&after(skipped), start + range.start, gradient.slice(range));
+            }
+        } else if self.skipped.has(unit) {
+            // Run by run, because every later step of the job comes here: a list of the runs would be memory.
+            let mut number = 0;
+            while let Some((range, skipped)) = self.skipped.run(unit, number) {
+                self.step_from(&after(skipped), start + range.start, gradient.slice(range));
+                number += 1;
+            }
+        } else {
+            self.step_from(input, start, gradient);
         }
     }
 
