@@ -100,6 +100,7 @@ mod tests {
     use std::sync::mpsc;
 
     /// A shell in a group of its own, once it has run the script up to an `echo`, with the number that it said.
+    #[allow(clippy::zombie_processes, reason = "what is tested waits for it")]
     fn start(script: &str) -> (Pid, String) {
         let mut child = Command::new("sh")
             .args(["-c", script])

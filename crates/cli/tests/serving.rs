@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use paramill_core::role::Body;
+use paramill_core::wire::control::{decode, frame};
+use paramill_core::wire::{HEADER_BYTES, Header, Hello, Kind, Party, Refusal, padded};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const PARAMILL: &str = env!("CARGO_BIN_EXE_paramill");
 
@@ -138,6 +142,93 @@ fn a_policy_with_norms_has_one_data_core_unless_told_otherwise() {
     }
     let without_norms = told_before_the_first_line(&["train", "lr", "--examples", "64", "--epochs", "1"]);
     assert!(!without_norms.contains("data core"), "{without_norms}");
+}
+
+/// A joining server did not know how many workers there are, nor the job's policies.
+#[test]
+fn a_further_server_asks_the_job_before_it_chooses_its_data_cores() {
+    let first = ["serve", "--listen", "127.0.0.1:0", "--workers", "3", "--optimizer", "lars:lr=0.1"];
+    let serve = Serve::start(&first, 2);
+    let url = serve.lines[1].strip_prefix("the job is at ").unwrap();
+    let status = text(&paramill(&["status", url, "--json"]).stdout);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let size = serde_json::json!({ "workers": 3, "servers": 2, "norms": "lars:lr=0.1" });
+    assert_eq!(status["size"], size, "{status}");
+    let told = told_before_the_first_line(&["serve", "--join", url]);
+    assert!(told.contains("1 data core, because `lars:lr=0.1` uses norms"), "{told}");
+}
+
+#[test]
+fn a_further_server_may_be_started_before_the_first() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut further = Command::new(PARAMILL)
+        .args(["serve", "--join", &address])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(further.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("no coordinator at"), "{line}");
+    let _first = Serve::start(&["serve", "--listen", &address], 1);
+    line.clear();
+    BufReader::new(further.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    further.kill().unwrap();
+    further.wait().unwrap();
+    assert!(line.starts_with(&format!("joining paramill://{address}")), "{line}");
+}
+
+/// Refuses data cores at once, and answers commands a byte a second.
+fn refuse_data_cores(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut head = [0; HEADER_BYTES];
+    stream.read_exact(&mut head)?;
+    let mut payload = vec![0; padded(Header::decode(&head).unwrap().payload_bytes as usize)];
+    stream.read_exact(&mut payload)?;
+    let length = Header::decode(&head).unwrap().payload_bytes as usize;
+    let hello: Hello = decode("hello", &payload[..length]).unwrap();
+    let refusal = frame(Kind::Error, &Refusal { reason: "not you".into(), retry: false });
+    let Body::Bytes(mut body) = refusal.body else { unreachable!("control frames carry bytes") };
+    body.resize(padded(body.len()), 0);
+    let bytes = [&refusal.header.encode()[..], &body].concat();
+    if hello.from != Party::Command {
+        stream.write_all(&bytes)?;
+        return stream.read_exact(&mut [0]);
+    }
+    for byte in bytes {
+        stream.write_all(&[byte])?;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    Ok(())
+}
+
+/// A joining server asked how the job stands first, and told of its own failure when it had the answer.
+#[test]
+fn a_further_server_that_is_refused_says_so_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || refuse_data_cores(stream.unwrap()));
+        }
+    });
+    let mut further = Command::new(PARAMILL)
+        .args(["serve", "--join", &address, "--cores", "1"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A whole answer takes longer than this.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while further.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            further.kill().unwrap();
+            panic!("it waits for the answer to another question");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut told = String::new();
+    further.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+    assert!(told.contains("not you"), "{told}");
 }
 
 #[test]

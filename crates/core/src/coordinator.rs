@@ -108,6 +108,7 @@ impl Coordinator {
         Status {
             job: self.config.job.clone(),
             phase: self.phase(),
+            size: self.config.size(&self.registry),
             epoch: self.epoch,
             workers: self.workers.iter().map(worker).collect(),
             shards: self.shards.values().filter_map(|shard| shard.last_report(now)).collect(),

@@ -153,6 +153,8 @@ pub struct Status {
     pub job: String,
     /// What the job is doing or waiting for, as a sentence.
     pub phase: String,
+    /// What it was set up for.
+    pub size: JobSize,
     /// Membership epoch.
     pub epoch: u32,
     /// Every worker.

@@ -6,7 +6,7 @@ use crate::listening;
 use crate::output::{Output, count};
 use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::status::JobSize;
@@ -18,14 +18,19 @@ use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::{self, JobUrl};
 use std::io::Write;
+use std::net::TcpListener;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a coordinator that is not there yet is left alone between two questions.
+const ASK_EVERY: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     if args.end_with_parent {
         training::end_with_parent()?;
     }
     let config = match &args.join {
-        Some(url) => joining(args, &url.parse().or_usage()?)?,
+        Some(url) => joining(args, &url.parse().or_usage()?, output)?,
         None => coordinating(args, registry, output)?,
     };
     let mut listens: Vec<String> = config.hosts.clone();
@@ -40,17 +45,53 @@ pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -
     let announcement = Announcement { url: url.to_string(), data, cpus: server.cpus().to_vec() };
     let who = listening::who_can_connect(listens.iter().map(String::as_str));
     announce(&announcement, &[server.pinning().as_str(), who], args.join.is_none(), output)?;
-    if args.join.is_some() && !args.end_with_parent {
-        tell_of_silence(&url, output);
+    if args.join.is_some() && args.cores.is_some() && !args.end_with_parent {
+        let output = *output;
+        // Beside the wait for the server's end, which may be near. Without a thread nothing is told.
+        let _ = std::thread::Builder::new().spawn(move || {
+            if let Err(error @ AdminError::Unreachable { .. }) =
+                Admin::connect(&url, limits::ATTEMPT_DEADLINE)
+            {
+                tell_of_silence(&error, &output);
+            }
+        });
     }
     Ok(server.join().map_err(|error| anyhow!(error))?)
 }
 
-/// Says that the job is not there yet, if it is not: its data cores try on, and say nothing meanwhile.
-fn tell_of_silence(url: &JobUrl, output: &Output) {
-    if let Err(AdminError::Unreachable { address, why }) = Admin::connect(url, limits::ATTEMPT_DEADLINE) {
-        let seconds = limits::CONNECT_DEADLINE.as_secs();
-        output.note(format!("no coordinator at {address} yet: {why}; trying again for {seconds} s"));
+/// Says that the job is not there yet. Whoever joins it tries on, and says nothing meanwhile.
+fn tell_of_silence(error: &AdminError, output: &Output) {
+    let why = match error {
+        AdminError::Unreachable { address, why } => format!("no coordinator at {address} yet: {why}"),
+        other => other.to_string(),
+    };
+    output.note(format!("{why}; trying again for {} s", limits::CONNECT_DEADLINE.as_secs()));
+}
+
+/// What the coordinator says about the job's size. Servers may be started in any order: it is waited for as long as data cores
+/// would wait for it.
+fn ask_size(url: &JobUrl, output: &Output) -> Result<JobSize, AdminError> {
+    let deadline = Instant::now() + limits::CONNECT_DEADLINE;
+    let mut has_told = false;
+    loop {
+        let asked = Admin::connect(url, limits::ATTEMPT_DEADLINE).and_then(|mut admin| admin.status());
+        let error = match asked {
+            Ok(status) => return Ok(status.size),
+            Err(error) => error,
+        };
+        let may_change = match &error {
+            AdminError::Unreachable { .. } | AdminError::Silent | AdminError::Io(_) => true,
+            AdminError::Refused(refusal) => refusal.retry,
+            _ => false,
+        };
+        if !may_change || Instant::now() > deadline {
+            return Err(error);
+        }
+        if !has_told {
+            tell_of_silence(&error, output);
+            has_told = true;
+        }
+        std::thread::sleep(ASK_EVERY);
     }
 }
 
@@ -105,23 +146,34 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
 }
 
 /// A further server, which learns about the job from its coordinator.
-fn joining(args: &ServeArgs, url: &JobUrl) -> Result<ServerConfig, Failure> {
+fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConfig, Failure> {
     if !args.policy.as_arguments().is_empty() {
         let error = anyhow!("policies are the job's: give them to its first server, or use `paramill set`");
         return Err(Failure::Usage(error));
+    }
+    let faults = training::faults(&args.inject).or_usage()?;
+    let chosen = match args.cores {
+        Some(cores) => Choice { cores, why: None },
+        None => {
+            // What cannot work is told before the wait for the coordinator.
+            for host in &args.host {
+                TcpListener::bind(format!("{host}:0")).with_context(|| format!("cannot listen on {host}"))?;
+            }
+            let size = ask_size(url, output).context("cannot ask the job how many data cores it needs")?;
+            Choice::of(&url.address, &size, "--cores K")
+        }
+    };
+    if let Some(why) = chosen.why {
+        output.note(why);
     }
     Ok(ServerConfig {
         hosts: args.host.clone(),
         congestion: congestion(args),
         pin: args.pin.clone(),
-        // How many take part is not known yet: on loopback there are another server and some workers at least.
-        cores: args.cores.unwrap_or_else(|| {
-            let job = JobSize { workers: 2, servers: 2, norms: None };
-            Choice::of(&url.address, &job, "--cores K").cores
-        }),
+        cores: chosen.cores,
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
-        faults: training::faults(&args.inject).or_usage()?,
+        faults,
         seed: args.seed.unwrap_or(1),
         ..ServerConfig::new(&url.job, &url.address)
     })
