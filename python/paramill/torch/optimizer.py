@@ -149,7 +149,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
         self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
-        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
+        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self._before_save)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
@@ -173,7 +173,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
-        """Waits for all parameters that are under way, and pulls all rows of sparse ones."""
+        """Waits for all parameters that are under way, and pulls all rows of sparse ones.
+
+        After an error that parameters were changed while new values were on their way, these take the place of what was written.
+        """
+        for each in self._watched:
+            if isinstance(each, WatchedBucket):
+                each.give_way()
         self._exchanger.synchronize()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -244,10 +250,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
-            receive = bucket.receive
 
-            def wait(_: Optional[Tensor], receive: Callable[[], None] = receive) -> None:
-                receive()
+            def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:
+                self._exchanger.wait_for(bucket)
 
             waits.update((slot.parameter, wait) for slot in bucket.slots)
         waits.update((sparse.slot.parameter, sparse.pull) for sparse in self._exchanger.sparse)
@@ -271,6 +276,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for each in self._watched:
             each.check()
         self._follow_schedule()
+
+    def _before_save(self, prefix: str) -> None:
+        """Waits before a module is saved: for the parts of one that has waited nothing is left to wait for."""
+        if not (prefix and self._exchanger.is_settled):
+            self._exchanger.synchronize()
 
     def _stop_watching(self) -> None:
         for each in self._watched:
