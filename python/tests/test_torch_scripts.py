@@ -228,3 +228,47 @@ def test_torch_s_defaults_for_new_tensors_are_the_script_s_own(
     train(twin, torch.optim.SGD(twin.parameters(), lr=0.5), 3)
     assert_same(model, twin)
     assert torch.equal(words.weight.detach(), of_rows)
+
+
+def test_a_state_that_the_stepping_optimizer_loads_itself_counts(distributed: Any) -> None:
+    model, twin = network(), network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = distributed(inner)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.5, momentum=0.9)
+    train(model, optimizer, 2)
+    train(twin, plain, 2)
+    for own, loaded in ((optimizer, inner), (plain, plain)):
+        loaded.load_state_dict(copy.deepcopy(loaded.state_dict()))
+        for group in own.param_groups:
+            group["lr"] = 0.05
+    assert optimizer.param_groups is inner.param_groups and optimizer.state is inner.state
+    train(model, optimizer, 2)
+    train(twin, plain, 2)
+    assert_same(model, twin)
+
+
+def test_a_group_that_the_stepping_optimizer_takes_later_is_refused(distributed: Any) -> None:
+    model, extra = network(), nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = distributed(inner)
+    train(model, optimizer, 1)
+    inner.add_param_group({"params": [extra]})
+    (model(X) * extra).sum().backward()
+    with pytest.raises(pm.errors.OrderError, match="parameters were added to the SGD after it was wrapped.*anew"):
+        optimizer.step()
+    assert torch.equal(extra.detach(), torch.ones(2))
+
+
+def test_a_subclass_may_hand_keywords_on(distributed: Any) -> None:
+    class Own(pm.torch.DistributedOptimizer):
+        def __init__(self, params: Any, **keywords: Any) -> None:
+            super().__init__(params, "sgd:lr=0.5", **keywords)
+
+    model, twin = network(), network()
+    optimizer = Own(model.named_parameters(), job=pm.init(), overlap=False)
+    train(model, optimizer, 3)
+    optimizer.close()
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.5), 3)
+    assert_same(model, twin)
+    with pytest.raises(TypeError, match="lr"):
+        Own(model.named_parameters(), lr=0.5)
