@@ -200,6 +200,29 @@ def test_what_a_codec_kept_is_delivered_when_there_is_a_gradient_again(make: Any
     assert torch.equal(model["frozen"].detach(), -torch.arange(1.0, 9.0))
 
 
+@pytest.mark.parametrize(
+    ("codec", "at", "on_device"),
+    [("bf16", 0, False), ("bf16", 3, True), ("f16", 3, False), ("topk:0.5", 0, False), ("topk:0.5", 0, True)],
+)
+@pytest.mark.parametrize("pack_bytes", [1 << 20, 4])
+def test_a_step_that_is_no_number_is_no_step(make: Any, codec: str, at: int, on_device: bool, pack_bytes: int) -> None:
+    model = Branches()
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        optimizer = make(each, ADAMW, job=pm.init(), codec=codec, device_codec=on_device, pack_bytes=pack_bytes)
+        for step in range(6):
+            if step == at and each is model:
+                before = copy.deepcopy(each.state_dict())
+                optimizer.zero_grad()
+                (each(X) * float("nan")).sum().backward()
+                with pytest.raises(pm.errors.NonFiniteError):
+                    optimizer.step()
+                optimizer.synchronize()
+                assert all(torch.equal(value, before[name]) for name, value in each.state_dict().items())
+            train(each, optimizer, steps=1)
+    assert_same(model, twin)
+
+
 PROGRAM = """
     import torch
     torch.set_num_threads(1)
@@ -253,3 +276,41 @@ def test_two_workers_do_as_ddp_does(launch: Any, rule: Rule, form: str) -> None:
         optimizer.step()
     for result, parameter in zip(results[0], model.values()):
         torch.testing.assert_close(torch.tensor(result), parameter.detach(), rtol=1e-6, atol=1e-6)
+
+
+# Rank 1 has no numbers in its second step.
+NO_NUMBERS = """
+    import torch
+    torch.set_num_threads(1)
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.linspace(-1, 1, 64)) for name in "abc"})
+    MAKE
+    refused = 0
+    for step in range(5):
+        optimizer.zero_grad()
+        wrong = float("nan") if step == 1 and optimizer.job.rank == 1 else 1.0
+        (sum(p.square().sum() for p in model.values()) * wrong).backward()
+        try:
+            optimizer.step()
+        except pm.errors.NonFiniteError:
+            refused += 1
+    optimizer.close()
+    report([refused, [p.tolist() for p in model.values()]])
+"""
+
+
+@pytest.mark.parametrize("pack_bytes", [1 << 20, 4])
+@pytest.mark.parametrize("form", ["servers step", "workers step"])
+def test_the_step_of_the_others_is_made_without_who_has_no_numbers(launch: Any, form: str, pack_bytes: int) -> None:
+    own = "torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)"
+    arguments = f'model.named_parameters(), "{ADAMW[0]}"' if form == "servers step" else own
+    make = f'optimizer = pm.torch.DistributedOptimizer({arguments}, codec="f16", pack_bytes={pack_bytes})'
+    (first, values), (second, others) = launch(NO_NUMBERS.replace("MAKE", make), 2, 1)
+    assert (first, second) == (0, 1) and values == others
+    model = nn.ParameterDict({name: nn.Parameter(torch.linspace(-1, 1, 64)) for name in "abc"})
+    optimizer = ADAMW[1](model.parameters())
+    for step in range(5):
+        optimizer.zero_grad()
+        (sum(p.square().sum() for p in model.values()) * (0.5 if step == 1 else 1.0)).backward()
+        optimizer.step()
+    for value, parameter in zip(values, model.values()):
+        torch.testing.assert_close(torch.tensor(value), parameter.detach(), rtol=1e-3, atol=1e-3)

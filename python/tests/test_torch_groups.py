@@ -187,3 +187,121 @@ def test_what_averaging_cannot_do_is_refused_in_words(
 def test_a_module_is_no_list_of_parameters(params: Any) -> None:
     with pytest.raises(pm.ParamillError, match="a (Linear|Sequential) is no parameter: give model.named_parameters()"):
         pm.torch.DistributedOptimizer(params, "sgd")
+
+
+@pytest.mark.parametrize("what", ["empty", "frozen"])
+def test_a_schedule_passes_over_a_group_of_which_nothing_is_trained(distributed: Any, what: str) -> None:
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        if what == "empty":
+            return [{"params": list(model.parameters())}, {"params": []}]
+        model[0].requires_grad_(False)
+        return [{"params": list(model[2].parameters())}, {"params": list(model[0].parameters()), "lr": 0.01}]
+
+    model = network()
+    twin = copy.deepcopy(model)
+    for each, optimizer in ((model, distributed(groups(model), "sgd:lr=0.5")), (twin, torch.optim.SGD(groups(twin), lr=0.5))):
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(4):
+            train(each, optimizer, 1)
+            schedule.step()
+    assert_same(model, twin)
+
+
+def set_all(key: str, value: Any) -> Callable[[torch.optim.Optimizer], None]:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (set_all("momentum", 0.0), r"group 0 has `momentum`.*torch's `momentum` is `beta` here"),
+        (set_all("lr", -0.1), "group 0 has lr = -0.1: expected lr >= 0"),
+        (set_all("lr", torch.tensor(float("nan"))), "group 0 has lr = nan: expected lr >= 0"),
+        (set_all("weight_decay", -1.0), "weight_decay = -1: expected"),
+    ],
+)
+def test_what_would_be_refused_at_the_beginning_is_refused_later_too(distributed: Any, change: Any, why: str) -> None:
+    model = network()
+    optimizer = distributed(model.named_parameters(), "momentum:lr=0.1")
+    train(model, optimizer, 1)
+    change(optimizer)
+    for _ in range(2):
+        with pytest.raises(pm.errors.PolicyError, match=why):
+            train(model, optimizer, 1)
+
+
+def test_keys_that_schedulers_add_later_are_no_parameters(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    for each, optimizer in (
+        (model, distributed(model.named_parameters(), "sgd:lr=0.1")),
+        (twin, torch.optim.SGD(twin.parameters(), lr=0.1)),
+    ):
+        train(each, optimizer, 1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=8, cycle_momentum=False)
+        for _ in range(6):
+            train(each, optimizer, 1)
+            schedule.step()
+    assert_same(model, twin)
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs", "expected"),
+    [
+        ("momentum:lr=0.1", lambda p: torch.optim.SGD(p, lr=0.1), {"beta": 0}),
+        ("adam:lr=0.1", lambda p: torch.optim.Adam(p, lr=0.1, eps=0.0), {"epsilon": 0.0}),
+        ("adamw:lr=0.1", lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0), {"weight_decay": 0.0}),
+        ("nesterov:lr=0.1", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, nesterov=True), {"beta": 0.8}),
+        ("nesterov:lr=0.1", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "`nesterov=False`.*not of the rule `nesterov`"),
+        (
+            "momentum:lr=0.1",
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+            "`nesterov=True`.*not of the rule `momentum`",
+        ),
+    ],
+)
+def test_what_is_zero_or_off_in_a_state_of_torch_counts(distributed: Any, text: str, theirs: Any, expected: Any) -> None:
+    optimizer = distributed(network().named_parameters(), text)
+    state = theirs(network().parameters()).state_dict()
+    if isinstance(expected, str):
+        with pytest.raises(pm.errors.PolicyError, match=expected):
+            optimizer.load_state_dict(state)
+    else:
+        optimizer.load_state_dict(state)
+        assert {key: optimizer.param_groups[0][key] for key in expected} == expected
+
+
+@pytest.mark.filterwarnings("ignore:groups and learning rates")
+def test_moments_of_torch_are_not_saved_again(distributed: Any) -> None:
+    model = network()
+    theirs = torch.optim.AdamW(model.parameters())
+    train(model, theirs, 3)
+    optimizer = distributed(model.named_parameters(), "adamw")
+    optimizer.load_state_dict(theirs.state_dict())
+    assert optimizer.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_every_parameter_needs_a_name_where_some_have_one(averaged: bool) -> None:
+    group = {"params": list(network().parameters()), "param_names": ["a", "b"], "lr": 0.1}
+    with pytest.raises(pm.ParamillError, match="4 parameters and 2 names"):
+        if averaged:
+            inner = torch.optim.SGD(group["params"], lr=0.1)
+            inner.param_groups[0]["param_names"] = group["param_names"]
+            pm.torch.DistributedOptimizer(inner)
+        else:
+            pm.torch.DistributedOptimizer([group], "sgd")
+
+
+@pytest.mark.parametrize("text", ["lars", "lars:beta=0.5"])
+def test_the_learning_rate_of_every_group_is_enough(distributed: Any, text: str) -> None:
+    optimizer = distributed(decayed_and_not(network(), lr=0.2)[:1], text)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    with pytest.raises(pm.errors.PolicyError, match="lars: `lr` must be given"):
+        distributed(decayed_and_not(network(), lr=0.2), text)
+    with pytest.raises(pm.errors.PolicyError, match="wrong"):
+        distributed(decayed_and_not(network(), lr=0.2)[:1], "lars:wrong=1")

@@ -109,6 +109,36 @@ def test_a_checkpoint_is_refused_also_while_answers_are_on_their_way(
 
 
 @pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("puts_back", [False, True])
+def test_an_answer_that_was_refused_is_not_lost(
+    distributed: Any, options: dict[str, Any], steps: int, puts_back: bool
+) -> None:
+    model, twin = network(), network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", **options)
+    train(model, optimizer, steps)
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    model.load_state_dict(network(8).state_dict())
+    with pytest.raises(pm.errors.OrderError, match=UNDER_WAY):
+        model(X)
+    if puts_back:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), kept):
+                parameter.copy_(value)
+    # Nothing is trained or saved with what is older than the servers' answer.
+    for use in (lambda: train(model, optimizer, 1), model.state_dict, optimizer.step):
+        with pytest.raises(pm.errors.OrderError, match=UNDER_WAY + ".*servers' values.*synchronize"):
+            use()
+    optimizer.synchronize()
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    train(twin, plain, steps)
+    assert_same(model, twin)
+    train(model, optimizer, 3)
+    train(twin, plain, 3)
+    assert_same(model, twin)
+
+
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("waits", [False, True])
 def test_weights_that_are_clipped_by_data_are_noticed_at_the_beginning(
     distributed: Any, options: dict[str, Any], waits: bool

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Optional
 
 import torch
 from torch import Tensor
 
-from ..errors import PolicyError
+from ..errors import OrderError, PolicyError
 from ..job import Job
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining
+from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining, names_in
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -57,15 +58,17 @@ class AveragingOptimizer(DistributedOptimizer):
                 "of the servers"
             )
         check_sync(sync)
+        # What torch writes into groups and state while it makes an optimizer is thrown away.
+        self._optimizer: Any = SimpleNamespace()
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
-        self._adopt()
+        self._parameters = self._all_parameters()
         self._watched = []
         with joining(job) as self.job:
             trained: list[Slot] = []
             frozen: list[Slot] = []
             for number, group in enumerate(optimizer.param_groups):
-                names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+                names = names_in(group, len(group["params"]), f"{number}.")
                 for name, parameter in zip(names, group["params"]):
                     (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
             policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
@@ -88,6 +91,12 @@ class AveragingOptimizer(DistributedOptimizer):
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Waits for the mean gradients and steps with them."""
+        parameters = self._all_parameters()
+        if len(parameters) != len(self._parameters) or any(a is not b for a, b in zip(parameters, self._parameters)):
+            raise OrderError(
+                f"parameters were added to the {type(self._optimizer).__name__} after it was wrapped, and their gradients are "
+                "each worker's own; make both optimizers anew, with all groups and a new job"
+            )
         loss, refused = self._finish(closure)
         self._exchanger.receive()
         # With the mean of the round also where this worker's part was refused: all replicas stay the same.
@@ -106,16 +115,35 @@ class AveragingOptimizer(DistributedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer that steps."""
-        return self._optimizer.state_dict()
+        state: dict[str, Any] = self._optimizer.state_dict()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a state of the optimizer that steps."""
         self._optimizer.load_state_dict(state_dict)
-        self._adopt()
 
-    def _adopt(self) -> None:
-        self.param_groups = self._optimizer.param_groups
-        self.state = self._optimizer.state
+    # Looked up each time: `load_state_dict` of the optimizer that steps makes them anew.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the optimizer that steps."""
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the optimizer that steps."""
+        return self._optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._optimizer.state = state
+
+    def _all_parameters(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
 
 def check_needs_no_closure(optimizer: torch.optim.Optimizer) -> None:

@@ -65,7 +65,7 @@ class Bucket:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
         self.sent = False
-        # Why zeros left instead of the gradients.
+        # Why no gradients left.
         self.refused: Optional[NonFiniteError] = None
         # Which of the slots had a gradient when the bucket was sent last.
         self.present = [False] * len(self.slots)
@@ -102,7 +102,7 @@ class Bucket:
 
     def declare(self, job: Job, prefix: str, policies: Policies = {}) -> None:
         """Creates the table, with the parameters as they are."""
-        flat = torch.zeros(self.size)
+        flat = torch.zeros(self.size, dtype=torch.float32, device="cpu")
         with torch.no_grad():
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
         self._known_views.clear()
@@ -181,11 +181,14 @@ class Bucket:
         try:
             self._exchange = self._job.exchange([self._slab])
         except NonFiniteError as error:
-            # The others wait for this worker: zeros go instead, and the step tells.
+            # The others wait for this worker: it takes part as if it had no gradients, and the step tells.
             self.refused = error
             self._gradient.zero_()
+            self.present = [False] * len(self.slots)
             if self._compressor and self._compressed:
                 self._slab._native.contains(self._compressor.content, 0)
+            if self.names_absent:
+                self._slab._native.lacks([(0, self.size)])
             self._exchange = self._job.exchange([self._slab])
         self._left = True
         return True
@@ -301,7 +304,8 @@ class PresenceBucket(Bucket):
     """Which parameters of averaged buckets somebody had a gradient for: the others have none after the round either.
 
     One element for each parameter, 1 where there is a gradient. Their mean is 0 where nobody has one. They travel without a
-    codec, which might leave them out, and are received after the buckets that they tell of.
+    codec, which might leave them out. They are sent after the buckets that they tell of have left, since a gradient that is no
+    number is refused only then, and are received after them.
     """
 
     POLICIES = {**AveragedBucket.POLICIES, "codec": "none", "answer_codec": "none"}
@@ -310,7 +314,7 @@ class PresenceBucket(Bucket):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._of = list(buckets)
         self._parameters = [slot.parameter for bucket in buckets for slot in bucket.slots]
-        super().__init__([Slot("gradients", torch.zeros(len(self._parameters)))])
+        super().__init__([Slot("gradients", torch.zeros(len(self._parameters), dtype=torch.float32, device="cpu"))])
 
     def begin(self, device_codec: Optional[bool] = None) -> None:
         self._began = False
@@ -320,7 +324,8 @@ class PresenceBucket(Bucket):
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         if self.under_way:
             self.receive()
-        self._gradient.copy_(torch.tensor([float(here) for bucket in self._of for here in bucket.present]))
+        present = [float(here) for bucket in self._of for here in bucket.present]
+        self._gradient.copy_(torch.tensor(present, dtype=torch.float32, device="cpu"))
         self.sent = True
         self._lane.bring_out([(self._gradient, self._gradient)])
 
@@ -373,9 +378,9 @@ class SparseSlot:
         """Every row as it is after the last step. After the end of the job that is what is here."""
         if self._table._job.closed and not self._stale:
             return
-        self._settle_push()
+        self.settle_push()
         # By its rows, since a pull of the whole may be answered before the others' part of the last step.
-        whole = self._table.pull(rows=torch.arange(len(self.slot.parameter)).numpy()).wait()
+        whole = self._table.pull(rows=torch.arange(len(self.slot.parameter), device="cpu").numpy()).wait()
         with torch.no_grad():
             self.slot.parameter.copy_(torch.from_numpy(whole))
         self._stale = False
@@ -386,7 +391,7 @@ class SparseSlot:
             return
         if indices is None:
             return self.pull_all()
-        self._settle_push()
+        self.settle_push()
         rows = torch.unique(indices.detach())
         if rows.numel() == 0:
             return
@@ -398,10 +403,11 @@ class SparseSlot:
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         """Sends the gradients of the rows that have some."""
         gradient = self.slot.parameter.grad
-        self._settle_push()
+        self.settle_push()
         width = self.slot.parameter[0].numel()
         if gradient is None or skip:
-            rows, values = torch.empty(0, dtype=torch.int64), torch.empty(0, width)
+            rows = torch.empty(0, dtype=torch.int64, device="cpu")
+            values = torch.empty(0, width, dtype=torch.float32, device="cpu")
         elif gradient.is_sparse:
             gradient = gradient.coalesce()
             rows, values = gradient.indices()[0], gradient.values()
@@ -420,7 +426,8 @@ class SparseSlot:
             self._push = self._table.push(values[:0].numpy(), rows=rows[:0].cpu().numpy())
         self._stale = True
 
-    def _settle_push(self) -> None:
+    def settle_push(self) -> None:
+        """Waits until the servers have taken the last gradients."""
         push, self._push = self._push, None
         if push is not None:
             push.wait()

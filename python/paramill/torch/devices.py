@@ -60,7 +60,7 @@ class CudaLane(Lane):
         self._device = device
         self._size = size
         self._outgoing: Optional[Tensor] = None
-        self._incoming = torch.empty(size, device=device)
+        self._incoming = torch.empty(size, dtype=torch.float32, device=device)
         self._stream = _side_stream(device)
         self._out = torch.cuda.Event()
         self._pinned: list[Tensor] = []
@@ -78,7 +78,7 @@ class CudaLane(Lane):
     def outgoing(self, gradient: Tensor) -> Tensor:
         if self._outgoing is None:
             # Zeros stay between the tensors of a pack.
-            self._outgoing = torch.zeros(self._size, device=self._device)
+            self._outgoing = torch.zeros(self._size, dtype=torch.float32, device=self._device)
         return self._outgoing
 
     def aside(self) -> ContextManager[Any]:

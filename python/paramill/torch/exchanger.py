@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from torch import Tensor
 
-from ..errors import NonFiniteError, OrderError
+from ..errors import NonFiniteError, OrderError, ParamillError
 from ..job import Job
 from .buckets import Bucket, Slot, SparseSlot
 from .forward import FEW
@@ -45,6 +45,10 @@ class Exchanger:
         self._began = False
         self._holding = False
         self._hooks: list[Any] = []
+        # What was sent and has not left yet: its copy to the host's memory is under way.
+        self._leaving: list[Bucket] = []
+        # Whether nothing was sent since the last time that everything was waited for.
+        self.is_settled = False
 
     def start(self) -> None:
         """Waits for the others, takes the values of rank 0, and begins to listen to gradients."""
@@ -60,7 +64,8 @@ class Exchanger:
                 self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
     def finish(self, grad_scale: Optional[Tensor], found_inf: Optional[Tensor]) -> Optional[NonFiniteError]:
-        """Sends what has not left yet, and ends the iteration. Returns why zeros went instead of some gradients."""
+        """Sends what has not left yet, and ends the iteration. Returns why some gradients did not leave."""
+        self.is_settled = False
         skip = found_inf is not None and bool(found_inf.item())
         scale = None if grad_scale is None else 1.0 / grad_scale
         self._settle_overlap(with_scaler=found_inf is not None)
@@ -75,10 +80,14 @@ class Exchanger:
         for sparse in self.sparse:
             self._begin_iteration()
             sparse.send(scale, skip)
+        # Whose gradients are refused is known once they have left, and :class:`PresenceBucket` tells of it.
+        for bucket in self.buckets:
+            bucket.leave(block=True)
         for bucket in self.buffers:
             self._send(bucket)
-        for bucket in [*self.buckets, *self.buffers]:
+        for bucket in self.buffers:
             bucket.leave(block=True)
+        self._leaving.clear()
         self.job.clock()
         self._began = False
         refused = [bucket.refused for bucket in self.buckets] + [sparse.refused for sparse in self.sparse]
@@ -87,16 +96,30 @@ class Exchanger:
         return next((why for why in refused if why is not None), None)
 
     def receive(self) -> None:
-        """Waits for everything that is under way."""
-        for bucket in [*self.buckets, *self.buffers]:
-            if not bucket.sent:
-                bucket.receive()
+        """Waits for everything that is under way.
+
+        What one bucket has to refuse, others often have too: it is told once, when all of them have been waited for.
+        """
+        self._receive_all([])
+
+    def wait_for(self, bucket: Bucket) -> None:
+        """Waits for one bucket before its parameters are used, and for all if it has to refuse something.
+
+        Between the backward pass and the step, parameters are those that the gradients were computed with.
+        """
+        if bucket.sent:
+            return
+        try:
+            bucket.receive()
+        except (NonFiniteError, OrderError) as error:
+            self._receive_all([error])
 
     def synchronize(self) -> None:
         """Waits for everything that is under way, and pulls all rows of sparse parameters."""
         self.receive()
         for sparse in self.sparse:
             sparse.pull_all()
+        self.is_settled = True
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -118,6 +141,21 @@ class Exchanger:
             hook.remove()
         self._hooks = []
 
+    def _receive_all(self, refusals: list[ParamillError]) -> None:
+        for bucket in [*self.buckets, *self.buffers]:
+            if bucket.sent:
+                continue
+            try:
+                bucket.receive()
+            except (NonFiniteError, OrderError) as error:
+                refusals.append(error)
+        if refusals:
+            for sparse in self.sparse:
+                with contextlib.suppress(NonFiniteError):
+                    sparse.settle_push()
+            # What is out of order is refused again at the next wait.
+            raise next((error for error in refusals if isinstance(error, NonFiniteError)), refusals[0])
+
     def _on_gradient(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
         if self._holding:
             return
@@ -138,11 +176,11 @@ class Exchanger:
     def _send(self, bucket: Bucket, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         self._begin_iteration()
         bucket.send(scale, skip)
+        self._leaving.append(bucket)
 
     def _let_go(self) -> None:
         """Hands on what has reached the host's memory meanwhile."""
-        for bucket in self.buckets:
-            bucket.leave(block=False)
+        self._leaving = [bucket for bucket in self._leaving if not bucket.leave(block=False)]
 
     def _begin_iteration(self) -> None:
         if not self._began:

@@ -16,7 +16,7 @@ from ..job import Job, init, open_jobs
 from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
-from .rules import check_groups, from_torch, parse_optimizer, text_of
+from .rules import check_groups, from_torch, number, parse_optimizer, text_of
 from .watch import WatchedBucket, WatchedRows
 
 DEFAULT_PACK_BYTES = 1 << 20
@@ -66,9 +66,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"{type(params).__name__} steps here, with gradients that servers average: it takes no rule of the servers "
                     f"besides, and not {arguments[0]!r}"
                 )
-        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        signature = inspect.signature(cls.__init__).parameters
+        known = list(signature)[1:]
+        # A subclass that hands keywords on has them checked by whom it hands them to.
+        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.values())
         for name in options:
-            if name not in known:
+            if name not in known and not takes_any:
                 raise PolicyError(
                     f"{cls.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
                     'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
@@ -95,38 +98,41 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         check_is_text(optimizer)
         check_sync(sync)
-        rule, defaults = parse_optimizer(optimizer)
+        groups = named_groups(params)
+        rule, defaults = parse_for_groups(optimizer, groups)
         self._rule = rule
         self._keys = list(defaults)
-        groups = named_groups(params)
         check_groups(rule, defaults, groups)
         super().__init__([{**group, "params": group["params"]} for group in groups], dict(defaults))
-        for index, group in enumerate(self.param_groups):
-            if float(group["lr"]) < 0:
-                raise PolicyError(f"group {index} has lr = {group['lr']}: expected lr >= 0")
-            _native.check_policy("optimizer", self._text(group))
+        self._group_keys = [set(group) for group in self.param_groups]
+        # What the servers know.
+        self._told: list[str] = []
+        self._told = self._texts()
         with joining(job) as self.job:
             policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
-            self._told = [self._text(group) for group in self.param_groups]
             dense: list[Bucket] = []
             rows: list[WatchedRows] = []
             self._frozen: list[Bucket] = []
+            # Groups that have a table: those of which nothing is trained have none.
+            self._trained: set[int] = set()
             unknown = set(sparse)
-            for number, group in enumerate(self.param_groups):
+            for index, group in enumerate(self.param_groups):
                 slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
-                own = {**policies, "optimizer": self._told[number]}
+                own = {**policies, "optimizer": self._told[index]}
                 of_rows = [slot for slot in slots if slot.name in unknown]
                 unknown -= {slot.name for slot in of_rows}
                 trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
                 frozen = [slot for slot in slots if not slot.parameter.requires_grad and slot not in of_rows]
+                if trained or of_rows:
+                    self._trained.add(index)
                 for slot in of_rows:
                     rows.append(WatchedRows(slot))
-                    rows[-1].declare(self.job, self._prefix(number), own)
+                    rows[-1].declare(self.job, self._prefix(index), own)
                 for bucket in pack(trained, WatchedBucket, pack_bytes // 4):
-                    bucket.declare(self.job, self._prefix(number), own)
+                    bucket.declare(self.job, self._prefix(index), own)
                     dense.append(bucket)
                 for bucket in pack(frozen, Bucket, pack_bytes // 4):
-                    bucket.declare(self.job, f"frozen/{self._prefix(number)}")
+                    bucket.declare(self.job, f"frozen/{self._prefix(index)}")
                     self._frozen.append(bucket)
             if unknown:
                 raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
@@ -149,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
         self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
-        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self.synchronize)
+        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self._before_save)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
@@ -173,7 +179,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
-        """Waits for all parameters that are under way, and pulls all rows of sparse ones."""
+        """Waits for all parameters that are under way, and pulls all rows of sparse ones.
+
+        After an error that parameters were changed while new values were on their way, these take the place of what was written.
+        """
+        for each in self._watched:
+            if isinstance(each, WatchedBucket):
+                each.give_way()
         self._exchanger.synchronize()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -221,6 +233,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = {key: value for key, value in state_dict.items() if key != "paramill"}
         if "paramill" not in state_dict:
             state["param_groups"] = [from_torch(rule, self._keys, group) for group in state["param_groups"]]
+            # Moments are the servers': those of torch would be saved again with the next state as if they counted.
+            state["state"] = {}
         super().load_state_dict(state)
         for group, before_it in zip(self.param_groups, own):
             # A state of one of torch's optimizers does not have all that this rule has.
@@ -244,10 +258,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
-            receive = bucket.receive
 
-            def wait(_: Optional[Tensor], receive: Callable[[], None] = receive) -> None:
-                receive()
+            def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:
+                self._exchanger.wait_for(bucket)
 
             waits.update((slot.parameter, wait) for slot in bucket.slots)
         waits.update((sparse.slot.parameter, sparse.pull) for sparse in self._exchanger.sparse)
@@ -257,10 +270,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Of the tables that a group trains, and of no others: a schedule goes to all that begin with it."""
         return f"p{number}/"
 
-    def _text(self, group: dict[str, Any]) -> str:
-        values = {key: group[key] for key in self._keys}
-        values["lr"] = max(float(values["lr"]), SMALLEST_LR)
-        return text_of(self._rule, values)
+    def _texts(self) -> list[str]:
+        """The rule of every group as the group's values are now. What servers would not take is refused on every worker."""
+        texts = []
+        for index, group in enumerate(self.param_groups):
+            values = {key: group[key] for key in self._keys}
+            if not float(values["lr"]) >= 0:
+                raise PolicyError(f"group {index} has lr = {number(values['lr'])}: expected lr >= 0")
+            values["lr"] = max(float(values["lr"]), SMALLEST_LR)
+            texts.append(text_of(self._rule, values))
+            if texts[-1:] != self._told[index : index + 1]:
+                _native.check_policy("optimizer", texts[-1])
+        return texts
 
     def _check_read(self) -> None:
         for each in self._watched:
@@ -272,21 +293,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
             each.check()
         self._follow_schedule()
 
+    def _before_save(self, prefix: str) -> None:
+        """Waits before a module is saved: for the parts of one that has waited nothing is left to wait for."""
+        if not (prefix and self._exchanger.is_settled):
+            self._exchanger.synchronize()
+
     def _stop_watching(self) -> None:
         for each in self._watched:
             each.closing = True
 
     def _follow_schedule(self) -> None:
         """Tells the servers what a scheduler changed, before the first gradient of the iteration leaves."""
-        texts = [self._text(group) for group in self.param_groups]
+        keys = [set(group) for group in self.param_groups]
+        if keys != self._group_keys:
+            check_groups(self._rule, self._keys, self.param_groups)
+            self._group_keys = keys
+        texts = self._texts()
         if texts == self._told:
             return
         if self.job.rank == 0:
             # The last round closes with the values that it began with.
             self._exchanger.receive()
-            for number, (new, old) in enumerate(zip(texts, self._told)):
-                if new != old:
-                    self.job.set_optimizer(new, table=f"{self._prefix(number)}*")
+            for index, (new, old) in enumerate(zip(texts, self._told)):
+                if new != old and index in self._trained:
+                    self.job.set_optimizer(new, table=f"{self._prefix(index)}*")
         self._told = texts
 
 
@@ -323,7 +353,8 @@ def check_models(job: Job) -> None:
 
 ONE_OPTIMIZER = (
     "a job has one optimizer, and this process has made it already: make a single one with all parameters, in groups "
-    '({"params": ..., "lr": ...}), or give each a job of its own (job=)'
+    '({"params": ..., "lr": ...}), or give each a job of its own (job=). A process that trains alone may make another after '
+    "close() of the first"
 )
 # Jobs of other processes' servers in which this process had an optimizer.
 trained_in: set[str] = set()
@@ -369,13 +400,29 @@ def named_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     named = []
     for number, group in enumerate(groups):
         entries = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-        names = group.get("param_names") or [f"parameter {number}.{index}" for index in range(len(entries))]
+        names = names_in(group, len(entries), f"parameter {number}.")
         pairs = [entry if isinstance(entry, tuple) else (name, entry) for name, entry in zip(names, entries)]
         for _, parameter in pairs:
             if not isinstance(parameter, Tensor):
                 raise ParamillError(f"a {type(parameter).__name__} is no parameter: give model.named_parameters()")
         named.append({**group, "params": [p for _, p in pairs], "names": [name for name, _ in pairs]})
     return named
+
+
+def names_in(group: dict[str, Any], count: int, otherwise: str) -> list[str]:
+    """The names that a group has for its parameters, or numbers of them."""
+    names = group.get("param_names") or [f"{otherwise}{index}" for index in range(count)]
+    if len(names) != count:
+        raise ParamillError(f"a group has {count} parameters and {len(names)} names: give each one a name in `param_names`")
+    return list(names)
+
+
+def parse_for_groups(text: str, groups: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The rule that a text names, and its parameters. A rate that it needs (``lars``) may be that of every group instead."""
+    if "lr=" not in text and groups and all("lr" in group for group in groups):
+        # Whichever is written here, that of the group counts.
+        text += f"{',' if ':' in text else ':'}lr=1"
+    return parse_optimizer(text)
 
 
 def declare_buffers(

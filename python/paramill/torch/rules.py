@@ -133,12 +133,14 @@ def from_torch(rule: str, parameters: Iterable[str], group: Mapping[str, Any]) -
         elif key == "decoupled_weight_decay":
             if value != (rule == "adamw"):
                 raise PolicyError(f"the state has `{key}={value}`: it is not of the rule `{rule}`, but of adam or adamw")
-        elif key in IMPLEMENTATIONS or not value:
-            continue
+        elif key == "nesterov":
+            if bool(value) != (rule == "nesterov"):
+                raise PolicyError(f"the state has `{key}={value}`: it is not of the rule `{rule}`")
         elif key in names:
+            # What is 0 counts too: SGD without momentum is the rule `momentum` with beta = 0.
             several = value if isinstance(value, (tuple, list)) else [value]
             taken.update(zip(names[key], several))
-        else:
+        elif value and key not in IMPLEMENTATIONS:
             raise PolicyError(f"the state has `{key}={value}`, and the servers' rule `{rule}` has no `{key}`")
     return taken
 

@@ -31,6 +31,10 @@ class Watch:
         self._mark = self._marks()
         self._norm = self._measure() if with_norm else None
 
+    def forget(self) -> None:
+        """Whatever was written is of no account."""
+        self._mark = None
+
     @property
     def moved(self) -> bool:
         """Whether something else wrote to the parameter since, or may have."""
@@ -43,7 +47,10 @@ class Watch:
         return parameter._version, parameter.data_ptr()
 
     def _measure(self) -> float:
-        return float(torch.linalg.vector_norm(self.slot.parameter.detach().nan_to_num(), dtype=torch.float32))
+        parameter = self.slot.parameter.detach()
+        # Halves overflow in a sum of squares, and torch does not narrow doubles.
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return float(torch.linalg.vector_norm(parameter.nan_to_num(), dtype=dtype))
 
 
 class WatchedBucket(Bucket):
@@ -56,10 +63,14 @@ class WatchedBucket(Bucket):
         self._watches = [Watch(slot) for slot in self.slots]
         self._answers = 0
         self._is_delivered = False
+        # Whether an answer is here that was refused to be put in place.
+        self._is_held = False
         super().begin(device_codec)
 
     def check(self) -> None:
         """Before gradients leave: parameters must be what the last answer made them."""
+        if self._is_held:
+            self._deliver()
         if self.under_way or self.sent or not self._is_delivered:
             return
         compares = self._answers <= COMPARED_ANSWERS
@@ -97,15 +108,26 @@ class WatchedBucket(Bucket):
         # After an exchange that failed nobody knows what is in the memory of the last answer.
         self._is_delivered = self._is_delivered and not self.under_way
         super().receive()
+        if self._is_held:
+            self._deliver()
+
+    def give_way(self) -> None:
+        """What was changed while an answer was on its way, and refused for that, is given up for the answer."""
+        if self._is_held and not self.closing:
+            for watch in self._watches:
+                watch.forget()
 
     def _deliver(self) -> None:
         moved = [watch.slot for watch in self._watches if watch.moved]
         if moved and not self.closing:
+            self._is_held = True
             raise OrderError(
                 f"`{moved[0].name}` was changed here while its new values were on their way, and they would undo it. Call "
                 "optimizer.synchronize() after step() before you write to parameters, and put them back before the next "
-                "step; load a checkpoint before you make the optimizer"
+                "step; load a checkpoint before you make the optimizer. To have the servers' values instead of what was "
+                "written, call optimizer.synchronize() now"
             )
+        self._is_held = False
         kept = [(slot.parameter, slot.parameter.detach().clone()) for slot in moved]
         super()._deliver()
         with torch.no_grad():
