@@ -71,6 +71,18 @@ impl Serve {
         Serve { process, url, coordinator, data }
     }
 
+    /// Until its data core is connected to its coordinator, which takes descriptors too.
+    fn wait_for_its_data_core(&self) {
+        let began = Instant::now();
+        loop {
+            let status = Command::new(PARAMILL).args(["status", &self.url]).output().unwrap();
+            if String::from_utf8_lossy(&status.stdout).contains("1 of 1 servers are here") {
+                return;
+            }
+            assert!(began.elapsed() < LIMIT, "{}", String::from_utf8_lossy(&status.stderr));
+        }
+    }
+
     /// The file descriptors that it has.
     fn descriptors(&self) -> Vec<u64> {
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap();
@@ -158,6 +170,7 @@ fn strangers_leave_file_descriptors_to_the_members() {
 #[test]
 fn strangers_that_come_all_at_once_hold_no_more_than_half_of_the_descriptors() {
     let serve = Serve::start();
+    serve.wait_for_its_data_core();
     let before = serve.descriptors().len();
     let crowd: Vec<TcpStream> = (0..200).map(|_| TcpStream::connect(&serve.coordinator).unwrap()).collect();
     let (began, mut most) = (Instant::now(), 0);
@@ -165,7 +178,8 @@ fn strangers_that_come_all_at_once_hold_no_more_than_half_of_the_descriptors() {
         most = most.max(serve.descriptors().len());
         assert!(began.elapsed() < LIMIT, "the strangers stay");
     }
-    assert!(most <= before + 50, "{most} descriptors, and {before} before the strangers came");
+    // One more is a newcomer that was taken and is about to be closed.
+    assert!(most <= before + 50 + 1, "{most} descriptors, and {before} before the strangers came");
 }
 
 #[test]
@@ -183,6 +197,8 @@ fn a_command_is_answered_though_a_crowd_comes_in() {
 #[test]
 fn a_server_without_a_free_descriptor_still_takes_a_connection() {
     let serve = Serve::start();
+    // A member that came later would rightly keep the descriptor that the server has in reserve.
+    serve.wait_for_its_data_core();
     let used = serve.descriptors();
     // No number below this one is free: whatever needs a descriptor fails from now on.
     let limit = (0..).find(|number| !used.contains(number));

@@ -116,7 +116,7 @@ pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
 pub const COMMAND_IDLE: Duration = Duration::from_secs(10);
 /// How long a node tries to reach another before it gives up and names it.
 pub const CONNECT_DEADLINE: Duration = Duration::from_secs(30);
-/// How long one attempt to connect may take, the peer's answer to the hello included.
+/// How long each step of an attempt to connect may take: resolving a name, connecting, the peer's answer to the hello.
 pub const ATTEMPT_DEADLINE: Duration = Duration::from_secs(5);
 /// The first pause before a connection is tried again; it doubles up to [`RECONNECT_MAX`].
 pub const RECONNECT_MIN: Duration = Duration::from_millis(20);
