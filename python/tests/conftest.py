@@ -14,6 +14,8 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
+import paramill as pm
+
 # Long enough for a busy machine, short enough that a test that hangs is noticed.
 DEADLINE_S = 120
 
@@ -75,3 +77,18 @@ def launch(command: str, tmp_path: Path) -> Callable[..., list[Any]]:
         return [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(workers)]
 
     return run
+
+
+@pytest.fixture
+def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
+    """Optimizers of jobs of their own, closed at the end of the test."""
+    made: list[pm.torch.DistributedOptimizer] = []
+
+    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
+        own = {} if "job" in options else {"job": pm.init()}
+        made.append(pm.torch.DistributedOptimizer(*arguments, **own, **options))
+        return made[-1]
+
+    yield make
+    for optimizer in made:
+        optimizer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -20,21 +20,6 @@ Y = torch.randn(32, 3, generator=DATA)
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(7)
-
-
-@pytest.fixture
-def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
-    """Optimizers of jobs of their own, closed at the end of the test."""
-    made: list[pm.torch.DistributedOptimizer] = []
-
-    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
-        own = {} if "job" in options else {"job": pm.init()}
-        made.append(pm.torch.DistributedOptimizer(*arguments, **own, **options))
-        return made[-1]
-
-    yield make
-    for optimizer in made:
-        optimizer.close()
 
 
 def network() -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -13,20 +13,6 @@ import paramill as pm
 from paramill.torch.rules import parse_optimizer
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
-    """Optimizers of jobs of their own, closed at the end of the test."""
-    made: list[pm.torch.DistributedOptimizer] = []
-
-    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
-        made.append(pm.torch.DistributedOptimizer(*arguments, job=pm.init(), **options))
-        return made[-1]
-
-    yield make
-    for optimizer in made:
-        optimizer.close()
 
 
 def network() -> nn.Module:

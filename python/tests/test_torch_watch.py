@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -15,20 +15,6 @@ from paramill.torch.devices import Lane
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 CHANGED = r"`\d.\w+` was changed here after the optimizer was made .*Load a checkpoint before you make the optimizer"
 UNDER_WAY = r"`\d.\w+` was changed here while its new values were on their way.*synchronize\(\).*before you make the optimizer"
-
-
-@pytest.fixture
-def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
-    """Optimizers of jobs of their own, closed at the end of the test."""
-    made: list[pm.torch.DistributedOptimizer] = []
-
-    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
-        made.append(pm.torch.DistributedOptimizer(*arguments, job=pm.init(), **options))
-        return made[-1]
-
-    yield make
-    for optimizer in made:
-        optimizer.close()
 
 
 class SeparateLane(Lane):

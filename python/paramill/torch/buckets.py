@@ -187,8 +187,7 @@ class Bucket:
             self.present = [False] * len(self.slots)
             if self._compressor and self._compressed:
                 self._slab._native.contains(self._compressor.content, 0)
-            if self.names_absent:
-                self._slab._native.lacks([(0, self.size)])
+            self._slab._native.lacks([(0, self.size)])
             self._exchange = self._job.exchange([self._slab])
         self._left = True
         return True
