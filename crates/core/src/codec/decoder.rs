@@ -119,9 +119,10 @@ impl Decoder {
         }
         product.resize(entries, 0.0);
         shape.product(values, product);
-        match kernels::all_finite(product) {
-            true => Ok(Values::F32(product).into()),
-            false => refuse("matrices whose product is not finite".into()),
+        if kernels::all_finite(product) {
+            Ok(Values::F32(product).into())
+        } else {
+            refuse("matrices whose product is not finite".into())
         }
     }
 }

@@ -432,9 +432,10 @@ impl Work {
         keeps: bool,
     ) -> (Header, Sent) {
         let feeds_back = keeps && codec.feeds_back();
-        match feeds_back {
-            true => self.mask.gather(input, &mut self.values),
-            false => self.mask.take(input, &mut self.values),
+        if feeds_back {
+            self.mask.gather(input, &mut self.values)
+        } else {
+            self.mask.take(input, &mut self.values)
         }
         let scale = codec.sparsifier.as_ref().map_or(1.0, |sparsifier| sparsifier.scale(input.len()));
         if scale != 1.0 {
