@@ -7,6 +7,7 @@ pub mod ack;
 pub(crate) mod bounded;
 pub mod control;
 mod descriptor;
+pub mod frame;
 pub mod group;
 mod handshake;
 mod header;

@@ -1,7 +1,8 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
 mod ahead;
-mod encoded;
+mod answer_codecs;
+mod decoding;
 mod push;
 mod skipped;
 mod step;
@@ -23,7 +24,8 @@ use crate::table::{Chunk, TablePolicy, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use ahead::AnswersAhead;
-use encoded::PartCodecs;
+use answer_codecs::AnswerCodecs;
+use decoding::PushDecoders;
 use skipped::SkippedSteps;
 use under_way::UnderWay;
 
@@ -91,7 +93,8 @@ pub(super) struct TablePart {
     skipped: SkippedSteps,
     incoming: UnderWay,
     pub(super) ahead: AnswersAhead,
-    codecs: PartCodecs,
+    decoders: PushDecoders,
+    answer_codecs: AnswerCodecs,
     /// The first round whose sums can hold nothing of a worker that has left.
     sums_are_regular_from: Clock,
     /// Chunks that have their initial values, from the first on.
@@ -112,7 +115,8 @@ impl TablePart {
         let text = |error: SpecError| error.to_string();
         let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
         let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
-        let codecs = PartCodecs::new(registry, &spec, &policy)?;
+        let decoders = PushDecoders::new(registry, &spec, &policy)?;
+        let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
         let mut elements = 0;
         let chunks: Vec<LocalChunk> = chunks
             .map(|(number, chunk)| {
@@ -143,7 +147,8 @@ impl TablePart {
             skipped: SkippedSteps::default(),
             incoming: UnderWay::default(),
             ahead: AnswersAhead::default(),
-            codecs,
+            decoders,
+            answer_codecs,
             sums_are_regular_from: 0,
             initialised_chunks: 0,
             nonfinite: 0,
@@ -266,17 +271,17 @@ impl TablePart {
     /// What was sent to a worker is lost, or of no use to it.
     pub(super) fn forget_answers(&mut self, worker: WorkerId) {
         self.ahead.forget(worker);
-        self.codecs.forget(NodeId::Worker(worker));
+        self.answer_codecs.forget(NodeId::Worker(worker));
     }
 
     /// The same for an aggregator.
     pub(super) fn forget_answers_to(&mut self, aggregator: AggregatorId) {
-        self.codecs.forget(NodeId::Aggregator(aggregator));
+        self.answer_codecs.forget(NodeId::Aggregator(aggregator));
     }
 
     /// Whether answers are made when they are due, and not when they leave.
     pub(super) fn fixes_answers(&self) -> bool {
-        self.codecs.fixes_answers()
+        self.answer_codecs.fixes_answers()
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
@@ -339,7 +344,7 @@ impl TablePart {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
-        let slots = slots + self.codecs.memory_bytes() + self.skipped.memory_bytes();
+        let slots = slots + self.answer_codecs.memory_bytes() + self.skipped.memory_bytes();
         let gradients = self.rounds.memory_bytes() + self.incoming.memory_bytes();
         self.parameters.memory_bytes() + slots + gradients
     }

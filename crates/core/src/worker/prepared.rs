@@ -1,14 +1,14 @@
 //! Gradients that the application prepared by itself: on a GPU, say, so that only what travels leaves the device.
 
+use super::WorkerError;
 use super::encoding::{Encoded, Payloads, TableCodecs};
 use super::local_table::LocalTable;
 use super::request::Missing;
-use super::{Worker, WorkerError};
 use crate::absence::Absent;
 use crate::codec::CodecError;
 use crate::store::Allocate;
 use crate::table::Chunk;
-use crate::types::{Clock, TableId};
+use crate::types::Clock;
 
 /// What stands in the memory of a slab's gradient.
 ///
@@ -28,21 +28,6 @@ pub enum Content {
     },
     /// The whole gradient in the two bytes a value that the codec's quantiser makes.
     Halves,
-}
-
-impl Worker {
-    /// The codec that a table's gradients travel by; empty without one.
-    pub fn codec(&self, table: TableId) -> Result<String, WorkerError> {
-        self.check_started()?;
-        let push = &self.tables[self.table_index(table)?].codecs.push;
-        Ok(push.as_ref().map_or_else(String::new, |encoder| encoder.codec().to_string()))
-    }
-
-    /// Where the chunks of a table begin, ascending: each is encoded by itself.
-    pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, WorkerError> {
-        self.check_started()?;
-        Ok(self.tables[self.table_index(table)?].all_chunks().map(|(_, chunk)| chunk.start).collect())
-    }
 }
 
 impl LocalTable {

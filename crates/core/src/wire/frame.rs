@@ -1,0 +1,593 @@
+//! Data frames as types: what the 64 bytes of a [`Header`] mean in each of them.
+//!
+//! A header has one layout for all kinds of frames, and some of its fields mean different things in different kinds or
+//! from different senders. Roles do not read it: they decode it once, by who sent it, into a type that has only the
+//! fields which that frame has, and encode such a type to send one. `docs/wire.md` is the table of these types.
+
+use super::{Flags, Header, Kind};
+use crate::limits;
+use crate::store::Place;
+use crate::types::{Clock, TableId, WorkerId};
+
+/// A frame's place among the frames of one push, initialisation or answer on one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The chunk that it carries, numbered within its table.
+    pub chunk: u32,
+    /// Its number, from 0.
+    pub sequence: u32,
+    /// No frame follows it.
+    pub is_last: bool,
+}
+
+/// How the payload of a push or an answer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The elements of a chunk.
+    Dense,
+    /// What the table's codec made of a chunk.
+    Encoded,
+    /// Single rows of a sparse table.
+    Rows {
+        /// How many.
+        count: u32,
+    },
+    /// What the table's codec made of single rows.
+    EncodedRows {
+        /// How many rows an answer has. A push is made of a whole chunk, and does not say.
+        count: u32,
+    },
+}
+
+impl Form {
+    /// Whether the table is a sparse one.
+    pub fn is_rows(self) -> bool {
+        matches!(self, Form::Rows { .. } | Form::EncodedRows { .. })
+    }
+
+    /// Whether a codec made the payload.
+    pub fn is_encoded(self) -> bool {
+        matches!(self, Form::Encoded | Form::EncodedRows { .. })
+    }
+
+    fn decode(header: &Header) -> Form {
+        match (header.flags.has(Flags::ROWS), header.flags.has(Flags::ENCODED)) {
+            (false, false) => Form::Dense,
+            (false, true) => Form::Encoded,
+            (true, false) => Form::Rows { count: header.rows },
+            (true, true) => Form::EncodedRows { count: header.rows },
+        }
+    }
+
+    fn encode(self, header: &mut Header) {
+        if self.is_encoded() {
+            header.flags = header.flags.with(Flags::ENCODED);
+        }
+        if let Form::Rows { count } | Form::EncodedRows { count } = self {
+            header.flags = header.flags.with(Flags::ROWS);
+            header.rows = count;
+        }
+    }
+}
+
+/// What every data frame says of the request that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject {
+    /// The epoch that the sender is in.
+    pub epoch: u32,
+    /// The table.
+    pub table: TableId,
+    /// The sender's number for the request; answers repeat it.
+    pub request: u64,
+}
+
+impl Subject {
+    fn decode(header: &Header) -> Subject {
+        Subject { epoch: header.epoch, table: header.table, request: header.request }
+    }
+
+    fn header(self, kind: Kind, payload_bytes: usize) -> Header {
+        let Subject { epoch, table, request } = self;
+        // A payload that is longer than 4 GB is longer than any limit: its receiver refuses it.
+        let payload_bytes = u32::try_from(payload_bytes).unwrap_or(u32::MAX);
+        Header { epoch, table, request, payload_bytes, ..Header::new(kind) }
+    }
+}
+
+/// Initial values of a chunk, from worker 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Init {
+    /// The request.
+    pub subject: Subject,
+    /// Which chunk, and where it stands among the others.
+    pub piece: Piece,
+}
+
+/// A gradient of a chunk, or of rows of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Push {
+    /// The request.
+    pub subject: Subject,
+    /// The iteration.
+    pub clock: Clock,
+    /// Which chunk, and where it stands among the others.
+    pub piece: Piece,
+    /// How the gradient is written.
+    pub form: Form,
+    /// The payload begins with the ranges of the chunk that have no gradient ([`crate::absence`]).
+    pub has_absent: bool,
+    /// The parameters that follow are wanted, as if a pull came after the push.
+    pub want_params: bool,
+    /// Where in the worker's shared memory the table's first parameter is to lie.
+    pub reply_place: Option<Place>,
+}
+
+/// A request for a table's parameters on one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pull {
+    /// The request.
+    pub subject: Subject,
+    /// Iterations completed.
+    pub clock: Clock,
+    /// Only the rows of which the payload has the numbers; how many.
+    pub rows: Option<u32>,
+    /// Answer at once with what is there, whatever the consistency model.
+    pub now: bool,
+    /// Where in the worker's shared memory the table's first parameter is to lie.
+    pub reply_place: Option<Place>,
+}
+
+/// Parameters of a chunk, or of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Params {
+    /// The request that they answer.
+    pub subject: Subject,
+    /// The clock of the pull.
+    pub clock: Clock,
+    /// Version of the parameters.
+    pub version: Clock,
+    /// Which chunk, and where it stands among the others.
+    pub piece: Piece,
+    /// How the parameters are written.
+    pub form: Form,
+    /// Where in the receiver's shared memory this chunk is to lie.
+    pub reply_place: Option<Place>,
+}
+
+/// A sum of several workers' gradients of a chunk, from an aggregator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sum {
+    /// The sum; `request` is its number among what the aggregator sends in its own name.
+    pub subject: Subject,
+    /// The iteration of all gradients in it.
+    pub clock: Clock,
+    /// The chunk, numbered within its table.
+    pub chunk: u32,
+    /// Counts how often sums of this table and clock were begun; one that was refused is begun again.
+    pub attempt: u32,
+    /// How many gradients are in it.
+    pub gradients: u32,
+    /// What the table's codec made of it.
+    pub is_encoded: bool,
+    /// The payload begins with the ranges that no gradient in it has.
+    pub has_absent: bool,
+}
+
+/// From an aggregator: the pushes of the workers in the payload ([`super::group`]) are complete in the sums before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completed {
+    /// The list; `request` is its number among what the aggregator sends in its own name.
+    pub subject: Subject,
+    /// The iteration of all pushes.
+    pub clock: Clock,
+    /// The attempt of the sums that it ends.
+    pub attempt: u32,
+}
+
+/// Parameters of a dense table for an aggregator, which hands them to its workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edition {
+    /// Counts the answers of this table on this connection.
+    pub number: u32,
+    /// The parameters are those of an answer that was sent before; there is no payload.
+    pub is_same: bool,
+}
+
+/// What a worker sends to a shard, or to the aggregator that stands for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromWorker {
+    /// Initial values.
+    Init(Init),
+    /// A gradient.
+    Push(Push),
+    /// A request for parameters.
+    Pull(Pull),
+}
+
+/// What an aggregator sends to a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromAggregator {
+    /// A worker's frame, passed on in its name.
+    Relayed(WorkerId, FromWorker),
+    /// A sum of gradients.
+    Sum(Sum),
+    /// Whose pushes are complete in the sums.
+    Completed(Completed),
+    /// This worker's connection to the aggregator broke: its pulls are forgotten.
+    Forget(WorkerId),
+}
+
+impl Init {
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Init, payload_bytes);
+        self.piece.encode(&mut header);
+        header
+    }
+}
+
+impl Push {
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Push, payload_bytes);
+        header.clock = self.clock;
+        header.landing = place_bits(self.reply_place);
+        self.piece.encode(&mut header);
+        self.form.encode(&mut header);
+        set(&mut header, Flags::ABSENT, self.has_absent);
+        set(&mut header, Flags::WANT_PARAMS, self.want_params);
+        header
+    }
+}
+
+impl Pull {
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Pull, payload_bytes);
+        header.clock = self.clock;
+        header.rows = self.rows.unwrap_or(0);
+        header.landing = place_bits(self.reply_place);
+        set(&mut header, Flags::ROWS, self.rows.is_some());
+        set(&mut header, Flags::NOW, self.now);
+        header
+    }
+}
+
+impl Params {
+    /// What a header of this kind says to a worker.
+    pub fn decode(header: &Header) -> Params {
+        Params {
+            subject: Subject::decode(header),
+            clock: header.clock,
+            version: header.version,
+            piece: Piece::decode(header),
+            form: Form::decode(header),
+            reply_place: Place::from_bits(header.landing),
+        }
+    }
+
+    /// What a header of this kind says to an aggregator. Only answers of dense tables have editions.
+    pub fn decode_edition(header: &Header) -> (Params, Option<Edition>) {
+        let is_same = header.flags.has(Flags::SAME);
+        let edition = Edition { number: header.rows, is_same };
+        (Params::decode(header), (!header.flags.has(Flags::ROWS)).then_some(edition))
+    }
+
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Params, payload_bytes);
+        header.clock = self.clock;
+        header.version = self.version;
+        header.landing = place_bits(self.reply_place);
+        self.piece.encode(&mut header);
+        self.form.encode(&mut header);
+        header
+    }
+
+    /// The same for an aggregator.
+    pub fn edition_header(&self, edition: Edition, payload_bytes: usize) -> Header {
+        let mut header = self.header(payload_bytes);
+        header.rows = edition.number;
+        set(&mut header, Flags::SAME, edition.is_same);
+        header
+    }
+}
+
+impl Sum {
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Push, payload_bytes);
+        header.clock = self.clock;
+        header.chunk = self.chunk;
+        header.part = self.attempt;
+        header.rows = self.gradients;
+        set(&mut header, Flags::ENCODED, self.is_encoded);
+        set(&mut header, Flags::ABSENT, self.has_absent);
+        header
+    }
+}
+
+impl Completed {
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let mut header = self.subject.header(Kind::Group, payload_bytes);
+        header.clock = self.clock;
+        header.part = self.attempt;
+        header
+    }
+}
+
+impl FromWorker {
+    /// What a header says that came from a worker; `None` if workers send no such frames to servers.
+    pub fn decode(header: &Header) -> Option<FromWorker> {
+        let subject = Subject::decode(header);
+        let clock = header.clock;
+        let reply_place = Place::from_bits(header.landing);
+        Some(match header.kind {
+            Kind::Init => FromWorker::Init(Init { subject, piece: Piece::decode(header) }),
+            Kind::Push => FromWorker::Push(Push {
+                subject,
+                clock,
+                piece: Piece::decode(header),
+                form: Form::decode(header),
+                has_absent: header.flags.has(Flags::ABSENT),
+                want_params: header.flags.has(Flags::WANT_PARAMS),
+                reply_place,
+            }),
+            Kind::Pull => FromWorker::Pull(Pull {
+                subject,
+                clock,
+                rows: header.flags.has(Flags::ROWS).then_some(header.rows),
+                now: header.flags.has(Flags::NOW),
+                reply_place,
+            }),
+            _ => return None,
+        })
+    }
+
+    /// The request that the frame belongs to.
+    pub fn subject(&self) -> &Subject {
+        match self {
+            FromWorker::Init(init) => &init.subject,
+            FromWorker::Push(push) => &push.subject,
+            FromWorker::Pull(pull) => &pull.subject,
+        }
+    }
+
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        match self {
+            FromWorker::Init(init) => init.header(payload_bytes),
+            FromWorker::Push(push) => push.header(payload_bytes),
+            FromWorker::Pull(pull) => pull.header(payload_bytes),
+        }
+    }
+}
+
+impl FromAggregator {
+    /// What a header says that came from an aggregator; `None` if aggregators send no such frames to shards.
+    pub fn decode(header: &Header) -> Option<FromAggregator> {
+        let subject = Subject::decode(header);
+        let (clock, attempt) = (header.clock, header.part);
+        match (spoken_for(header), header.kind) {
+            (Some(worker), Kind::Forget) => Some(FromAggregator::Forget(worker)),
+            (Some(worker), _) => {
+                // A worker behind an aggregator shares no memory with the shard.
+                let frame = FromWorker::decode(&Header { landing: 0, ..*header })?;
+                Some(FromAggregator::Relayed(worker, frame))
+            }
+            (None, Kind::Push) if !header.flags.has(Flags::ROWS) => Some(FromAggregator::Sum(Sum {
+                subject,
+                clock,
+                chunk: header.chunk,
+                attempt,
+                gradients: header.rows,
+                is_encoded: header.flags.has(Flags::ENCODED),
+                has_absent: header.flags.has(Flags::ABSENT),
+            })),
+            (None, Kind::Group) => Some(FromAggregator::Completed(Completed { subject, clock, attempt })),
+            (None, _) => None,
+        }
+    }
+
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        match self {
+            FromAggregator::Relayed(worker, frame) => {
+                Header { landing: speaker_bits(*worker), ..frame.header(payload_bytes) }
+            }
+            FromAggregator::Sum(sum) => sum.header(payload_bytes),
+            FromAggregator::Completed(completed) => completed.header(payload_bytes),
+            FromAggregator::Forget(worker) => {
+                Header { landing: speaker_bits(*worker), ..Header::new(Kind::Forget) }
+            }
+        }
+    }
+}
+
+impl Piece {
+    fn decode(header: &Header) -> Piece {
+        let is_last = header.flags.has(Flags::LAST);
+        Piece { chunk: header.chunk, sequence: header.part, is_last }
+    }
+
+    fn encode(self, header: &mut Header) {
+        header.chunk = self.chunk;
+        header.part = self.sequence;
+        set(header, Flags::LAST, self.is_last);
+    }
+}
+
+fn set(header: &mut Header, flag: Flags, is_set: bool) {
+    if is_set {
+        header.flags = header.flags.with(flag);
+    }
+}
+
+fn place_bits(place: Option<Place>) -> u64 {
+    place.map_or(0, Place::to_bits)
+}
+
+/// The worker that an aggregator speaks for. Its rank stands where workers name a place in shared memory, as a number
+/// that is never one: places have a segment number in the upper bits.
+fn spoken_for(header: &Header) -> Option<WorkerId> {
+    let rank = header.landing.checked_sub(1)?;
+    u32::try_from(rank).ok().filter(|&rank| rank < limits::MAX_WORKERS).map(WorkerId)
+}
+
+fn speaker_bits(worker: WorkerId) -> u64 {
+    u64::from(worker.0) + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn subject() -> impl Strategy<Value = Subject> {
+        (any::<u32>(), any::<u32>(), any::<u64>()).prop_map(|(epoch, table, request)| Subject {
+            epoch,
+            table: TableId(table),
+            request,
+        })
+    }
+
+    fn piece() -> impl Strategy<Value = Piece> {
+        (any::<u32>(), any::<u32>(), any::<bool>()).prop_map(|(chunk, sequence, is_last)| Piece {
+            chunk,
+            sequence,
+            is_last,
+        })
+    }
+
+    fn form() -> impl Strategy<Value = Form> {
+        prop_oneof![
+            Just(Form::Dense),
+            Just(Form::Encoded),
+            any::<u32>().prop_map(|count| Form::Rows { count }),
+            any::<u32>().prop_map(|count| Form::EncodedRows { count }),
+        ]
+    }
+
+    fn place() -> impl Strategy<Value = Option<Place>> {
+        prop::option::of(
+            (1..=u16::MAX, 0..1u64 << 48).prop_map(|(segment, offset)| Place { segment, offset }),
+        )
+    }
+
+    fn push() -> impl Strategy<Value = Push> {
+        (subject(), any::<u64>(), piece(), form(), any::<(bool, bool)>(), place()).prop_map(
+            |(subject, clock, piece, form, (absent, want_params), reply_place)| {
+                let has_absent = absent && !form.is_rows();
+                Push { subject, clock, piece, form, has_absent, want_params, reply_place }
+            },
+        )
+    }
+
+    fn pull() -> impl Strategy<Value = Pull> {
+        (subject(), any::<u64>(), prop::option::of(any::<u32>()), any::<bool>(), place()).prop_map(
+            |(subject, clock, rows, now, reply_place)| Pull { subject, clock, rows, now, reply_place },
+        )
+    }
+
+    fn params() -> impl Strategy<Value = Params> {
+        (subject(), any::<[u64; 2]>(), piece(), form(), place()).prop_map(
+            |(subject, [clock, version], piece, form, reply_place)| Params {
+                subject,
+                clock,
+                version,
+                piece,
+                form,
+                reply_place,
+            },
+        )
+    }
+
+    fn from_worker() -> impl Strategy<Value = FromWorker> {
+        prop_oneof![
+            (subject(), piece()).prop_map(|(subject, piece)| FromWorker::Init(Init { subject, piece })),
+            push().prop_map(FromWorker::Push),
+            pull().prop_map(FromWorker::Pull),
+        ]
+    }
+
+    /// Without a place in shared memory, which only a worker's own connection can name.
+    fn relayed(frame: FromWorker) -> FromWorker {
+        match frame {
+            FromWorker::Init(init) => FromWorker::Init(init),
+            FromWorker::Push(push) => FromWorker::Push(Push { reply_place: None, ..push }),
+            FromWorker::Pull(pull) => FromWorker::Pull(Pull { reply_place: None, ..pull }),
+        }
+    }
+
+    fn from_aggregator() -> impl Strategy<Value = FromAggregator> {
+        let worker = || (0..limits::MAX_WORKERS).prop_map(WorkerId);
+        let sum = (subject(), any::<u64>(), any::<[u32; 3]>(), any::<(bool, bool)>()).prop_map(
+            |(subject, clock, [chunk, attempt, gradients], (is_encoded, has_absent))| {
+                FromAggregator::Sum(Sum { subject, clock, chunk, attempt, gradients, is_encoded, has_absent })
+            },
+        );
+        let completed = (subject(), any::<u64>(), any::<u32>()).prop_map(|(subject, clock, attempt)| {
+            FromAggregator::Completed(Completed { subject, clock, attempt })
+        });
+        prop_oneof![
+            (worker(), from_worker())
+                .prop_map(|(worker, frame)| FromAggregator::Relayed(worker, relayed(frame))),
+            sum,
+            completed,
+            worker().prop_map(FromAggregator::Forget),
+        ]
+    }
+
+    /// As it arrives: encoded to 64 bytes, and decoded from them.
+    fn sent(header: Header) -> Header {
+        Header::decode(&header.encode()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn workers_frames_survive_the_wire(frame in from_worker(), bytes in 0usize..1000) {
+            let header = sent(frame.header(bytes));
+            prop_assert_eq!(header.payload_bytes as usize, bytes);
+            prop_assert_eq!(FromWorker::decode(&header), Some(frame));
+        }
+
+        #[test]
+        fn aggregators_frames_survive_the_wire(frame in from_aggregator()) {
+            prop_assert_eq!(FromAggregator::decode(&sent(frame.header(0))), Some(frame));
+        }
+
+        #[test]
+        fn answers_survive_the_wire(params in params(), number in any::<u32>(), is_same in any::<bool>()) {
+            prop_assert_eq!(Params::decode(&sent(params.header(0))), params);
+            let (edition, is_dense) = (Edition { number, is_same }, !params.form.is_rows());
+            if is_dense {
+                let header = sent(params.edition_header(edition, 0));
+                prop_assert_eq!(Params::decode_edition(&header), (params, Some(edition)));
+            } else {
+                prop_assert_eq!(Params::decode_edition(&sent(params.header(0))), (params, None));
+            }
+        }
+    }
+
+    #[test]
+    fn other_kinds_are_no_data_frames() {
+        for kind in [Kind::Hello, Kind::Control, Kind::Error, Kind::PushAck, Kind::Params, Kind::Share] {
+            assert_eq!(FromWorker::decode(&Header::new(kind)), None, "{kind:?}");
+            assert_eq!(FromAggregator::decode(&Header::new(kind)), None, "{kind:?}");
+        }
+        // A sum is of a dense table.
+        let rows = Header { flags: Flags::ROWS, ..Header::new(Kind::Push) };
+        assert_eq!(FromAggregator::decode(&rows), None);
+    }
+
+    #[test]
+    fn no_rank_beyond_the_limit_is_spoken_for() {
+        let beyond =
+            Header { landing: speaker_bits(WorkerId(limits::MAX_WORKERS)), ..Header::new(Kind::Forget) };
+        assert_eq!(FromAggregator::decode(&beyond), None);
+        // Nor is a place in shared memory a rank.
+        let place = Place { segment: 1, offset: 0 };
+        assert_eq!(spoken_for(&Header { landing: place.to_bits(), ..Header::new(Kind::Pull) }), None);
+    }
+}
