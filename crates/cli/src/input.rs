@@ -6,8 +6,5 @@ use std::path::Path;
 
 /// The text of a file, or of stdin for `-`.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
-    match path.as_os_str() == "-" {
-        true => read_limited(io::stdin().lock()),
-        false => read_file(path),
-    }
+    if path.as_os_str() == "-" { read_limited(io::stdin().lock()) } else { read_file(path) }
 }

@@ -12,15 +12,12 @@ pub(crate) fn address(listen: Option<&str>, host: Option<&str>, port: u16) -> St
 
 /// A sentence about who can connect to these addresses, each a host or `HOST:PORT`.
 pub(crate) fn who_can_connect<'a>(addresses: impl IntoIterator<Item = &'a str>) -> &'static str {
-    match addresses.into_iter().all(host::is_of_this_machine) {
-        true => {
-            "only this machine can connect; --host ADDRESS (or 0.0.0.0, all addresses of this machine) lets others, \
+    if addresses.into_iter().all(host::is_of_this_machine) {
+        "only this machine can connect; --host ADDRESS (or 0.0.0.0, all addresses of this machine) lets others, \
              who need no password: there is no authentication yet"
-        }
-        false => {
-            "whoever reaches these addresses can read and change parameters and end the job: there is no authentication \
+    } else {
+        "whoever reaches these addresses can read and change parameters and end the job: there is no authentication \
              yet, so use a trusted network only"
-        }
     }
 }
 

@@ -47,10 +47,8 @@ impl Output {
     /// A table for a person.
     pub(crate) fn table(&self, table: &Table) -> io::Result<()> {
         let stdout = io::stdout();
-        let rendered = match stdout.is_terminal() {
-            true => table.wrapped(terminal_width(&stdout)),
-            false => table.plain(),
-        };
+        let rendered =
+            if stdout.is_terminal() { table.wrapped(terminal_width(&stdout)) } else { table.plain() };
         self.text(rendered)
     }
 

@@ -143,9 +143,10 @@ impl Absent {
             first_free = end.saturating_add(1);
             absent.ranges.push(start..end);
         }
-        match padding.iter().all(|&byte| byte == 0) {
-            true => Ok((absent, rest)),
-            false => refuse("padding that is not zero".into()),
+        if padding.iter().all(|&byte| byte == 0) {
+            Ok((absent, rest))
+        } else {
+            refuse("padding that is not zero".into())
         }
     }
 
@@ -259,10 +260,7 @@ mod tests {
             absent.write(&mut payload);
             prop_assert_eq!(payload.len() % 64, 0);
             payload.extend_from_slice(&rest);
-            match absent.is_empty() {
-                true => prop_assert!(Absent::read(&payload, ELEMENTS).is_err()),
-                false => prop_assert_eq!(Absent::read(&payload, ELEMENTS), Ok((absent, rest.as_slice()))),
-            }
+            if absent.is_empty() { prop_assert!(Absent::read(&payload, ELEMENTS).is_err()) } else { prop_assert_eq!(Absent::read(&payload, ELEMENTS), Ok((absent, rest.as_slice()))) }
         }
 
         #[test]

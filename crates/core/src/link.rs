@@ -183,9 +183,10 @@ impl Link {
 /// Whom it leads to, and where that is.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.through_aggregator {
-            true => write!(f, "{} through the aggregator at {}", self.peer, self.addresses),
-            false => write!(f, "{} at {}", self.peer, self.addresses),
+        if self.through_aggregator {
+            write!(f, "{} through the aggregator at {}", self.peer, self.addresses)
+        } else {
+            write!(f, "{} at {}", self.peer, self.addresses)
         }
     }
 }

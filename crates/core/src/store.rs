@@ -102,9 +102,10 @@ impl Buffer {
 
     /// Like [`Buffer::zeroed`], for lengths that others decide; `None` when the machine does not have so much memory.
     pub fn try_zeroed(len: usize) -> Option<Buffer> {
-        let backing = match len < PAGE_ELEMENTS {
-            true => Backing::Lines(try_vec(len.div_ceil(LINE_ELEMENTS))?),
-            false => Backing::Pages(try_vec(len.div_ceil(PAGE_ELEMENTS))?),
+        let backing = if len < PAGE_ELEMENTS {
+            Backing::Lines(try_vec(len.div_ceil(LINE_ELEMENTS))?)
+        } else {
+            Backing::Pages(try_vec(len.div_ceil(PAGE_ELEMENTS))?)
         };
         Some(Buffer { backing, len })
     }

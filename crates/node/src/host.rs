@@ -6,9 +6,10 @@ use std::net::IpAddr;
 /// `host:port`. An address of IPv6 is put in brackets, unless it is in brackets already.
 pub fn with_port(host: &str, port: u16) -> String {
     // Names have no colons. What stands after a `%` is the scope of an address.
-    match host.contains(':') && !host.starts_with('[') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
     }
 }
 

@@ -21,9 +21,10 @@ pub(crate) fn run(args: &ComponentsArgs, registry: &Registry, output: &Output) -
         if index > 0 {
             output.text("")?;
         }
-        match args.name.is_some() && axis.components.len() == 1 {
-            true => print_in_full(axis, &axis.components[0], output)?,
-            false => print_axis(axis, output)?,
+        if args.name.is_some() && axis.components.len() == 1 {
+            print_in_full(axis, &axis.components[0], output)?
+        } else {
+            print_axis(axis, output)?
         }
     }
     if args.name.is_none() {

@@ -43,10 +43,7 @@ fn report(checks: &[Check], output: &Output) -> Result<(), Failure> {
             }
         }
     }
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(anyhow!("in the way: {}", failed.join(", ")).into()),
-    }
+    if failed.is_empty() { Ok(()) } else { Err(anyhow!("in the way: {}", failed.join(", ")).into()) }
 }
 
 #[derive(Debug, Serialize)]

@@ -121,9 +121,10 @@ pub(super) fn select_largest(values: &[f32], count: usize, mask: &mut Mask) {
 
 /// Marks the entries above the threshold that `count` entries of the values are likely to be above.
 pub(super) fn select_about(values: &[f32], count: usize, seed: u64, mask: &mut Mask) {
-    match values.len() > SMALL {
-        true => mask.select_above(values, sampled_threshold(values, count, seed)),
-        false => select_largest(values, count, mask),
+    if values.len() > SMALL {
+        mask.select_above(values, sampled_threshold(values, count, seed))
+    } else {
+        select_largest(values, count, mask)
     }
 }
 

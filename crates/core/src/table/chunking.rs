@@ -133,9 +133,12 @@ mod tests {
 
     /// Tables, their parts over so many servers, cores of the servers, elements per chunk.
     fn job() -> impl Strategy<Value = (Vec<TableSpec>, Vec<Vec<Part>>, Vec<u32>, usize)> {
-        let table = (any::<bool>(), 1u64..40_000, 1u64..64).prop_map(|(rows, count, width)| match rows {
-            true => TableSpec::sparse("t", count / width + 1, width),
-            false => TableSpec::dense("t", [count]),
+        let table = (any::<bool>(), 1u64..40_000, 1u64..64).prop_map(|(rows, count, width)| {
+            if rows {
+                TableSpec::sparse("t", count / width + 1, width)
+            } else {
+                TableSpec::dense("t", [count])
+            }
         });
         let cores = proptest::collection::vec(1u32..10, 1..4);
         let tables = proptest::collection::vec((table, any::<u64>()), 1..40);

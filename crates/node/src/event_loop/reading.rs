@@ -51,10 +51,7 @@ impl<C: RoleCell> EventLoop<C> {
                 (Some(least), Some(progress)) => progress > least.saturating_add(LONGEST_LEAD),
                 _ => false,
             };
-            match is_far_ahead {
-                false => self.read_some(key),
-                true => self.keep_leftovers(key),
-            }
+            if is_far_ahead { self.keep_leftovers(key) } else { self.read_some(key) }
         }
         self.readable = ready;
     }

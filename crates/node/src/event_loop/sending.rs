@@ -152,9 +152,10 @@ impl<C: RoleCell> EventLoop<C> {
             return if closing { closed() } else { Ok(Flushed::Done) };
         };
         let broken = |error: io::Error| Lost::Broken(error.to_string());
-        let flushed = match is_connecting {
-            true => Flushed::Blocked,
-            false => stream.flush(self.cell.lend(), more && connection.closing.is_none()).map_err(broken)?,
+        let flushed = if is_connecting {
+            Flushed::Blocked
+        } else {
+            stream.flush(self.cell.lend(), more && connection.closing.is_none()).map_err(broken)?
         };
         if flushed == Flushed::Done && closing {
             return closed();

@@ -54,9 +54,10 @@ struct Measured {
 }
 
 pub(super) fn run(args: &CodecArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
-    let texts: Vec<String> = match args.codec.is_empty() {
-        true => registry.codec.entries().iter().map(|entry| entry.example.to_owned()).collect(),
-        false => args.codec.clone(),
+    let texts: Vec<String> = if args.codec.is_empty() {
+        registry.codec.entries().iter().map(|entry| entry.example.to_owned()).collect()
+    } else {
+        args.codec.clone()
     };
     let codecs = texts
         .iter()

@@ -47,9 +47,10 @@ impl FromStr for Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
         }
     }
 }
@@ -67,10 +68,7 @@ pub(super) fn examine(address: &Address, deadline: Duration) -> Vec<Check> {
         return vec![reach(resolved, deadline)];
     }
     let port = listen(resolved);
-    match port.in_use {
-        true => vec![port.check, reach(resolved, deadline)],
-        false => vec![port.check],
-    }
+    if port.in_use { vec![port.check, reach(resolved, deadline)] } else { vec![port.check] }
 }
 
 /// The system's resolver has no deadline of its own.

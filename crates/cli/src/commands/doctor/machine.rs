@@ -75,13 +75,14 @@ fn memory() -> Check {
         available = available.min(limit);
         found.push_str(&format!(", at most {} for this cgroup", bytes(limit)));
     }
-    let check = match available < GIB {
-        true => Check::warn(
+    let check = if available < GIB {
+        Check::warn(
             "memory",
             found,
             "a server needs its parameters, an accumulator and optimizer state at once; free some memory",
-        ),
-        false => Check::ok("memory", found),
+        )
+    } else {
+        Check::ok("memory", found)
     };
     check.figure(available as f64, "bytes")
 }
@@ -148,13 +149,14 @@ fn shared_memory() -> Check {
     };
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let found = format!("{} free in /dev/shm", bytes(free));
-    let check = match free < 256 * MIB {
-        true => Check::warn(
+    let check = if free < 256 * MIB {
+        Check::warn(
             "shared memory",
             found,
             "enlarge it: mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g",
-        ),
-        false => Check::ok("shared memory", found),
+        )
+    } else {
+        Check::ok("shared memory", found)
     };
     check.figure(free as f64, "bytes")
 }
@@ -193,13 +195,14 @@ fn clock() -> Check {
     let source = if source.trim().is_empty() { "unknown source" } else { source.trim() };
     let (step, cost) = clock_step_and_cost();
     let found = format!("{source}, steps of {step} ns, {cost:.0} ns to read");
-    let check = match cost > 500.0 {
-        true => Check::warn(
+    let check = if cost > 500.0 {
+        Check::warn(
             "clock",
             found,
             format!("reading it enters the kernel; if your machine allows: echo tsc > {FILE}"),
-        ),
-        false => Check::ok("clock", found),
+        )
+    } else {
+        Check::ok("clock", found)
     };
     check.figure(step as f64, "ns")
 }

@@ -32,14 +32,15 @@ fn socket_buffers() -> Check {
         return Check::ok("socket buffers", "unknown: this system does not say");
     };
     let found = format!("up to {} to receive, {} to send", bytes(receive), bytes(send));
-    let check = match receive.min(send) < 1 << 20 {
-        true => Check::warn(
+    let check = if receive.min(send) < 1 << 20 {
+        Check::warn(
             "socket buffers",
             found,
             "a fast link with latency needs more: sysctl -w net.ipv4.tcp_rmem='4096 131072 33554432' \
              net.ipv4.tcp_wmem='4096 65536 33554432'",
-        ),
-        false => Check::ok("socket buffers", found),
+        )
+    } else {
+        Check::ok("socket buffers", found)
     };
     check.figure(receive.min(send) as f64, "bytes")
 }
@@ -75,8 +76,8 @@ fn verdict(measured: &[(&str, f64)]) -> Check {
     let (best, best_speed) =
         measured.iter().copied().fold(measured[0], |best, next| if next.1 > best.1 { next } else { best });
     let found = list.join(", ");
-    let check = match best_speed > 1.5 * speed {
-        true => Check::warn(
+    let check = if best_speed > 1.5 * speed {
+        Check::warn(
             "loopback TCP",
             found,
             format!(
@@ -84,8 +85,9 @@ fn verdict(measured: &[(&str, f64)]) -> Check {
                  sysctl -w net.ipv4.tcp_congestion_control={best}",
                 best_speed / speed
             ),
-        ),
-        false => Check::ok("loopback TCP", found),
+        )
+    } else {
+        Check::ok("loopback TCP", found)
     };
     check.figure(speed, "bytes/s")
 }

@@ -153,9 +153,10 @@ fn numbers_need_no_resolver_and_errors_are_passed_on() {
 
 /// Resolves a name once, as late as it is let, and never again.
 fn resolved_once(asked: &AtomicBool, answer: &AtomicBool) -> io::Result<Vec<SocketAddr>> {
-    match asked.swap(true, Ordering::Relaxed) {
-        false => blocked_until(answer),
-        true => Err(io::Error::other("the name was asked for again")),
+    if asked.swap(true, Ordering::Relaxed) {
+        Err(io::Error::other("the name was asked for again"))
+    } else {
+        blocked_until(answer)
     }
 }
 

@@ -142,11 +142,12 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
         if blinks {
             role.foresees = prng.chance(0.7);
         }
-        match connection.is_amid_payload() {
-            true => connection.fill_landing(&mut role, from, |role, header| {
+        if connection.is_amid_payload() {
+            connection.fill_landing(&mut role, from, |role, header| {
                 role.handle_landed(Time::ZERO, from, header);
-            }),
-            false => connection.fill(),
+            })
+        } else {
+            connection.fill()
         }
         .unwrap();
         connection
