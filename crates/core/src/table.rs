@@ -1,9 +1,11 @@
 //! Tables: what a job trains, how it is cut into chunks, and which policies hold for it.
 
 mod chunking;
+mod layout;
 mod pack;
 
 pub use chunking::{Chunk, chunks};
+pub(crate) use layout::{Layout, LocalChunk};
 pub use pack::{Pack, Packed};
 
 use crate::limits;
