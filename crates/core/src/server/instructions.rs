@@ -78,7 +78,7 @@ impl Shard {
             self.groups.leave(*worker);
             self.pulls.forget(*worker);
             for table in &mut self.tables {
-                table.remove_worker(now, *worker);
+                table.remove_worker(*worker);
             }
         }
         if !gone.is_empty() {
