@@ -20,7 +20,7 @@ use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::table::{Order, PolicyOverride, chunks};
+use crate::table::{Order, chunks};
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
@@ -144,27 +144,71 @@ impl Aggregator {
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
             Control::Plan(plan) => self.take_plan(now, *plan),
-            Control::Members { workers, .. } => self.take_members(&workers),
-            Control::SetSync { table, server, sync } => {
-                let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
-                self.set_sync(rule);
-            }
-            // Gradients are added up the same way, whatever steps are made with them.
-            Control::SetOptimizer { .. } => {}
+            Control::Change { epoch, change } => self.take_change(epoch, &change),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
             other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
     }
 
+    /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
     fn take_plan(&mut self, now: Time, plan: Plan) {
-        if self.plan.is_some() {
-            return;
-        }
         if let Err(why) = plan.check() {
             let error =
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.stop(Some(error));
         }
+        match &self.plan {
+            Some(known) => {
+                for (epoch, change) in known.changes_to(&plan) {
+                    self.apply_change(epoch, &change);
+                }
+            }
+            None => self.begin(now, plan),
+        }
+        self.tell_entered();
+    }
+
+    fn take_change(&mut self, epoch: u32, change: &Change) {
+        let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
+        if epoch > plan.epoch + 1 {
+            // A change in between is missing.
+            return self.tell_coordinator(&Control::PlanQuery);
+        }
+        if let Err(why) = plan.check_change(change) {
+            return self.stop(Some(format!("the coordinator's change of the plan cannot be used: {why}")));
+        }
+        if epoch > plan.epoch {
+            self.apply_change(epoch, change);
+        }
+        self.tell_entered();
+    }
+
+    /// The one way from an epoch to the next.
+    fn apply_change(&mut self, epoch: u32, change: &Change) {
+        let Some(plan) = &mut self.plan else { return };
+        plan.apply(epoch, change);
+        match change {
+            Change::Joining { worker, incarnation } => {
+                self.live.insert(*worker, *incarnation);
+            }
+            Change::Joined { .. } => {}
+            Change::Left { worker } => {
+                self.live.remove(worker);
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                self.lanes.iter_mut().for_each(|lane| lane.remove_member(*worker, &mut out));
+            }
+            Change::Policy(_) => self.set_policies(),
+        }
+    }
+
+    fn tell_entered(&mut self) {
+        if let Some(plan) = &self.plan {
+            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new() };
+            self.tell_coordinator(&entered);
+        }
+    }
+
+    fn begin(&mut self, now: Time, plan: Plan) {
         let chunks = chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
         self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
         self.zeros = vec![0; plan.chunk_elements.max(limits::CHUNK_ELEMENTS as u32) as usize * 4];
@@ -177,7 +221,7 @@ impl Aggregator {
                 Table::new(spec, own)
             });
             let first_sum = FIRST_SUM | index << SUMS_PER_LANE;
-            self.lanes.push(Lane::new(*shard, link, plan.epoch, tables.collect(), first_sum));
+            self.lanes.push(Lane::new(*shard, link, tables.collect(), first_sum));
         }
         self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
@@ -193,6 +237,7 @@ impl Aggregator {
                 if table.is_empty() {
                     continue;
                 }
+                table.valid_from = plan.valid_from(TableId(number as u32));
                 let policy = plan.policy_of(TableId(number as u32), lane.shard.server);
                 let sync = SyncPolicy::parse(&self.registry.consistency, &policy.sync);
                 let optimizer = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
@@ -225,24 +270,6 @@ impl Aggregator {
                     nonfinite: policy.nonfinite,
                 });
             }
-        }
-    }
-
-    fn set_sync(&mut self, rule: PolicyOverride) {
-        let Some(plan) = &mut self.plan else { return };
-        let epoch = plan.epoch + 1;
-        plan.apply(epoch, &Change::Policy(rule));
-        self.set_policies();
-    }
-
-    fn take_members(&mut self, alive: &[WorkerId]) {
-        let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
-        let is_gone = |worker: &WorkerId| !alive.contains(worker);
-        let gone: Vec<WorkerId> = self.live.keys().copied().filter(is_gone).collect();
-        let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
-        for worker in gone {
-            self.live.remove(&worker);
-            self.lanes.iter_mut().for_each(|lane| lane.remove_member(worker, &mut out));
         }
     }
 
@@ -281,10 +308,11 @@ impl Role for Aggregator {
             return refuse("this aggregator has no plan yet".into(), true);
         }
         if self.live.get(&rank) != Some(&hello.incarnation) {
-            return refuse(
-                format!("{rank} was declared dead or has left; the job goes on without it"),
-                false,
-            );
+            // A worker that has just joined may be known here later than to itself; one that is gone hears it elsewhere.
+            let reason = format!("{rank} was declared dead or has left; the job goes on without it");
+            let known = self.plan.as_ref().and_then(|plan| plan.member(rank));
+            let is_gone = known.is_some_and(|known| known.incarnation == hello.incarnation);
+            return refuse(reason, !is_gone);
         }
         let Some((lane, ..)) = self.lane(shard) else {
             return refuse(format!("the job has no {shard}"), false);

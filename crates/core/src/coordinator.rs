@@ -1,70 +1,80 @@
 //! The coordinator as a state machine: membership, liveness, the plan, policies, barriers, status.
 //!
 //! It is never in the data path. It waits for the expected servers and workers, checks that all workers declare the
-//! same tables, places them, and hands out one plan. After that it watches: a worker that is silent too long is
-//! declared dead, and the shards go on without it. Time in which the coordinator itself stood still does not count as
-//! silence.
+//! same tables, places them, and hands out a plan. From then on the plan goes from epoch to epoch: a worker joins, leaves or dies,
+//! a policy changes. A worker that is silent too long is declared dead, and the shards go on without it; one that is started anew
+//! takes part again. Time in which the coordinator itself stood still does not count as silence.
 
 mod aggregators;
+mod barriers;
 mod commands;
 mod config;
-mod gate;
-mod members;
-mod planning;
+mod declarations;
+mod epochs;
+mod scheduler;
+mod servers;
+mod status_queries;
+mod switching;
+mod workers;
 
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::limits;
-use crate::prng::Prng;
+use crate::consistency::SyncPolicy;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
-use crate::standstill::Standstill;
-use crate::status::{MemberState, ShardReport, Status, WorkerReport, WorkerStatus};
-use crate::table::TableSpec;
-use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, Time, WorkerId};
+use crate::standstill::{self, Standstill};
+use crate::status::{MemberState, ShardReport, Status, WorkerReport};
+use crate::table::{PolicyOverride, TableSpec};
+use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
-use aggregators::AggregatorMember;
+use crate::wire::{
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal, Standing,
+    Welcome,
+};
+use aggregators::Aggregators;
+use barriers::{Arrival, Barriers};
 use commands::Commands;
-use gate::Gate;
-use members::{Member, Server, ShardMember};
-use std::collections::{BTreeMap, BTreeSet};
+use declarations::{Declarations, fits_a_message};
+use epochs::Epochs;
+use scheduler::Scheduler;
+use servers::{Caller, Servers};
+use status_queries::StatusQueries;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-
-/// Somebody who asked for the status, and the shards whose fresh report is still to come.
-#[derive(Debug)]
-struct StatusQuery {
-    asker: NodeId,
-    missing: BTreeSet<ShardId>,
-    deadline: Time,
-}
+use std::time::Duration;
+use switching::Switching;
+use workers::{Accepted, Heard, Workers};
 
 /// The coordinator of one job.
 #[derive(Debug)]
 pub struct Coordinator {
     config: JobConfig,
     registry: Arc<Registry>,
-    servers: BTreeMap<ServerId, Server>,
-    shards: BTreeMap<ShardId, ShardMember>,
-    workers: BTreeMap<WorkerId, Member>,
-    aggregators: BTreeMap<AggregatorId, AggregatorMember>,
-    /// What the workers have declared so far, all of them the same.
-    tables: Vec<TableSpec>,
-    /// Switches of policies since the job began are at the end of its exceptions.
-    plan: Option<Plan>,
-    started: bool,
-    over: bool,
-    epoch: u32,
-    /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
-    /// one: this is no authentication.
-    incarnations: Prng,
-    next_incarnation: u64,
+    workers: Workers,
+    servers: Servers,
+    aggregators: Aggregators,
+    declarations: Declarations,
+    /// `None` until everybody that the job waits for is here.
+    epochs: Option<Epochs>,
+    stage: Stage,
+    /// Without overlap: the barrier between push and pull.
+    scheduler: Option<Scheduler>,
+    barriers: Barriers,
     commands: Commands,
-    gate: Option<Gate>,
-    queries: Vec<StatusQuery>,
+    queries: StatusQueries,
     standstill: Standstill,
     outputs: Outbox,
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Members are missing, or shards have not entered the plan.
+    Starting,
+    /// Workers have the plan.
+    Running,
+    Over,
 }
 
 impl Coordinator {
@@ -73,24 +83,19 @@ impl Coordinator {
     /// Workers' incarnations follow from `secret`. Whoever knows one can speak in that worker's name, so a driver draws the
     /// secret anew for each job; only the simulator's follows from a seed.
     pub fn new(config: JobConfig, registry: Arc<Registry>, secret: u64) -> Coordinator {
-        let mut incarnations = Prng::new(secret);
         Coordinator {
-            next_incarnation: draw_incarnation(&mut incarnations),
-            incarnations,
+            workers: Workers::new(config.workers, config.worker_timeout, secret),
+            servers: Servers::new(config.servers),
             config,
             registry,
-            servers: BTreeMap::new(),
-            shards: BTreeMap::new(),
-            workers: BTreeMap::new(),
-            aggregators: BTreeMap::new(),
-            tables: Vec::new(),
-            plan: None,
-            started: false,
-            over: false,
-            epoch: 0,
+            aggregators: Aggregators::default(),
+            declarations: Declarations::default(),
+            epochs: None,
+            stage: Stage::Starting,
+            scheduler: None,
+            barriers: Barriers::default(),
             commands: Commands::default(),
-            gate: None,
-            queries: Vec::new(),
+            queries: StatusQueries::default(),
             standstill: Standstill::default(),
             outputs: Outbox::default(),
         }
@@ -98,47 +103,46 @@ impl Coordinator {
 
     /// The job as it stands.
     pub fn status(&self, now: Time) -> Status {
-        let worker = |(&worker, member): (&WorkerId, &Member)| WorkerStatus {
-            worker,
-            state: member.state,
-            silent_seconds: now.since(member.last_heard).as_secs_f64(),
-            idle_seconds: now.since(member.last_progress).as_secs_f64(),
-            report: member.report.clone(),
-        };
         Status {
             job: self.config.job.clone(),
             phase: self.phase(),
             size: self.config.size(&self.registry),
-            epoch: self.epoch,
-            workers: self.workers.iter().map(worker).collect(),
-            shards: self.shards.values().filter_map(|shard| shard.last_report(now)).collect(),
-            aggregators: self.aggregator_statuses(),
+            epoch: self.epochs.as_ref().map_or(0, |epochs| epochs.newest().epoch),
+            restarts: self.workers.restarts(),
+            workers: self.workers.statuses(now),
+            shards: self.servers.reports(now),
+            aggregators: self.aggregators.statuses(),
         }
     }
 
     /// What the job is doing or waiting for, as a sentence.
     fn phase(&self) -> String {
-        if self.over {
-            return "over: all workers left".into();
+        match (self.stage, &self.epochs) {
+            (Stage::Over, _) => "over: all workers left".into(),
+            (Stage::Running, _) => {
+                let running = self.workers.count(MemberState::Running);
+                let others = [(MemberState::Joining, "joining"), (MemberState::Dead, "declared dead")];
+                let others = others.map(|(state, word)| (self.workers.count(state), word));
+                let others = others.iter().filter(|(count, _)| *count > 0);
+                let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
+                format!("running with {running} workers{others}")
+            }
+            (Stage::Starting, Some(epochs)) => {
+                let (ready, shards) = (epochs.entered_count(), epochs.newest().shards.len());
+                format!("starting: {ready} of {shards} data cores are ready")
+            }
+            (Stage::Starting, None) => format!(
+                "waiting: {} of {} workers and {} of {} servers are here",
+                self.workers.declared_count(),
+                self.config.workers,
+                self.servers.complete_count(),
+                self.config.servers
+            ),
         }
-        if self.started {
-            let count = |state| self.workers.values().filter(|member| member.state == state).count();
-            let (running, dead) = (count(MemberState::Running), count(MemberState::Dead));
-            return match dead {
-                0 => format!("running with {running} workers"),
-                _ => format!("running with {running} workers; {dead} declared dead"),
-            };
-        }
-        if self.plan.is_some() {
-            let ready = self.shards.values().filter(|shard| shard.ready).count();
-            return format!("starting: {ready} of {} data cores are ready", self.shards.len());
-        }
-        let (expected_workers, expected_servers) = (self.config.workers, self.config.servers);
-        let declared = self.workers.values().filter(|member| member.connected && member.declared).count();
-        let servers = self.complete_servers();
-        format!(
-            "waiting: {declared} of {expected_workers} workers and {servers} of {expected_servers} servers are here"
-        )
+    }
+
+    fn is_planned(&self) -> bool {
+        self.epochs.is_some()
     }
 
     fn handle_worker(&mut self, now: Time, worker: WorkerId, message: Control) {
@@ -152,6 +156,10 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
+            Control::PlanQuery => {
+                self.workers.forget_informed(worker);
+                self.inform_worker(worker);
+            }
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
     }
@@ -159,12 +167,49 @@ impl Coordinator {
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
         match message {
             Control::Register { addresses } => self.register(now, id, addresses),
-            Control::Ready => self.take_ready(id),
+            Control::Entered { epoch, joining } => self.shard_entered(now, id, epoch, &joining),
             Control::ShardReport(report) => self.take_shard_report(now, id, *report),
             Control::Stop { error: Some(error) } => {
                 self.end(Some(control::sentence(format!("{id}: {error}"))));
             }
+            Control::PlanQuery => {
+                self.servers.forget_informed(id);
+                self.inform_shard(id);
+            }
             other => self.log(format!("ignored a `{}` message from {id}", other.name())),
+        }
+    }
+
+    fn handle_aggregator(&mut self, now: Time, id: AggregatorId, message: Control) {
+        match message {
+            Control::Register { addresses } => match addresses.check() {
+                Ok(()) => {
+                    self.aggregators.register(id, &addresses);
+                    self.inform_aggregator(id);
+                }
+                Err(why) => self.log(format!("{id} gave {why}")),
+            },
+            Control::Entered { epoch, .. } => {
+                if let Some(epochs) = &mut self.epochs {
+                    epochs.aggregator_entered(id, epoch);
+                }
+                self.settle_epochs(now);
+            }
+            Control::AggregatorReport(report) => self.aggregators.take_report(id, report),
+            Control::PlanQuery => {
+                self.aggregators.forget_informed(id);
+                self.inform_aggregator(id);
+            }
+            other => self.log(format!("ignored a `{}` message from {id}", other.name())),
+        }
+    }
+
+    fn handle_command(&mut self, now: Time, number: u32, message: Control) {
+        let asker = NodeId::Admin(number);
+        match message {
+            Control::StatusQuery => self.query_status(now, asker),
+            Control::Set(rule) => self.set_policy(now, number, rule),
+            other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
         }
     }
 
@@ -173,105 +218,318 @@ impl Coordinator {
             return self.log(format!("{id} gave {why}"));
         }
         // Once there is a plan, the addresses in it are where workers go.
-        if let (None, Some(shard)) = (&self.plan, self.shards.get_mut(&id)) {
-            shard.addresses = Some(addresses);
+        if !self.is_planned() {
+            self.servers.register(id, addresses);
         }
-        self.send_plan(NodeId::Shard(id));
+        self.inform_shard(id);
         self.try_plan(now);
     }
 
+    /// A worker's tables: of the job that is to start, or of the one that it joins.
+    fn declare(&mut self, now: Time, worker: WorkerId, tables: Vec<TableSpec>) {
+        if !self.workers.is_live(worker) {
+            return;
+        }
+        let Some(epochs) = &self.epochs else {
+            let other = self.workers.other_declared(worker);
+            let taken = self.declarations.take(worker, tables, other, &self.config, &self.registry);
+            if let Err(message) = taken {
+                return self.refuse(worker, Cause::Declaration, message);
+            }
+            self.workers.declare(worker);
+            return self.try_plan(now);
+        };
+        let incarnation = self.workers.incarnation(worker).unwrap_or(0);
+        let is_member = |member: &Member| member.is_live() && member.incarnation == incarnation;
+        if epochs.newest().member(worker).is_some_and(is_member) {
+            // Its plan got lost with a connection, or is on its way.
+            return self.inform_worker(worker);
+        }
+        if let Err(message) = self.declarations.compare(worker, &tables, "the job") {
+            return self.refuse(worker, Cause::Declaration, message);
+        }
+        let change = Change::Joining { worker, incarnation };
+        let mut next = epochs.newest().clone();
+        next.apply(next.epoch + 1, &change);
+        if !fits_a_message(&next) {
+            let message = "the plan with another worker would be longer than a message may be".into();
+            return self.refuse(worker, Cause::Declaration, message);
+        }
+        self.workers.declare(worker);
+        self.enter(now, change);
+    }
+
+    /// Makes the plan once everybody is here, and gives it to the shards first.
+    fn try_plan(&mut self, now: Time) {
+        if self.is_planned() || !self.workers.are_complete() || !self.servers.are_complete() {
+            return;
+        }
+        let (shards, members) = (self.servers.addresses(), self.workers.original_members());
+        let plan = match self.declarations.plan(&self.config, &self.registry, shards, members) {
+            Ok(plan) => plan,
+            Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),
+        };
+        let sync = self.first_sync(&plan);
+        if !sync.overlap {
+            let workers = plan.members.iter().map(|member| member.worker);
+            self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
+        }
+        self.epochs = Some(Epochs::new(plan));
+        self.workers.begin(now);
+        let shards: Vec<ShardId> = self.servers.ids().collect();
+        shards.into_iter().for_each(|id| self.inform_shard(id));
+        let aggregators: Vec<AggregatorId> = self.aggregators.ids().collect();
+        aggregators.into_iter().for_each(|id| self.inform_aggregator(id));
+    }
+
+    /// The model of the first table: the one that the scheduler judges by.
+    fn first_sync(&self, plan: &Plan) -> SyncPolicy {
+        let text = plan.policy_of(TableId(0), ServerId(0)).sync;
+        SyncPolicy::parse(&self.registry.consistency, &text).expect("checked before it was put into the plan")
+    }
+
+    /// Sends the newest plan to a shard, once on each connection.
+    fn inform_shard(&mut self, id: ShardId) {
+        if let Some(epochs) = &self.epochs
+            && self.servers.inform(id)
+        {
+            let message = Control::Plan(Box::new(epochs.newest().clone()));
+            self.send(NodeId::Shard(id), &message);
+        }
+    }
+
+    /// Sends the newest plan to an aggregator, once on each connection.
+    fn inform_aggregator(&mut self, id: AggregatorId) {
+        if let Some(epochs) = &mut self.epochs
+            && self.aggregators.inform(id)
+        {
+            epochs.await_aggregator(id);
+            let message = Control::Plan(Box::new(epochs.newest().clone()));
+            self.send(NodeId::Aggregator(id), &message);
+        }
+    }
+
+    /// Sends the settled plan to a worker that takes part, once on each connection.
+    fn inform_worker(&mut self, id: WorkerId) {
+        if let Some(epochs) = &self.epochs
+            && self.workers.is_running(id)
+            && self.workers.inform(id)
+        {
+            let message = Control::Plan(Box::new(epochs.settled().for_worker(id)));
+            self.send(NodeId::Worker(id), &message);
+        }
+    }
+
+    /// The one way from an epoch to the next: shards and aggregators are told, and workers when these have entered it.
+    fn enter(&mut self, now: Time, change: Change) {
+        let Some(epochs) = &mut self.epochs else { return };
+        let at_least = match (&change, &mut self.scheduler) {
+            (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
+            // Nobody joins before the first round.
+            _ => 1,
+        };
+        let message = epochs.make(change.clone(), at_least);
+        let shards = self.servers.informed().map(NodeId::Shard);
+        let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();
+        told.into_iter().for_each(|to| self.send(to, &message));
+        if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
+            let text = epochs.newest().policy_of(TableId(0), ServerId(0)).sync;
+            if let Ok(sync) = SyncPolicy::parse(&self.registry.consistency, &text) {
+                scheduler.apply_change(now, &change, sync);
+            }
+        }
+        self.let_go();
+        self.settle_epochs(now);
+    }
+
+    fn shard_entered(&mut self, now: Time, id: ShardId, epoch: u32, joining: &[FirstClock]) {
+        let Some(epochs) = &mut self.epochs else { return };
+        epochs.shard_entered(id, epoch, joining);
+        if self.stage == Stage::Starting && epochs.are_ready() {
+            self.stage = Stage::Running;
+            let is_original = |member: &&Member| matches!(member.standing, Standing::From(0));
+            let members = epochs.settled().members.iter().filter(is_original);
+            let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
+            for worker in originals {
+                self.workers.run(now, worker);
+                self.inform_worker(worker);
+            }
+        }
+        self.settle_epochs(now);
+    }
+
+    /// Goes on with what shards and aggregators have entered: first clocks that are known, and changes that workers may hear of.
+    fn settle_epochs(&mut self, now: Time) {
+        while let Some(epochs) = &mut self.epochs {
+            if let Some(joined) = epochs.poll_joined() {
+                self.enter(now, joined);
+                continue;
+            }
+            let Some((epoch, change)) = epochs.poll_settled() else { break };
+            match change {
+                Change::Joining { .. } | Change::Left { .. } => {}
+                Change::Joined { worker, clock } => {
+                    self.workers.run(now, worker);
+                    self.inform_worker(worker);
+                    if self.workers.is_running(worker) {
+                        self.log(format!("{worker} takes part from clock {clock} on"));
+                    }
+                }
+                Change::Policy(_) => {
+                    let running: Vec<WorkerId> = self.workers.running().collect();
+                    let message = Control::Change { epoch, change };
+                    running.into_iter().for_each(|id| self.send(NodeId::Worker(id), &message));
+                }
+            }
+        }
+        let settled = self.epochs.as_ref().map_or(0, |epochs| epochs.settled().epoch);
+        while let Some((number, sentence)) = self.commands.poll_due(settled) {
+            self.send(NodeId::Admin(number), &Control::Done(sentence));
+        }
+    }
+
+    /// A command changes policies. It is answered when all servers have changed them.
+    fn set_policy(&mut self, now: Time, number: u32, rule: PolicyOverride) {
+        let outcome = match &self.epochs {
+            None => Err(format!("the job has not started ({})", self.phase())),
+            Some(epochs) => {
+                let plan = epochs.newest();
+                let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
+                Switching { config, registry, plan, workers }.check(&rule).map(|done| (done, plan.epoch + 1))
+            }
+        };
+        match outcome {
+            Ok((sentence, epoch)) => {
+                // A learning rate may follow a schedule from step to step: that is not news.
+                if rule.sync.is_some() {
+                    self.log(sentence.clone());
+                }
+                self.commands.promise(number, epoch, sentence);
+                self.enter(now, Change::Policy(rule));
+            }
+            Err(message) => {
+                let frame = frame(Kind::Error, &Fault { cause: Cause::Policy, message });
+                self.outputs.push_back(Output::Send { to: NodeId::Admin(number), frame });
+            }
+        }
+    }
+
     fn take_shard_report(&mut self, now: Time, id: ShardId, report: ShardReport) {
-        let tables = self.plan.as_ref().map_or(0, |plan| plan.tables.len());
+        let tables = self.epochs.as_ref().map_or(0, |epochs| epochs.newest().tables.len());
         if report.shard != id || report.tables.len() > tables {
             return self.log(format!("ignored a report of {id} that is not about its tables"));
         }
-        if let Some(shard) = self.shards.get_mut(&id) {
-            shard.report = Some((now, report));
-        }
-        for query in &mut self.queries {
-            query.missing.remove(&id);
-        }
+        self.servers.take_report(now, id, report);
+        self.queries.reported(id);
         self.answer_queries(now);
     }
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
         report.waiting = report.waiting.map(control::sentence);
-        if let Some(member) = self.workers.get_mut(&worker) {
-            if report.clock != member.report.clock {
-                member.last_progress = now;
-            }
-            member.report = report;
-        }
+        self.workers.take_report(now, worker, report);
     }
 
     /// Without overlap: the scheduler's barrier between push and pull.
     fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock) {
-        if let Some(gate) = &mut self.gate {
-            gate.pushed(now, worker, clock);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.pushed(now, worker, clock);
         }
-        self.open_gate();
+        self.let_go();
     }
 
-    fn open_gate(&mut self) {
-        while let Some((worker, clock)) = self.gate.as_mut().and_then(Gate::poll) {
+    fn let_go(&mut self) {
+        while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
             self.send(NodeId::Worker(worker), &Control::Go { clock });
         }
     }
 
-    fn handle_command(&mut self, now: Time, asker: NodeId, message: Control) {
-        match message {
-            Control::StatusQuery => self.query_status(now, asker),
-            Control::SetSync { table, server, sync } => {
-                let outcome = self.set_sync(now, table, server, sync);
-                if let Ok(sentence) = &outcome {
-                    self.log(sentence.clone());
-                }
-                self.answer_change(asker, outcome);
-            }
-            // A learning rate may follow a schedule from step to step: that is not news.
-            Control::SetOptimizer { table, server, optimizer } => {
-                let outcome = self.set_optimizer(table, server, optimizer);
-                self.answer_change(asker, outcome);
-            }
-            other => self.log(format!("ignored a `{}` message from {asker}", other.name())),
+    /// A worker left or died: the shards go on without it. Before there is a plan its place is free again.
+    fn part_with(&mut self, now: Time, worker: WorkerId, state: MemberState) {
+        if !self.workers.is_live(worker) {
+            return;
+        }
+        self.barriers.forget(worker);
+        let Some(epochs) = &self.epochs else {
+            self.workers.remove(worker);
+            return self.log(format!("{worker} went away before the job started; its place is free"));
+        };
+        let incarnation = self.workers.incarnation(worker);
+        let is_member = |member: &Member| member.is_live() && Some(member.incarnation) == incarnation;
+        let is_member = epochs.newest().member(worker).is_some_and(is_member);
+        self.workers.depart(worker, state);
+        if state == MemberState::Dead {
+            self.log(format!("{worker} is declared dead; the job goes on without it"));
+            // One that only stood still finds these words when it goes on, even if the job is over by then.
+            self.send_away(worker);
+        }
+        if is_member {
+            self.enter(now, Change::Left { worker });
+        } else if !self.workers.lived_before(worker) {
+            self.workers.remove(worker);
+        }
+        self.release_barriers();
+        if self.workers.live().next().is_none() {
+            let died = self.workers.have_all_died();
+            self.end(died.then(|| "all workers died".into()));
         }
     }
 
-    fn answer_change(&mut self, asker: NodeId, outcome: Result<String, String>) {
-        match outcome {
-            Ok(sentence) => self.send(asker, &Control::Done(sentence)),
-            Err(message) => {
-                let fault = Fault { cause: Cause::Policy, message };
-                self.outputs.push_back(Output::Send { to: asker, frame: frame(Kind::Error, &fault) });
-            }
+    /// A process came that has the rank of one whose connection is gone: that one is declared dead now.
+    fn replace(&mut self, now: Time, worker: WorkerId) {
+        self.barriers.forget(worker);
+        self.log(format!("{worker} is started anew; its former process is declared dead"));
+        self.enter(now, Change::Left { worker });
+        self.release_barriers();
+    }
+
+    /// A worker that was declared dead is told, and sent away.
+    fn send_away(&mut self, worker: WorkerId) {
+        self.refuse(worker, Cause::NotAMember, self.workers.obituary(worker));
+        self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(worker) });
+    }
+
+    fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) {
+        let frame = frame(Kind::Error, &Fault { cause, message });
+        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+    }
+
+    /// A worker comes to a barrier, or says again after a broken connection that it is there.
+    fn arrive(&mut self, worker: WorkerId, name: String, number: u64) {
+        match self.barriers.arrive(worker, &name, number) {
+            Arrival::Waits => self.release_barriers(),
+            Arrival::Reached => self.send(NodeId::Worker(worker), &Control::BarrierReached { name }),
+            Arrival::Refused(message) => self.refuse(worker, Cause::Protocol, message),
+        }
+    }
+
+    fn release_barriers(&mut self) {
+        let running: Vec<WorkerId> = self.workers.running().collect();
+        for name in self.barriers.take_reached(&running) {
+            let message = Control::BarrierReached { name };
+            running.iter().for_each(|id| self.send(NodeId::Worker(*id), &message));
         }
     }
 
     fn query_status(&mut self, now: Time, asker: NodeId) {
-        if self.queries.iter().any(|query| query.asker == asker) {
+        if self.queries.has(asker) {
             // One answer is on its way to it.
             return;
         }
-        let missing: BTreeSet<ShardId> = self
-            .shards
-            .iter()
-            .filter(|(_, shard)| shard.lost_since.is_none() && shard.ready)
-            .map(|(id, _)| *id)
-            .collect();
+        let reports = |id: &ShardId| {
+            let is_ready = self.epochs.as_ref().is_some_and(|epochs| epochs.has_entered(*id));
+            is_ready && self.servers.is_connected(*id)
+        };
+        let missing: BTreeSet<ShardId> = self.servers.ids().filter(reports).collect();
         for shard in &missing {
             self.send(NodeId::Shard(*shard), &Control::ReportRequest);
         }
-        self.queries.push(StatusQuery { asker, missing, deadline: now + limits::STATUS_DEADLINE });
+        self.queries.ask(now, asker, missing);
         self.answer_queries(now);
     }
 
     fn answer_queries(&mut self, now: Time) {
-        let (ripe, waiting) = std::mem::take(&mut self.queries)
-            .into_iter()
-            .partition(|query: &StatusQuery| query.missing.is_empty() || query.deadline <= now);
-        self.queries = waiting;
-        for query in ripe {
-            self.send_status(now, query.asker);
+        while let Some(asker) = self.queries.poll(now) {
+            self.send_status(now, asker);
         }
     }
 
@@ -288,24 +546,36 @@ impl Coordinator {
     }
 
     fn end(&mut self, error: Option<String>) {
-        if !self.over {
-            self.over = true;
-            let message = Control::Stop { error: error.clone() };
-            self.tell_shards(&message);
-            self.tell_aggregators(&message);
-            self.tell_workers(&message);
-            self.outputs.push_back(Output::Stop { error });
+        if self.stage == Stage::Over {
+            return;
         }
+        self.stage = Stage::Over;
+        let message = Control::Stop { error: error.clone() };
+        let shards = self.servers.ids().map(NodeId::Shard);
+        let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
+        let workers = self.workers.live().map(NodeId::Worker);
+        let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
+        everybody.into_iter().for_each(|to| self.send(to, &message));
+        self.outputs.push_back(Output::Stop { error });
     }
 
-    fn tell_shards(&mut self, message: &Control) {
-        let shards: Vec<NodeId> = self.shards.keys().map(|id| NodeId::Shard(*id)).collect();
-        shards.into_iter().for_each(|to| self.send(to, message));
+    /// Time in which this coordinator stood still is nobody's silence.
+    fn exclude(&mut self, now: Time, lost: Duration) {
+        let members = self.workers.last_heard_mut().chain(self.servers.lost_since_mut());
+        let all = members.chain(self.commands.last_heard_mut());
+        all.for_each(|since| standstill::exclude(since, now, lost));
     }
 
-    fn tell_workers(&mut self, message: &Control) {
-        let workers: Vec<NodeId> = self.live().map(NodeId::Worker).collect();
-        workers.into_iter().for_each(|to| self.send(to, message));
+    /// Gives up members that were away or silent for too long.
+    fn expire_members(&mut self, now: Time) {
+        for worker in self.workers.overdue(now, self.is_planned(), &self.standstill) {
+            self.part_with(now, worker, MemberState::Dead);
+        }
+        if self.stage != Stage::Over
+            && let Some(error) = self.servers.overdue(now, &self.standstill)
+        {
+            self.end(Some(error));
+        }
     }
 
     fn send(&mut self, to: NodeId, message: &Control) {
@@ -329,19 +599,29 @@ impl Role for Coordinator {
             let reason = format!("this address serves job `{}`, not `{}`", self.config.job, hello.job);
             return Err(Refusal { reason, retry: false });
         }
-        if self.over {
+        if self.stage == Stage::Over {
             return Err(Refusal { reason: format!("job `{}` is over", self.config.job), retry: false });
         }
+        let is_planned = self.is_planned();
         match hello.from {
-            Party::Worker { rank } => self.accept_worker(now, hello, rank),
-            Party::Shard { process, server, core, cores } => self.accept_shard(process, server, core, cores),
+            Party::Worker { rank } => {
+                let Accepted { welcome, replaced } =
+                    self.workers.accept(now, hello.incarnation, rank, is_planned)?;
+                if let Some(worker) = replaced {
+                    self.replace(now, worker);
+                }
+                Ok(welcome)
+            }
+            Party::Shard { process, server, core, cores } => {
+                self.servers.accept(Caller { process, server, core, cores }, is_planned)
+            }
             Party::Command => {
                 let (welcome, evicted) = self.commands.accept(now);
                 let peer = evicted.map(NodeId::Admin);
                 self.outputs.extend(peer.map(|peer| Output::Disconnect { peer }));
                 Ok(welcome)
             }
-            Party::Aggregator { process, id } => self.accept_aggregator(process, id),
+            Party::Aggregator { process, id } => self.aggregators.accept(process, id, is_planned),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
                 Err(Refusal { reason, retry: false })
@@ -357,25 +637,39 @@ impl Role for Coordinator {
     fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
 
     fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        let is_news = self.is_planned() && self.stage != Stage::Over;
         match peer {
-            NodeId::Worker(id) => self.lose_worker(now, id),
-            NodeId::Shard(id) => self.lose_shard(now, id, why),
-            NodeId::Aggregator(id) => self.lose_aggregator(id, why),
+            NodeId::Worker(id) => self.workers.lose(now, id),
+            NodeId::Shard(id) => {
+                self.servers.lose(now, id, self.is_planned());
+                if is_news {
+                    self.log(format!("lost {id}: {why}"));
+                }
+            }
+            NodeId::Aggregator(id) => {
+                self.aggregators.lose(id, self.is_planned());
+                if let Some(epochs) = &mut self.epochs {
+                    epochs.forget_aggregator(id);
+                }
+                if is_news {
+                    self.log(format!("lost {id}: {why}"));
+                }
+                self.settle_epochs(now);
+            }
             NodeId::Admin(id) => self.commands.lose(id),
             NodeId::Coordinator | NodeId::Through(..) => {}
         }
-        self.queries.retain(|query| query.asker != peer);
+        self.queries.forget(peer);
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         if let NodeId::Worker(id) = from {
-            let Some(member) = self.workers.get_mut(&id) else { return };
-            if member.state == MemberState::Dead {
-                return self.send_away(id);
-            }
-            member.last_heard = now;
-            if std::mem::take(&mut member.is_back) {
-                self.repeat_switches(from);
+            match self.workers.heard(now, id) {
+                Heard::Unknown => return,
+                Heard::Dead => return self.send_away(id),
+                // After a broken connection it may have missed changes.
+                Heard::Member { informed: false } => self.inform_worker(id),
+                Heard::Member { informed: true } => {}
             }
         }
         if header.kind != Kind::Control {
@@ -384,11 +678,11 @@ impl Role for Coordinator {
         match (from, control::decode("control message", payload)) {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
-            (NodeId::Admin(id), Ok(message)) => {
-                self.commands.heard(now, id);
-                self.handle_command(now, from, message);
+            (NodeId::Admin(number), Ok(message)) => {
+                self.commands.heard(now, number);
+                self.handle_command(now, number, message);
             }
-            (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(id, message),
+            (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
             (NodeId::Coordinator | NodeId::Through(..), Ok(_)) => {}
             (from, Err(error)) => self.log(format!("{from}: {error}")),
         }
@@ -405,10 +699,10 @@ impl Role for Coordinator {
             ));
         }
         self.expire_members(now);
-        if let Some(gate) = &mut self.gate {
-            gate.handle_timeout(now);
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.handle_timeout(now);
         }
-        self.open_gate();
+        self.let_go();
         self.answer_queries(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { peer: NodeId::Admin(id) });
@@ -416,12 +710,14 @@ impl Role for Coordinator {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        let deaths = self.next_deadline();
-        let queries = self.queries.iter().map(|query| query.deadline).min();
-        let gate = self.gate.as_ref().and_then(Gate::next_timeout);
-        let standstill = (!self.over).then(|| self.standstill.next_timeout());
+        let is_over = self.stage == Stage::Over;
+        let workers = self.workers.next_deadline(self.is_planned(), &self.standstill);
+        let servers = self.servers.next_deadline(&self.standstill).filter(|_| !is_over);
+        let queries = self.queries.next_timeout();
+        let scheduler = self.scheduler.as_ref().and_then(Scheduler::next_timeout);
+        let standstill = (!is_over).then(|| self.standstill.next_timeout());
         let idle = self.commands.next_timeout(&self.standstill);
-        [deaths, queries, gate, standstill, idle].into_iter().flatten().min()
+        [workers, servers, queries, scheduler, standstill, idle].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {
@@ -431,9 +727,9 @@ impl Role for Coordinator {
     fn backlog_bytes(&self) -> usize {
         self.outputs.bytes()
     }
-}
 
-/// A number that is not 0, which stands for a worker that has none yet.
-fn draw_incarnation(prng: &mut Prng) -> u64 {
-    prng.next_u64().max(1)
+    fn check(&self) -> Result<(), String> {
+        self.workers.check()?;
+        self.epochs.as_ref().map_or(Ok(()), Epochs::check)
+    }
 }

@@ -236,6 +236,11 @@ pub trait Role {
         0
     }
 
+    /// Whether what is stored twice agrees: counts with what is counted. The simulator asks after every event.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}
 

@@ -8,6 +8,7 @@ mod acks;
 mod answers;
 mod group;
 mod instructions;
+mod members;
 mod part;
 mod pulls;
 mod rounds;
@@ -26,6 +27,7 @@ use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Part
 use acks::Acks;
 use answers::Asked;
 use group::Groups;
+use members::Members;
 use part::{TablePart, Taken};
 use pulls::{PendingPull, Pulls};
 use rounds::Accumulators;
@@ -73,8 +75,9 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     tables: Vec<TablePart>,
-    /// Incarnations by rank, which is dense; `None` for those that are no members, or no longer.
-    members: Vec<Option<u64>>,
+    members: Members,
+    /// By table: the first epoch since which its frames mean what they mean now.
+    valid_from: Vec<u32>,
     accumulators: Accumulators,
     pulls: Pulls,
     /// Acknowledgements that leave when everything else has.
@@ -104,7 +107,8 @@ impl Shard {
             registry,
             plan: None,
             tables: Vec::new(),
-            members: Vec::new(),
+            members: Members::default(),
+            valid_from: Vec::new(),
             accumulators: Accumulators::default(),
             pulls: Pulls::default(),
             acks: Acks::default(),
@@ -184,30 +188,21 @@ impl Shard {
         self.outputs.push_back(Output::Send { to, frame });
     }
 
-    /// Which life of a worker is a member of the job, if one is.
-    fn incarnation(&self, worker: WorkerId) -> Option<u64> {
-        *self.members.get(worker.0 as usize)?
-    }
-
     /// What every data frame must fulfil: known sender, current plan, known table, our element type.
     fn check_data_frame(&self, worker: WorkerId, header: &Header) -> Result<usize, Fault> {
         let fault = |cause, message| Err(Fault { cause, message });
-        let Some(plan) = &self.plan else {
+        if self.plan.is_none() {
             return fault(Cause::StaleEpoch, "this server has no plan yet".into());
-        };
-        if self.incarnation(worker).is_none() {
-            return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
         }
-        if header.epoch != plan.epoch {
-            let message =
-                format!("the frame is of placement epoch {}, the job is in {}", header.epoch, plan.epoch);
-            return fault(Cause::StaleEpoch, message);
+        if !self.members.has(worker) {
+            return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
         }
         let table = header.table.0 as usize;
         if table >= self.tables.len() {
             let message = format!("table {table} does not exist; the job has {}", self.tables.len());
             return fault(Cause::Shape, message);
         }
+        self.check_epoch(table, header.epoch)?;
         let name = &self.tables[table].spec.name;
         if self.tables[table].elements() == 0 {
             return fault(Cause::Shape, format!("nothing of table `{name}` is on this server"));
@@ -220,6 +215,20 @@ impl Shard {
             return fault(Cause::Shape, message);
         }
         Ok(table)
+    }
+
+    /// Whether a frame of this epoch means what frames of the table mean now.
+    fn check_epoch(&self, table: usize, epoch: u32) -> Result<(), Fault> {
+        let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        let valid_from = self.valid_from[table];
+        if (valid_from..=newest).contains(&epoch) {
+            return Ok(());
+        }
+        let message = format!(
+            "the frame is of epoch {epoch}; frames of table `{}` are valid from epoch {valid_from} on, and the job is in {newest}",
+            self.tables[table].spec.name
+        );
+        Err(Fault { cause: Cause::StaleEpoch, message })
     }
 
     fn handle_init(
@@ -302,6 +311,12 @@ impl Shard {
         progress.bytes += u64::from(header.payload_bytes);
     }
 
+    fn forget_progress(&mut self, worker: WorkerId) {
+        if let Some(progress) = self.progress.get_mut(worker.0 as usize) {
+            *progress = Progress::default();
+        }
+    }
+
     fn handle_pull(
         &mut self,
         now: Time,
@@ -355,6 +370,10 @@ impl Shard {
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame: message });
     }
 
+    fn log(&mut self, line: String) {
+        self.outputs.push_back(Output::Log(line));
+    }
+
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
@@ -384,13 +403,12 @@ impl Role for Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
-        match self.incarnation(worker) {
-            Some(incarnation) if incarnation == hello.incarnation => {
-                self.groups.leave(worker);
-                Ok(Welcome { you: NodeId::Worker(worker), incarnation })
-            }
-            _ => refuse(format!("{worker} was declared dead or has left; the job goes on without it"), false),
+        if !self.members.connect(worker, hello.incarnation) {
+            let reason = format!("{worker} was declared dead or has left; the job goes on without it");
+            return refuse(reason, false);
         }
+        self.groups.leave(worker);
+        Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
     }
 
     fn hello(&self, _peer: NodeId) -> Hello {
@@ -423,6 +441,8 @@ impl Role for Shard {
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         match (from, header.kind) {
+            // What a process sent that another one has replaced counts for neither of them.
+            (NodeId::Worker(worker), _) if self.members.awaits_connection(worker) => {}
             (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
             (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {

@@ -110,6 +110,8 @@ pub struct AggregatorStatus {
 pub struct WorkerStatus {
     /// Which worker.
     pub worker: WorkerId,
+    /// Which process with this rank it is, from 1.
+    pub incarnation: u32,
     /// `joining`, `running`, `left` or `dead`.
     pub state: MemberState,
     /// Seconds since it was last heard.
@@ -124,7 +126,7 @@ pub struct WorkerStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberState {
-    /// Connected, the job has not started.
+    /// Connected; the job has not started, or the worker's first clock is being agreed on.
     Joining,
     /// Takes part.
     Running,
@@ -155,8 +157,10 @@ pub struct Status {
     pub phase: String,
     /// What it was set up for.
     pub size: JobSize,
-    /// Membership epoch.
+    /// The plan's epoch: counts changes of members and policies.
     pub epoch: u32,
+    /// Processes that took the rank of an earlier one.
+    pub restarts: u32,
     /// Every worker.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub workers: Vec<WorkerStatus>,

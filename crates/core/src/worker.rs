@@ -34,7 +34,9 @@ use crate::table::{NonFinite, TableSpec, glob_matches};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Standing, Welcome,
+};
 use encoding::{Encoded, TableCodecs};
 use gate::PullGate;
 use local_table::LocalTable;
@@ -157,6 +159,10 @@ pub struct Worker {
     last_barrier: u64,
     status_tickets: Vec<Ticket>,
     leaving: Option<Ticket>,
+    /// The coordinator was told that this worker leaves, though it may not have heard it.
+    leave_said: bool,
+    /// By table: the first epoch since which its frames mean what they mean now.
+    valid_from: Vec<u32>,
     failed: Option<WorkerError>,
     next_id: u64,
     next_report: Time,
@@ -193,6 +199,8 @@ impl Worker {
             last_barrier: 0,
             status_tickets: Vec::new(),
             leaving: None,
+            leave_said: false,
+            valid_from: Vec::new(),
             failed: None,
             next_id: 1,
             next_report: now,
@@ -214,9 +222,9 @@ impl Worker {
         self.id
     }
 
-    /// How many workers the job has, once it started.
+    /// How many workers the job was set up for, once it started. More may have joined, or some died.
     pub fn workers(&self) -> Option<usize> {
-        self.plan.as_ref().map(|plan| plan.live_members().count())
+        self.plan.as_ref().map(|plan| plan.workers as usize)
     }
 
     /// Iterations completed.
@@ -490,6 +498,10 @@ impl Worker {
         let Some(pending) = self.tickets.get(&ticket) else {
             return Some(Err(WorkerError::Order("this handle was waited for already".into())));
         };
+        // What happens after a worker has left is nothing to it.
+        if matches!(pending.what, Purpose::Leave) && pending.answers == 0 {
+            return Some(Ok(()));
+        }
         if let Some(error) = pending.error.as_ref().or(self.failed.as_ref()) {
             return Some(Err(error.clone()));
         }
@@ -915,7 +927,9 @@ impl Worker {
     fn take_params(&mut self, now: Time, from: ShardId, header: &Header, payload: Option<&[u8]>) {
         let (clock, id) = (self.clock, header.request);
         let Some(request) = self.requests.get_mut(id) else { return };
-        if request.shard != from || !request.wants_params() {
+        let is_stale =
+            self.valid_from.get(request.table).is_some_and(|&valid_from| header.epoch < valid_from);
+        if request.shard != from || !request.wants_params() || is_stale {
             return;
         }
         self.report.bytes_pulled += u64::from(header.payload_bytes);
@@ -924,7 +938,9 @@ impl Worker {
         // PSP-SGD, worker line 10: a block older than the iteration at hand is dropped. Rows are never blocks.
         // An exchange waits for all of them.
         let partial = local.partial.is_some() && !local.spec.rows && !local.lent;
-        let is_late = partial && header.version < clock && request.is_conditional();
+        // The first values are needed, however old they are.
+        let is_start = self.start == Some(ticket);
+        let is_late = partial && header.version < clock && request.is_conditional() && !is_start;
         let taken = match self.tickets.get_mut(&ticket) {
             Some(pending) => request.take_params(local, header, payload, is_late, &mut pending.rows),
             None => request.take_params(local, header, payload, is_late, &mut []),
@@ -961,6 +977,10 @@ impl Worker {
         fault.message = control::sentence(fault.message);
         if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
             return self.fail(WorkerError::NotAMember(fault.message));
+        }
+        if fault.cause == Cause::StaleEpoch {
+            // The change that made the frame stale is on its way; what is under way is sent again then.
+            return;
         }
         if self.request_to(from, header.request).is_none() {
             return self.outputs.push_back(Output::Log(fault.message));
@@ -1009,14 +1029,11 @@ impl Worker {
                     self.settle_answer(Some(ticket));
                 }
             }
-            // How many blocks to wait for is a matter of all servers together.
-            Control::SetSync { table, server: None, sync } => self.set_sync(&table, &sync),
-            Control::SetSync { .. } | Control::SetOptimizer { .. } => {}
+            Control::Change { epoch, change } => self.take_change(epoch, &change),
             Control::Left => {
                 let ticket = self.leaving.take();
                 self.settle_answer(ticket);
             }
-            Control::Members { .. } => {}
             Control::Stop { error } => {
                 let why = error.map_or_else(|| "the job is over".into(), control::sentence);
                 self.fail(WorkerError::NotAMember(why));
@@ -1034,9 +1051,55 @@ impl Worker {
         }
     }
 
-    /// The plan is here: cut the tables, connect to the shards, exchange initial values.
+    /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
     fn take_plan(&mut self, now: Time, plan: Plan) {
-        let (Some(ticket), None, None) = (self.start, &self.plan, &self.failed) else { return };
+        match &self.plan {
+            Some(known) => {
+                for (epoch, change) in known.changes_to(&plan) {
+                    self.apply_change(epoch, &change);
+                }
+            }
+            None => self.begin(now, plan),
+        }
+    }
+
+    fn take_change(&mut self, epoch: u32, change: &Change) {
+        // Without a plan the whole of it is still to come. Epochs that are about other workers are left out.
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.epoch < epoch) else { return };
+        match plan.check_change(change) {
+            Ok(()) => self.apply_change(epoch, change),
+            Err(why) => {
+                let sentence = format!("the coordinator's change of the plan cannot be used: {why}");
+                self.fail(WorkerError::Table(sentence));
+            }
+        }
+    }
+
+    /// The one way from an epoch to the next.
+    fn apply_change(&mut self, epoch: u32, change: &Change) {
+        let Some(plan) = &mut self.plan else { return };
+        plan.apply(epoch, change);
+        match change {
+            // A worker that is declared dead hears it from those who refuse it.
+            Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
+            Change::Policy(rule) => {
+                (0..self.tables.len()).for_each(|index| self.share_landing(index));
+                for index in 0..self.tables.len() {
+                    if glob_matches(&rule.table, &self.tables[index].spec.name) {
+                        self.set_policy(index);
+                    }
+                }
+                self.gate.set_blocks(&self.tables);
+            }
+        }
+    }
+
+    /// The plan is here: cut the tables, connect to the shards, exchange initial values.
+    fn begin(&mut self, now: Time, plan: Plan) {
+        let (Some(ticket), None) = (self.start, &self.failed) else { return };
+        let own = self.id.and_then(|id| plan.member(id)).filter(|own| own.incarnation == self.incarnation);
+        // The plan of a job that this worker is not in yet is followed by another one.
+        let Some(Standing::From(first)) = own.map(|own| own.standing) else { return };
         let same = plan.tables.iter().eq(self.tables.iter().map(|table| &table.spec));
         let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
         if let Err(why) = checked {
@@ -1075,9 +1138,16 @@ impl Worker {
             };
             self.links.insert(*shard, link);
         }
+        self.valid_from =
+            (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
         self.plan = Some(plan);
         self.gate.set_blocks(&self.tables);
-        let is_first = self.id == Some(WorkerId::FIRST);
+        self.clock = first;
+        self.report.clock = first;
+        self.gate.turn(first);
+        self.gone = first.checked_sub(1);
+        // A job that runs has its values.
+        let is_first = self.id == Some(WorkerId::FIRST) && first == 0;
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let initial = self.tables[index].take_initial(&*self.memory);
@@ -1100,7 +1170,7 @@ impl Worker {
                 // Of a sparse table no rows: it answers all the same once it has its initial values.
                 let rows = self.tables[index].spec.rows.then(Vec::new);
                 let what = What::Pull { rows, now: false };
-                self.request(Request::new(shard, index, 0, ticket, what));
+                self.request(Request::new(shard, index, first, ticket, what));
             }
         }
         // Nobody may wait for it any more.
@@ -1118,22 +1188,24 @@ impl Worker {
         self.config.aggregator.iter().chain(own)
     }
 
-    fn set_sync(&mut self, glob: &str, sync: &str) {
-        let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, sync) else { return };
-        (0..self.tables.len()).for_each(|index| self.share_landing(index));
-        let matched = self.tables.iter_mut().filter(|table| glob_matches(glob, &table.spec.name));
-        for table in matched {
-            table.partial = policy.partial_pull();
-            if table.lent && table.partial.is_some() {
-                // It was lent after the coordinator had agreed to the switch.
-                let name = &table.spec.name;
-                let line = format!(
-                    "table `{name}` now uses {policy}; as long as it is lent as a slab, its exchanges wait for all blocks"
-                );
-                self.outputs.push_back(Output::Log(line));
-            }
+    /// Lets the policies of a table that the plan names hold from now on.
+    fn set_policy(&mut self, index: usize) {
+        let (Some(plan), Some(shard)) = (&self.plan, self.tables[index].shards().next()) else { return };
+        let number = TableId(index as u32);
+        // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
+        let policy = plan.policy_of(number, shard.server);
+        self.valid_from[index] = plan.valid_from(number);
+        let Ok(sync) = SyncPolicy::parse(&self.registry.consistency, &policy.sync) else { return };
+        let table = &mut self.tables[index];
+        let before = std::mem::replace(&mut table.partial, sync.partial_pull());
+        if table.lent && table.partial.is_some() && table.partial != before {
+            // It was lent after the coordinator had agreed to the switch.
+            let name = &table.spec.name;
+            let line = format!(
+                "table `{name}` now uses {sync}; as long as it is lent as a slab, its exchanges wait for all blocks"
+            );
+            self.outputs.push_back(Output::Log(line));
         }
-        self.gate.set_blocks(&self.tables);
     }
 
     /// Without overlap: the scheduler lets pulls after this clock go.
@@ -1165,6 +1237,11 @@ impl Worker {
     }
 
     fn fail(&mut self, error: WorkerError) {
+        if self.leave_said {
+            // The job goes on without this worker, or is over, whether its last words arrived or not: it has left.
+            let ticket = self.leaving.take();
+            self.settle_answer(ticket);
+        }
         self.failed.get_or_insert(error);
     }
 
@@ -1198,6 +1275,7 @@ impl Worker {
     fn say_leave(&mut self) {
         let is_due = self.leaving.is_some() && self.coordinator.is_up();
         if is_due && !self.requests.values().any(Request::must_be_sent) {
+            self.leave_said = true;
             self.tell_coordinator(&Control::Leave);
         }
     }

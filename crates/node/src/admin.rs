@@ -5,6 +5,7 @@ use crate::url::JobUrl;
 use paramill_core::limits;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
+use paramill_core::table::PolicyOverride;
 use paramill_core::types::ServerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
@@ -98,6 +99,15 @@ impl Admin {
         }
     }
 
+    /// Changes policies of the tables that match, on one server or on all. All servers have changed them when the answer comes,
+    /// which is a sentence.
+    pub fn set(&mut self, rule: PolicyOverride) -> Result<String, AdminError> {
+        match self.ask(&Control::Set(rule))? {
+            Control::Done(sentence) => Ok(sentence),
+            other => Err(AdminError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
     /// Switches the consistency model of the tables that match, on one server or on all. The answer is a sentence.
     pub fn set_sync(
         &mut self,
@@ -105,25 +115,20 @@ impl Admin {
         server: Option<ServerId>,
         sync: &str,
     ) -> Result<String, AdminError> {
-        match self.ask(&Control::SetSync { table: table.into(), server, sync: sync.into() })? {
-            Control::Done(sentence) => Ok(sentence),
-            other => Err(AdminError::Unexpected(format!("{other:?}"))),
-        }
+        let sync = Some(sync.into());
+        self.set(PolicyOverride { table: table.into(), server, sync, ..PolicyOverride::default() })
     }
 
-    /// Changes parameters of the optimizer of the tables that match, on one server or on all. The rule stays. Servers
-    /// follow it soon; a status that is asked for next comes after that. The answer is a sentence.
+    /// Changes parameters of the optimizer of the tables that match, on one server or on all. The rule stays. The answer is a
+    /// sentence.
     pub fn set_optimizer(
         &mut self,
         table: &str,
         server: Option<ServerId>,
         optimizer: &str,
     ) -> Result<String, AdminError> {
-        let optimizer = optimizer.into();
-        match self.ask(&Control::SetOptimizer { table: table.into(), server, optimizer })? {
-            Control::Done(sentence) => Ok(sentence),
-            other => Err(AdminError::Unexpected(format!("{other:?}"))),
-        }
+        let optimizer = Some(optimizer.into());
+        self.set(PolicyOverride { table: table.into(), server, optimizer, ..PolicyOverride::default() })
     }
 
     fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {

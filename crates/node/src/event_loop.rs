@@ -367,6 +367,13 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
+    /// A peer has a connection. One of an earlier incarnation ends: what it still brings is not this peer's.
+    fn introduce(&mut self, name: NodeId, peer: Peer) {
+        if let Some(old) = self.peers.insert(name, peer).filter(|old| old.key != peer.key) {
+            self.forget(old.key);
+        }
+    }
+
     /// Removes a connection that a newer one replaced; the role knows already.
     fn forget(&mut self, key: u64) {
         self.last_sent = None;

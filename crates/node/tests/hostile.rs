@@ -4,6 +4,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
+use paramill_core::table::PolicyOverride;
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::WorkerId;
 use paramill_core::wire::control::{decode, frame};
@@ -173,7 +174,10 @@ fn a_command_that_announces_more_than_any_command_needs_is_told_so() {
     let mut peer = Raw::connect(server.coordinator());
     assert_eq!(peer.greet_as_command().0, Kind::Welcome);
     let (table, sync) = ("t".repeat(limits::MAX_NAME_BYTES), "s".repeat(limits::MAX_POLICY_BYTES));
-    peer.send(&frame(Kind::Control, &Control::SetSync { table, server: None, sync }));
+    peer.send(&frame(
+        Kind::Control,
+        &Control::Set(PolicyOverride { table, sync: Some(sync), ..PolicyOverride::default() }),
+    ));
     let fault: Fault = decode("fault", &peer.receive().1).unwrap();
     assert!(fault.message.contains("the job has not started"), "{fault}");
     server.stop();

@@ -3,6 +3,7 @@
 use crate::scenario::Switch;
 use paramill_core::link::Link;
 use paramill_core::role::{Lost, Output, Role};
+use paramill_core::table::PolicyOverride;
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
@@ -39,7 +40,8 @@ impl Operator {
         }
         self.asked = true;
         let Switch { table, server, sync, .. } = switch.clone();
-        let frame = frame(Kind::Control, &Control::SetSync { table, server, sync });
+        let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
+        let frame = frame(Kind::Control, &Control::Set(rule));
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
     }
 }

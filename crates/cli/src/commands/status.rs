@@ -43,7 +43,7 @@ fn workers(workers: &[WorkerStatus]) -> Table {
         let report = &worker.report;
         table.row([
             worker.worker.0.to_string(),
-            format!("{:?}", worker.state).to_lowercase(),
+            state(worker),
             report.clock.to_string(),
             format!("{:.1}", worker.silent_seconds),
             bytes(report.bytes_pushed),
@@ -55,6 +55,26 @@ fn workers(workers: &[WorkerStatus]) -> Table {
         ]);
     }
     table
+}
+
+/// A worker's state, and which process of its rank this is if it is not the first.
+fn state(worker: &WorkerStatus) -> String {
+    let state = format!("{:?}", worker.state).to_lowercase();
+    match worker.incarnation {
+        0 | 1 => state,
+        life => format!("{state}, {} life", ordinal(life)),
+    }
+}
+
+fn ordinal(number: u32) -> String {
+    let suffix = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{suffix}")
 }
 
 fn aggregators(aggregators: &[AggregatorStatus]) -> Table {
@@ -130,4 +150,16 @@ fn waits(status: &Status) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals() {
+        let numbers = [1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111];
+        let expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "22nd", "103rd", "111th"];
+        assert_eq!(numbers.map(ordinal), expected);
+    }
 }

@@ -88,6 +88,7 @@ impl Load {
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
             chunk_elements: CHUNK_ELEMENTS as u32,
+            workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
             overrides: Vec::new(),

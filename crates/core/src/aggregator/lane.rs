@@ -24,7 +24,6 @@ use std::collections::BTreeMap;
 pub(super) struct Lane {
     pub(super) shard: ShardId,
     pub(super) link: Link,
-    pub(super) epoch: u32,
     pub(super) tables: Vec<Table>,
     /// Live workers that came here, and whether they are connected.
     pub(super) members: BTreeMap<WorkerId, bool>,
@@ -60,11 +59,10 @@ impl Out<'_> {
 }
 
 impl Lane {
-    pub(super) fn new(shard: ShardId, link: Link, epoch: u32, tables: Vec<Table>, first_sum: u64) -> Lane {
+    pub(super) fn new(shard: ShardId, link: Link, tables: Vec<Table>, first_sum: u64) -> Lane {
         Lane {
             shard,
             link,
-            epoch,
             tables,
             members: BTreeMap::new(),
             routes: Routes::default(),
@@ -357,7 +355,7 @@ impl Lane {
             header.table = TableId(ahead.table as u32);
             header.clock = ahead.clock;
             header.request = ahead.number;
-            header.epoch = self.epoch;
+            header.epoch = self.tables[ahead.table].valid_from;
             for (part, &chunk) in chunks.iter().enumerate() {
                 let Some((body, len, is_encoded)) = copies.body(ahead.table, chunk) else { continue };
                 header.chunk = chunk;

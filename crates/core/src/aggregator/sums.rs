@@ -184,10 +184,10 @@ impl Lane {
         decoder: Option<&'a mut Decoder>,
     ) -> Result<Content<'a>, Fault> {
         let table = &self.tables[header.table.0 as usize];
-        match header.epoch == self.epoch {
-            true => table.check(worker, header, payload, decoder),
-            false => Err(table.fault(Cause::StaleEpoch, format!("placement epoch {}", header.epoch))),
+        if header.epoch < table.valid_from {
+            return Err(table.fault(Cause::StaleEpoch, format!("a frame of epoch {}", header.epoch)));
         }
+        table.check(worker, header, payload, decoder)
     }
 
     /// Takes what the next frame of a push brings.
@@ -340,7 +340,7 @@ impl Lane {
         header.table = TableId(table as u32);
         header.clock = clock;
         header.request = request;
-        header.epoch = self.epoch;
+        header.epoch = self.tables[table].valid_from;
         // Where the parameters are to lie is said with the push; without it they come as bytes.
         self.acknowledge(&pushed(worker, &header, false, 0), out);
         if !want_params {
@@ -437,7 +437,7 @@ impl Lane {
         let mut header = Header::new(Kind::Push);
         header.table = TableId(sum.table as u32);
         header.clock = sum.clock;
-        header.epoch = self.epoch;
+        header.epoch = self.tables[sum.table].valid_from;
         header.request = flight.number;
         header.part = sum.attempt;
         let frame = match flight.chunk {

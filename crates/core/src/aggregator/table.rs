@@ -31,6 +31,8 @@ pub(super) struct Table {
     /// The sum that gradients of a clock go to.
     pub(super) open: BTreeMap<Clock, u64>,
     pub(super) spare: Vec<Buffer>,
+    /// The first epoch since which frames mean what they mean now. What is sent says no later one: a shard may be behind.
+    pub(super) valid_from: u32,
     /// Reads what workers push, where a codec makes it.
     pub(super) decoder: Option<Decoder>,
     /// Makes sums smaller by the same codec. What it keeps is of this aggregator's sums alone.

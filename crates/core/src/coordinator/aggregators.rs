@@ -1,118 +1,113 @@
 //! Aggregators: who they are and where. The job goes on whether they are here or not; workers that were told to go
 //! through one wait for it themselves.
 
-use super::Coordinator;
+use crate::address::Addresses;
 use crate::limits;
-use crate::role::Lost;
 use crate::status::{AggregatorReport, AggregatorStatus};
 use crate::types::{AggregatorId, NodeId};
-use crate::wire::{Control, Refusal, Welcome};
+use crate::wire::{Refusal, Welcome};
+use std::collections::BTreeMap;
+
+/// The job's aggregators.
+#[derive(Debug, Default)]
+pub(super) struct Aggregators {
+    members: BTreeMap<AggregatorId, Aggregator>,
+}
 
 /// What the coordinator knows of an aggregator.
-#[derive(Debug)]
-pub(super) struct AggregatorMember {
+#[derive(Debug, Default)]
+struct Aggregator {
     process: u64,
     address: String,
     connected: bool,
     /// The plan was sent on this connection.
-    pub(super) has_plan: bool,
+    informed: bool,
     report: AggregatorReport,
 }
 
-impl Coordinator {
-    pub(super) fn accept_aggregator(
+impl Aggregators {
+    pub(super) fn accept(
         &mut self,
         process: u64,
         wanted: Option<AggregatorId>,
+        is_planned: bool,
     ) -> Result<Welcome, Refusal> {
-        let known = self.aggregators.iter().find(|(_, member)| member.process == process).map(|(id, _)| *id);
+        let known = self.members.iter().find(|(_, member)| member.process == process).map(|(id, _)| *id);
         let free =
-            || (0..limits::MAX_AGGREGATORS).map(AggregatorId).find(|id| !self.aggregators.contains_key(id));
+            || (0..limits::MAX_AGGREGATORS).map(AggregatorId).find(|id| !self.members.contains_key(id));
         let id = known.or(wanted).or_else(free).filter(|id| id.0 < limits::MAX_AGGREGATORS);
         let Some(id) = id else {
             let reason = format!("a job has aggregators 0 to {}", limits::MAX_AGGREGATORS - 1);
             return Err(Refusal { reason, retry: false });
         };
-        match self.aggregators.get_mut(&id) {
+        match self.members.get(&id) {
             Some(member) if member.process != process => {
                 let reason = format!("{id} is another process already; give each its own number, or none");
-                return Err(Refusal { reason, retry: self.plan.is_none() });
+                return Err(Refusal { reason, retry: !is_planned });
             }
             Some(member) if member.connected => {
                 return Err(Refusal { reason: format!("{id} is here already"), retry: true });
             }
-            Some(member) => {
-                member.connected = true;
-                member.has_plan = false;
-            }
-            None => {
-                let member = AggregatorMember {
-                    process,
-                    address: String::new(),
-                    connected: true,
-                    has_plan: false,
-                    report: AggregatorReport::default(),
-                };
-                self.aggregators.insert(id, member);
-            }
+            _ => {}
         }
+        let member = self.members.entry(id).or_default();
+        member.process = process;
+        member.connected = true;
+        member.informed = false;
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
     }
 
-    pub(super) fn handle_aggregator(&mut self, id: AggregatorId, message: Control) {
-        match message {
-            Control::Register { addresses } => match addresses.check() {
-                Ok(()) => {
-                    if let Some(member) = self.aggregators.get_mut(&id) {
-                        member.address = addresses.to_string();
-                    }
-                    self.brief_aggregator(id);
-                }
-                Err(why) => self.log(format!("{id} gave {why}")),
-            },
-            Control::AggregatorReport(report) => {
-                if let Some(member) = self.aggregators.get_mut(&id) {
-                    member.report = report;
-                }
-            }
-            other => self.log(format!("ignored a `{}` message from {id}", other.name())),
-        }
-    }
-
-    /// Says everything that an aggregator may have missed.
-    fn brief_aggregator(&mut self, id: AggregatorId) {
-        let to = NodeId::Aggregator(id);
-        self.send_plan(to);
-        if self.epoch > 1 {
-            let members = self.members();
-            self.send(to, &members);
-        }
-        self.repeat_switches(to);
-    }
-
-    pub(super) fn lose_aggregator(&mut self, id: AggregatorId, why: &Lost) {
-        if self.plan.is_none() {
-            self.aggregators.remove(&id);
-        } else if let Some(member) = self.aggregators.get_mut(&id) {
+    /// Before the plan an aggregator that goes away leaves its place to another.
+    pub(super) fn lose(&mut self, id: AggregatorId, is_planned: bool) {
+        if !is_planned {
+            self.members.remove(&id);
+        } else if let Some(member) = self.members.get_mut(&id) {
             member.connected = false;
-            if !self.over {
-                self.log(format!("lost {id}: {why}"));
-            }
+            member.informed = false;
         }
     }
 
-    pub(super) fn aggregator_statuses(&self) -> Vec<AggregatorStatus> {
-        let status = |(&aggregator, member): (&AggregatorId, &AggregatorMember)| AggregatorStatus {
+    /// Where workers reach an aggregator.
+    pub(super) fn register(&mut self, id: AggregatorId, addresses: &Addresses) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.address = addresses.to_string();
+        }
+    }
+
+    pub(super) fn take_report(&mut self, id: AggregatorId, report: AggregatorReport) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.report = report;
+        }
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = AggregatorId> + '_ {
+        self.members.keys().copied()
+    }
+
+    /// The plan is sent to an aggregator. Whether it was not sent on this connection before.
+    pub(super) fn inform(&mut self, id: AggregatorId) -> bool {
+        self.members.get_mut(&id).is_some_and(|member| !std::mem::replace(&mut member.informed, true))
+    }
+
+    /// An aggregator has missed something of the plan.
+    pub(super) fn forget_informed(&mut self, id: AggregatorId) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.informed = false;
+        }
+    }
+
+    /// Aggregators that have the plan, and need to hear of changes to it.
+    pub(super) fn informed(&self) -> impl Iterator<Item = AggregatorId> + '_ {
+        self.members.iter().filter(|(_, member)| member.informed).map(|(id, _)| *id)
+    }
+
+    pub(super) fn statuses(&self) -> Vec<AggregatorStatus> {
+        let status = |(&aggregator, member): (&AggregatorId, &Aggregator)| AggregatorStatus {
             aggregator,
             address: member.address.clone(),
             connected: member.connected,
             report: member.report.clone(),
         };
-        self.aggregators.iter().map(status).collect()
-    }
-
-    pub(super) fn tell_aggregators(&mut self, message: &Control) {
-        let aggregators: Vec<NodeId> = self.aggregators.keys().map(|id| NodeId::Aggregator(*id)).collect();
-        aggregators.into_iter().for_each(|to| self.send(to, message));
+        self.members.iter().map(status).collect()
     }
 }

@@ -12,6 +12,15 @@ use std::collections::BTreeMap;
 pub(super) struct Commands {
     last_heard: BTreeMap<u32, Time>,
     last_number: u32,
+    /// Commands that made an epoch, and what they are told when it is settled.
+    promises: Vec<Promise>,
+}
+
+#[derive(Debug)]
+struct Promise {
+    number: u32,
+    epoch: u32,
+    sentence: String,
 }
 
 impl Commands {
@@ -37,6 +46,19 @@ impl Commands {
 
     pub(super) fn lose(&mut self, number: u32) {
         self.last_heard.remove(&number);
+        self.promises.retain(|promise| promise.number != number);
+    }
+
+    /// A command is told this when its epoch is settled.
+    pub(super) fn promise(&mut self, number: u32, epoch: u32, sentence: String) {
+        self.promises.push(Promise { number, epoch, sentence });
+    }
+
+    /// The next command whose epoch is settled, and what it is told.
+    pub(super) fn poll_due(&mut self, settled: u32) -> Option<(u32, String)> {
+        let at = self.promises.iter().position(|promise| promise.epoch <= settled)?;
+        let Promise { number, sentence, .. } = self.promises.remove(at);
+        Some((number, sentence))
     }
 
     pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {

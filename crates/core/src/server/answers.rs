@@ -85,13 +85,13 @@ impl Shard {
 
     /// The chunk of this push's frame has its values of the next version: those who wait for it get it now.
     pub(super) fn answer_ahead(&mut self, table: usize, pushed: &Header) {
-        let Shard { tables, outputs, groups, bytes_pulled, .. } = self;
+        let Shard { tables, outputs, groups, bytes_pulled, plan, .. } = self;
         let part = &mut tables[table];
         let mut ahead = std::mem::take(&mut part.ahead);
         let mut header = Header::new(Kind::Params);
         header.table = pushed.table;
         header.clock = pushed.clock.saturating_add(1);
-        header.epoch = pushed.epoch;
+        header.epoch = plan.as_ref().map_or(0, |plan| plan.epoch);
         header.part = pushed.part;
         ahead.send_next(pushed.clock, pushed.part as usize, |answer| {
             // An aggregator gets one answer for many.

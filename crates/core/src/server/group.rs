@@ -131,7 +131,7 @@ impl Shard {
         if header.kind == Kind::Forget {
             return self.cancel_pulls(worker);
         }
-        if self.incarnation(worker).is_none() {
+        if !self.members.has(worker) {
             let fault = not_a_member(worker);
             return self.refuse_to(NodeId::Aggregator(id), header.table, header.request, &fault);
         }
@@ -223,15 +223,11 @@ impl Shard {
     /// What a sum's frame must fulfil, whoever is in it.
     fn check_sum(&self, header: &Header) -> Result<usize, Fault> {
         let fault = |cause, message| Err(Fault { cause, message });
-        let epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        if header.epoch != epoch {
-            let message = format!("the sum is of placement epoch {}, the job is in {epoch}", header.epoch);
-            return fault(Cause::StaleEpoch, message);
-        }
         let table = header.table.0 as usize;
         if self.tables.get(table).is_none_or(|part| part.elements() == 0) {
             return fault(Cause::Shape, format!("nothing of table {table} is on this server"));
         }
+        self.check_epoch(table, header.epoch)?;
         if header.dtype != DType::F32 {
             return fault(Cause::Shape, format!("a sum of {:?}; sums are f32", header.dtype));
         }
@@ -264,14 +260,14 @@ impl Shard {
         for entry in &entries {
             let worker = entry.worker;
             let fault = match (&table, &refused) {
-                _ if self.incarnation(worker).is_none() => Some(not_a_member(worker)),
+                _ if !self.members.has(worker) => Some(not_a_member(worker)),
                 (Err(fault), _) => Some(fault.clone()),
                 (Ok(_), refused) => refused.as_ref().map(|refused| refused.fault.clone()),
             };
             if let Some(fault) = fault {
                 self.refuse_to(NodeId::Aggregator(id), header.table, entry.request, &fault);
             }
-            if let (Ok(table), true) = (&table, counts && self.incarnation(worker).is_some()) {
+            if let (Ok(table), true) = (&table, counts && self.members.has(worker)) {
                 self.groups.routes.insert(worker, id);
                 self.tables[*table].count_push(now, worker, header.clock);
             }
@@ -283,7 +279,7 @@ impl Shard {
             return;
         }
         for entry in entries.iter().filter(|entry| entry.want_params) {
-            if self.incarnation(entry.worker).is_none() {
+            if !self.members.has(entry.worker) {
                 continue;
             }
             self.groups.routes.insert(entry.worker, id);

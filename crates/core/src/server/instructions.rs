@@ -1,4 +1,4 @@
-//! What the coordinator says: the plan, who is there, and policies that change.
+//! What the coordinator says: the plan, and how it changes.
 
 use super::Shard;
 use super::part::TablePart;
@@ -7,47 +7,49 @@ use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::role::Output;
 use crate::table::{self, glob_matches};
-use crate::types::{ServerId, TableId, Time, WorkerId};
-use crate::wire::Plan;
+use crate::types::{NodeId, TableId, Time, WorkerId};
 use crate::wire::control::{self, Control};
-use std::collections::BTreeSet;
+use crate::wire::{Change, FirstClock, Member, Plan, Standing};
 
 impl Shard {
     pub(super) fn handle_control(&mut self, now: Time, message: Control) {
         match message {
-            Control::Plan(plan) => self.take_plan(*plan),
-            Control::Members { workers, .. } => self.take_members(now, &workers),
-            Control::SetSync { table, server, sync } => self.set_sync(now, &table, server, &sync),
-            Control::SetOptimizer { table, server, optimizer } => {
-                self.set_optimizer(&table, server, &optimizer);
-            }
+            Control::Plan(plan) => self.take_plan(now, *plan),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::ReportRequest => self.send_report(now),
             Control::Stop { error } => self.stop(error.map(control::sentence)),
-            other => {
-                let line = format!("ignored a `{}` message from the coordinator", other.name());
-                self.outputs.push_back(Output::Log(line));
-            }
+            other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
         }
     }
 
-    fn take_plan(&mut self, plan: Plan) {
-        let Some(id) = self.id else { return };
-        if self.plan.is_some() {
-            // Sent again after a broken connection; the first one stands.
-            return self.tell_coordinator(&Control::Ready);
-        }
+    /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
+    fn take_plan(&mut self, now: Time, plan: Plan) {
         if let Err(why) = plan.check() {
             let error =
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        let workers = || plan.live_members().map(|member| member.worker);
-        self.members.clear();
-        for member in plan.live_members() {
-            self.members.resize(member.worker.0 as usize, None);
-            self.members.push(Some(member.incarnation));
+        match &self.plan {
+            Some(known) => {
+                for (epoch, change) in known.changes_to(&plan) {
+                    self.apply_change(now, epoch, &change);
+                }
+            }
+            None => {
+                if let Err(error) = self.begin(now, plan) {
+                    return self.fail(error);
+                }
+            }
         }
+        self.tell_entered();
+    }
+
+    /// Sets up the tables of the first plan that this shard gets.
+    fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
+        let Some(id) = self.id else { return Ok(()) };
+        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
+        originals().for_each(|member| self.members.add_original(member.worker, member.incarnation));
         self.tables.clear();
         self.timer_of = vec![None; plan.tables.len()];
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
@@ -56,36 +58,110 @@ impl Shard {
             let policy = plan.policy_of(TableId(number as u32), id.server);
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
-            match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
-                Ok(part) => self.tables.push(part),
-                Err(error) => {
-                    let error = format!("table `{}`: {error}", spec.name);
-                    return self.fail(error);
-                }
+            let workers = originals().map(|member| member.worker);
+            let part = TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed)
+                .map_err(|error| format!("table `{}`: {error}", spec.name))?;
+            self.tables.push(part);
+        }
+        self.valid_from =
+            (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
+        // Workers may have joined before this shard was there.
+        let later: Vec<Member> =
+            plan.live_members().filter(|member| member.standing != Standing::From(0)).copied().collect();
+        self.plan = Some(plan);
+        for Member { worker, incarnation, standing, .. } in later {
+            self.add_worker(worker, incarnation);
+            if let Standing::From(clock) = standing {
+                self.set_first_clock(now, worker, clock);
             }
         }
-        self.plan = Some(plan);
-        self.tell_coordinator(&Control::Ready);
+        Ok(())
     }
 
-    fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
-        let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
-        let members = (0..).map(WorkerId).zip(&self.members).filter(|(_, member)| member.is_some());
-        let gone: Vec<WorkerId> =
-            members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
-        for worker in &gone {
-            self.members[worker.0 as usize] = None;
-            self.groups.leave(*worker);
-            self.pulls.forget(*worker);
-            for table in &mut self.tables {
-                table.remove_worker(*worker);
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
+        if epoch > plan.epoch + 1 {
+            // A change in between is missing.
+            return self.tell_coordinator(&Control::PlanQuery);
+        }
+        if let Err(why) = plan.check_change(change) {
+            return self.fail(format!("the coordinator's change of the plan cannot be used: {why}"));
+        }
+        if epoch > plan.epoch {
+            self.apply_change(now, epoch, change);
+        }
+        self.tell_entered();
+    }
+
+    /// The one way from an epoch to the next.
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let Some(plan) = &mut self.plan else { return };
+        plan.apply(epoch, change);
+        match change {
+            Change::Joining { worker, incarnation } => {
+                self.add_worker(*worker, *incarnation);
+                // A connection of its predecessor is not its own.
+                self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(*worker) });
+            }
+            Change::Joined { worker, clock } => self.set_first_clock(now, *worker, *clock),
+            Change::Left { worker } => self.remove_worker(*worker),
+            Change::Policy(rule) => {
+                for table in 0..self.tables.len() {
+                    if glob_matches(&rule.table, &self.tables[table].spec.name) {
+                        self.set_policy(now, table);
+                    }
+                }
+                self.send_report(now);
             }
         }
-        if !gone.is_empty() {
-            (0..self.tables.len()).for_each(|table| self.settle(now, table));
+        // Whoever comes or goes may be what a round waited for.
+        (0..self.tables.len()).for_each(|table| self.settle(now, table));
+    }
+
+    fn tell_entered(&mut self) {
+        let Some(plan) = &self.plan else { return };
+        let joining = plan.live_members().filter(|member| member.standing == Standing::Joining);
+        let first = |member: &Member| FirstClock {
+            worker: member.worker,
+            incarnation: member.incarnation,
+            clock: self.first_clock(member.worker),
+        };
+        let entered = Control::Entered { epoch: plan.epoch, joining: joining.map(first).collect() };
+        self.tell_coordinator(&entered);
+    }
+
+    /// No round after the open one of each table closes without the worker from now on.
+    fn add_worker(&mut self, worker: WorkerId, incarnation: u64) {
+        self.members.join(worker, incarnation);
+        self.forget_progress(worker);
+        for table in &mut self.tables {
+            table.controller.join(worker);
+        }
+    }
+
+    /// The first clock that a worker which joined could push to all tables here.
+    fn first_clock(&self, worker: WorkerId) -> u64 {
+        let tables = self.tables.iter().filter(|table| table.elements() > 0);
+        let first = |table: &TablePart| Some(table.controller.state().worker(worker)?.first());
+        tables.filter_map(first).max().unwrap_or(0)
+    }
+
+    fn set_first_clock(&mut self, now: Time, worker: WorkerId, clock: u64) {
+        for table in 0..self.tables.len() {
+            self.tables[table].controller.set_first_clock(worker, clock);
+            self.settle(now, table);
+        }
+    }
+
+    fn remove_worker(&mut self, worker: WorkerId) {
+        self.members.leave(worker);
+        self.groups.leave(worker);
+        self.cancel_pulls(worker);
+        for table in &mut self.tables {
+            table.remove_worker(worker);
         }
         let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
-        if gone.contains(&WorkerId::FIRST)
+        if worker == WorkerId::FIRST
             && let Some(part) = self.tables.iter().find(is_waiting)
         {
             let table = &part.spec.name;
@@ -96,41 +172,26 @@ impl Shard {
         }
     }
 
-    fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
-            return;
-        }
-        self.groups.outdate_sent();
-        for table in 0..self.tables.len() {
-            if !glob_matches(glob, &self.tables[table].spec.name) {
-                continue;
+    /// Lets the policies of a table that the plan names hold from now on.
+    fn set_policy(&mut self, now: Time, table: usize) {
+        let (Some(plan), Some(id)) = (&self.plan, self.id) else { return };
+        let number = TableId(table as u32);
+        let policy = plan.policy_of(number, id.server);
+        self.valid_from[table] = plan.valid_from(number);
+        let part = &mut self.tables[table];
+        match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
+            Ok(sync) if sync.to_string() == part.controller.policy().to_string() => {}
+            Ok(sync) => {
+                self.groups.outdate_sent();
+                part.set_sync(now, sync, &mut self.accumulators);
             }
-            match SyncPolicy::parse(&self.registry.consistency, sync) {
-                // It may be told again after a broken connection; that is no switch.
-                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
-                Ok(policy) => {
-                    self.tables[table].set_sync(now, policy, &mut self.accumulators);
-                    self.settle(now, table);
-                }
-                Err(error) => {
-                    return self.outputs.push_back(Output::Log(control::sentence(error.to_string())));
-                }
-            }
+            Err(error) => self.log(control::sentence(error.to_string())),
         }
-        self.send_report(now);
-    }
-
-    fn set_optimizer(&mut self, glob: &str, server: Option<ServerId>, text: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
-            return;
-        }
-        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
-            let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
-            if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-                let line =
-                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
-                self.outputs.push_back(Output::Log(line));
-            }
+        let part = &mut self.tables[table];
+        let outcome = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
+        if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+            self.log(line);
         }
     }
 }

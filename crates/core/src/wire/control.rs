@@ -8,7 +8,7 @@ use crate::limits;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{PolicyOverride, TableSpec};
-use crate::types::{Clock, ServerId, WorkerId};
+use crate::types::{Clock, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// What is said between nodes beside gradients and parameters.
@@ -27,16 +27,6 @@ pub enum Control {
     },
     /// Coordinator to shards and aggregators, then to workers: who holds what, under which policies.
     Plan(Box<Plan>),
-    /// Shard to coordinator: the plan is in place.
-    Ready,
-    /// Coordinator to shards and aggregators: these workers are alive.
-    Members {
-        /// Counts membership changes.
-        epoch: u32,
-        /// The live ones.
-        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
-        workers: Vec<WorkerId>,
-    },
     /// Worker to coordinator: I am alive, and this far.
     WorkerReport(WorkerReport),
     /// Coordinator to shard: report now.
@@ -73,15 +63,6 @@ pub enum Control {
     StatusQuery,
     /// Coordinator's answer.
     Status(Box<Status>),
-    /// Command to coordinator, coordinator to everybody: use this consistency model from now on.
-    SetSync {
-        /// Glob on table names.
-        table: String,
-        /// Only on this server.
-        server: Option<ServerId>,
-        /// Text form.
-        sync: String,
-    },
     /// Coordinator's answer: carried out, with what was changed.
     Done(String),
     /// Coordinator to everybody: the job is over, or it failed. Shard to coordinator: it cannot go on.
@@ -91,15 +72,6 @@ pub enum Control {
     },
     /// Aggregator to coordinator, regularly.
     AggregatorReport(AggregatorReport),
-    /// Command to coordinator, coordinator to shards: step with these parameters of the optimizer from now on.
-    SetOptimizer {
-        /// Glob on table names.
-        table: String,
-        /// Only on this server.
-        server: Option<ServerId>,
-        /// Text form.
-        optimizer: String,
-    },
     /// Coordinator to shards and aggregators, then to workers: the next epoch, and what is new in it.
     Change {
         /// The epoch.
@@ -139,8 +111,6 @@ impl Control {
             Control::Register { .. } => "register",
             Control::Declare { .. } => "declare",
             Control::Plan(_) => "plan",
-            Control::Ready => "ready",
-            Control::Members { .. } => "members",
             Control::WorkerReport(_) => "worker report",
             Control::ReportRequest => "report request",
             Control::ShardReport(_) => "shard report",
@@ -152,11 +122,9 @@ impl Control {
             Control::Left => "left",
             Control::StatusQuery => "status query",
             Control::Status(_) => "status",
-            Control::SetSync { .. } => "set sync",
             Control::Done(_) => "done",
             Control::Stop { .. } => "stop",
             Control::AggregatorReport(_) => "aggregator report",
-            Control::SetOptimizer { .. } => "set optimizer",
             Control::Change { .. } => "change",
             Control::Entered { .. } => "entered",
             Control::PlanQuery => "plan query",
@@ -245,12 +213,12 @@ mod tests {
     fn variants_keep_their_numbers() {
         let go = Control::Go { clock: 0 };
         for (message, number) in [
-            (Control::Ready, 3),
-            (go, 9),
-            (Control::StatusQuery, 14),
-            (Control::Stop { error: None }, 18),
-            (Control::AggregatorReport(AggregatorReport::default()), 19),
-            (Control::SetOptimizer { table: "*".into(), server: None, optimizer: "sgd".into() }, 20),
+            (go, 7),
+            (Control::StatusQuery, 12),
+            (Control::Stop { error: None }, 15),
+            (Control::AggregatorReport(AggregatorReport::default()), 16),
+            (Control::Entered { epoch: 1, joining: vec![] }, 18),
+            (Control::Set(PolicyOverride::default()), 20),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");
@@ -268,7 +236,7 @@ mod tests {
     #[test]
     fn messages_survive_the_wire() {
         let message =
-            Control::SetSync { table: "*".into(), server: Some(ServerId(1)), sync: "ssp:s=3".into() };
+            Control::Change { epoch: 2, change: Change::Joining { worker: WorkerId(1), incarnation: 7 } };
         let frame = frame(Kind::Control, &message);
         let Body::Bytes(bytes) = frame.body else { panic!("a control frame carries bytes") };
         assert_eq!(bytes.len(), frame.header.payload_bytes as usize);

@@ -33,7 +33,9 @@ pub struct Plan {
     pub shards: Vec<(ShardId, Addresses)>,
     /// Elements per chunk.
     pub chunk_elements: u32,
-    /// Every rank that was ever taken, ordered, with its last incarnation.
+    /// Workers that the job was set up for.
+    pub workers: u32,
+    /// Every rank that was ever taken, ordered, with its last incarnation. A worker is told of itself only.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub members: Vec<Member>,
     /// The job's policy.
@@ -185,6 +187,11 @@ impl Plan {
         changes.extend(switches.map(|switch| (switch.epoch, Change::Policy(switch.rule.clone()))));
         changes.sort_by_key(|(epoch, _)| *epoch);
         changes
+    }
+
+    /// The plan as a worker is told of it: who else takes part is nothing that it has to know.
+    pub fn for_worker(&self, worker: WorkerId) -> Plan {
+        Plan { members: self.member(worker).copied().into_iter().collect(), ..self.clone() }
     }
 
     /// The latest incarnation of a rank.
@@ -346,6 +353,7 @@ mod tests {
             parts: vec![vec![part(0, 0, 6), part(1, 6, 4)], vec![part(1, 0, 12)]],
             shards: vec![shard(0, 0), shard(0, 1), shard(1, 0)],
             chunk_elements: 4,
+            workers: 2,
             members: vec![Member::original(WorkerId(0), 1), Member::original(WorkerId(1), 2)],
             policy: TablePolicy::default(),
             overrides: vec![],

@@ -79,7 +79,8 @@ proptest! {
             prop_assert!(outputs.len() <= 4 * (peers.len() + 8), "{} outputs", outputs.len());
             let status = coordinator.status(now);
             let words: usize = status.workers.iter().filter_map(|worker| worker.report.waiting.as_ref()).map(String::len).sum();
-            prop_assert!(words <= 2 * limits::MAX_REASON_BYTES);
+            prop_assert!(words <= status.workers.len() * limits::MAX_REASON_BYTES);
+            prop_assert_eq!(coordinator.check(), Ok(()));
         }
     }
 }
@@ -147,7 +148,7 @@ fn thousands_of_barriers_and_queries_are_one_answer_or_a_refusal() {
 
     let shard = coordinator.accept(now, &shard_hello(1, None, 0, 1)).unwrap().you;
     say(&mut coordinator, now, shard, &message(&Control::Register { addresses: "a".into() }));
-    say(&mut coordinator, now, shard, &message(&Control::Ready));
+    say(&mut coordinator, now, shard, &message(&Control::Entered { epoch: 1, joining: vec![] }));
     let mut answers = 0;
     for _ in 0..5000 {
         let outputs = say(&mut coordinator, now, workers[0], &message(&Control::StatusQuery));

@@ -76,7 +76,7 @@ proptest! {
                 Act::Reset(worker, peer) => pump.reset(pump.worker_node(worker), peer),
                 Act::Switch(model) => {
                     let sync = MODELS[model].to_owned();
-                    pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
+                    pump.command("test", &crate::pump::set_sync("*", None, &sync));
                 }
                 Act::Iterate(worker) => iterate(&mut pump, worker, &mut steps),
                 Act::Pass(milliseconds) => pump.pass(f64::from(milliseconds) / 1000.0),

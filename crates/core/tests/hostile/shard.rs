@@ -5,8 +5,9 @@ use crate::words::{aggregate, control_frame, data_frame};
 use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::server::Shard;
+use paramill_core::table::PolicyOverride;
 use paramill_core::types::AggregatorId;
-use paramill_core::wire::{Flags, Header, Hello, Party};
+use paramill_core::wire::{Change, Flags, Header, Hello, Party, Plan};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -60,7 +61,7 @@ proptest! {
         let mut pump = started(config(4, MODELS[model], order));
         let (mut now, shard) = (pump.now, &mut pump.shards[0]);
         let at_rest = shard.memory_bytes();
-        let mut alive: Vec<WorkerId> = (0..4).map(WorkerId).collect();
+        let mut epoch = Plan::FIRST_EPOCH;
         let aggregator = NodeId::Aggregator(AggregatorId(0));
         let from = Party::Aggregator { process: 5, id: Some(AggregatorId(0)) };
         let hello = Hello { job: "test".into(), from, incarnation: 5 };
@@ -101,13 +102,15 @@ proptest! {
                 }
                 Act::Switch(model) => {
                     let sync = MODELS[model].to_owned();
-                    let switch = Control::SetSync { table: "*".into(), server: None, sync };
+                    let rule = PolicyOverride { table: "*".into(), sync: Some(sync), ..PolicyOverride::default() };
+                    epoch += 1;
+                    let switch = Control::Change { epoch, change: Change::Policy(rule) };
                     say(shard, now, NodeId::Coordinator, &message(&switch))
                 }
                 Act::Die(rank) => {
-                    alive.retain(|worker| worker.0 != rank);
-                    let members = Control::Members { epoch: 2, workers: alive.clone() };
-                    say(shard, now, NodeId::Coordinator, &message(&members))
+                    epoch += 1;
+                    let left = Control::Change { epoch, change: Change::Left { worker: WorkerId(rank) } };
+                    say(shard, now, NodeId::Coordinator, &message(&left))
                 }
                 Act::Pass(nanoseconds) => {
                     now = Time(now.0 + nanoseconds);

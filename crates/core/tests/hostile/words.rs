@@ -6,7 +6,8 @@ use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
 use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
 use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
-    Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Member, Party, Plan, control,
+    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
+    control,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -209,6 +210,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
         shards: vec![shard(0, 0), shard(1, 0)],
         chunk_elements: 4,
+        workers: 3,
         members: (0..3).map(|rank| Member::original(WorkerId(rank), u64::from(rank) + 1)).collect(),
         policy: TablePolicy::default(),
         overrides: vec![],
@@ -238,6 +240,39 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
+fn rule() -> impl Strategy<Value = PolicyOverride> {
+    let optimizer = prop::sample::select(vec!["sgd", "adam:lr=1", "?"]);
+    let text = prop_oneof![
+        sync().prop_map(|sync| (Some(sync), None)),
+        optimizer.prop_map(|it| (None, Some(it.into())))
+    ];
+    (name(), prop::option::of(small()), text).prop_map(|(table, server, (sync, optimizer))| PolicyOverride {
+        table,
+        server: server.map(ServerId),
+        sync,
+        optimizer,
+        ..PolicyOverride::default()
+    })
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let worker = || small().prop_map(WorkerId);
+    prop_oneof![
+        (worker(), number()).prop_map(|(worker, incarnation)| Change::Joining { worker, incarnation }),
+        (worker(), number()).prop_map(|(worker, clock)| Change::Joined { worker, clock }),
+        worker().prop_map(|worker| Change::Left { worker }),
+        rule().prop_map(Change::Policy),
+    ]
+}
+
+fn first_clock() -> impl Strategy<Value = FirstClock> {
+    (small(), number(), number()).prop_map(|(worker, incarnation, clock)| FirstClock {
+        worker: WorkerId(worker),
+        incarnation,
+        clock,
+    })
+}
+
 /// Every message, mostly with contents that its receiver has to look at twice.
 pub(crate) fn control() -> impl Strategy<Value = Control> {
     let report = WorkerReport { clock: u64::MAX, waiting: Some("w".repeat(50_000)), ..Default::default() };
@@ -255,10 +290,9 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         vec(table(), 0..4).prop_map(|tables| Control::Declare { tables }),
         Just(Control::Declare { tables: honest_tables() }),
         plan().prop_map(|plan| Control::Plan(Box::new(plan))),
-        Just(Control::Ready),
-        (any::<u32>(), vec(small(), 0..5)).prop_map(|(epoch, workers)| {
-            Control::Members { epoch, workers: workers.into_iter().map(WorkerId).collect() }
-        }),
+        (0u32..6, change()).prop_map(|(epoch, change)| Control::Change { epoch, change }),
+        (0u32..6, vec(first_clock(), 0..3)).prop_map(|(epoch, joining)| Control::Entered { epoch, joining }),
+        Just(Control::PlanQuery),
         Just(Control::WorkerReport(report)),
         Just(Control::ReportRequest),
         small().prop_map(move |server| Control::ShardReport(Box::new(shard_report(server)))),
@@ -269,18 +303,7 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         Just(Control::Leave),
         Just(Control::Left),
         Just(Control::StatusQuery),
-        (name(), prop::option::of(small()), prop::sample::select(vec!["sgd", "adam:lr=1", "?"])).prop_map(
-            |(table, server, optimizer)| Control::SetOptimizer {
-                table,
-                server: server.map(ServerId),
-                optimizer: optimizer.into()
-            }
-        ),
-        (name(), prop::option::of(small()), sync()).prop_map(|(table, server, sync)| Control::SetSync {
-            table,
-            server: server.map(ServerId),
-            sync
-        }),
+        rule().prop_map(Control::Set),
         name().prop_map(Control::Done),
         prop::option::of(name()).prop_map(|error| Control::Stop { error }),
         number().prop_map(|groups| {

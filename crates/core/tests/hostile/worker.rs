@@ -178,6 +178,7 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         parts: vec![vec![part]],
         shards: vec![(shard_id(0), "shard:0".into())],
         chunk_elements: 4,
+        workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: TablePolicy::default(),
         overrides: vec![],

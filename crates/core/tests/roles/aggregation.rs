@@ -1,10 +1,9 @@
 //! Workers that go through an aggregator: the same results with fewer bytes, whatever breaks.
 
 use super::{W, job};
-use crate::pump::Pump;
+use crate::pump::{Pump, set_sync};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::{Order, Reduce, TablePolicy, TableSpec};
-use paramill_core::wire::Control;
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 
 const ELEMENTS: usize = 50;
@@ -257,7 +256,7 @@ fn models_are_switched_in_the_middle_of_everything() {
     for sync in ["asp", "pssp:s=1,alpha=significance", "ssp:s=2", "bsp", "drop:n=2", "bsp"] {
         let first = push(&mut pump, 0);
         pump.run();
-        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        pump.command("test", &set_sync("*", None, sync));
         let mut tickets: Vec<_> = (1..4).map(|worker| (worker, push(&mut pump, worker))).collect();
         tickets.push((0, first));
         pump.pass(2.0);
@@ -272,7 +271,7 @@ fn models_are_switched_in_the_middle_of_everything() {
 fn workers_have_what_the_servers_have_after_a_switch() {
     let (_, mut pump) = after_rounds(arrival(2, 1, "bsp"), &[0, 0], 5);
     for sync in ["ssp:s=1", "bsp"] {
-        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        pump.command("test", &set_sync("*", None, sync));
         let tickets = [0, 1].map(|worker| (worker, push(&mut pump, worker)));
         pump.pass(0.1);
         assert_done(&mut pump, &tickets);

@@ -1,10 +1,9 @@
 //! Answers that begin before their round closes.
 
-use super::pump::Pump;
+use super::pump::{Pump, set_sync};
 use super::{W, job, started};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::table::Order;
-use paramill_core::wire::Control;
 use paramill_core::worker::{Gradient, Ticket};
 
 const SHARD: usize = 1;
@@ -76,7 +75,7 @@ fn an_answer_begins_anew_when_the_model_is_switched_in_the_middle_of_it() {
         // The rest of the push waits for the switch.
         let second = pump.worker_node(1);
         pump.hold(second, SHARD);
-        let switch = Control::SetSync { table: "*".into(), server: None, sync: sync.into() };
+        let switch = set_sync("*", None, sync);
         pump.command("test", &switch);
         pump.release();
         pump.run();

@@ -1,14 +1,14 @@
 //! Members that come, go and come back at bad moments.
 
-use super::pump::Pump;
+use super::pump::{Pump, set_sync};
 use super::{W, job, started};
 use paramill_core::registry::Registry;
 use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
 use paramill_core::types::{ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Hello, Kind, Member, Party, Plan};
+use paramill_core::wire::{Control, Kind, Member, Plan};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +87,7 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         parts: vec![vec![]],
         shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
         chunk_elements: 8,
+        workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: TablePolicy::default(),
         overrides: vec![],
@@ -208,8 +209,7 @@ fn a_switch_reaches_who_was_away() {
     let mut pump = started(job(1, 2, "bsp", "sgd:lr=1"), 1, 50);
     pump.isolate(SHARD);
     pump.reset(pump.worker_node(0), 0);
-    let set =
-        |table: &str, sync: &str| Control::SetSync { table: table.into(), server: None, sync: sync.into() };
+    let set = |table: &str, sync: &str| set_sync(table, None, sync);
     pump.command("test", &set("w", "ssp:s=3"));
     pump.command("test", &set("*", "asp"));
     pump.command("test", &set("w", "psp:c=1,b=0.5"));
@@ -236,10 +236,9 @@ fn another_learning_rate_reaches_who_was_away_and_keeps_the_velocity() {
     };
     step(&mut pump);
     pump.isolate(SHARD);
-    let set = |optimizer: &str| Control::SetOptimizer {
-        table: "w".into(),
-        server: None,
-        optimizer: optimizer.into(),
+    let set = |optimizer: &str| {
+        let optimizer = Some(optimizer.to_owned());
+        Control::Set(PolicyOverride { table: "w".into(), optimizer, ..PolicyOverride::default() })
     };
     pump.command("test", &set("momentum:lr=0.25,beta=0.5"));
     pump.command("test", &set("momentum:lr=0.5,beta=0.5"));
@@ -259,8 +258,7 @@ fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
     pump.workers[0].clock();
     pump.run();
     assert_eq!(pump.outcome(0, ticket), None);
-    let sync = "asp:overlap=false".into();
-    pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
+    pump.command("test", &set_sync("*", None, "asp:overlap=false"));
     assert_eq!(pump.outcome(0, ticket), Some(Ok(())), "{}", pump.explain(0, ticket));
 }
 
@@ -362,31 +360,20 @@ fn a_server_that_was_away_when_the_coordinator_stood_still_may_come_back() {
 }
 
 #[test]
-fn nobody_is_asked_to_take_the_place_of_a_dead_worker() {
+fn a_process_that_was_replaced_is_told_so() {
     let mut pump = started(job(2, 1, "asp", "sgd:lr=1"), 1, 20);
     pump.isolate(pump.worker_node(1));
     pump.pass(4.0);
-    let check = |why: &str| {
-        assert!(
-            why.contains("worker 1 was declared dead") && why.contains("takes no replacement yet"),
-            "{why}"
-        );
-        assert!(!why.contains("here already") && !why.contains("is taken"), "{why}");
-    };
-    // Another process comes, without a rank and with that of the dead one.
+    // Another process takes the rank of the dead one.
     let third = pump.add_worker("test");
     let ticket = join(&mut pump, third);
-    match pump.outcome(third, ticket) {
-        Some(Err(WorkerError::NotAMember(why))) => check(&why),
-        other => panic!("{other:?}"),
-    }
-    let from = Party::Worker { rank: Some(WorkerId(1)) };
-    let hello = Hello { job: "test".into(), from, incarnation: 0 };
-    check(&pump.coordinator.accept(pump.now, &hello).unwrap_err().reason);
-    // The dead one itself comes back.
+    assert_eq!(pump.outcome(third, ticket), Some(Ok(())), "{}", pump.explain(third, ticket));
+    assert_eq!(pump.workers[third].id(), Some(WorkerId(1)));
+    // The dead one comes back.
     pump.cut.clear();
     pump.pass(2.0);
-    check(&pump.workers[1].pull(pump.now, W, PullOptions::default()).unwrap_err().to_string());
+    let why = pump.workers[1].pull(pump.now, W, PullOptions::default()).unwrap_err().to_string();
+    assert!(why.contains("worker 1 was declared dead") && why.contains("start it anew"), "{why}");
 }
 
 #[test]

@@ -1,12 +1,11 @@
 //! Policies that would have no effect, or that cannot work together: they are refused with cause and remedy.
 
-use super::pump::Pump;
+use super::pump::{Pump, set_sync};
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::registry::Registry;
 use paramill_core::table::{PolicyOverride, Reduce, TablePolicy, TableSpec};
 use paramill_core::types::ServerId;
-use paramill_core::wire::Control;
 use paramill_core::worker::WorkerError;
 
 fn under(sync: &str, codec: &str, answer_codec: &str) -> JobConfig {
@@ -164,8 +163,7 @@ fn a_switch_is_checked_with_the_policies_that_it_meets() {
         (TableSpec::dense("other", [40]), vec![0.0; 40]),
     ]);
     let switch = |pump: &mut Pump, table: &str, server: Option<u32>, sync: &str| {
-        let message =
-            Control::SetSync { table: table.into(), server: server.map(ServerId), sync: sync.into() };
+        let message = set_sync(table, server, sync);
         pump.command("test", &message);
         let report = pump.shards[0].report(pump.now).expect("it has joined");
         report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()

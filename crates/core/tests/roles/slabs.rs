@@ -1,13 +1,13 @@
 //! Tables that are lent as slabs: whose they are, what arrives meanwhile, and what partial pulling makes of them.
 
-use super::pump::Pump;
+use super::pump::{Pump, set_sync};
 use super::{W, job, started};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::role::Role;
 use paramill_core::table::{PolicyOverride, TableSpec};
 use paramill_core::types::{NodeId, TableId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Kind};
+use paramill_core::wire::{Change, Control, Kind};
 use paramill_core::worker::{Gradient, Slab, Ticket};
 
 const ELEMENTS: usize = 40;
@@ -146,7 +146,7 @@ fn a_table_that_is_pulled_partially_is_not_lent() {
 #[test]
 fn what_is_lent_is_not_switched_to_partial_pulling() {
     let mut pump = two_tables("bsp", "bsp");
-    let switch = Control::SetSync { table: "*".into(), server: None, sync: "psp:c=1,b=0.5".into() };
+    let switch = set_sync("*", None, "psp:c=1,b=0.5");
     let models = |pump: &mut Pump| {
         pump.command("test", &switch);
         let report = pump.shards[0].report(pump.now).expect("it has joined");
@@ -156,7 +156,9 @@ fn what_is_lent_is_not_switched_to_partial_pulling() {
     pump.run();
     assert_eq!(models(&mut pump), ["bsp", "bsp"], "it was refused");
     // A switch that the coordinator agreed to before it heard of the loan.
-    let message = frame(Kind::Control, &switch);
+    let Control::Set(rule) = &switch else { panic!("it is a command") };
+    let change = Control::Change { epoch: 2, change: Change::Policy(rule.clone()) };
+    let message = frame(Kind::Control, &change);
     let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
     pump.workers[0].handle_frame(pump.now, NodeId::Coordinator, &message.header, &payload);
     pump.run();

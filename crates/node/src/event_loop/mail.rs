@@ -26,7 +26,7 @@ impl<C: RoleCell> EventLoop<C> {
                             let state = State::Open { peer: welcome.you };
                             let wire = Wire::Memory { to: reply_to.clone(), channel: Some(channel) };
                             self.connections.insert(key, Connection::new(wire, state));
-                            self.peers.insert(welcome.you, Peer { key, incarnation: welcome.incarnation });
+                            self.introduce(welcome.you, Peer { key, incarnation: welcome.incarnation });
                             reply_to.put(Letter::Accepted { channel, peer_channel: key, welcome });
                         }
                         Err(refusal) => reply_to.put(Letter::Refused { channel, refusal }),

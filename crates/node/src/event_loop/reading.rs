@@ -188,7 +188,7 @@ impl<C: RoleCell> EventLoop<C> {
             self.forget(old);
         }
         if let Some((peer, incarnation)) = opened {
-            self.peers.insert(peer, Peer { key, incarnation });
+            self.introduce(peer, Peer { key, incarnation });
         }
         if has_reply {
             self.expire_at(ends);

@@ -4,14 +4,15 @@
 use crate::rule::FrameView;
 use crate::scenario::Scenario;
 use paramill_core::spec::Spec;
-use paramill_core::table::{PolicyOverride, glob_matches};
+use paramill_core::table::PolicyOverride;
 use paramill_core::types::{NodeId, ShardId, TableId};
-use paramill_core::wire::{Control, Kind, control};
+use paramill_core::wire::{Control, Kind, Plan, control};
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Policies {
-    tables: Vec<String>,
+    /// The plan that each shard has.
+    plans: BTreeMap<ShardId, Plan>,
     models: BTreeMap<(ShardId, TableId), Model>,
 }
 
@@ -37,7 +38,7 @@ impl Policies {
                 models.insert((shard, TableId(number)), Model::of(&policy.sync));
             }
         }
-        Policies { tables, models }
+        Policies { plans: BTreeMap::new(), models }
     }
 
     /// The model of a table on a shard.
@@ -52,18 +53,32 @@ impl Policies {
         else {
             return Vec::new();
         };
-        let Ok(Control::SetSync { table: glob, server, sync }) =
-            control::decode::<Control>("control message", frame.payload)
-        else {
+        let Ok(message) = control::decode::<Control>("control message", frame.payload) else {
             return Vec::new();
         };
-        if server.is_some_and(|only| only != shard.server) {
-            return Vec::new();
+        match message {
+            Control::Plan(plan) => {
+                self.plans.insert(shard, *plan);
+            }
+            Control::Change { epoch, change } => match self.plans.get_mut(&shard) {
+                Some(plan) if plan.epoch < epoch => plan.apply(epoch, &change),
+                _ => return Vec::new(),
+            },
+            _ => return Vec::new(),
         }
-        let matched = (0..).zip(&self.tables).filter(|(_, name)| glob_matches(&glob, name));
-        let changed: Vec<_> = matched.map(|(number, _)| (shard, TableId(number))).collect();
-        for key in &changed {
-            self.models.insert(*key, Model::of(&sync));
+        self.compare(shard)
+    }
+
+    /// Follows the plan that a shard has; says which tables changed there.
+    fn compare(&mut self, shard: ShardId) -> Vec<(ShardId, TableId)> {
+        let plan = &self.plans[&shard];
+        let mut changed = Vec::new();
+        for number in 0..plan.tables.len() as u32 {
+            let (key, sync) = ((shard, TableId(number)), plan.policy_of(TableId(number), shard.server).sync);
+            if self.models.get(&key).is_none_or(|known| known.sync != sync) {
+                self.models.insert(key, Model::of(&sync));
+                changed.push(key);
+            }
         }
         changed
     }

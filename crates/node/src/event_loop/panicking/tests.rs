@@ -30,7 +30,7 @@ impl Role for Fragile {
         let you = NodeId::Worker(WorkerId(self.accepted));
         self.accepted += 1;
         if self.accepted == 2 {
-            let header = Header { payload_bytes: 64, ..frame(Kind::Control, &Control::Ready).header };
+            let header = Header { payload_bytes: 64, ..frame(Kind::Control, &Control::Leave).header };
             let frame = Frame { header, body: Body::Stored { buffer: 0, start: 0, len: 64 } };
             self.outputs.extend([Output::Send { to: you, frame }, Output::Log("the last line".into())]);
         }

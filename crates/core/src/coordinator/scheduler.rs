@@ -6,20 +6,25 @@
 use crate::consistency::{Admit, Controller, PullOutcome, SyncPolicy};
 use crate::limits;
 use crate::types::{Clock, Time, WorkerId};
+use crate::wire::Change;
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct Scheduler {
     controller: Controller,
     /// How many clocks of each worker wait.
     waiting: BTreeMap<WorkerId, usize>,
     open: VecDeque<(WorkerId, Clock)>,
 }
 
-impl Gate {
-    pub(super) fn new(policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Gate {
+impl Scheduler {
+    pub(super) fn new(
+        policy: SyncPolicy,
+        workers: impl IntoIterator<Item = WorkerId>,
+        seed: u64,
+    ) -> Scheduler {
         let controller = Controller::new(policy, workers, seed);
-        Gate { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
+        Scheduler { controller, waiting: BTreeMap::new(), open: VecDeque::new() }
     }
 
     pub(super) fn pushed(&mut self, now: Time, worker: WorkerId, clock: Clock) {
@@ -50,16 +55,27 @@ impl Gate {
         }
     }
 
-    pub(super) fn set_policy(&mut self, now: Time, policy: SyncPolicy) {
-        if policy.to_string() != self.controller.policy().to_string() {
-            self.controller.set_policy(now, policy);
-            self.settle(now);
-        }
+    /// A worker joins. Returns the first clock that the scheduler would wait for.
+    pub(super) fn join(&mut self, worker: WorkerId) -> Clock {
+        self.controller.join(worker)
     }
 
-    pub(super) fn remove(&mut self, now: Time, worker: WorkerId) {
-        self.waiting.remove(&worker);
-        self.controller.remove_worker(worker, None);
+    /// Enters the next epoch; `sync` is the model that holds in it.
+    pub(super) fn apply_change(&mut self, now: Time, change: &Change, sync: SyncPolicy) {
+        match change {
+            // Its first clock was asked for before the change was made.
+            Change::Joining { .. } => {}
+            Change::Joined { worker, clock } => self.controller.set_first_clock(*worker, *clock),
+            Change::Left { worker } => {
+                self.waiting.remove(worker);
+                self.controller.remove_worker(*worker, None);
+            }
+            Change::Policy(_) => {
+                if sync.to_string() != self.controller.policy().to_string() {
+                    self.controller.set_policy(now, sync);
+                }
+            }
+        }
         self.settle(now);
     }
 

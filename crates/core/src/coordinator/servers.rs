@@ -1,0 +1,213 @@
+//! The job's servers and their data cores.
+
+use crate::address::Addresses;
+use crate::limits;
+use crate::standstill::Standstill;
+use crate::status::ShardReport;
+use crate::types::{NodeId, ServerId, ShardId, Time};
+use crate::wire::{Refusal, Welcome};
+use std::collections::BTreeMap;
+
+/// The server processes, and every data core of them.
+#[derive(Debug)]
+pub(super) struct Servers {
+    /// How many the job waits for.
+    expected: u32,
+    processes: BTreeMap<ServerId, Process>,
+    shards: BTreeMap<ShardId, Shard>,
+}
+
+/// A server process.
+#[derive(Debug)]
+struct Process {
+    /// Drawn by the process itself.
+    number: u64,
+    cores: u32,
+}
+
+/// What the coordinator knows of a shard.
+#[derive(Debug, Default)]
+struct Shard {
+    addresses: Option<Addresses>,
+    /// Since when it is not connected, if it is not; later by the time that the coordinator has stood still since.
+    lost_since: Option<Time>,
+    /// The plan was sent on this connection.
+    informed: bool,
+    /// Its last report, and when it came.
+    report: Option<(Time, ShardReport)>,
+}
+
+impl Shard {
+    /// Its last report. The reasons in an old one are marked as such: the shard may think otherwise by now.
+    fn last_report(&self, now: Time) -> Option<ShardReport> {
+        let (came, mut report) = self.report.clone()?;
+        let age = now.since(came);
+        if age >= limits::OLD_REPORT {
+            let waits = report.tables.iter_mut().flat_map(|table| &mut table.waiting);
+            let note = format!(" (so it said {} s ago; it has not reported since)", age.as_secs());
+            waits.for_each(|waiting| waiting.reason += &note);
+        }
+        Some(report)
+    }
+}
+
+/// A data core that says hello.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller {
+    pub(super) process: u64,
+    pub(super) server: Option<ServerId>,
+    pub(super) core: u32,
+    pub(super) cores: u32,
+}
+
+impl Servers {
+    pub(super) fn new(expected: u32) -> Servers {
+        Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
+    }
+
+    pub(super) fn accept(&mut self, caller: Caller, is_planned: bool) -> Result<Welcome, Refusal> {
+        let Caller { process, server: wanted, core, cores } = caller;
+        let refuse = |reason| Err(Refusal { reason, retry: false });
+        let expected = self.expected;
+        let known = self.processes.iter().find(|(_, known)| known.number == process).map(|(id, _)| *id);
+        let free = || (0..expected).map(ServerId).find(|id| !self.processes.contains_key(id));
+        let Some(server) = known.or(wanted).or_else(free) else {
+            return refuse(format!("all {expected} servers of the job are here already"));
+        };
+        let id = ShardId { server, core };
+        if server.0 >= expected || core >= cores || cores > limits::MAX_CORES {
+            return refuse(format!(
+                "{id} of {cores} is out of range: the job has {expected} servers of at most {} cores",
+                limits::MAX_CORES
+            ));
+        }
+        match self.processes.get(&server) {
+            Some(found) if found.number == process && found.cores != cores => {
+                return refuse(format!("{server} has {} cores, not {cores}", found.cores));
+            }
+            Some(found) if found.number == process => {}
+            Some(_) if !is_planned => {
+                // The other one may be about to be given up.
+                let reason =
+                    format!("{server} is another process already; give each its own number, or none");
+                return Err(Refusal { reason, retry: true });
+            }
+            _ if is_planned => {
+                return refuse(format!(
+                    "{server} ended with its parameters while the job ran; start the job anew"
+                ));
+            }
+            _ => {}
+        }
+        if self.shards.get(&id).is_some_and(|shard| shard.lost_since.is_none()) {
+            return Err(Refusal { reason: format!("{id} is here already"), retry: true });
+        }
+        self.processes.entry(server).or_insert(Process { number: process, cores });
+        let shard = self.shards.entry(id).or_default();
+        shard.lost_since = None;
+        shard.informed = false;
+        Ok(Welcome { you: NodeId::Shard(id), incarnation: process })
+    }
+
+    /// Before the plan a server that goes away leaves its place to another; after it, its parameters may be gone.
+    pub(super) fn lose(&mut self, now: Time, id: ShardId, is_planned: bool) {
+        if is_planned {
+            if let Some(shard) = self.shards.get_mut(&id) {
+                shard.lost_since = Some(now);
+                shard.informed = false;
+            }
+            return;
+        }
+        self.shards.remove(&id);
+        if !self.shards.keys().any(|other| other.server == id.server) {
+            self.processes.remove(&id.server);
+        }
+    }
+
+    /// Where workers reach a shard.
+    pub(super) fn register(&mut self, id: ShardId, addresses: Addresses) {
+        if let Some(shard) = self.shards.get_mut(&id) {
+            shard.addresses = Some(addresses);
+        }
+    }
+
+    /// Servers all of whose cores are connected and told where they are reached.
+    pub(super) fn complete_count(&self) -> usize {
+        let is_here = |shard: &Shard| shard.addresses.is_some() && shard.lost_since.is_none();
+        let here = |server: ServerId| {
+            self.shards.iter().filter(|(id, shard)| id.server == server && is_here(shard)).count()
+        };
+        self.processes.iter().filter(|(id, process)| here(**id) == process.cores as usize).count()
+    }
+
+    pub(super) fn are_complete(&self) -> bool {
+        self.complete_count() >= self.expected as usize
+    }
+
+    /// Every shard and where it is reached. The servers must be complete.
+    pub(super) fn addresses(&self) -> Vec<(ShardId, Addresses)> {
+        let addresses = |shard: &Shard| shard.addresses.clone().expect("a complete server is registered");
+        self.shards.iter().map(|(id, shard)| (*id, addresses(shard))).collect()
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = ShardId> + '_ {
+        self.shards.keys().copied()
+    }
+
+    pub(super) fn is_connected(&self, id: ShardId) -> bool {
+        self.shards.get(&id).is_some_and(|shard| shard.lost_since.is_none())
+    }
+
+    /// The plan is sent to a shard. Whether it was not sent on this connection before.
+    pub(super) fn inform(&mut self, id: ShardId) -> bool {
+        self.shards.get_mut(&id).is_some_and(|shard| !std::mem::replace(&mut shard.informed, true))
+    }
+
+    /// A shard has missed something of the plan.
+    pub(super) fn forget_informed(&mut self, id: ShardId) {
+        if let Some(shard) = self.shards.get_mut(&id) {
+            shard.informed = false;
+        }
+    }
+
+    /// Shards that have the plan, and need to hear of changes to it.
+    pub(super) fn informed(&self) -> impl Iterator<Item = ShardId> + '_ {
+        self.shards.iter().filter(|(_, shard)| shard.informed).map(|(id, _)| *id)
+    }
+
+    pub(super) fn take_report(&mut self, now: Time, id: ShardId, report: ShardReport) {
+        if let Some(shard) = self.shards.get_mut(&id) {
+            shard.report = Some((now, report));
+        }
+    }
+
+    pub(super) fn reports(&self, now: Time) -> Vec<ShardReport> {
+        self.shards.values().filter_map(|shard| shard.last_report(now)).collect()
+    }
+
+    pub(super) fn lost_since_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.shards.values_mut().filter_map(|shard| shard.lost_since.as_mut())
+    }
+
+    /// When a shard that is away is given up, and the job with it.
+    pub(super) fn next_deadline(&self, standstill: &Standstill) -> Option<Time> {
+        self.shards.values().filter_map(|shard| shard.deadline(standstill)).min()
+    }
+
+    /// A shard that was away for too long, and what to say of it.
+    pub(super) fn overdue(&self, now: Time, standstill: &Standstill) -> Option<String> {
+        let is_over = |shard: &Shard| shard.deadline(standstill).is_some_and(|deadline| deadline <= now);
+        let (id, shard) = self.shards.iter().find(|(_, shard)| is_over(shard))?;
+        let address = shard.addresses.as_ref().map_or("an unknown address".into(), Addresses::to_string);
+        let seconds = limits::CONNECT_DEADLINE.as_secs();
+        Some(format!(
+            "{id} at {address} is away for {seconds} s, and its parameters with it; start the job anew"
+        ))
+    }
+}
+
+impl Shard {
+    fn deadline(&self, standstill: &Standstill) -> Option<Time> {
+        Some(standstill.deadline(self.lost_since?, limits::CONNECT_DEADLINE))
+    }
+}

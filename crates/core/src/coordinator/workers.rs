@@ -1,0 +1,403 @@
+//! The job's workers: how they come, go, come back and are given up.
+
+use crate::limits;
+use crate::prng::Prng;
+use crate::standstill::Standstill;
+use crate::status::{MemberState, WorkerReport, WorkerStatus};
+use crate::types::{NodeId, TableId, Time, WorkerId};
+use crate::wire::{Member, Refusal, Welcome};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Every rank that was taken, with the process that has it or had it last.
+#[derive(Debug)]
+pub(super) struct Workers {
+    /// How many the job waits for before it starts.
+    expected: u32,
+    /// A worker that is silent for this long is declared dead.
+    timeout: Duration,
+    ranks: BTreeMap<WorkerId, Rank>,
+    /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
+    /// one: this is no authentication.
+    incarnations: Prng,
+    next_incarnation: u64,
+}
+
+/// The process that has a rank.
+#[derive(Debug)]
+struct Rank {
+    incarnation: u64,
+    /// Which process with this rank it is, from 1.
+    life: u32,
+    state: MemberState,
+    connected: bool,
+    /// When it was heard last; later by the time that the coordinator has stood still since.
+    last_heard: Time,
+    last_progress: Time,
+    /// Its tables are known; they are those of the job.
+    declared: bool,
+    /// The plan was sent on this connection.
+    informed: bool,
+    /// When another process first asked for the rank of this one, which is connected.
+    contested_since: Option<Time>,
+    report: WorkerReport,
+}
+
+impl Rank {
+    fn new(now: Time, incarnation: u64, life: u32) -> Rank {
+        Rank {
+            incarnation,
+            life,
+            state: MemberState::Joining,
+            connected: true,
+            last_heard: now,
+            last_progress: now,
+            declared: false,
+            informed: false,
+            contested_since: None,
+            report: WorkerReport::default(),
+        }
+    }
+
+    fn is_live(&self) -> bool {
+        matches!(self.state, MemberState::Joining | MemberState::Running)
+    }
+}
+
+/// A worker that was let in.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) welcome: Welcome,
+    /// An earlier process with its rank was a member until now.
+    pub(super) replaced: Option<WorkerId>,
+}
+
+/// What is known of somebody who says something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing.
+    Unknown,
+    /// It was declared dead.
+    Dead,
+    /// It is, or was, a member; `false` when it has not been told the plan on this connection.
+    Member { informed: bool },
+}
+
+impl Workers {
+    /// Incarnations follow from `secret`.
+    pub(super) fn new(expected: u32, timeout: Duration, secret: u64) -> Workers {
+        let mut incarnations = Prng::new(secret);
+        Workers {
+            expected,
+            timeout,
+            ranks: BTreeMap::new(),
+            next_incarnation: draw_incarnation(&mut incarnations),
+            incarnations,
+        }
+    }
+
+    /// A process says hello: a worker that comes back, or a new one for a rank that is free or whose process is gone. Before there
+    /// is a plan the job's ranks are handed out; after it, a new process joins what runs.
+    pub(super) fn accept(
+        &mut self,
+        now: Time,
+        incarnation: u64,
+        wanted: Option<WorkerId>,
+        is_planned: bool,
+    ) -> Result<Accepted, Refusal> {
+        let Some(id) = wanted.or_else(|| self.free_rank(is_planned)) else {
+            let reason = self.full();
+            return Err(Refusal { reason, retry: !is_planned });
+        };
+        self.check_rank(id, is_planned)?;
+        let mut replaced = None;
+        match self.ranks.get_mut(&id) {
+            Some(rank) if incarnation == rank.incarnation => {
+                if rank.state == MemberState::Dead {
+                    return refuse(obituary(id, self.timeout));
+                }
+            }
+            // It has an incarnation, and another process has its rank by now.
+            Some(_) if incarnation != 0 => return refuse(obituary(id, self.timeout)),
+            Some(rank) if rank.state == MemberState::Left => {
+                return refuse(format!(
+                    "{id} has left: its work is done; start without a rank to join as another worker"
+                ));
+            }
+            Some(rank) if rank.is_live() && rank.connected => return Err(rank.contest(now, id, is_planned)),
+            Some(rank) => {
+                replaced = (is_planned && rank.is_live()).then_some(id);
+                let life = rank.life + u32::from(is_planned);
+                *rank = Rank::new(now, self.next_incarnation, life);
+            }
+            None => {
+                self.ranks.insert(id, Rank::new(now, self.next_incarnation, 1));
+            }
+        }
+        let rank = self.ranks.get_mut(&id).expect("it is there, or was made above");
+        rank.connected = true;
+        rank.last_heard = now;
+        rank.informed = false;
+        rank.contested_since = None;
+        let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation };
+        while self.ranks.values().any(|rank| rank.incarnation == self.next_incarnation) {
+            self.next_incarnation = draw_incarnation(&mut self.incarnations);
+        }
+        Ok(Accepted { welcome, replaced })
+    }
+
+    /// The rank of a worker that asks for none: in a job that runs one whose process died, or the next number.
+    fn free_rank(&self, is_planned: bool) -> Option<WorkerId> {
+        let limit = if is_planned { limits::MAX_WORKERS } else { self.expected };
+        let dead = self.ranks.iter().find(|(_, rank)| is_planned && rank.state == MemberState::Dead);
+        let next = || (0..limit).map(WorkerId).find(|id| !self.ranks.contains_key(id));
+        dead.map(|(id, _)| *id).or_else(next)
+    }
+
+    fn check_rank(&self, id: WorkerId, is_planned: bool) -> Result<(), Refusal> {
+        let (expected, most) = (self.expected, limits::MAX_WORKERS);
+        if id.0 >= most {
+            let reason = format!("rank {} is out of range: a job has at most {most} workers", id.0);
+            return Err(Refusal { reason, retry: false });
+        }
+        if id.0 >= expected && !is_planned {
+            let reason =
+                format!("the job waits for its {expected} workers; rank {} can join once it runs", id.0);
+            return Err(Refusal { reason, retry: true });
+        }
+        Ok(())
+    }
+
+    /// Why there is no rank for another worker.
+    fn full(&self) -> String {
+        let expected = self.expected;
+        format!("all {expected} workers of the job are here already; another one can join once it runs")
+    }
+
+    /// Their connection is gone.
+    pub(super) fn lose(&mut self, now: Time, id: WorkerId) {
+        if let Some(rank) = self.ranks.get_mut(&id) {
+            rank.connected = false;
+            rank.last_heard = now;
+        }
+    }
+
+    /// A worker says something.
+    pub(super) fn heard(&mut self, now: Time, id: WorkerId) -> Heard {
+        match self.ranks.get_mut(&id) {
+            None => Heard::Unknown,
+            Some(rank) if rank.state == MemberState::Dead => Heard::Dead,
+            Some(rank) => {
+                rank.last_heard = now;
+                Heard::Member { informed: rank.informed }
+            }
+        }
+    }
+
+    /// The plan is sent to a worker. Whether it was not sent on this connection before.
+    pub(super) fn inform(&mut self, id: WorkerId) -> bool {
+        self.ranks.get_mut(&id).is_some_and(|rank| !std::mem::replace(&mut rank.informed, true))
+    }
+
+    /// A worker has missed something of the plan.
+    pub(super) fn forget_informed(&mut self, id: WorkerId) {
+        if let Some(rank) = self.ranks.get_mut(&id) {
+            rank.informed = false;
+        }
+    }
+
+    pub(super) fn take_report(&mut self, now: Time, id: WorkerId, report: WorkerReport) {
+        if let Some(rank) = self.ranks.get_mut(&id) {
+            if report.clock != rank.report.clock {
+                rank.last_progress = now;
+            }
+            rank.report = report;
+        }
+    }
+
+    /// A worker's tables are those of the job.
+    pub(super) fn declare(&mut self, id: WorkerId) {
+        if let Some(rank) = self.ranks.get_mut(&id) {
+            rank.declared = true;
+        }
+    }
+
+    /// Another worker whose tables are known.
+    pub(super) fn other_declared(&self, id: WorkerId) -> Option<WorkerId> {
+        self.ranks.iter().find(|(other, rank)| **other != id && rank.declared).map(|(other, _)| *other)
+    }
+
+    /// Workers that are here with their tables.
+    pub(super) fn declared_count(&self) -> usize {
+        self.ranks.values().filter(|rank| rank.connected && rank.declared).count()
+    }
+
+    /// Whether all that the job waits for are here with their tables.
+    pub(super) fn are_complete(&self) -> bool {
+        self.ranks.len() == self.expected as usize && self.declared_count() == self.ranks.len()
+    }
+
+    /// The members that a job begins with.
+    pub(super) fn original_members(&self) -> Vec<Member> {
+        self.ranks.iter().map(|(id, rank)| Member::original(*id, rank.incarnation)).collect()
+    }
+
+    /// The job is planned: who does not move from now on is idle.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.ranks.values_mut().for_each(|rank| rank.last_progress = now);
+    }
+
+    /// A worker takes part from now on.
+    pub(super) fn run(&mut self, now: Time, id: WorkerId) {
+        if let Some(rank) = self.ranks.get_mut(&id).filter(|rank| rank.state == MemberState::Joining) {
+            rank.state = MemberState::Running;
+            rank.last_progress = now;
+        }
+    }
+
+    /// A live worker left or died. Whether it was one.
+    pub(super) fn depart(&mut self, id: WorkerId, state: MemberState) -> bool {
+        let rank = self.ranks.get_mut(&id).filter(|rank| rank.is_live());
+        rank.map(|rank| rank.state = state).is_some()
+    }
+
+    /// The rank is free again: its worker went away before it took part. The number of processes that had it before is lost, which
+    /// is none unless one of them took part.
+    pub(super) fn remove(&mut self, id: WorkerId) {
+        self.ranks.remove(&id);
+    }
+
+    /// Whether some earlier process had this rank.
+    pub(super) fn lived_before(&self, id: WorkerId) -> bool {
+        self.ranks.get(&id).is_some_and(|rank| rank.life > 1)
+    }
+
+    pub(super) fn incarnation(&self, id: WorkerId) -> Option<u64> {
+        self.ranks.get(&id).map(|rank| rank.incarnation)
+    }
+
+    pub(super) fn is_running(&self, id: WorkerId) -> bool {
+        self.ranks.get(&id).is_some_and(|rank| rank.state == MemberState::Running)
+    }
+
+    pub(super) fn is_live(&self, id: WorkerId) -> bool {
+        self.ranks.get(&id).is_some_and(Rank::is_live)
+    }
+
+    /// Those that take part or are about to.
+    pub(super) fn live(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.ranks.iter().filter(|(_, rank)| rank.is_live()).map(|(id, _)| *id)
+    }
+
+    /// Those that take part.
+    pub(super) fn running(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        let running = |(_, rank): &(&WorkerId, &Rank)| rank.state == MemberState::Running;
+        self.ranks.iter().filter(running).map(|(id, _)| *id)
+    }
+
+    /// A live worker that has lent a table to its application.
+    pub(super) fn lender_of(&self, table: TableId) -> Option<WorkerId> {
+        let lends = |(_, rank): &(&WorkerId, &Rank)| rank.is_live() && rank.report.slabs.contains(&table);
+        self.ranks.iter().find(lends).map(|(id, _)| *id)
+    }
+
+    /// How many are in this state.
+    pub(super) fn count(&self, state: MemberState) -> usize {
+        self.ranks.values().filter(|rank| rank.state == state).count()
+    }
+
+    pub(super) fn have_all_died(&self) -> bool {
+        self.ranks.values().all(|rank| rank.state == MemberState::Dead)
+    }
+
+    /// Processes that took the rank of an earlier one.
+    pub(super) fn restarts(&self) -> u32 {
+        self.ranks.values().map(|rank| rank.life - 1).sum()
+    }
+
+    pub(super) fn statuses(&self, now: Time) -> Vec<WorkerStatus> {
+        let status = |(&worker, rank): (&WorkerId, &Rank)| WorkerStatus {
+            worker,
+            incarnation: rank.life,
+            state: rank.state,
+            silent_seconds: now.since(rank.last_heard).as_secs_f64(),
+            idle_seconds: now.since(rank.last_progress).as_secs_f64(),
+            report: rank.report.clone(),
+        };
+        self.ranks.iter().map(status).collect()
+    }
+
+    pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.ranks.values_mut().map(|rank| &mut rank.last_heard)
+    }
+
+    /// When a worker is given up, unless it is heard before.
+    fn deadline(&self, rank: &Rank, is_planned: bool, standstill: &Standstill) -> Option<Time> {
+        let grace = match (rank.connected, is_planned) {
+            (false, _) => limits::RECONNECT_GRACE,
+            (true, true) => self.timeout,
+            // A worker that waits for the others to come may be silent.
+            (true, false) => return None,
+        };
+        rank.is_live().then(|| standstill.deadline(rank.last_heard, grace))
+    }
+
+    pub(super) fn next_deadline(&self, is_planned: bool, standstill: &Standstill) -> Option<Time> {
+        self.ranks.values().filter_map(|rank| self.deadline(rank, is_planned, standstill)).min()
+    }
+
+    /// The workers that were away or silent for too long.
+    pub(super) fn overdue(&self, now: Time, is_planned: bool, standstill: &Standstill) -> Vec<WorkerId> {
+        let is_over =
+            |rank: &Rank| self.deadline(rank, is_planned, standstill).is_some_and(|deadline| deadline <= now);
+        self.ranks.iter().filter(|(_, rank)| is_over(rank)).map(|(id, _)| *id).collect()
+    }
+
+    /// What a worker that was declared dead is told.
+    pub(super) fn obituary(&self, id: WorkerId) -> String {
+        obituary(id, self.timeout)
+    }
+
+    /// The members' counts against what is counted.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut incarnations: Vec<u64> = self.ranks.values().map(|rank| rank.incarnation).collect();
+        incarnations.sort_unstable();
+        if incarnations.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("two workers have one incarnation".into());
+        }
+        match self.ranks.iter().find(|(_, rank)| rank.state == MemberState::Running && !rank.declared) {
+            Some((id, _)) => Err(format!("{id} runs and has declared no tables")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Rank {
+    /// Another process asks for the rank of one that is connected. That one may be gone, and its connection about to break: only
+    /// one that is heard after it was asked for is there for certain.
+    fn contest(&mut self, now: Time, id: WorkerId, is_planned: bool) -> Refusal {
+        let since = *self.contested_since.get_or_insert(now);
+        let is_there = self.last_heard > since + limits::HEARTBEAT_EVERY;
+        let reason = format!("rank {} is taken by another worker", id.0);
+        Refusal { reason, retry: !(is_planned && is_there) }
+    }
+}
+
+/// A number that is not 0, which stands for a worker that has none yet.
+fn draw_incarnation(prng: &mut Prng) -> u64 {
+    prng.next_u64().max(1)
+}
+
+/// What became of a worker, and what can be done about it.
+fn obituary(worker: WorkerId, silence: Duration) -> String {
+    format!(
+        "{worker} was declared dead: it was silent for {} s, its connection broke and it did not come back within {} s, or \
+         another process took its place. The job goes on without this process; start it anew, and it takes part again",
+        silence.as_secs_f64(),
+        limits::RECONNECT_GRACE.as_secs()
+    )
+}
+
+fn refuse<T>(reason: String) -> Result<T, Refusal> {
+    Err(Refusal { reason, retry: false })
+}
