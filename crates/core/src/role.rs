@@ -243,4 +243,10 @@ pub trait Role {
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         body.bytes().expect("a role that stores nothing sends nothing that it stored")
     }
+
+    /// Whether what this role counts is what there is; an error is a sentence that says what does not add up. The simulator
+    /// asks after every event. `Ok`, the default, for a role that has nothing to say.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
