@@ -1,6 +1,5 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
-mod ahead;
 mod answer_codecs;
 mod decoding;
 mod push;
@@ -11,19 +10,18 @@ mod under_way;
 
 pub(super) use push::Taken;
 
+use super::delivery::ParameterState;
 use super::rounds::{Accumulators, Round, Rounds};
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
-use crate::role::{Body, Frame};
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::{Buffer, Place, floats};
+use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TablePolicy, TableSpec};
-use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::types::{Clock, NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
-use ahead::AnswersAhead;
 use answer_codecs::AnswerCodecs;
 use decoding::PushDecoders;
 use skipped::SkippedSteps;
@@ -61,19 +59,6 @@ pub(super) struct ChunkView {
     pub(super) len: usize,
 }
 
-impl ChunkView {
-    /// The frame of an answer that brings this chunk to somebody who wants the table at `landing`.
-    pub(super) fn frame(&self, mut header: Header, table: usize, landing: Option<Place>) -> Frame {
-        header.chunk = self.number;
-        header.version = self.version;
-        header.payload_bytes = self.len as u32;
-        let place = landing.and_then(|place| place.after(self.table_byte));
-        header.landing = place.map_or(0, Place::to_bits);
-        let body = Body::Stored { buffer: table as u64, start: self.start, len: self.len };
-        Frame { header, body }
-    }
-}
-
 /// One table's part on one shard.
 #[derive(Debug)]
 pub(super) struct TablePart {
@@ -87,12 +72,13 @@ pub(super) struct TablePart {
     parameters: Buffer,
     slots: Vec<Buffer>,
     rounds: Rounds,
+    /// Steps that belong to no round: of gradients that were applied when they arrived, or when the model was switched.
+    steps_outside_rounds: u64,
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
     /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
     skipped: SkippedSteps,
     incoming: UnderWay,
-    pub(super) ahead: AnswersAhead,
     decoders: PushDecoders,
     answer_codecs: AnswerCodecs,
     /// The first round whose sums can hold nothing of a worker that has left.
@@ -144,9 +130,9 @@ impl TablePart {
             slots,
             rounds: Rounds::default(),
             steps: 0,
+            steps_outside_rounds: 0,
             skipped: SkippedSteps::default(),
             incoming: UnderWay::default(),
-            ahead: AnswersAhead::default(),
             decoders,
             answer_codecs,
             sums_are_regular_from: 0,
@@ -210,12 +196,11 @@ impl TablePart {
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
                 self.step_round(&mut round, clock, Some(workers), 1.0, accumulators);
+                self.steps_outside_rounds += 1;
                 self.rounds.keep(round, accumulators);
             }
         }
         self.rounds.iter_mut().for_each(Round::reopen);
-        // What was stepped may be stepped again in the same round: answers begin anew.
-        self.ahead = AnswersAhead::default();
         for incoming in self.incoming.iter_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
             if incoming.admit != Admit::Late {
@@ -228,18 +213,10 @@ impl TablePart {
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
         self.incoming.remove(worker);
-        self.forget_answers(worker);
+        self.forget_receiver(NodeId::Worker(worker));
         self.rounds.iter_mut().for_each(Round::disturb);
         self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(now, worker);
-    }
-
-    /// The chunks in order.
-    pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = ChunkView> + '_ {
-        let v_train = self.controller.state().v_train();
-        let open = self.rounds.get(v_train);
-        let views = 0..self.chunks.len();
-        views.map(move |index| self.view(index, v_train + u64::from(self.is_ahead(open, index))))
     }
 
     /// One of the chunks.
@@ -268,15 +245,34 @@ impl TablePart {
         !self.spec.rows && open.is_some_and(|round| round.is_stepped(index))
     }
 
-    /// What was sent to a worker is lost, or of no use to it.
-    pub(super) fn forget_answers(&mut self, worker: WorkerId) {
-        self.ahead.forget(worker);
-        self.answer_codecs.forget(NodeId::Worker(worker));
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
+        self.answer_codecs.forget(receiver);
     }
 
-    /// The same for an aggregator.
-    pub(super) fn forget_answers_to(&mut self, aggregator: AggregatorId) {
-        self.answer_codecs.forget(NodeId::Aggregator(aggregator));
+    /// Rounds that are closed.
+    pub(super) fn version(&self) -> Clock {
+        self.controller.state().v_train()
+    }
+
+    /// Which parameters these are.
+    pub(super) fn state(&self) -> ParameterState {
+        ParameterState { version: self.version(), steps_outside_rounds: self.steps_outside_rounds }
+    }
+
+    /// Whether a round closes only when all workers have pushed.
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.controller.policy().model.waits_for_all()
+    }
+
+    /// How many chunks are here.
+    pub(super) fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// What does not hold although it always should.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.controller.check()
     }
 
     /// Whether answers are made when they are due, and not when they leave.

@@ -133,9 +133,6 @@ impl TablePart {
         };
         incoming.next_part += 1;
         incoming.last_chunk = Some(header.chunk);
-        if header.part == 0 && header.flags.has(Flags::WANT_PARAMS) && !self.spec.rows {
-            self.ahead.begin(worker, header);
-        }
         let last = header.flags.has(Flags::LAST);
         let is_stepped =
             piece.is_some_and(|(chunk, piece)| self.put_checked(worker, chunk, piece, last, accumulators));
@@ -201,8 +198,6 @@ impl TablePart {
         header: &Header,
         fault: Fault,
     ) -> Result<Taken, Fault> {
-        // The worker waits for no answer to it any more; one that is sent ahead would be lost on it.
-        self.forget_answers(worker);
         let told = match self.under_way(worker, header.clock) {
             Some(incoming) => std::mem::replace(&mut incoming.refused, true),
             None => true,

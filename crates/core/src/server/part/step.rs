@@ -15,6 +15,7 @@ impl TablePart {
     /// Applies one piece at once: every gradient is a step of its own, scaled to its worker's share.
     pub(super) fn step_piece(&mut self, chunk: usize, piece: Piece<'_>, accumulators: &mut Accumulators) {
         self.chunks[chunk].arrivals += 1;
+        self.steps_outside_rounds += 1;
         let input = self.arrival_input(self.steps + self.chunks[chunk].arrivals, 0.0, 0.0);
         piece.for_each_unit(|UnitGradient { unit, start, values, absent, .. }| {
             accumulators.with_whole(values, |last| {
@@ -40,6 +41,7 @@ impl TablePart {
     /// Applies one worker's whole gradient at once, now that its norm is known.
     pub(super) fn step_staged(&mut self, staged: &Staged) {
         self.steps += 1;
+        self.steps_outside_rounds += 1;
         let squares = staged.units().map(|unit| kernels::squared_norm(&unit.values));
         let gradient_norm = squares.sum::<f64>().sqrt();
         let parameter_norm = self.parameter_norm();
