@@ -43,8 +43,8 @@ impl Shard {
             return self.fail(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        let workers = || plan.workers.iter().map(|(worker, _)| *worker);
-        plan.workers.iter().for_each(|&(worker, incarnation)| self.members.insert(worker, incarnation));
+        let workers = || plan.live_members().map(|member| member.worker);
+        plan.live_members().for_each(|member| self.members.insert(member.worker, member.incarnation));
         let mut tables = Vec::with_capacity(plan.tables.len());
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
             let own =
@@ -72,7 +72,7 @@ impl Shard {
         for worker in &gone {
             self.members.remove(*worker);
             self.delivery.remove_worker(*worker);
-            self.tables.iter_mut().for_each(|table| table.remove_worker(now, *worker));
+            self.tables.iter_mut().for_each(|table| table.remove_worker(*worker));
         }
         if !gone.is_empty() {
             (0..self.tables.len()).for_each(|table| self.tables.settle(now, table, &mut self.delivery));
