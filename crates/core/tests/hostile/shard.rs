@@ -225,7 +225,7 @@ fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
             }
             Output::Send { frame, .. } if frame.header.kind == Kind::PushAck => {
                 let payload = role_payload(&frame.body);
-                acknowledged.extend(ack::requests(&frame.header, payload).unwrap());
+                acknowledged.extend(ack::requests(&frame.header, payload).expect("a list"));
             }
             _ => {}
         }
