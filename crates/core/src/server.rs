@@ -13,6 +13,7 @@ mod pulls;
 mod rounds;
 
 use crate::address::Addresses;
+use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -22,11 +23,12 @@ use crate::store::Place;
 use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control::{self, frame};
+use crate::wire::frame::FromWorker;
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use acks::Acks;
 use answers::Asked;
 use group::Groups;
-use part::{TablePart, Taken};
+use part::TablePart;
 use pulls::{PendingPull, Pulls};
 use rounds::Accumulators;
 use std::collections::BTreeSet;
@@ -138,7 +140,7 @@ impl Shard {
                 .collect(),
             bytes_pushed: self.bytes_pushed,
             bytes_pulled: self.bytes_pulled,
-            nonfinite: self.tables.iter().map(|table| table.nonfinite).sum(),
+            nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
             refused: self.refused,
             memory_bytes: self.memory_bytes() as u64,
         })
@@ -208,15 +210,12 @@ impl Shard {
             let message = format!("table {table} does not exist; the job has {}", self.tables.len());
             return fault(Cause::Shape, message);
         }
-        let name = &self.tables[table].spec.name;
+        let name = &self.tables[table].spec().name;
         if self.tables[table].elements() == 0 {
             return fault(Cause::Shape, format!("nothing of table `{name}` is on this server"));
         }
-        if header.dtype != DType::F32 && header.kind != Kind::Push {
-            let message = format!(
-                "table `{name}` holds f32, and only gradients may be shorter; {worker} sent {:?}",
-                header.dtype
-            );
+        if header.dtype != DType::F32 {
+            let message = format!("table `{name}` holds f32; {worker} sent {:?}", header.dtype);
             return fault(Cause::Shape, message);
         }
         Ok(table)
@@ -254,8 +253,10 @@ impl Shard {
     ) -> Result<(), Fault> {
         self.bytes_pushed += payload.len() as u64;
         self.note_progress(table, worker, header);
-        match self.tables[table].push(now, worker, header, payload, &mut self.accumulators)? {
-            Taken::Partly => return Ok(()),
+        let Some(FromWorker::Push(push)) = FromWorker::decode(header) else { return Ok(()) };
+        let frame = PushFrame { now, worker, push, payload };
+        match self.tables[table].push(&frame, &mut self.accumulators)? {
+            Taken::Ignored | Taken::Partly => return Ok(()),
             Taken::Stepped => {
                 self.answer_ahead(table, header);
                 return Ok(());

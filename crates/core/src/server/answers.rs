@@ -19,7 +19,7 @@ impl Shard {
     /// Puts a pull to the table's controller, which answers it now or later.
     pub(super) fn ask(&mut self, now: Time, pull: PendingPull) -> Result<Asked, Fault> {
         if let Err(Backlog { pulls, rows }) = self.pulls.admits(&pull) {
-            let (worker, name) = (pull.worker, &self.tables[pull.table].spec.name);
+            let (worker, name) = (pull.worker, &self.tables[pull.table].spec().name);
             let message = format!(
                 "{worker} has {pulls} pulls of {rows} rows of table `{name}` waiting here; wait for them first"
             );

@@ -10,6 +10,7 @@ use crate::consistency::Apply;
 use crate::limits;
 use crate::role::{Body, Frame, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, Time, WorkerId};
+use crate::wire::frame::FromAggregator;
 use crate::wire::{Cause, DType, Fault, Header, Hello, Kind, Refusal, Welcome, group};
 use std::collections::BTreeMap;
 
@@ -184,9 +185,14 @@ impl Shard {
         if self.groups.peers.get(&id).and_then(|peer| peer.refused.get(&key)).is_some_and(stands) {
             return;
         }
-        let taken = match self.check_sum(header) {
-            Ok(table) => self.tables[table].push_sum(id, header, payload, &mut self.accumulators),
-            Err(fault) => Err(fault),
+        let taken = match (self.check_sum(header), FromAggregator::decode(header)) {
+            (Ok(table), Some(FromAggregator::Sum(sum))) => {
+                self.tables[table].push_sum(id, &sum, payload, &mut self.accumulators)
+            }
+            (Ok(table), _) => {
+                Err(Fault { cause: Cause::Shape, message: format!("table {table}: a sum of rows") })
+            }
+            (Err(fault), _) => Err(fault),
         };
         let Some(peer) = self.groups.peers.get_mut(&id) else { return };
         match taken {

@@ -88,7 +88,7 @@ impl Shard {
         if gone.contains(&WorkerId::FIRST)
             && let Some(part) = self.tables.iter().find(is_waiting)
         {
-            let table = &part.spec.name;
+            let table = &part.spec().name;
             let error = Some(format!(
                 "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
             ));
@@ -102,7 +102,7 @@ impl Shard {
         }
         self.groups.outdate_sent();
         for table in 0..self.tables.len() {
-            if !glob_matches(glob, &self.tables[table].spec.name) {
+            if !glob_matches(glob, &self.tables[table].spec().name) {
                 continue;
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
@@ -124,11 +124,11 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
             return;
         }
-        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
+        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec().name)) {
             let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
             if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
                 let line =
-                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
                 self.outputs.push_back(Output::Log(line));
             }
         }

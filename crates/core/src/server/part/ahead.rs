@@ -7,7 +7,7 @@
 
 use crate::store::Place;
 use crate::types::{Clock, WorkerId};
-use crate::wire::Header;
+use crate::wire::frame::Push;
 
 /// An answer that has begun, or will.
 #[derive(Debug)]
@@ -29,10 +29,10 @@ pub(in crate::server) struct AnswersAhead {
 
 impl AnswersAhead {
     /// A worker pushes, and wants the parameters that follow.
-    pub(super) fn begin(&mut self, worker: WorkerId, header: &Header) {
+    pub(super) fn begin(&mut self, worker: WorkerId, push: &Push) {
         self.forget(worker);
-        let landing = Place::from_bits(header.landing);
-        let (request, pushed) = (header.request, header.clock);
+        let landing = push.reply_place;
+        let (request, pushed) = (push.subject.request, push.clock);
         self.answers.push(Ahead { worker, request, landing, pushed, sent: 0 });
     }
 

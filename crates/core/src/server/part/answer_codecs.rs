@@ -141,17 +141,17 @@ impl TablePart {
         let Some(answers) = &mut self.answer_codecs.answers else {
             return view.frame(header, table, landing);
         };
-        let chunk = self.chunks[index];
+        let chunk = self.layout.chunks()[index];
         let context = Context {
             step: view.version,
             // Answers leave nothing to chance.
             seed: 0,
-            table_elements: self.spec.elements(),
+            table_elements: self.layout.spec().elements(),
             start: chunk.table_start,
             ..Context::default()
         };
-        let values = &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len];
-        let (count, elements) = (self.chunks.len(), self.parameters.len());
+        let values = &self.store.parameters()[chunk.start..chunk.start + chunk.len];
+        let (count, elements) = (self.layout.chunks().len(), self.layout.elements());
         let (payload, encoded) =
             answers.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
         let mut frame = view.frame(header, table, None);
@@ -167,7 +167,7 @@ impl TablePart {
         let Some(answers) = &mut self.answer_codecs.answers else { return (bytes, false) };
         let mut values = vec![0.0f32; bytes.len() / 4];
         bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
-        let context = Context { table_elements: self.spec.elements(), ..Context::default() };
+        let context = Context { table_elements: self.layout.spec().elements(), ..Context::default() };
         answers.encode(&values, &context)
     }
 }

@@ -32,7 +32,7 @@ impl Pair {
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Fault> {
-        let taken = self.part.push(Time::ZERO, WorkerId(worker), header, payload, &mut self.accumulators);
+        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
         while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
         taken
     }
@@ -44,7 +44,7 @@ impl Pair {
     }
 
     fn parameters(&self) -> &[f32] {
-        self.part.parameters.as_slice()
+        self.part.store.parameters()
     }
 }
 
