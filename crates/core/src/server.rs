@@ -15,6 +15,7 @@ mod timers;
 
 use crate::address::Addresses;
 use crate::consistency::PullOutcome;
+use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
@@ -22,13 +23,12 @@ use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Push, Subject, Sum};
+use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
 use members::Members;
-use part::Taken;
 use std::sync::Arc;
 use tables::Tables;
 
@@ -103,7 +103,7 @@ impl Shard {
                 .collect(),
             bytes_pushed: self.tables.bytes_pushed(),
             bytes_pulled: self.delivery.bytes_pulled(),
-            nonfinite: self.tables.iter().map(|table| table.nonfinite).sum(),
+            nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
             refused: self.delivery.refused(),
             memory_bytes: self.memory_bytes() as u64,
         })
@@ -121,17 +121,11 @@ impl Shard {
         }
     }
 
-    fn handle_worker_frame(
-        &mut self,
-        now: Time,
-        worker: WorkerId,
-        frame: FromWorker,
-        header: &Header,
-        payload: &[u8],
-    ) {
-        let result = self.check_data_frame(worker, &frame, header).and_then(|table| match frame {
-            FromWorker::Init(init) => self.handle_init(now, table, worker, &init, header, payload),
-            FromWorker::Push(push) => self.handle_push(now, table, worker, &push, header, payload),
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: FromWorker, payload: &[u8]) {
+        let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
+        let result = result.and_then(|table| match frame {
+            FromWorker::Init(init) => self.handle_init(now, table, worker, &init, payload),
+            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
             FromWorker::Pull(pull) => self.handle_pull(now, table, worker, &pull, payload),
         });
         if let Err(fault) = result {
@@ -140,30 +134,12 @@ impl Shard {
         }
     }
 
-    /// What every data frame must fulfil: known sender, current plan, known table, our element type.
-    fn check_data_frame(
-        &self,
-        worker: WorkerId,
-        frame: &FromWorker,
-        header: &Header,
-    ) -> Result<usize, Fault> {
+    fn check_sender(&self, worker: WorkerId) -> Result<(), Fault> {
         if self.plan.is_none() {
             let message = "this server has no plan yet".into();
             return Err(Fault { cause: Cause::StaleEpoch, message });
         }
-        if !self.members.has(worker) {
-            return Err(not_a_member(worker));
-        }
-        let table = self.check_subject(frame.subject())?;
-        if header.dtype != DType::F32 && header.kind != Kind::Push {
-            let message = format!(
-                "table `{}` holds f32, and only gradients may be shorter; {worker} sent {:?}",
-                self.tables.get(table).spec.name,
-                header.dtype
-            );
-            return Err(Fault { cause: Cause::Shape, message });
-        }
-        Ok(table)
+        if self.members.has(worker) { Ok(()) } else { Err(not_a_member(worker)) }
     }
 
     /// The place of a frame's table, if the frame is of this epoch and something of the table is here.
@@ -182,7 +158,6 @@ impl Shard {
         table: usize,
         worker: WorkerId,
         init: &Init,
-        header: &Header,
         payload: &[u8],
     ) -> Result<(), Fault> {
         if worker != WorkerId::FIRST {
@@ -191,7 +166,7 @@ impl Shard {
         }
         let values = self.tables.get_mut(table);
         let was_initialised = values.is_initialised();
-        if values.initialise(header, payload)? && init.piece.is_last {
+        if values.initialise(init.piece, payload)? && init.piece.is_last {
             self.delivery.complete(worker, init.subject.request);
             if !was_initialised {
                 // Pulls that came before are asked now.
@@ -202,19 +177,12 @@ impl Shard {
         Ok(())
     }
 
-    fn handle_push(
-        &mut self,
-        now: Time,
-        table: usize,
-        worker: WorkerId,
-        push: &Push,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<(), Fault> {
+    fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
+        let PushFrame { now, worker, push, payload } = *frame;
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
-        let taken = match self.tables.push(now, table, worker, header, payload) {
+        let taken = match self.tables.push(table, frame) {
             Ok(taken) => taken,
             Err(fault) => {
                 self.abandon_answer(table, worker);
@@ -222,10 +190,10 @@ impl Shard {
             }
         };
         if push.piece.sequence == 0 && push.want_params && !push.form.is_rows() {
-            self.delivery.expect(&PendingPull::after_push(worker, push));
+            self.delivery.expect(&PendingPull::after_push(worker, &push));
         }
         match taken {
-            Taken::Partly => {}
+            Taken::Ignored | Taken::Partly => {}
             Taken::Stepped => {
                 let (index, version) = (push.piece.sequence as usize, push.clock.saturating_add(1));
                 self.delivery.chunk_exists(NewChunk { table, index, version }, self.tables.get_mut(table));
@@ -233,7 +201,7 @@ impl Shard {
             Taken::Whole => {
                 self.tables.settle(now, table, &mut self.delivery);
                 if push.want_params {
-                    self.ask(now, PendingPull::after_push(worker, push));
+                    self.ask(now, PendingPull::after_push(worker, &push));
                 } else {
                     self.delivery.complete(worker, push.subject.request);
                 }
@@ -265,7 +233,7 @@ impl Shard {
     fn ask(&mut self, now: Time, pull: PendingPull) {
         let table = self.tables.get_mut(pull.table());
         if let Err(Backlog { pulls, rows }) = self.delivery.admit(&pull) {
-            let (worker, name) = (pull.worker(), &table.spec.name);
+            let (worker, name) = (pull.worker(), &table.spec().name);
             let message = format!(
                 "{worker} has {pulls} pulls of {rows} rows of table `{name}` waiting here; wait for them first"
             );
@@ -328,9 +296,9 @@ impl Shard {
                     return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
                 }
                 self.delivery.reach_through(worker, id);
-                self.handle_worker_frame(now, worker, frame, header, payload);
+                self.handle_worker_frame(now, worker, frame, payload);
             }
-            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, header, payload),
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => self.lose_worker(worker),
             None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
@@ -348,7 +316,7 @@ impl Shard {
     }
 
     /// A sum of some workers' gradients of one chunk.
-    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, header: &Header, payload: &[u8]) {
+    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, payload: &[u8]) {
         if self.take_turn(id, sum.subject.request) != Turn::Next {
             return;
         }
@@ -356,8 +324,8 @@ impl Shard {
         if self.aggregators.is_refused(id, sum) {
             return;
         }
-        let taken =
-            self.check_sum(sum, header).and_then(|table| self.tables.push_sum(table, id, header, payload));
+        let table = self.check_subject(&sum.subject);
+        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
         match taken {
             Ok(()) => self.aggregators.note_taken(id, sum),
             Err(fault) => {
@@ -365,15 +333,6 @@ impl Shard {
                 self.aggregators.note_refused(id, sum, fault);
             }
         }
-    }
-
-    fn check_sum(&self, sum: &Sum, header: &Header) -> Result<usize, Fault> {
-        let table = self.check_subject(&sum.subject)?;
-        if header.dtype != DType::F32 {
-            let message = format!("a sum of {:?}; sums are f32", header.dtype);
-            return Err(Fault { cause: Cause::Shape, message });
-        }
-        Ok(table)
     }
 
     /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
@@ -516,9 +475,14 @@ impl Role for Shard {
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
+            let message = format!("tables hold f32; {from} sent {:?}", header.dtype);
+            let fault = Fault { cause: Cause::Shape, message };
+            return self.delivery.refuse_to(from, header.table, header.request, &fault);
+        }
         match (from, header.kind) {
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
-                Some(frame) => self.handle_worker_frame(now, worker, frame, header, payload),
+                Some(frame) => self.handle_worker_frame(now, worker, frame, payload),
                 None => {
                     let message = format!("a server does not take {kind:?} frames from a worker");
                     let fault = Fault { cause: Cause::Protocol, message };

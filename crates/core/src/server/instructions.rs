@@ -78,7 +78,7 @@ impl Shard {
             (0..self.tables.len()).for_each(|table| self.tables.settle(now, table, &mut self.delivery));
         }
         let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
-        let waiting = waiting.map(|part| part.spec.name.clone());
+        let waiting = waiting.map(|part| part.spec().name.clone());
         if gone.contains(&WorkerId::FIRST)
             && let Some(table) = waiting
         {
@@ -94,7 +94,7 @@ impl Shard {
             return;
         }
         for table in 0..self.tables.len() {
-            if !glob_matches(glob, &self.tables.get(table).spec.name) {
+            if !glob_matches(glob, &self.tables.get(table).spec().name) {
                 continue;
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
@@ -119,11 +119,11 @@ impl Shard {
         if server.is_some_and(|server| Some(server) != self.config.server) {
             return;
         }
-        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec.name)) {
+        for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec().name)) {
             let outcome = OptimizerPolicy::parse(&self.registry.optimizer, text);
             if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
                 let line =
-                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+                    format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
                 self.outputs.push_back(Output::Log(line));
             }
         }

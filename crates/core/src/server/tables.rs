@@ -1,12 +1,14 @@
 //! The tables of a shard, and what they share.
 
 use super::delivery::Delivery;
-use super::part::{TablePart, Taken};
+use super::part::TablePart;
 use super::rounds::Accumulators;
 use super::timers::Timers;
 use crate::consistency::{Released, SyncPolicy};
-use crate::types::{AggregatorId, TableId, Time, WorkerId};
-use crate::wire::{Cause, Fault, Header};
+use crate::intake::{PushFrame, Taken};
+use crate::types::{AggregatorId, TableId, Time};
+use crate::wire::frame::Sum;
+use crate::wire::{Cause, Fault};
 
 /// The tables of a shard by number, the memory that sums of all of them are made in, and the time-outs of their controllers.
 #[derive(Debug, Default)]
@@ -29,7 +31,7 @@ impl Tables {
         match self.tables.get(place) {
             None => fault(format!("table {place} does not exist; the job has {}", self.tables.len())),
             Some(table) if table.elements() == 0 => {
-                fault(format!("nothing of table `{}` is on this server", table.spec.name))
+                fault(format!("nothing of table `{}` is on this server", table.spec().name))
             }
             Some(_) => Ok(place),
         }
@@ -60,16 +62,9 @@ impl Tables {
     }
 
     /// Takes one frame of a push. After [`Taken::Whole`] the table is to be settled.
-    pub(super) fn push(
-        &mut self,
-        now: Time,
-        table: usize,
-        worker: WorkerId,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<Taken, Fault> {
-        self.bytes_pushed += payload.len() as u64;
-        self.tables[table].push(now, worker, header, payload, &mut self.accumulators)
+    pub(super) fn push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<Taken, Fault> {
+        self.bytes_pushed += frame.payload.len() as u64;
+        self.tables[table].push(frame, &mut self.accumulators)
     }
 
     /// Takes the sum of some workers' gradients of one chunk.
@@ -77,10 +72,10 @@ impl Tables {
         &mut self,
         table: usize,
         from: AggregatorId,
-        header: &Header,
+        sum: &Sum,
         payload: &[u8],
     ) -> Result<(), Fault> {
-        self.tables[table].push_sum(from, header, payload, &mut self.accumulators)
+        self.tables[table].push_sum(from, sum, payload, &mut self.accumulators)
     }
 
     /// Counts what came with a sum, whether it is taken or not.
@@ -133,12 +128,12 @@ impl Tables {
     pub(super) fn check(&self) -> Result<(), String> {
         self.timers.check()?;
         for (number, table) in self.tables.iter().enumerate() {
-            table.check().map_err(|why| format!("table `{}`: {why}", table.spec.name))?;
+            table.check().map_err(|why| format!("table `{}`: {why}", table.spec().name))?;
             let (timer, timeout) = (self.timers.of(number), table.controller.next_timeout());
             if timer != timeout {
                 return Err(format!(
                     "table `{}` wants to be settled at {timeout:?}, and its timer is set to {timer:?}",
-                    table.spec.name
+                    table.spec().name
                 ));
             }
         }

@@ -142,17 +142,17 @@ impl TablePart {
     ) -> Option<AnswerPayload> {
         let step = self.version_of(index);
         let codec = self.answer_codecs.answers.as_mut()?;
-        let chunk = self.chunks[index];
+        let chunk = self.layout.chunks()[index];
         let context = Context {
             step,
             // Answers leave nothing to chance.
             seed: 0,
-            table_elements: self.spec.elements(),
+            table_elements: self.layout.spec().elements(),
             start: chunk.table_start,
             ..Context::default()
         };
-        let values = &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len];
-        let (count, elements) = (self.chunks.len(), self.parameters.len());
+        let values = &self.store.parameters()[chunk.start..chunk.start + chunk.len];
+        let (count, elements) = (self.layout.chunks().len(), self.layout.elements());
         let (bytes, is_encoded) =
             codec.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
         Some(AnswerPayload { bytes, is_encoded })
@@ -166,7 +166,7 @@ impl TablePart {
         };
         let mut values = vec![0.0f32; bytes.len() / 4];
         bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
-        let context = Context { table_elements: self.spec.elements(), ..Context::default() };
+        let context = Context { table_elements: self.layout.spec().elements(), ..Context::default() };
         let (bytes, is_encoded) = codec.encode(&values, &context);
         AnswerPayload { bytes, is_encoded }
     }

@@ -26,13 +26,13 @@ impl Pair {
         let mut pair = Pair { part, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
             let ones = [1.0f32; LEN];
-            pair.part.initialise(&header(0, number), bytemuck::cast_slice(&ones)).unwrap();
+            pair.part.initialise(piece(number), bytemuck::cast_slice(&ones)).unwrap();
         }
         pair
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Fault> {
-        let taken = self.part.push(Time::ZERO, WorkerId(worker), header, payload, &mut self.accumulators);
+        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
         while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
         taken
     }
@@ -44,7 +44,7 @@ impl Pair {
     }
 
     fn parameters(&self) -> &[f32] {
-        self.part.parameters.as_slice()
+        self.part.store.parameters()
     }
 }
 
