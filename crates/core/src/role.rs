@@ -248,8 +248,8 @@ pub trait Role {
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}
 
-    /// What does not hold of this role's state although it always should: counts against what they count. A simulator asks
-    /// after every event.
+    /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
+    /// one that does not hold. The simulator asks after every event.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
@@ -257,11 +257,5 @@ pub trait Role {
     /// The bytes of a body. A role that stores bytes itself ([`Body::Stored`]) finds them here.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         body.bytes().expect("a role that stores nothing sends nothing that it stored")
-    }
-
-    /// Whether what this role counts is what there is; an error is a sentence that says what does not add up. The simulator
-    /// asks after every event. `Ok`, the default, for a role that has nothing to say.
-    fn check(&self) -> Result<(), String> {
-        Ok(())
     }
 }
