@@ -8,7 +8,7 @@
 mod load;
 
 use load::{Load, Work};
-use paramill_core::table::TablePolicy;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::wire::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -67,7 +67,7 @@ fn steady_rounds_take_no_memory_for_chunks() {
     for optimizer in ["sgd", "adam:lr=0.001"] {
         for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000), (5, 50, 100), (40, 10, 100)] {
             for dtype in [DType::F32, DType::F16, DType::Bf16] {
-                let policy = TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
+                let policy = Policy::default().with(Axis::Optimizer, optimizer);
                 let work = Work { workers, tables, elements, dtype, policy };
                 assert_eq!(allocations(&work), 0, "{work:?}");
             }
@@ -79,7 +79,7 @@ fn steady_rounds_take_no_memory_for_chunks() {
 #[test]
 fn rounds_after_an_absence_take_no_memory_either() {
     for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000)] {
-        let policy = TablePolicy { optimizer: "adam:lr=0.001".into(), ..TablePolicy::default() };
+        let policy = Policy::default().with(Axis::Optimizer, "adam:lr=0.001");
         let work = Work { workers, tables, elements, dtype: DType::F32, policy };
         let mut load = Load::new(work.clone());
         load.round();

@@ -144,7 +144,7 @@ impl Shard {
             }
             Some(rows) => {
                 header.flags = Flags::ROWS;
-                let rows_per_part = (limits::CHUNK_ELEMENTS / part.row_width()).max(1);
+                let rows_per_part = (limits::BLOCK_ELEMENTS / part.row_width()).max(1);
                 let count = rows.len().div_ceil(rows_per_part).max(1);
                 for index in 0..count {
                     let begin = index * rows_per_part;

@@ -6,7 +6,7 @@ use crate::consistency::SyncPolicy;
 use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::role::Output;
-use crate::table::{self, glob_matches};
+use crate::table::glob_matches;
 use crate::types::{ServerId, TableId, Time, WorkerId};
 use crate::wire::Plan;
 use crate::wire::control::{self, Control};
@@ -41,7 +41,7 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         let workers = || plan.workers.iter().map(|(worker, _)| *worker);
         self.members.clear();
         for &(worker, incarnation) in &plan.workers {

@@ -15,12 +15,13 @@ use super::rounds::{Accumulators, Round, Rounds};
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Axis, Policy};
 use crate::registry::Registry;
 use crate::role::{Body, Frame};
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::store::{Buffer, Place, floats};
-use crate::table::{Chunk, TablePolicy, TableSpec};
+use crate::table::{Chunk, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use ahead::AnswersAhead;
@@ -80,7 +81,7 @@ pub(super) struct TablePart {
     pub(super) spec: TableSpec,
     pub(super) controller: Controller,
     optimizer: OptimizerPolicy,
-    policy: TablePolicy,
+    policy: Policy,
     chunks: Vec<LocalChunk>,
     /// Elements of a unit of contribution: a row, or everything up to the chunk's end.
     width: usize,
@@ -107,14 +108,14 @@ impl TablePart {
     pub(super) fn new(
         registry: &Registry,
         spec: TableSpec,
-        policy: TablePolicy,
+        policy: Policy,
         chunks: impl Iterator<Item = (u32, Chunk)>,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
     ) -> Result<TablePart, String> {
         let text = |error: SpecError| error.to_string();
-        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
-        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
+        let sync = policy.sync(registry).map_err(text)?;
+        let optimizer = policy.optimizer(registry).map_err(text)?;
         let decoders = PushDecoders::new(registry, &spec, &policy)?;
         let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
         let mut elements = 0;
@@ -194,7 +195,7 @@ impl TablePart {
     pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
         let can_follow = optimizer.can_follow(&self.optimizer);
         if can_follow {
-            self.policy.optimizer = optimizer.to_string();
+            self.policy.set(Axis::Optimizer, optimizer.to_string()).unwrap();
             self.optimizer = optimizer;
         }
         can_follow
@@ -203,7 +204,7 @@ impl TablePart {
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
         let flush = sync.model.apply() == Apply::OnArrival;
-        self.policy.sync = sync.to_string();
+        self.policy.set(Axis::Sync, sync.to_string()).unwrap();
         self.controller.set_policy(now, sync);
         if flush {
             // Each gradient weighs what it would have weighed under the new model.

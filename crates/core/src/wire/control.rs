@@ -5,6 +5,7 @@ use super::bounded::sequence;
 use super::{Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
+use crate::policy::PolicyOverride;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
@@ -100,6 +101,8 @@ pub enum Control {
         /// Text form.
         optimizer: String,
     },
+    /// Command to coordinator: these policies hold from now on.
+    Set(PolicyOverride),
 }
 
 impl Control {
@@ -127,6 +130,7 @@ impl Control {
             Control::Stop { .. } => "stop",
             Control::AggregatorReport(_) => "aggregator report",
             Control::SetOptimizer { .. } => "set optimizer",
+            Control::Set(_) => "set",
         }
     }
 }

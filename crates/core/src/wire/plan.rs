@@ -4,7 +4,8 @@ use super::bounded::sequence;
 use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
-use crate::table::{PolicyOverride, TablePolicy, TableSpec};
+use crate::policy::{Policy, PolicyOverride};
+use crate::table::{Chunk, TableSpec, chunks};
 use crate::types::{ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -26,13 +27,11 @@ pub struct Plan {
     /// Every shard and where it is reached, ordered.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub shards: Vec<(ShardId, Addresses)>,
-    /// Elements per chunk.
-    pub chunk_elements: u32,
     /// Every worker with its incarnation, ordered.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub workers: Vec<(WorkerId, u64)>,
     /// The job's policy.
-    pub policy: TablePolicy,
+    pub policy: Policy,
     /// Exceptions from it.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
     pub overrides: Vec<PolicyOverride>,
@@ -51,8 +50,13 @@ impl Plan {
         cores
     }
 
+    /// The chunks of every table, and who holds each. The plan must have passed [`Plan::check`].
+    pub fn chunks(&self) -> Vec<Vec<Chunk>> {
+        chunks(&self.tables, &self.parts, &self.cores(), self.policy.chunk_elements())
+    }
+
     /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions.
-    pub fn policy_of(&self, table: TableId, server: ServerId) -> TablePolicy {
+    pub fn policy_of(&self, table: TableId, server: ServerId) -> Policy {
         self.tables[table.0 as usize].policy_on(server, &self.policy, &self.overrides)
     }
 
@@ -88,13 +92,6 @@ impl Plan {
     }
 
     fn check_tables(&self) -> Result<(), String> {
-        if !(1..=limits::MAX_CHUNK_ELEMENTS).contains(&(self.chunk_elements as usize)) {
-            return Err(format!(
-                "chunks of {} elements: expected 1 to {}",
-                self.chunk_elements,
-                limits::MAX_CHUNK_ELEMENTS
-            ));
-        }
         if self.tables.is_empty() || self.tables.len() != self.parts.len() {
             return Err(format!("{} tables, and parts of {}", self.tables.len(), self.parts.len()));
         }
@@ -107,12 +104,12 @@ impl Plan {
                 return Err(format!("two tables are called `{}`", spec.name));
             }
             check_parts(spec, parts, servers)?;
-            chunks += chunks_at_most(spec, parts, u64::from(self.chunk_elements));
+            chunks += chunks_at_most(spec, parts, self.policy.chunk_elements() as u64);
         }
         if chunks > limits::MAX_CHUNKS {
             return Err(format!(
                 "its tables make {chunks} chunks of {} elements; there may be {}: make chunks larger",
-                self.chunk_elements,
+                self.policy.chunk_elements(),
                 limits::MAX_CHUNKS
             ));
         }
@@ -139,15 +136,15 @@ fn check_parts(spec: &TableSpec, parts: &[Part], servers: u32) -> Result<(), Str
     Err(format!("the parts of table `{}` have {next} elements, it has {}", spec.name, spec.elements()))
 }
 
-fn chunks_at_most(spec: &TableSpec, parts: &[Part], chunk_elements: u64) -> u64 {
-    let rows_per_chunk = (chunk_elements / spec.row_elements()).max(1);
+fn chunks_at_most(spec: &TableSpec, parts: &[Part], size: u64) -> u64 {
+    let rows_per_chunk = (size / spec.row_elements()).max(1);
     spec.elements() / (rows_per_chunk * spec.row_elements()) + parts.len() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::chunks;
+    use crate::policy::Axis;
 
     fn part(server: u32, start: u64, len: u64) -> Part {
         Part { server: ServerId(server), start, len }
@@ -163,9 +160,8 @@ mod tests {
             tables: vec![TableSpec::dense("w", [10]), TableSpec::sparse("rows", 4, 3)],
             parts: vec![vec![part(0, 0, 6), part(1, 6, 4)], vec![part(1, 0, 12)]],
             shards: vec![shard(0, 0), shard(0, 1), shard(1, 0)],
-            chunk_elements: 4,
             workers: vec![(WorkerId(0), 1), (WorkerId(1), 2)],
-            policy: TablePolicy::default(),
+            policy: Policy::default().with(Axis::Chunk, "16B"),
             overrides: vec![],
             seed: 0,
         }
@@ -180,7 +176,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 23] = [
+        let cases: [(&str, Spoil); 21] = [
             ("there is no server", |plan| plan.shards.clear()),
             ("server 4294967295 core 0 is out of order", |plan| plan.shards.push(shard(u32::MAX, 0))),
             ("out of order", |plan| plan.shards.push(shard(1, 0))),
@@ -195,8 +191,6 @@ mod tests {
             ("ranks", |plan| plan.workers.clear()),
             ("ranks", |plan| plan.workers.swap(0, 1)),
             ("ranks", |plan| plan.workers.push((WorkerId(u32::MAX), 0))),
-            ("chunks of 0 elements", |plan| plan.chunk_elements = 0),
-            ("chunks of 4294967295 elements", |plan| plan.chunk_elements = u32::MAX),
             ("2 tables, and parts of 1", |plan| plan.parts.truncate(1)),
             ("expected 1 to", |plan| plan.tables[0].shape = vec![u64::MAX, u64::MAX]),
             ("two tables are called `w`", |plan| plan.tables[1].name = "w".into()),

@@ -177,9 +177,8 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
         shards: vec![(shard_id(0), "shard:0".into())],
-        chunk_elements: 4,
         workers: vec![(WorkerId(0), 1)],
-        policy: TablePolicy::default(),
+        policy: Policy::default().with(Axis::Chunk, "16B"),
         overrides: vec![],
         seed: 0,
     };

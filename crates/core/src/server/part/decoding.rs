@@ -2,13 +2,13 @@
 
 use super::{LocalChunk, TablePart, Taken};
 use crate::absence::Absent;
-use crate::codec::{Codec, Content, Decoder};
+use crate::codec::{Content, Decoder};
 use crate::consistency::Admit;
 use crate::kernels::Values;
+use crate::policy::Policy;
 use crate::registry::Registry;
 use crate::server::rounds::{Accumulators, Piece};
-use crate::spec::SpecError;
-use crate::table::{TablePolicy, TableSpec};
+use crate::table::TableSpec;
 use crate::types::{Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 use std::fmt::Display;
@@ -29,10 +29,9 @@ impl PushDecoders {
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
-        policy: &TablePolicy,
+        policy: &Policy,
     ) -> Result<PushDecoders, String> {
-        let codec =
-            Codec::parse(&registry.codec, &policy.codec).map_err(|error: SpecError| error.to_string())?;
+        let codec = policy.codecs(registry).map_err(|error| error.to_string())?.push;
         let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
         let decoder = codec.map(|codec| Decoder::new(Arc::new(codec)));
         Ok(PushDecoders { decoder, ..PushDecoders::default() })

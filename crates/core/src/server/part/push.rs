@@ -7,8 +7,8 @@ use crate::absence::Absent;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
+use crate::policy::{NonFinite, Order};
 use crate::server::rounds::{Accumulators, Piece};
-use crate::table::{NonFinite, Order};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 
@@ -256,7 +256,7 @@ impl TablePart {
     }
 
     fn check_finite(&mut self, worker: WorkerId, header: &Header, piece: Piece<'_>) -> Result<(), Fault> {
-        if self.policy.nonfinite != NonFinite::Reject || piece.values().all_finite() {
+        if self.policy.nonfinite() != NonFinite::Reject || piece.values().all_finite() {
             return Ok(());
         }
         self.nonfinite += 1;
@@ -278,7 +278,7 @@ impl TablePart {
         last: bool,
         accumulators: &mut Accumulators,
     ) -> bool {
-        if self.policy.nonfinite == NonFinite::Reject || piece.values().all_finite() {
+        if self.policy.nonfinite() == NonFinite::Reject || piece.values().all_finite() {
             return self.put_piece(worker, chunk, piece, last, accumulators);
         }
         self.nonfinite += 1;
@@ -301,7 +301,7 @@ impl TablePart {
         }
         match incoming.admit {
             // What waits for others has memory of its own: the receive buffer and the decoder are used again.
-            Admit::Round(_) if self.policy.order == Order::Ranked => incoming.staged.keep(piece),
+            Admit::Round(_) if self.policy.order() == Order::Ranked => incoming.staged.keep(piece),
             Admit::Round(round) => {
                 let clock = incoming.clock;
                 return self.add_piece((clock, round), chunk, piece, last, accumulators);

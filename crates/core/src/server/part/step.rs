@@ -5,9 +5,10 @@ use super::{LocalChunk, TablePart};
 use crate::absence::Absent;
 use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
+use crate::policy::Reduce;
 use crate::server::rounds::{Accumulators, Extent, Piece, Round, Staged, UnitGradient};
 use crate::store::Buffer;
-use crate::table::{Reduce, TableSpec};
+use crate::table::TableSpec;
 use crate::types::Clock;
 use std::ops::Range;
 
@@ -31,7 +32,7 @@ impl TablePart {
 
     /// What a sum of gradients is multiplied by.
     fn mean_over(&self, gradients: u32) -> f32 {
-        match self.policy.reduce {
+        match self.policy.reduce() {
             Reduce::Mean => 1.0 / gradients.max(1) as f32,
             Reduce::Sum => 1.0,
         }
@@ -82,7 +83,7 @@ impl TablePart {
         // The mean of a row is over the pushes that count when the round closes. They are known before only when this
         // one is sure to count, or when it makes no difference.
         let over = state.contributions() + 1;
-        let row_is_sure = is_last_worker && (last || over == 1 || self.policy.reduce == Reduce::Sum);
+        let row_is_sure = is_last_worker && (last || over == 1 || self.policy.reduce() == Reduce::Sum);
         let units = Units::new(&self.spec, &self.chunks);
         let is_sparse = self.spec.rows;
         let t = self.steps + 1 + self.chunks[chunk].arrivals;
@@ -94,7 +95,7 @@ impl TablePart {
             parameter_norm: 0.0,
             gradient_norm: 0.0,
         };
-        let reduce = self.policy.reduce;
+        let reduce = self.policy.reduce();
         let sums = self.rounds.open(round, units.extent());
         if clock != round {
             // Only a model that was switched from lets one worker come to a round twice.
@@ -140,7 +141,7 @@ impl TablePart {
         let steps_early = self.steps_early(round);
         let n = self.controller.state().n();
         let LocalChunk { arrivals, .. } = self.chunks[index];
-        let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce);
+        let (t, reduce) = (self.steps + 1 + arrivals, self.policy.reduce());
         let units = Units::new(&self.spec, &self.chunks);
         let sums = self.rounds.open(round, units.extent());
         // A sum may hold a piece of a worker that has left meanwhile, and was counted out.

@@ -6,8 +6,8 @@ use crate::codec::Content;
 use crate::consistency::Admit;
 use crate::kernels::{self, Values};
 use crate::limits;
+use crate::policy::NonFinite;
 use crate::server::rounds::{Accumulators, Piece, UnitGradient};
-use crate::table::NonFinite;
 use crate::types::{AggregatorId, Clock, Time, WorkerId};
 use crate::wire::{Cause, Fault, Flags, Header};
 
@@ -54,7 +54,7 @@ impl TablePart {
         let mut clipped = None;
         if !values.all_finite() {
             self.nonfinite += 1;
-            if self.policy.nonfinite == NonFinite::Reject {
+            if self.policy.nonfinite() == NonFinite::Reject {
                 return Err(self.overflow(header));
             }
             kernels::clip_non_finite(clipped.insert(values.to_vec()));
