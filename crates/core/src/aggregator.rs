@@ -22,7 +22,7 @@ use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use copies::Copies;
 use lane::{Lane, Out};
 use std::collections::{BTreeMap, BTreeSet};
@@ -167,7 +167,7 @@ impl Aggregator {
             return self.stop(Some(error));
         }
         let chunks = plan.chunks();
-        self.live = plan.workers.iter().copied().collect();
+        self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
         let longest = chunks.iter().flatten().map(|chunk| chunk.len).max();
         self.zeros = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0) as usize)];
         let me = self.id.map_or(0, |id| id.0 as usize);
@@ -232,11 +232,8 @@ impl Aggregator {
 
     fn set_sync(&mut self, rule: PolicyOverride) {
         let Some(plan) = &mut self.plan else { return };
-        // The latest word on the same tables replaces the one before; the coordinator keeps to its limit.
-        plan.overrides.retain(|known| !known.is_replaced_by(&rule));
-        if plan.overrides.len() <= limits::MAX_OVERRIDES {
-            plan.overrides.push(rule);
-        }
+        let epoch = plan.epoch + 1;
+        plan.apply(epoch, &Change::Policy(rule));
         self.set_policies();
     }
 

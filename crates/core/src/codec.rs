@@ -53,7 +53,7 @@ pub use error::CodecError;
 pub use factors::Factors;
 pub use mask::Mask;
 pub use matrix::LowRank;
-pub use payload::HEADER_BYTES;
+pub use payload::PREFIX_BYTES;
 
 use crate::kernels::{self, Values};
 use crate::prng::Prng;
@@ -276,7 +276,7 @@ pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) ->
 
 /// Whether a payload says that nothing of its stretch travels.
 pub fn is_nothing(payload: &[u8]) -> bool {
-    payload::Header::decode(payload).is_ok_and(|(header, _)| header.count == 0)
+    payload::Prefix::decode(payload).is_ok_and(|(prefix, _)| prefix.count == 0)
 }
 
 /// The part of entries that travels: `0 < ratio <= 1`.

@@ -232,6 +232,11 @@ impl PolicyOverride {
         self.table == later.table && self.server == later.server && self.policies.iter().all(is_said_again)
     }
 
+    /// Whether frames of a table mean something else once it holds.
+    pub fn changes_frames(&self) -> bool {
+        self.policies.iter().any(|(axis, _)| axis.changes_frames())
+    }
+
     /// Whether it holds for a table on a server.
     pub fn is_for(&self, table: &str, server: ServerId) -> bool {
         glob_matches(&self.table, table) && self.server.is_none_or(|only| only == server)

@@ -1,9 +1,11 @@
 //! Tables: what a job trains, and how it is cut into chunks.
 
 mod chunking;
+mod layout;
 mod pack;
 
 pub use chunking::{Chunk, chunks};
+pub(crate) use layout::{Layout, LocalChunk};
 pub use pack::{Pack, Packed};
 
 use crate::limits;
@@ -55,7 +57,12 @@ impl TableSpec {
     }
 
     /// The policy of this table on a server: the job's, then the table's own, then the job's exceptions.
-    pub fn policy_on(&self, server: ServerId, job: &Policy, overrides: &[PolicyOverride]) -> Policy {
+    pub fn policy_on<'a>(
+        &self,
+        server: ServerId,
+        job: &Policy,
+        overrides: impl IntoIterator<Item = &'a PolicyOverride>,
+    ) -> Policy {
         let own = job.clone().under(self.policy.clone());
         PolicyOverride::resolve(own, overrides, &self.name, server)
     }

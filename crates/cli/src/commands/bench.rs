@@ -3,16 +3,16 @@
 mod cluster;
 mod codec;
 mod congestion;
-mod crew;
+mod endpoint;
 mod exchange;
+mod fleet;
 mod kernels;
 mod limits;
-mod part;
 mod peers;
-mod place;
 mod plan;
 mod report;
 mod statistics;
+mod task;
 mod usage;
 mod worker;
 
@@ -33,5 +33,5 @@ pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -
 
 /// A process of a measurement.
 pub(crate) fn run_process(registry: &Arc<Registry>) -> Result<(), Failure> {
-    Ok(part::play(registry)?)
+    Ok(task::run(registry)?)
 }

@@ -12,7 +12,7 @@ use paramill_core::store::Buffer;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, DType, Flags, Header, Kind, Plan, Welcome};
+use paramill_core::wire::{Control, DType, Flags, Header, Kind, Member, Plan, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -88,9 +88,10 @@ impl Load {
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
-            workers: (0..work.workers).map(|rank| (WorkerId(rank), 1)).collect(),
+            members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
             overrides: Vec::new(),
+            switches: Vec::new(),
             seed: 1,
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));

@@ -155,7 +155,7 @@ impl Copy {
             let values = self.values.as_mut_slice().get_mut(start..start + len).ok_or(Unfit::Shape)?;
             return decoder.decode_add(payload, values).map_err(|_| Unfit::Shape);
         }
-        if !self.is_encoded || payload.len() > codec::HEADER_BYTES + 4 * len {
+        if !self.is_encoded || payload.len() > codec::PREFIX_BYTES + 4 * len {
             return Err(Unfit::Shape);
         }
         let kept = self.payloads[number].get_or_insert_default();

@@ -261,7 +261,7 @@ impl Codec {
 
     /// The longest payload of `count` values: what does not shrink travels as it is.
     pub fn max_bytes(&self, count: usize) -> usize {
-        super::HEADER_BYTES + 4 * count
+        super::PREFIX_BYTES + 4 * count
     }
 
     /// Names this chain in a payload.

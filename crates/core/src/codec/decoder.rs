@@ -2,7 +2,7 @@
 
 use super::container::{self, Container};
 use super::matrix::{SHAPE_BYTES, Shape};
-use super::payload::{Header, Layout, read_floats};
+use super::payload::{Layout, Prefix, read_floats};
 use super::{Codec, CodecError, Content, Mask, Packer, Sparse};
 use crate::kernels::{self, Values};
 use crate::wire::DType;
@@ -52,25 +52,25 @@ impl Decoder {
     pub fn read<'a>(&'a mut self, payload: &'a [u8], entries: usize) -> Result<Content<'a>, CodecError> {
         let refuse = |why: String| Err(CodecError::Payload(why));
         let Decoder { codec, mask, values, unpacked, product, packer } = self;
-        let (header, mut body) = Header::decode(payload)?;
-        if header.tag != codec.tag() {
+        let (prefix, mut body) = Prefix::decode(payload)?;
+        if prefix.tag != codec.tag() {
             return Err(CodecError::OtherCodec { expected: codec.to_string() });
         }
-        let count = header.count as usize;
-        let whole = matches!(header.layout, Layout::Raw | Layout::Dense);
-        if count > entries || (whole && count != entries) || !Container::fits(header.layout, entries) {
-            return refuse(format!("{count} values, laid out as {:?}, for {entries} entries", header.layout));
+        let count = prefix.count as usize;
+        let whole = matches!(prefix.layout, Layout::Raw | Layout::Dense);
+        if count > entries || (whole && count != entries) || !Container::fits(prefix.layout, entries) {
+            return refuse(format!("{count} values, laid out as {:?}, for {entries} entries", prefix.layout));
         }
-        let value_bytes = match header.layout {
+        let value_bytes = match prefix.layout {
             Layout::Raw => 4 * count,
             _ => codec.value_bytes(count),
         };
-        let place_bytes = match header.layout {
+        let place_bytes = match prefix.layout {
             Layout::LowRank => SHAPE_BYTES,
             layout => Container::place_bytes(layout, entries, count),
         };
         let expected = place_bytes + value_bytes;
-        if header.packed {
+        if prefix.packed {
             let Some(packer) = packer else {
                 return refuse("compressed bytes, and this codec has no byte compressor".into());
             };
@@ -82,7 +82,7 @@ impl Decoder {
             return refuse(format!("{} bytes of body where {expected} are needed", body.len()));
         }
         let (places, bytes) = body.split_at(place_bytes);
-        let quantiser = codec.quantiser.as_ref().filter(|_| header.layout != Layout::Raw);
+        let quantiser = codec.quantiser.as_ref().filter(|_| prefix.layout != Layout::Raw);
         if whole {
             // What is an element type's own is added from where it lies, unless it lies across its words.
             let view = match quantiser {
@@ -104,9 +104,9 @@ impl Decoder {
         if whole {
             return Ok(Values::F32(values).into());
         }
-        let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| header.layout == Layout::LowRank)
+        let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| prefix.layout == Layout::LowRank)
         else {
-            container::read_places(header.layout, places, entries, count, mask)
+            container::read_places(prefix.layout, places, entries, count, mask)
                 .map_err(CodecError::Payload)?;
             return Ok(Content::Sparse(Sparse::new(mask, values)));
         };

@@ -23,7 +23,7 @@ use crate::wire::DType;
 use std::fmt;
 
 const MAGIC: [u8; 4] = *b"PMDL";
-const HEADER_BYTES: usize = 48;
+const DELTA_PREFIX_BYTES: usize = 48;
 const BLOCK_ELEMENTS: usize = 1 << 16;
 
 /// Tells versions apart: a hash of the element type and every byte.
@@ -154,7 +154,7 @@ impl Weights {
     pub fn apply(&mut self, delta: &[u8]) -> Result<Digest, DeltaError> {
         let format = |why: &str| DeltaError::Format(why.to_owned());
         let (header, mut body) =
-            delta.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| format("less than a header"))?;
+            delta.split_first_chunk::<DELTA_PREFIX_BYTES>().ok_or_else(|| format("less than a header"))?;
         if header[0..4] != MAGIC || header[5..8] != [0; 3] {
             return Err(format("another magic"));
         }

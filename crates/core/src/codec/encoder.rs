@@ -2,7 +2,7 @@
 
 use super::container::{self, Container};
 use super::matrix::SHAPE_BYTES;
-use super::payload::{HEADER_BYTES, Header, Layout, write_floats};
+use super::payload::{Layout, PREFIX_BYTES, Prefix, write_floats};
 use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
 use crate::absence::Absent;
 use crate::kernels;
@@ -180,17 +180,17 @@ impl Encoder {
         if !kernels::all_finite(&work.values) {
             return Err(CodecError::NonFinite);
         }
-        let (start, body) = (out.len(), out.len() + HEADER_BYTES);
-        let (mut header, _) = work.write_masked(codec, len, context, out);
+        let (start, body) = (out.len(), out.len() + PREFIX_BYTES);
+        let (mut prefix, _) = work.write_masked(codec, len, context, out);
         if out.len() - body > 4 * len {
             out.truncate(start);
             work.received.clear();
             work.received.resize(len, 0.0);
             work.mask.put(&work.values, &mut work.received);
-            (header, _) = raw(codec, &work.received, out);
+            (prefix, _) = raw(codec, &work.received, out);
         }
-        header.packed = work.pack(body, out);
-        out[start..body].copy_from_slice(&header.encode());
+        prefix.packed = work.pack(body, out);
+        out[start..body].copy_from_slice(&prefix.encode());
         Ok(())
     }
 
@@ -216,10 +216,10 @@ impl Encoder {
             return Err(CodecError::NonFinite);
         }
         let start = out.len();
-        let mut header = open(codec, Layout::Dense, count, out);
+        let mut prefix = open(codec, Layout::Dense, count, out);
         out.extend_from_slice(bytes);
-        header.packed = work.pack(start + HEADER_BYTES, out);
-        out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+        prefix.packed = work.pack(start + PREFIX_BYTES, out);
+        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
         Ok(())
     }
 
@@ -323,13 +323,13 @@ impl Work {
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
         let start = out.len();
-        let mut header = open(codec, Layout::Dense, values.len(), out);
+        let mut prefix = open(codec, Layout::Dense, values.len(), out);
         if !quantiser.quantise_finite(context, values, out) {
             out.truncate(start);
             return Err(CodecError::NonFinite);
         }
-        header.packed = self.pack(start + HEADER_BYTES, out);
-        out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+        prefix.packed = self.pack(start + PREFIX_BYTES, out);
+        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
         Ok(())
     }
 
@@ -344,21 +344,21 @@ impl Work {
         out: &mut Vec<u8>,
     ) {
         let start = out.len();
-        let (mut header, mut sent) = self.body(codec, input, memory, context, out, !residual.is_empty());
-        let body = start + HEADER_BYTES;
-        if header.layout != Layout::Raw && out.len() - body > 4 * input.len() {
+        let (mut prefix, mut sent) = self.body(codec, input, memory, context, out, !residual.is_empty());
+        let body = start + PREFIX_BYTES;
+        if prefix.layout != Layout::Raw && out.len() - body > 4 * input.len() {
             out.truncate(start);
             if sent == Sent::Taken {
                 self.mask.put(&self.values, input);
             }
-            (header, sent) = raw(codec, input, out);
+            (prefix, sent) = raw(codec, input, out);
         }
-        header.packed = self.pack(body, out);
-        out[start..body].copy_from_slice(&header.encode());
+        prefix.packed = self.pack(body, out);
+        out[start..body].copy_from_slice(&prefix.encode());
         self.remember(codec, sent, input, residual, memory);
     }
 
-    /// Appends room for a header, and a body.
+    /// Appends room for a prefix, and a body.
     fn body(
         &mut self,
         codec: &Codec,
@@ -367,7 +367,7 @@ impl Work {
         context: &Context<'_>,
         out: &mut Vec<u8>,
         keeps: bool,
-    ) -> (Header, Sent) {
+    ) -> (Prefix, Sent) {
         if !codec.applies(context) || input.is_empty() {
             return raw(codec, input, out);
         }
@@ -375,7 +375,7 @@ impl Work {
             && let Some(thin) = low_rank.factor(context, input, memory)
             && kernels::all_finite(&thin.values)
         {
-            let header = open(codec, Layout::LowRank, thin.values.len(), out);
+            let prefix = open(codec, Layout::LowRank, thin.values.len(), out);
             out.extend_from_slice(&thin.shape.encode());
             let values = write_values(codec, context, &thin.values, out);
             self.values.resize(thin.values.len(), 0.0);
@@ -383,9 +383,9 @@ impl Work {
             self.received.resize(input.len(), 0.0);
             thin.shape.product(&self.values, &mut self.received);
             if readable && kernels::all_finite(&self.received) {
-                return (header, Sent::Rounded);
+                return (prefix, Sent::Rounded);
             }
-            out.truncate(values - HEADER_BYTES - SHAPE_BYTES);
+            out.truncate(values - PREFIX_BYTES - SHAPE_BYTES);
             kernels::fill(memory, 0.0);
             return raw(codec, input, out);
         }
@@ -410,14 +410,14 @@ impl Work {
             if codec.quantiser.is_none() {
                 return raw(codec, input, out);
             }
-            let header = open(codec, Layout::Dense, input.len(), out);
+            let prefix = open(codec, Layout::Dense, input.len(), out);
             let values = write_values(codec, context, input, out);
             if !(keeps && codec.feeds_back()) {
-                return (header, Sent::All);
+                return (prefix, Sent::All);
             }
             self.received.resize(input.len(), 0.0);
             read_back(codec, &out[values..], input, &mut self.received);
-            return (header, Sent::Rounded);
+            return (prefix, Sent::Rounded);
         }
         self.masked_body(codec, input, context, out, keeps)
     }
@@ -430,7 +430,7 @@ impl Work {
         context: &Context<'_>,
         out: &mut Vec<u8>,
         keeps: bool,
-    ) -> (Header, Sent) {
+    ) -> (Prefix, Sent) {
         let feeds_back = keeps && codec.feeds_back();
         if feeds_back {
             self.mask.gather(input, &mut self.values)
@@ -443,22 +443,22 @@ impl Work {
             // What was finite before it was scaled must be so after.
             super::clip::clamp(&mut self.values, f32::MAX);
         }
-        let (header, values) = self.write_masked(codec, input.len(), context, out);
+        let (prefix, values) = self.write_masked(codec, input.len(), context, out);
         if !feeds_back {
-            return (header, Sent::Taken);
+            return (prefix, Sent::Taken);
         }
-        if header.layout == Layout::Dense {
+        if prefix.layout == Layout::Dense {
             self.values.resize(input.len(), 0.0);
             read_back(codec, &out[values..], &self.received, &mut self.values);
             self.received.copy_from_slice(&self.values);
-            return (header, Sent::Rounded);
+            return (prefix, Sent::Rounded);
         }
         self.received.resize(self.values.len(), 0.0);
         read_back(codec, &out[values..], &self.values, &mut self.received);
-        (header, Sent::MaskedRounded)
+        (prefix, Sent::MaskedRounded)
     }
 
-    /// Appends room for a header, and a body of the mask's entries, which are in `values`. Where the body's values begin.
+    /// Appends room for a prefix, and a body of the mask's entries, which are in `values`. Where the body's values begin.
     /// In a dense body they are those of `received`.
     fn write_masked(
         &mut self,
@@ -466,7 +466,7 @@ impl Work {
         len: usize,
         context: &Context<'_>,
         out: &mut Vec<u8>,
-    ) -> (Header, usize) {
+    ) -> (Prefix, usize) {
         let count = self.values.len();
         let container = codec.container.unwrap_or_default();
         let layout = container.layout(len, count, |count| codec.value_bytes(count));
@@ -474,12 +474,12 @@ impl Work {
             self.received.clear();
             self.received.resize(len, 0.0);
             self.mask.put(&self.values, &mut self.received);
-            let header = open(codec, layout, len, out);
-            return (header, write_values(codec, context, &self.received, out));
+            let prefix = open(codec, layout, len, out);
+            return (prefix, write_values(codec, context, &self.received, out));
         }
-        let header = open(codec, layout, count, out);
+        let prefix = open(codec, layout, count, out);
         container::write_places(layout, &self.mask, out);
-        (header, write_values(codec, context, &self.values, out))
+        (prefix, write_values(codec, context, &self.values, out))
     }
 
     /// Replaces the body by its compressed form, if that is shorter.
@@ -527,16 +527,16 @@ impl Work {
     }
 }
 
-/// Appends room for a header.
-fn open(codec: &Codec, layout: Layout, count: usize, out: &mut Vec<u8>) -> Header {
-    out.extend_from_slice(&[0; HEADER_BYTES]);
-    Header { layout, packed: false, tag: codec.tag(), count: count as u32 }
+/// Appends room for a prefix.
+fn open(codec: &Codec, layout: Layout, count: usize, out: &mut Vec<u8>) -> Prefix {
+    out.extend_from_slice(&[0; PREFIX_BYTES]);
+    Prefix { layout, packed: false, tag: codec.tag(), count: count as u32 }
 }
 
-fn raw(codec: &Codec, input: &[f32], out: &mut Vec<u8>) -> (Header, Sent) {
-    let header = open(codec, Layout::Raw, input.len(), out);
+fn raw(codec: &Codec, input: &[f32], out: &mut Vec<u8>) -> (Prefix, Sent) {
+    let prefix = open(codec, Layout::Raw, input.len(), out);
     write_floats(input, out);
-    (header, Sent::All)
+    (prefix, Sent::All)
 }
 
 /// Appends values as the chain's quantiser has them. Where they begin.

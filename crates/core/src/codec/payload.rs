@@ -3,7 +3,7 @@
 use super::CodecError;
 
 /// Bytes before a payload's body.
-pub const HEADER_BYTES: usize = 8;
+pub const PREFIX_BYTES: usize = 8;
 
 /// How a body is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +23,9 @@ pub(super) enum Layout {
     LowRank = 5,
 }
 
-/// A payload's header, decoded.
+/// A payload's prefix, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct Prefix {
     pub(super) layout: Layout,
     /// The body went through the chain's byte compressor.
     pub(super) packed: bool,
@@ -35,17 +35,17 @@ pub(super) struct Header {
     pub(super) count: u32,
 }
 
-impl Header {
-    pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
+impl Prefix {
+    pub(super) fn encode(self) -> [u8; PREFIX_BYTES] {
         let (tag, count) = (self.tag.to_le_bytes(), self.count.to_le_bytes());
         [self.layout as u8, u8::from(self.packed), tag[0], tag[1], count[0], count[1], count[2], count[3]]
     }
 
-    /// The header and the body.
-    pub(super) fn decode(payload: &[u8]) -> Result<(Header, &[u8]), CodecError> {
+    /// The prefix and the body.
+    pub(super) fn decode(payload: &[u8]) -> Result<(Prefix, &[u8]), CodecError> {
         let refuse = |why: String| Err(CodecError::Payload(why));
-        let Some((head, body)) = payload.split_first_chunk::<HEADER_BYTES>() else {
-            return refuse(format!("{} bytes, which is less than its header", payload.len()));
+        let Some((head, body)) = payload.split_first_chunk::<PREFIX_BYTES>() else {
+            return refuse(format!("{} bytes, which is less than its prefix", payload.len()));
         };
         let layout = match head[0] {
             0 => Layout::Raw,
@@ -61,7 +61,7 @@ impl Header {
         }
         let tag = u16::from_le_bytes([head[2], head[3]]);
         let count = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
-        Ok((Header { layout, packed: head[1] == 1, tag, count }, body))
+        Ok((Prefix { layout, packed: head[1] == 1, tag, count }, body))
     }
 }
 

@@ -202,6 +202,11 @@ impl Axis {
         }
     }
 
+    /// Whether frames under one text are not to be read as frames under another.
+    pub fn changes_frames(self) -> bool {
+        matches!(self, Axis::Codec | Axis::AnswerCodec)
+    }
+
     /// An error about this axis.
     pub fn fault(self, why: impl Into<String>) -> SpecError {
         SpecError::Parameter { component: self.to_string(), why: why.into() }

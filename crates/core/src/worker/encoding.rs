@@ -164,7 +164,7 @@ impl LocalTable {
         self.codecs = codecs;
         let payloads = payloads?;
         // As long as the longest that it can be, so that its memory is used again.
-        let longest = self.spec.elements() as usize + self.chunk_count() * codec::HEADER_BYTES.div_ceil(4);
+        let longest = self.spec.elements() as usize + self.chunk_count() * codec::PREFIX_BYTES.div_ceil(4);
         let len = if self.spec.rows { taken.len().div_ceil(4) } else { longest };
         let mut buffer = self.take_buffer(len, memory);
         buffer.as_mut_bytes()[..taken.len()].copy_from_slice(&taken);

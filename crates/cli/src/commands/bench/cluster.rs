@@ -1,8 +1,8 @@
 //! Servers and workers that exchange, whoever's they are: warmed up, measured, ended.
 
-use super::crew::Crew;
-use super::part::{Answer, Order, Part};
+use super::fleet::Fleet;
 use super::plan::{Exchange, Length, Schedule};
+use super::task::{Answer, Instruction, Task};
 use super::usage;
 use super::worker::Ran;
 use crate::args::Transport;
@@ -39,7 +39,7 @@ pub(super) struct ServerMemory {
 
 /// Servers and workers that have been started.
 pub(super) struct Cluster {
-    pub(super) crew: Crew,
+    pub(super) fleet: Fleet,
     /// Processes of servers.
     pub(super) servers: Vec<usize>,
     /// Processes of workers, and how many workers each has.
@@ -57,15 +57,15 @@ struct CpuSeconds {
 impl Cluster {
     /// Our own.
     pub(super) fn start(exchange: &Exchange) -> Result<Cluster> {
-        let mut crew = Crew::new();
+        let mut fleet = Fleet::new();
         let (servers, workers) = match exchange.transport {
             Transport::Memory => {
-                let part = Part::Everybody { exchange: exchange.clone() };
-                (Vec::new(), vec![(crew.start("the exchange", &part)?, exchange.workers as usize)])
+                let task = Task::Everybody { exchange: exchange.clone() };
+                (Vec::new(), vec![(fleet.start("the exchange", &task)?, exchange.workers as usize)])
             }
-            _ => start_processes(&mut crew, exchange)?,
+            _ => start_processes(&mut fleet, exchange)?,
         };
-        Ok(Cluster { crew, servers, workers, timeout: exchange.timeout })
+        Ok(Cluster { fleet, servers, workers, timeout: exchange.timeout })
     }
 
     /// Waits until all are there, warms up, measures, and ends everything in good order.
@@ -92,14 +92,19 @@ impl Cluster {
         })
     }
 
-    /// Waits until all workers are ready for orders; returns the parameters on each server, if a worker knows.
+    /// Waits until all workers are ready for instructions; returns the parameters on each server, if a worker knows.
     fn join(&mut self) -> Result<Option<Vec<u64>>> {
         let patience = self.timeout + LISTEN_DEADLINE;
         let held =
-            self.crew.answers(&self.workers, "word that it has joined", patience, |answer| match answer {
-                Answer::Ready { held } => Some(held),
-                _ => None,
-            })?;
+            self.fleet.answers(
+                &self.workers,
+                "word that it has joined",
+                patience,
+                |answer| match answer {
+                    Answer::Ready { held } => Some(held),
+                    _ => None,
+                },
+            )?;
         Ok(held.into_iter().flatten().next())
     }
 
@@ -117,12 +122,13 @@ impl Cluster {
 
     /// Has all workers make so many iterations.
     fn run(&mut self, iterations: u64, per_iteration: f64) -> Result<Vec<Ran>> {
-        self.crew.order(self.workers.iter().map(|(process, _)| *process), Order::Run { iterations })?;
+        self.fleet
+            .order(self.workers.iter().map(|(process, _)| *process), Instruction::Run { iterations })?;
         // A worker gives up on a single wait by itself, and knows better for whom.
         let expected = Duration::from_secs_f64((iterations as f64 * per_iteration).min(1e6));
         let patience = 2 * self.timeout + 10 * expected;
         let what = format!("end of {iterations} iterations");
-        self.crew.answers(&self.workers, &what, patience, |answer| match answer {
+        self.fleet.answers(&self.workers, &what, patience, |answer| match answer {
             Answer::Ran(ran) => Some(ran),
             _ => None,
         })
@@ -133,10 +139,10 @@ impl Cluster {
         let is_server = |name: &str| name.starts_with("data core") || name == "coordinator";
         let mut seconds = CpuSeconds { servers: 0.0, workers: 0.0 };
         for server in &self.servers {
-            seconds.servers += usage::cpu_seconds(self.crew.pid(*server), |_| true)?;
+            seconds.servers += usage::cpu_seconds(self.fleet.pid(*server), |_| true)?;
         }
         for (worker, _) in &self.workers {
-            let pid = self.crew.pid(*worker);
+            let pid = self.fleet.pid(*worker);
             seconds.servers += usage::cpu_seconds(pid, is_server)?;
             seconds.workers += usage::cpu_seconds(pid, |name| !is_server(name))?;
         }
@@ -145,7 +151,7 @@ impl Cluster {
 
     fn server_memory(&self, held: Option<&[u64]>) -> Result<Vec<ServerMemory>> {
         let memory = |(number, server): (usize, &usize)| {
-            let memory = usage::Memory::of(self.crew.pid(*server))?;
+            let memory = usage::Memory::of(self.fleet.pid(*server))?;
             Ok(ServerMemory { memory, elements: held.and_then(|held| held.get(number).copied()) })
         };
         self.servers.iter().enumerate().map(memory).collect()
@@ -153,9 +159,9 @@ impl Cluster {
 
     /// Ends everything; all workers must have seen the same parameters.
     fn leave(mut self) -> Result<()> {
-        self.crew.order(self.workers.iter().map(|(process, _)| *process), Order::Leave)?;
+        self.fleet.order(self.workers.iter().map(|(process, _)| *process), Instruction::Leave)?;
         let patience = 2 * self.timeout;
-        let checksums = self.crew.answers(&self.workers, "last word", patience, |answer| match answer {
+        let checksums = self.fleet.answers(&self.workers, "last word", patience, |answer| match answer {
             Answer::Left { checksum } => Some(checksum),
             _ => None,
         })?;
@@ -163,45 +169,46 @@ impl Cluster {
             checksums.windows(2).all(|pair| pair[0] == pair[1]),
             "workers ended with different parameters after the same synchronous rounds"
         );
-        self.crew.await_end()
+        self.fleet.await_end()
     }
 }
 
 /// Servers, then workers, each a process.
 type Processes = (Vec<usize>, Vec<(usize, usize)>);
 
-fn start_processes(crew: &mut Crew, exchange: &Exchange) -> Result<Processes> {
+fn start_processes(fleet: &mut Fleet, exchange: &Exchange) -> Result<Processes> {
     let (mut servers, mut coordinator): (Vec<usize>, Option<String>) = (Vec::new(), None);
     for number in 0..exchange.servers {
-        let part = Part::Server { exchange: exchange.clone(), number, coordinator: coordinator.clone() };
-        let process = start_process(crew, exchange, format!("server {number}"), number, &part)?;
-        let listening = crew.answers(&[(process, 1)], "address", LISTEN_DEADLINE, |answer| match answer {
-            Answer::Listening { addresses } => addresses.into_iter().next(),
-            _ => None,
-        })?;
+        let task = Task::Server { exchange: exchange.clone(), number, coordinator: coordinator.clone() };
+        let process = start_process(fleet, exchange, format!("server {number}"), number, &task)?;
+        let listening =
+            fleet.answers(&[(process, 1)], "address", LISTEN_DEADLINE, |answer| match answer {
+                Answer::Listening { addresses } => addresses.into_iter().next(),
+                _ => None,
+            })?;
         coordinator = coordinator.or(listening.into_iter().next());
         servers.push(process);
     }
     let coordinator = coordinator.context("there is no server")?;
     let worker = |rank| {
-        let part = Part::Worker { exchange: exchange.clone(), rank, coordinator: coordinator.clone() };
+        let task = Task::Worker { exchange: exchange.clone(), rank, coordinator: coordinator.clone() };
         let number = exchange.servers + rank;
-        Ok((start_process(crew, exchange, format!("worker {rank}"), number, &part)?, 1))
+        Ok((start_process(fleet, exchange, format!("worker {rank}"), number, &task)?, 1))
     };
     Ok((servers, (0..exchange.workers).map(worker).collect::<Result<_>>()?))
 }
 
 /// Starts a process in its place.
 fn start_process(
-    crew: &mut Crew,
+    fleet: &mut Fleet,
     exchange: &Exchange,
     name: String,
     number: u32,
-    part: &Part,
+    task: &Task,
 ) -> Result<usize> {
-    let mut command = exchange.places.command(number)?;
+    let mut command = exchange.endpoints.command(number)?;
     command.arg("bench-process");
-    crew.start_program(name, command, part)
+    fleet.start_program(name, command, task)
 }
 
 fn slowest(ran: &[Ran]) -> f64 {

@@ -1,7 +1,7 @@
 //! Others that do the same work, from Python packages that somebody else has installed.
 
 use super::cluster::Cluster;
-use super::crew::Crew;
+use super::fleet::Fleet;
 use super::plan::Exchange;
 use crate::args::{ExchangeArgs, PeerName, Transport};
 use crate::supervisor::{Event, Supervisor};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const ORDERS: &str = include_str!("peers/orders.py");
+const INSTRUCTIONS: &str = include_str!("peers/instructions.py");
 const GLOO: &str = include_str!("peers/gloo.py");
 const MXNET: &str = include_str!("peers/mxnet.py");
 
@@ -54,7 +54,7 @@ enum Kind {
 /// What a peer's process is told first.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum PeerPart<'a> {
+enum PeerTask<'a> {
     Gloo { kind: &'a str, rank: u32, workers: u32, port: u16, timeout_s: f64, shapes: &'a [&'a [u64]] },
     MxnetWorker { role: &'a str, rank: u32, workers: u32, lr: f64, step: bool, shapes: &'a [&'a [u64]] },
     MxnetOther { role: &'a str },
@@ -155,17 +155,17 @@ fn version(python: &Path, module: &str) -> Result<String> {
 impl Package {
     fn start(&self, exchange: &Exchange) -> Result<Cluster> {
         let shapes: Vec<&[u64]> = exchange.tensors.iter().map(|tensor| &tensor.shape[..]).collect();
-        let mut crew = Crew::new();
+        let mut fleet = Fleet::new();
         let port = free_port()?;
         let (servers, workers) = match self.kind {
-            Kind::GlooDdp => (Vec::new(), self.start_gloo("ddp", exchange, &shapes, port, &mut crew)?),
+            Kind::GlooDdp => (Vec::new(), self.start_gloo("ddp", exchange, &shapes, port, &mut fleet)?),
             Kind::GlooAllReduce => {
-                (Vec::new(), self.start_gloo("all_reduce", exchange, &shapes, port, &mut crew)?)
+                (Vec::new(), self.start_gloo("all_reduce", exchange, &shapes, port, &mut fleet)?)
             }
-            Kind::Mxnet | Kind::MxnetSgd => self.start_mxnet(exchange, &shapes, port, &mut crew)?,
+            Kind::Mxnet | Kind::MxnetSgd => self.start_mxnet(exchange, &shapes, port, &mut fleet)?,
         };
         let workers = workers.into_iter().map(|process| (process, 1)).collect();
-        Ok(Cluster { crew, servers, workers, timeout: exchange.timeout + EXTRA_PATIENCE })
+        Ok(Cluster { fleet, servers, workers, timeout: exchange.timeout + EXTRA_PATIENCE })
     }
 
     fn start_gloo(
@@ -174,7 +174,7 @@ impl Package {
         exchange: &Exchange,
         shapes: &[&[u64]],
         port: u16,
-        crew: &mut Crew,
+        fleet: &mut Fleet,
     ) -> Result<Vec<usize>> {
         let workers = exchange.workers;
         let timeout_s = exchange.timeout.as_secs_f64();
@@ -183,8 +183,8 @@ impl Package {
             // One thread each, as PyTorch's own launcher has it where several processes share a machine.
             command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
             command.env("TORCH_CPP_LOG_LEVEL", "ERROR");
-            let part = PeerPart::Gloo { kind, rank, workers, port, timeout_s, shapes };
-            crew.start_program(format!("gloo worker {rank}"), command, &part)
+            let task = PeerTask::Gloo { kind, rank, workers, port, timeout_s, shapes };
+            fleet.start_program(format!("gloo worker {rank}"), command, &task)
         };
         (0..workers).map(&mut worker).collect()
     }
@@ -194,10 +194,10 @@ impl Package {
         exchange: &Exchange,
         shapes: &[&[u64]],
         port: u16,
-        crew: &mut Crew,
+        fleet: &mut Fleet,
     ) -> Result<(Vec<usize>, Vec<usize>)> {
         let (workers, step) = (exchange.workers, self.kind == Kind::MxnetSgd);
-        let mut start = |name: String, part: PeerPart<'_>| {
+        let mut start = |name: String, task: PeerTask<'_>| {
             let mut command = self.python(MXNET);
             command
                 .env("DMLC_PS_ROOT_URI", "127.0.0.1")
@@ -205,23 +205,23 @@ impl Package {
                 .env("DMLC_NODE_HOST", "127.0.0.1")
                 .env("DMLC_NUM_WORKER", workers.to_string())
                 .env("DMLC_NUM_SERVER", exchange.servers.to_string());
-            crew.start_program(name, command, &part)
+            fleet.start_program(name, command, &task)
         };
         let mut servers = Vec::new();
         for number in 0..exchange.servers {
-            servers.push(start(format!("mxnet server {number}"), PeerPart::MxnetOther { role: "server" })?);
+            servers.push(start(format!("mxnet server {number}"), PeerTask::MxnetOther { role: "server" })?);
         }
-        servers.push(start("mxnet scheduler".to_owned(), PeerPart::MxnetOther { role: "scheduler" })?);
+        servers.push(start("mxnet scheduler".to_owned(), PeerTask::MxnetOther { role: "scheduler" })?);
         let worker = |rank| {
-            let part = PeerPart::MxnetWorker { role: "worker", rank, workers, lr: 0.001, step, shapes };
-            start(format!("mxnet worker {rank}"), part)
+            let task = PeerTask::MxnetWorker { role: "worker", rank, workers, lr: 0.001, step, shapes };
+            start(format!("mxnet worker {rank}"), task)
         };
         Ok((servers, (0..workers).map(worker).collect::<Result<_>>()?))
     }
 
     fn python(&self, script: &str) -> Command {
         let mut command = Command::new(&self.python);
-        command.args(["-W", "ignore", "-c", &format!("{ORDERS}\n{script}")]);
+        command.args(["-W", "ignore", "-c", &format!("{INSTRUCTIONS}\n{script}")]);
         command
     }
 }

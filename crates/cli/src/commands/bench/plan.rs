@@ -1,7 +1,7 @@
 //! What an exchange is, checked.
 
 use super::congestion;
-use super::place::Places;
+use super::endpoint::Endpoints;
 use crate::args::{ExchangeArgs, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
@@ -41,7 +41,7 @@ pub(super) struct Exchange {
     pub(super) optimizer: String,
     /// Which server holds what; the job's default otherwise.
     pub(super) placement: Option<String>,
-    pub(super) places: Places,
+    pub(super) endpoints: Endpoints,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
 }
@@ -95,7 +95,7 @@ impl Exchange {
             pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
             placement: args.placement.clone(),
-            places: Places::resolve(args)?,
+            endpoints: Endpoints::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");

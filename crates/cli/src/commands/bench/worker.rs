@@ -1,7 +1,7 @@
 //! One worker of an exchange: it makes as many iterations as it is told to.
 
-use super::part::{Answer, Order, answer};
 use super::plan::Exchange;
+use super::task::{Answer, Instruction, answer};
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::status::Status;
 use paramill_core::store::Buffer;
@@ -40,7 +40,11 @@ struct OwnTable {
 }
 
 /// Joins, obeys, leaves.
-pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Order>) -> Result<()> {
+pub(super) fn run(
+    exchange: &Exchange,
+    options: JobOptions,
+    instructions: &Receiver<Instruction>,
+) -> Result<()> {
     let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
     let job = Job::init(options)?;
     let mut tables = Vec::new();
@@ -54,12 +58,12 @@ pub(super) fn run(exchange: &Exchange, options: JobOptions, orders: &Receiver<Or
     let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
-        match orders.recv().context("nobody gives orders any more")? {
-            Order::Run { iterations } => {
+        match instructions.recv().context("nobody gives instructions any more")? {
+            Instruction::Run { iterations } => {
                 answer(&Answer::Ran(iterate(&job, &mut model, iterations, timeout)?))?;
             }
-            Order::Leave => break,
-            Order::Flow { .. } => bail!("a worker was told to send without end"),
+            Instruction::Leave => break,
+            Instruction::Flow { .. } => bail!("a worker was told to send without end"),
         }
     }
     let checksum = checksum(&job, &tables, model)?;

@@ -1,8 +1,8 @@
 //! Loopback TCP: as many connections as an exchange has, between as many processes, with nothing done to the bytes.
 
-use super::super::crew::Crew;
-use super::super::part::{Answer, Order, Part, answer, next_order};
+use super::super::fleet::Fleet;
 use super::super::plan::Exchange;
+use super::super::task::{Answer, Instruction, Task, answer, next_instruction};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
@@ -22,7 +22,7 @@ pub(in super::super) enum Ways {
     Both,
 }
 
-/// The part of a server process: it listens as often as a server has data cores.
+/// The task of a server process: it listens as often as a server has data cores.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in super::super) struct Sink {
     listeners: u32,
@@ -31,7 +31,7 @@ pub(in super::super) struct Sink {
     link: Link,
 }
 
-/// The part of a worker process: it connects to every data core.
+/// The task of a worker process: it connects to every data core.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in super::super) struct Source {
     addresses: Vec<String>,
@@ -63,33 +63,33 @@ pub(in super::super) fn flow_from_memory(exchange: &Exchange, time: Duration) ->
 }
 
 fn measure(exchange: &Exchange, time: Duration, ways: Ways, region: usize) -> Result<f64> {
-    let mut crew = Crew::new();
+    let mut fleet = Fleet::new();
     let link = Link { ways, time, congestion: exchange.congestion.clone(), region };
     let sink = Sink { listeners: exchange.cores, connections: exchange.workers, link: link.clone() };
     let mut sinks = Vec::new();
     for number in 0..exchange.servers {
-        sinks.push((crew.start(format!("sink {number}"), &Part::Sink(sink.clone()))?, 1));
+        sinks.push((fleet.start(format!("sink {number}"), &Task::Sink(sink.clone()))?, 1));
     }
-    let addresses = crew.answers(&sinks, "address", DEADLINE, |answer| match answer {
+    let addresses = fleet.answers(&sinks, "address", DEADLINE, |answer| match answer {
         Answer::Listening { addresses } => Some(addresses),
         _ => None,
     })?;
     let source = Source { addresses: addresses.concat(), link };
     let mut sources = Vec::new();
     for number in 0..exchange.workers {
-        sources.push((crew.start(format!("source {number}"), &Part::Source(source.clone()))?, 1));
+        sources.push((fleet.start(format!("source {number}"), &Task::Source(source.clone()))?, 1));
     }
-    crew.answers(&sources, "word that it is connected", DEADLINE, |answer| match answer {
+    fleet.answers(&sources, "word that it is connected", DEADLINE, |answer| match answer {
         Answer::Ready { .. } => Some(()),
         _ => None,
     })?;
-    crew.order(sources.iter().map(|(process, _)| *process), Order::Flow { time })?;
+    fleet.order(sources.iter().map(|(process, _)| *process), Instruction::Flow { time })?;
     let all: Vec<(usize, usize)> = sinks.into_iter().chain(sources).collect();
-    let flowed = crew.answers(&all, "count of bytes", DEADLINE + 10 * time, |answer| match answer {
+    let flowed = fleet.answers(&all, "count of bytes", DEADLINE + 10 * time, |answer| match answer {
         Answer::Flowed { bytes, seconds } => Some((bytes, seconds)),
         _ => None,
     })?;
-    crew.await_end()?;
+    fleet.await_end()?;
     let bytes: u64 = flowed.iter().map(|(bytes, _)| bytes).sum();
     let seconds = flowed.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max);
     if seconds <= 0.0 {
@@ -126,10 +126,10 @@ impl Source {
             .map(|address| connect(address.parse()?, &self.link.congestion))
             .collect::<Result<Vec<TcpStream>>>()?;
         answer(&Answer::Ready { held: None })?;
-        match next_order()? {
-            Order::Flow { .. } => self.link.carry(streams, true),
-            Order::Leave => Ok(()),
-            Order::Run { .. } => bail!("a source was told to iterate"),
+        match next_instruction()? {
+            Instruction::Flow { .. } => self.link.carry(streams, true),
+            Instruction::Leave => Ok(()),
+            Instruction::Run { .. } => bail!("a source was told to iterate"),
         }
     }
 }

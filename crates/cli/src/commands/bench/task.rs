@@ -22,7 +22,7 @@ use std::time::Duration;
 /// What a process is to be; the first line it reads.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Part {
+pub(super) enum Task {
     /// A server; the first one coordinates, and the others are told where it is.
     Server { exchange: Exchange, number: u32, coordinator: Option<String> },
     /// A worker.
@@ -38,7 +38,7 @@ pub(super) enum Part {
 /// What it is told later.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Order {
+pub(super) enum Instruction {
     /// Make so many iterations.
     Run { iterations: u64 },
     /// Send for so long.
@@ -53,7 +53,7 @@ pub(super) enum Order {
 pub(super) enum Answer {
     /// Addresses to connect to.
     Listening { addresses: Vec<String> },
-    /// Ready for orders. A worker that knows says how many parameters each server holds.
+    /// Ready for instructions. A worker that knows says how many parameters each server holds.
     Ready { held: Option<Vec<u64>> },
     /// The iterations are made.
     Ran(Ran),
@@ -63,24 +63,24 @@ pub(super) enum Answer {
     Left { checksum: u64 },
 }
 
-/// Reads its part from stdin and plays it.
-pub(super) fn play(registry: &Arc<Registry>) -> Result<()> {
+/// Reads its task from stdin and carries it out.
+pub(super) fn run(registry: &Arc<Registry>) -> Result<()> {
     training::end_with_parent()?;
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("cannot read a part from stdin")?;
-    match serde_json::from_str(&line).context("stdin is not a part of a measurement")? {
-        Part::Server { exchange, number, coordinator } => {
+    std::io::stdin().lock().read_line(&mut line).context("cannot read a task from stdin")?;
+    match serde_json::from_str(&line).context("stdin is not a task of a measurement")? {
+        Task::Server { exchange, number, coordinator } => {
             let server = start_server(&exchange, number, coordinator.as_deref(), None, registry)?;
             answer(&Answer::Listening { addresses: vec![server.coordinator().to_owned()] })?;
             server.join().map_err(|error| anyhow!(error))
         }
-        Part::Worker { exchange, rank, coordinator } => {
+        Task::Worker { exchange, rank, coordinator } => {
             let url = JobUrl { address: coordinator, job: JOB.to_owned() };
             run_workers(&exchange, vec![(rank, JobOptions::at(url))], registry)
         }
-        Part::Everybody { exchange } => everybody(&exchange, registry),
-        Part::Sink(sink) => sink.run(),
-        Part::Source(source) => source.run(),
+        Task::Everybody { exchange } => everybody(&exchange, registry),
+        Task::Sink(sink) => sink.run(),
+        Task::Source(source) => source.run(),
     }
 }
 
@@ -90,11 +90,11 @@ pub(super) fn answer(answer: &Answer) -> Result<()> {
 }
 
 /// The next order; the end of stdin is the end of the parent.
-pub(super) fn next_order() -> Result<Order> {
+pub(super) fn next_instruction() -> Result<Instruction> {
     let mut line = String::new();
     let count = std::io::stdin().lock().read_line(&mut line)?;
     if count == 0 {
-        return Ok(Order::Leave);
+        return Ok(Instruction::Leave);
     }
     serde_json::from_str(&line).context("stdin is not an order")
 }
@@ -117,7 +117,7 @@ fn start_server(
     registry: &Arc<Registry>,
 ) -> Result<Server> {
     debug_assert!(hub.is_some() == (exchange.transport == Transport::Memory));
-    let host = exchange.places.host(number);
+    let host = exchange.endpoints.host(number);
     let own = format!("{host}:0");
     let config = ServerConfig {
         coordinate: (number == 0).then(|| exchange.job_config()),
@@ -136,7 +136,7 @@ fn start_server(
 /// Runs workers as threads; each order goes to all of them.
 fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &Arc<Registry>) -> Result<()> {
     std::thread::scope(|scope| {
-        let (mut orders, mut threads) = (Vec::new(), Vec::new());
+        let (mut instructions, mut threads) = (Vec::new(), Vec::new());
         for (rank, options) in workers {
             let (sender, receiver) = mpsc::channel();
             let options = JobOptions {
@@ -147,7 +147,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 congestion: Some(exchange.congestion.clone()),
                 ..options
             };
-            orders.push(sender);
+            instructions.push(sender);
             threads.push(scope.spawn(move || {
                 // A parent that waits for this worker's answer learns of its error by the end of the process.
                 let outcome = worker::run(exchange, options, &receiver);
@@ -158,12 +158,12 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
             }));
         }
         loop {
-            let order = next_order()?;
+            let order = next_instruction()?;
             // A worker that is gone has said why.
-            for worker in &orders {
+            for worker in &instructions {
                 let _ = worker.send(order);
             }
-            if matches!(order, Order::Leave) {
+            if matches!(order, Instruction::Leave) {
                 return Ok(());
             }
         }

@@ -12,16 +12,16 @@ const LOOPBACK: &str = "127.0.0.1";
 
 /// A place for every process. They are numbered from 0, servers first.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Places {
+pub(super) struct Endpoints {
     /// The words before every process's own command.
     run_with: Vec<String>,
     /// The address of each server; loopback for all of them when there is none.
     hosts: Vec<String>,
 }
 
-impl Places {
+impl Endpoints {
     /// What was typed, or why it cannot work.
-    pub(super) fn resolve(args: &ExchangeArgs) -> Result<Places> {
+    pub(super) fn resolve(args: &ExchangeArgs) -> Result<Endpoints> {
         let run_with: Vec<String> =
             args.run_with.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect();
         ensure!(
@@ -34,7 +34,7 @@ impl Places {
             run_with.is_empty() || run_with.iter().any(|word| word.contains(NUMBER)),
             "--run-with takes all processes to the same place: put {NUMBER} where the number of the process belongs"
         );
-        Ok(Places { run_with, hosts: args.host.clone() })
+        Ok(Endpoints { run_with, hosts: args.host.clone() })
     }
 
     /// This program, to be started as process `number`; its arguments are still to come.
@@ -59,17 +59,17 @@ mod tests {
 
     #[test]
     fn a_process_is_run_behind_its_command_and_a_server_has_its_address() {
-        let places = Places {
+        let endpoints = Endpoints {
             run_with: ["ip", "netns", "exec", "lab{}"].map(str::to_owned).to_vec(),
             hosts: vec!["10.0.0.1".into(), "10.0.0.2".into()],
         };
-        let command = places.command(2).unwrap();
+        let command = endpoints.command(2).unwrap();
         assert_eq!(command.get_program(), "ip");
         let arguments: Vec<_> = command.get_args().take(3).collect();
         assert_eq!(arguments, ["netns", "exec", "lab2"]);
         assert_eq!(command.get_args().count(), 4);
-        assert_eq!(places.host(1), "10.0.0.2");
-        let side_by_side = Places::default();
+        assert_eq!(endpoints.host(1), "10.0.0.2");
+        let side_by_side = Endpoints::default();
         assert_eq!(side_by_side.command(7).unwrap().get_args().count(), 0);
         assert_eq!(side_by_side.host(1), "127.0.0.1");
     }

@@ -1,6 +1,6 @@
 //! The processes of a measurement, as the one that started them sees them.
 
-use super::part::{Answer, Order, Part};
+use super::task::{Answer, Instruction, Task};
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, bail};
 use paramill_node::stderr;
@@ -13,37 +13,37 @@ use std::time::{Duration, Instant};
 const END_DEADLINE: Duration = Duration::from_secs(20);
 
 /// Processes that measure something together. Dropping it ends them.
-pub(super) struct Crew {
+pub(super) struct Fleet {
     processes: Supervisor,
 }
 
-impl Crew {
-    pub(super) fn new() -> Crew {
-        Crew { processes: Supervisor::new() }
+impl Fleet {
+    pub(super) fn new() -> Fleet {
+        Fleet { processes: Supervisor::new() }
     }
 
-    /// Starts this program again with a part to play.
-    pub(super) fn start(&mut self, name: impl Into<String>, part: &Part) -> Result<usize> {
+    /// Starts this program again with a task.
+    pub(super) fn start(&mut self, name: impl Into<String>, task: &Task) -> Result<usize> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.arg("bench-process");
-        self.start_program(name, command, part)
+        self.start_program(name, command, task)
     }
 
-    /// Starts another program that is told its part in the same way.
+    /// Starts another program that is given its task in the same way.
     pub(super) fn start_program(
         &mut self,
         name: impl Into<String>,
         command: Command,
-        part: &impl Serialize,
+        task: &impl Serialize,
     ) -> Result<usize> {
         let member = self.processes.converse(name, command)?;
-        self.processes.tell(member, &format!("{}\n", serde_json::to_string(part)?));
+        self.processes.tell(member, &format!("{}\n", serde_json::to_string(task)?));
         Ok(member)
     }
 
     /// Gives the same order to several.
-    pub(super) fn order(&mut self, members: impl Iterator<Item = usize>, order: Order) -> Result<()> {
+    pub(super) fn order(&mut self, members: impl Iterator<Item = usize>, order: Instruction) -> Result<()> {
         let line = format!("{}\n", serde_json::to_string(&order)?);
         members.for_each(|member| self.processes.tell(member, &line));
         Ok(())

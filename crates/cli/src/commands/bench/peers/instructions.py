@@ -1,4 +1,4 @@
-"""What every peer's worker shares with `paramill bench`: orders on stdin, answers on stdout, a JSON object a line."""
+"""What every peer's worker shares with `paramill bench`: instructions on stdin, answers on stdout, a JSON object a line."""
 
 import ctypes
 import json
