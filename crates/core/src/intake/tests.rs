@@ -358,7 +358,11 @@ fn absent_ranges_are_zeros_whatever_a_codec_makes_of_them() {
         let payload = Aligned::from_bytes(&absent.payload(LEN, gradient.bytes()));
         let first = frame::Push { form, has_absent: true, ..push(1, 0, 0) };
         assert_eq!(bench.take(0, first, payload.bytes()), Ok(Taken::Partly), "{codec}");
-        assert_eq!((&bench.sink.added[0].3[..], &bench.sink.absent[0]), (&[0.0, 8.0][..], &absent), "{codec}");
+        assert_eq!(
+            (&bench.sink.added[0].3[..], &bench.sink.absent[0]),
+            (&[0.0, 8.0][..], &absent),
+            "{codec}"
+        );
         // A chunk of which everything is absent has no values.
         let all = Absent::in_chunk(std::slice::from_ref(&(0..LEN)), 0..LEN);
         let second = frame::Push { form, has_absent: true, ..push(1, 0, 1) };

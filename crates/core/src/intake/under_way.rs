@@ -157,7 +157,10 @@ impl<D, K> UnderWay<D, K> {
     pub(super) fn check(&self) -> Result<(), String> {
         let known = self.places.iter().filter(|&&place| place > 0).count();
         if known != self.pushes.len() {
-            return Err(format!("{known} workers have pushes under way, and there are {}", self.pushes.len()));
+            return Err(format!(
+                "{known} workers have pushes under way, and there are {}",
+                self.pushes.len()
+            ));
         }
         match (0..).zip(&self.pushes).find(|(at, push)| self.place(push.worker) != Some(*at)) {
             Some((at, push)) => Err(format!("the push of {} is not at {at}", push.worker)),
