@@ -20,12 +20,12 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::consistency::SyncPolicy;
+use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport};
-use crate::table::{PolicyOverride, TableSpec};
+use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
@@ -269,8 +269,10 @@ impl Coordinator {
             Ok(plan) => plan,
             Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),
         };
-        let sync = self.first_sync(&plan);
-        if !sync.overlap {
+        let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
+        if let Ok(sync) = sync
+            && !sync.overlap
+        {
             let workers = plan.members.iter().map(|member| member.worker);
             self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
         }
@@ -280,12 +282,6 @@ impl Coordinator {
         shards.into_iter().for_each(|id| self.inform_shard(id));
         let aggregators: Vec<AggregatorId> = self.aggregators.ids().collect();
         aggregators.into_iter().for_each(|id| self.inform_aggregator(id));
-    }
-
-    /// The model of the first table: the one that the scheduler judges by.
-    fn first_sync(&self, plan: &Plan) -> SyncPolicy {
-        let text = plan.policy_of(TableId(0), ServerId(0)).sync;
-        SyncPolicy::parse(&self.registry.consistency, &text).expect("checked before it was put into the plan")
     }
 
     /// Sends the newest plan to a shard, once on each connection.
@@ -333,10 +329,9 @@ impl Coordinator {
         let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();
         told.into_iter().for_each(|to| self.send(to, &message));
         if let (Some(scheduler), Some(epochs)) = (&mut self.scheduler, &self.epochs) {
-            let text = epochs.newest().policy_of(TableId(0), ServerId(0)).sync;
-            if let Ok(sync) = SyncPolicy::parse(&self.registry.consistency, &text) {
-                scheduler.apply_change(now, &change, sync);
-            }
+            // It judges by the model of the first table.
+            let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&self.registry);
+            scheduler.apply_change(now, &change, sync.expect("checked before it was put into the plan"));
         }
         self.let_go();
         self.settle_epochs(now);
@@ -401,7 +396,7 @@ impl Coordinator {
         match outcome {
             Ok((sentence, epoch)) => {
                 // A learning rate may follow a schedule from step to step: that is not news.
-                if rule.sync.is_some() {
+                if rule.policies.iter().any(|(axis, _)| axis != Axis::Optimizer) {
                     self.log(sentence.clone());
                 }
                 self.commands.promise(number, epoch, sentence);

@@ -26,11 +26,12 @@ use crate::consistency::SyncPolicy;
 use crate::kernels;
 use crate::limits;
 use crate::link::Link;
+use crate::policy::NonFinite;
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Outbox, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::{Allocate, Buffer, Heap, Place};
-use crate::table::{NonFinite, TableSpec, glob_matches};
+use crate::table::{TableSpec, glob_matches};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control::{self, frame};
@@ -1111,15 +1112,14 @@ impl Worker {
         {
             self.memory = Arc::clone(memory);
         }
-        let chunks =
-            crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
             let server = chunks[0].shard.server;
             let policy = plan.policy_of(TableId(number as u32), server);
-            match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
+            match policy.sync(&self.registry) {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.partial_pull(), &*self.memory);
+                    table.plan(chunks, policy.nonfinite(), sync.partial_pull(), &*self.memory);
                     let identity = encoding::identity(plan.seed, self.id, number);
                     match TableCodecs::new(&self.registry, &table.spec, &policy, identity) {
                         Ok(codecs) => table.codecs = codecs,
@@ -1195,7 +1195,7 @@ impl Worker {
         // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
         let policy = plan.policy_of(number, shard.server);
         self.valid_from[index] = plan.valid_from(number);
-        let Ok(sync) = SyncPolicy::parse(&self.registry.consistency, &policy.sync) else { return };
+        let Ok(sync) = policy.sync(&self.registry) else { return };
         let table = &mut self.tables[index];
         let before = std::mem::replace(&mut table.partial, sync.partial_pull());
         if table.lent && table.partial.is_some() && table.partial != before {
@@ -1438,7 +1438,7 @@ impl Role for Worker {
 
 /// Copies a gradient while it is in cache for the check. Whether all of it is finite.
 fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
-    let blocks = buffer.chunks_mut(limits::CHUNK_ELEMENTS).zip(gradient.chunks(limits::CHUNK_ELEMENTS));
+    let blocks = buffer.chunks_mut(limits::BLOCK_ELEMENTS).zip(gradient.chunks(limits::BLOCK_ELEMENTS));
     let mut finite = true;
     for (to, from) in blocks {
         finite &= crate::kernels::all_finite(from);

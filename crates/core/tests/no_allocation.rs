@@ -8,8 +8,7 @@
 mod load;
 
 use load::{Load, Work};
-use paramill_core::table::TablePolicy;
-use paramill_core::wire::DType;
+use paramill_core::policy::{Axis, Policy};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -66,9 +65,9 @@ fn allocations_of(work: &Work, mut load: Load) -> u64 {
 fn steady_rounds_take_no_memory_for_chunks() {
     for optimizer in ["sgd", "adam:lr=0.001"] {
         for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000), (5, 50, 100), (40, 10, 100)] {
-            for dtype in [DType::F32, DType::F16, DType::Bf16] {
-                let policy = TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
-                let work = Work { workers, tables, elements, dtype, policy };
+            for codec in ["none", "f16", "topk:0.1", "int8"] {
+                let policy = Policy::default().with(Axis::Optimizer, optimizer).with(Axis::Codec, codec);
+                let work = Work { workers, tables, elements, policy };
                 assert_eq!(allocations(&work), 0, "{work:?}");
             }
         }
@@ -79,8 +78,8 @@ fn steady_rounds_take_no_memory_for_chunks() {
 #[test]
 fn rounds_after_an_absence_take_no_memory_either() {
     for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000)] {
-        let policy = TablePolicy { optimizer: "adam:lr=0.001".into(), ..TablePolicy::default() };
-        let work = Work { workers, tables, elements, dtype: DType::F32, policy };
+        let policy = Policy::default().with(Axis::Optimizer, "adam:lr=0.001");
+        let work = Work { workers, tables, elements, policy };
         let mut load = Load::new(work.clone());
         load.round();
         load.lack(1);

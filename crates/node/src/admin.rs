@@ -3,10 +3,9 @@
 use crate::transport::tcp;
 use crate::url::JobUrl;
 use paramill_core::limits;
+use paramill_core::policy::PolicyOverride;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
-use paramill_core::table::PolicyOverride;
-use paramill_core::types::ServerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
@@ -99,36 +98,13 @@ impl Admin {
         }
     }
 
-    /// Changes policies of the tables that match, on one server or on all. All servers have changed them when the answer comes,
-    /// which is a sentence.
-    pub fn set(&mut self, rule: PolicyOverride) -> Result<String, AdminError> {
-        match self.ask(&Control::Set(rule))? {
+    /// Changes policies of the tables that match, on one server or on all. Everybody follows it soon; a status that is asked
+    /// for next comes after the servers do. The answer is a sentence, or why it cannot be changed while the job runs.
+    pub fn set(&mut self, change: PolicyOverride) -> Result<String, AdminError> {
+        match self.ask(&Control::Set(change))? {
             Control::Done(sentence) => Ok(sentence),
             other => Err(AdminError::Unexpected(format!("{other:?}"))),
         }
-    }
-
-    /// Switches the consistency model of the tables that match, on one server or on all. The answer is a sentence.
-    pub fn set_sync(
-        &mut self,
-        table: &str,
-        server: Option<ServerId>,
-        sync: &str,
-    ) -> Result<String, AdminError> {
-        let sync = Some(sync.into());
-        self.set(PolicyOverride { table: table.into(), server, sync, ..PolicyOverride::default() })
-    }
-
-    /// Changes parameters of the optimizer of the tables that match, on one server or on all. The rule stays. The answer is a
-    /// sentence.
-    pub fn set_optimizer(
-        &mut self,
-        table: &str,
-        server: Option<ServerId>,
-        optimizer: &str,
-    ) -> Result<String, AdminError> {
-        let optimizer = Some(optimizer.into());
-        self.set(PolicyOverride { table: table.into(), server, optimizer, ..PolicyOverride::default() })
     }
 
     fn ask(&mut self, message: &Control) -> Result<Control, AdminError> {

@@ -3,7 +3,6 @@
 use crate::scenario::Switch;
 use paramill_core::link::Link;
 use paramill_core::role::{Lost, Output, Role};
-use paramill_core::table::PolicyOverride;
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
@@ -39,9 +38,7 @@ impl Operator {
             return;
         }
         self.asked = true;
-        let Switch { table, server, sync, .. } = switch.clone();
-        let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
-        let frame = frame(Kind::Control, &Control::Set(rule));
+        let frame = frame(Kind::Control, &Control::Set(switch.change.clone()));
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
     }
 }

@@ -3,21 +3,22 @@
 use paramill_core::absence::Absent;
 use paramill_core::codec::{Codec, Context, Encoder};
 use paramill_core::placement::Part;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::role::{Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::store::Buffer;
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, DType, Flags, Header, Kind, Member, Plan, Welcome};
+use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What one read from a socket brings of one worker before it is another's turn.
 const READ_BYTES: usize = 1 << 20;
-const CHUNK_ELEMENTS: usize = 8192;
+const CHUNK: usize = paramill_core::limits::BLOCK_ELEMENTS;
 
 /// What is pushed and pulled.
 #[derive(Debug, Clone)]
@@ -28,10 +29,8 @@ pub(crate) struct Work {
     pub(crate) tables: u32,
     /// Elements in each.
     pub(crate) elements: usize,
-    /// Element type of gradients.
-    pub(crate) dtype: DType,
     /// Policy of all tables.
-    pub(crate) policy: TablePolicy,
+    pub(crate) policy: Policy,
 }
 
 /// A shard that has its initial values, and the workers' next frames.
@@ -87,7 +86,6 @@ impl Load {
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
-            chunk_elements: CHUNK_ELEMENTS as u32,
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
@@ -99,10 +97,10 @@ impl Load {
         let bytes = message.body.bytes().expect("a control message has its bytes with it");
         shard.handle_frame(Time::ZERO, NodeId::Coordinator, &message.header, bytes);
         let chunks = tables.flat_map(|table| {
-            let count = work.elements.div_ceil(CHUNK_ELEMENTS);
+            let count = work.elements.div_ceil(CHUNK);
             (0..count).map(move |chunk| {
-                let start = chunk * CHUNK_ELEMENTS;
-                let len = CHUNK_ELEMENTS.min(work.elements - start);
+                let start = chunk * CHUNK;
+                let len = CHUNK.min(work.elements - start);
                 (table, chunk as u32, start, len, chunk + 1 == count)
             })
         });
@@ -110,18 +108,13 @@ impl Load {
         // Small enough to stay in cache, as a receive buffer does.
         let mut gradient = Buffer::zeroed(READ_BYTES / 4);
         for (at, value) in gradient.as_mut_slice().iter_mut().enumerate() {
-            // Two short words are a float too; none of these is NaN or infinite.
-            let short = 0x2c00 + (at % 251) as u32;
-            *value = match work.dtype {
-                DType::F32 => (at % 251) as f32 / 1000.0 - 0.1,
-                DType::F16 | DType::Bf16 => f32::from_bits(short << 16 | short),
-            };
+            *value = (at % 251) as f32 / 1000.0 - 0.1;
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
-        let encoded = encoded(&work.policy.codec, chunks.iter().map(|chunk| chunk.3));
+        let encoded = encoded(work.policy.get(Axis::Codec), chunks.iter().map(|chunk| chunk.3));
         let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0, lacks: None };
         for index in 0..load.chunks.len() {
-            let (header, start, bytes) = load.frame(Kind::Init, index, 0, 4);
+            let (header, start, bytes) = load.frame(Kind::Init, index, 0);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
             load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)), &header, payload);
         }
@@ -153,19 +146,17 @@ impl Load {
     /// Every worker pushes and pulls everything once.
     pub(crate) fn round(&mut self) -> Tally {
         let mut tally = Tally::default();
-        let width = if self.work.dtype == DType::F32 { 4 } else { 2 };
         let mut begin = 0;
         while begin < self.chunks.len() {
             let mut end = begin;
             let mut bytes = 0;
-            while end < self.chunks.len() && bytes < READ_BYTES - CHUNK_ELEMENTS * 4 {
-                bytes += self.chunks[end].3 * width;
+            while end < self.chunks.len() && bytes < READ_BYTES - CHUNK * 4 {
+                bytes += self.chunks[end].3 * 4;
                 end += 1;
             }
             for rank in 0..self.work.workers {
                 for index in begin..end {
-                    let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin, width);
-                    header.dtype = self.work.dtype;
+                    let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin);
                     let buffer = &self.gradients[rank as usize % self.gradients.len()];
                     let mut payload = &buffer.as_bytes()[start..start + bytes];
                     if let Some(encoded) = self.encoded.get(&self.chunks[index].3) {
@@ -209,7 +200,7 @@ impl Load {
         }
     }
 
-    fn frame(&self, kind: Kind, index: usize, place: usize, width: usize) -> (Header, usize, usize) {
+    fn frame(&self, kind: Kind, index: usize, place: usize) -> (Header, usize, usize) {
         let (table, chunk, _, len, last) = self.chunks[index];
         let mut header = Header::new(kind);
         header.epoch = 1;
@@ -222,10 +213,10 @@ impl Load {
         if last {
             header.flags = header.flags.with(Flags::LAST);
         }
-        header.payload_bytes = (len * width) as u32;
+        header.payload_bytes = (len * 4) as u32;
         // Frames of one read lie one after the other.
-        let start = (place * len.next_multiple_of(16) * width) % (READ_BYTES - CHUNK_ELEMENTS * 4);
-        (header, start.next_multiple_of(64), len * width)
+        let start = (place * len.next_multiple_of(16) * 4) % (READ_BYTES - CHUNK * 4);
+        (header, start.next_multiple_of(64), len * 4)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::config::JobConfig;
 use crate::address::Addresses;
 use crate::limits;
+use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::Spec;
 use crate::table::TableSpec;
@@ -44,10 +45,9 @@ impl Declarations {
             if !names.insert(&table.name) {
                 return Err(format!("{worker} declared table `{}` twice", table.name));
             }
-            if let Some(rule) = &table.policy {
-                let fits = config.check_rule(registry, rule);
-                fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
-            }
+            let own = PolicyOverride::new("*", table.policy.clone());
+            let fits = config.check_rule(registry, &own);
+            fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
         }
         config.check_tables(registry, &tables).map_err(|error| error.to_string())?;
         self.tables = tables;
@@ -81,7 +81,7 @@ impl Declarations {
         shards: Vec<(ShardId, Addresses)>,
         members: Vec<Member>,
     ) -> Result<Plan, String> {
-        let placement = Spec::parse(&config.placement)
+        let placement = Spec::parse(config.policy.get(Axis::Placement))
             .and_then(|spec| registry.placement.build(&spec))
             .expect("checked before the job started");
         let sizes: Vec<_> = self.tables.iter().map(TableSpec::size).collect();
@@ -90,7 +90,6 @@ impl Declarations {
             parts: placement.place(&sizes, config.servers),
             tables: self.tables.clone(),
             shards,
-            chunk_elements: config.chunk_elements,
             workers: config.workers,
             members,
             policy: config.policy.clone(),

@@ -164,7 +164,8 @@ impl Epochs {
 mod tests {
     use super::*;
     use crate::placement::Part;
-    use crate::table::{PolicyOverride, TablePolicy, TableSpec};
+    use crate::policy::{Policies, Policy, PolicyOverride};
+    use crate::table::TableSpec;
     use crate::types::ServerId;
     use crate::wire::Member;
 
@@ -178,10 +179,9 @@ mod tests {
             tables: vec![TableSpec::dense("w", [1])],
             parts: vec![vec![Part { server: ServerId(0), start: 0, len: 1 }]],
             shards: [0, 1].map(|server| (shard(server), "host:1".into())).to_vec(),
-            chunk_elements: 1,
             workers: 1,
             members: vec![Member::original(WorkerId(0), 1)],
-            policy: TablePolicy::default(),
+            policy: Policy::default(),
             overrides: vec![],
             switches: vec![],
             seed: 0,
@@ -199,7 +199,7 @@ mod tests {
         assert!(!epochs.are_ready());
         (0..2).for_each(|server| epochs.shard_entered(shard(server), 1, &[]));
         assert!(epochs.are_ready(), "a job starts without its aggregators");
-        let change = Change::Policy(PolicyOverride { table: "*".into(), ..PolicyOverride::default() });
+        let change = Change::Policy(PolicyOverride::new("*", Policies::default()));
         epochs.make(change.clone(), 0);
         epochs.shard_entered(shard(0), 2, &[]);
         // What it said before comes once more.

@@ -3,11 +3,11 @@
 use super::config::{self, JobConfig};
 use super::declarations::fits_a_message;
 use super::workers::Workers;
-use crate::consistency::SyncPolicy;
 use crate::limits;
-use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Axis, Policy, PolicyOverride};
 use crate::registry::Registry;
-use crate::table::{PolicyOverride, glob_matches};
+use crate::spec::SpecError;
+use crate::table::TableSpec;
 use crate::types::{ServerId, TableId};
 use crate::wire::{Change, Plan};
 
@@ -22,117 +22,87 @@ pub(super) struct Switching<'a> {
 impl Switching<'_> {
     /// Whether these policies can hold from now on; the sentence that says what was changed.
     pub(super) fn check(&self, rule: &PolicyOverride) -> Result<String, String> {
-        let (matched, place) = self.check_tables(rule)?;
-        let mut changed = Vec::new();
-        if let Some(sync) = &rule.sync {
-            let policy = self.check_sync(rule, sync)?;
-            changed.push(format!("use {policy}"));
+        let (plan, text) = (self.plan, |error: SpecError| error.to_string());
+        let fixed = |(axis, _): (Axis, &str)| Some((axis, axis.info().fixed?));
+        if let Some((axis, why)) = rule.policies.iter().find_map(fixed) {
+            return Err(format!("`{axis}` cannot be changed while a job runs: {why}"));
         }
-        if let Some(optimizer) = &rule.optimizer {
-            let policy = self.check_optimizer(rule, optimizer)?;
-            changed.push(format!("step with {policy}"));
+        if rule.policies.is_empty() {
+            return Err("no policy is named".into());
         }
-        let fixed = [
-            ("reduce", rule.reduce.is_some()),
-            ("order", rule.order.is_some()),
-            ("nonfinite", rule.nonfinite.is_some()),
-            ("codec", rule.codec.is_some()),
-            ("answer_codec", rule.answer_codec.is_some()),
-        ];
-        if let Some((axis, _)) = fixed.into_iter().find(|(_, is_named)| *is_named) {
-            return Err(format!("`{axis}` is fixed when the job starts"));
-        }
-        if changed.is_empty() {
-            return Err("nothing to change: name a policy".into());
-        }
-        let mut next = self.plan.clone();
-        next.apply(self.plan.epoch + 1, &Change::Policy(rule.clone()));
-        if !fits_a_message(&next) {
-            return Err("the plan would be longer than a message may be".into());
-        }
-        Ok(format!("{matched} tables now {} on {place}", changed.join(" and ")))
-    }
-
-    /// Whether there is something to change: how many tables, and where, in words.
-    fn check_tables(&self, rule: &PolicyOverride) -> Result<(usize, String), String> {
-        let plan = self.plan;
-        rule.check()?;
         let exceptions = plan.overrides.len() + plan.switches.len();
         if exceptions >= limits::MAX_OVERRIDES {
             return Err(format!("there are {exceptions} exceptions already; repeat one of them"));
         }
-        let matched = plan.tables.iter().filter(|table| glob_matches(&rule.table, &table.name)).count();
-        if matched == 0 {
+        if let Some(server) = rule.server.filter(|server| server.0 >= self.config.servers) {
+            let last = self.config.servers - 1;
+            return Err(format!("there is no {server}; the job has servers 0 to {last}"));
+        }
+        rule.check().map_err(text)?;
+        rule.policies.check(self.registry).map_err(text)?;
+        let mut next = plan.clone();
+        next.apply(plan.epoch + 1, &Change::Policy(rule.clone()));
+        if !fits_a_message(&next) {
+            return Err("the plan would be longer than a message may be".into());
+        }
+        let matched = self.check_tables(rule, &next)?;
+        let place = rule.server.map_or("all servers".into(), |server| server.to_string());
+        Ok(format!("{matched} tables now have {} on {place}", rule.policies))
+    }
+
+    /// Whether every table that is meant can go over to the next plan's policies. Says how many there are.
+    fn check_tables(&self, rule: &PolicyOverride, next: &Plan) -> Result<usize, String> {
+        let (plan, registry, text) = (self.plan, self.registry, |error: SpecError| error.to_string());
+        let server = rule.server.unwrap_or(ServerId(0));
+        let is_meant = |(_, table): &(TableId, &TableSpec)| rule.is_for(&table.name, server);
+        let meant: Vec<_> = (0..).map(TableId).zip(&plan.tables).filter(is_meant).collect();
+        if meant.is_empty() {
             return Err(format!(
                 "no table matches `{}`; the job has {}",
                 rule.table,
                 config::names(&plan.tables)
             ));
         }
-        if let Some(server) = rule.server.filter(|server| server.0 >= self.config.servers) {
-            return Err(format!(
-                "there is no {server}; the job has servers 0 to {}",
-                self.config.servers - 1
-            ));
+        let switches = next.switches.iter().map(|switch| &switch.rule);
+        let overrides: Vec<PolicyOverride> = next.overrides.iter().chain(switches).cloned().collect();
+        for &(number, table) in &meant {
+            let (old, new) = (plan.policy_of(number, server), next.policy_of(number, server));
+            self.check_sync(number, table, &old, &new)?;
+            let optimizer = new.optimizer(registry).map_err(text)?;
+            if !optimizer.can_follow(&old.optimizer(registry).map_err(text)?) {
+                return Err(format!(
+                    "table `{}` is stepped by {}: its parameters can be changed while it runs, but not the rule, nor whether \
+                     gradients are clipped",
+                    table.name,
+                    old.get(Axis::Optimizer)
+                ));
+            }
+            let (tables, servers) = ((plan.tables.as_slice(), table), self.config.servers);
+            config::check_table(registry, tables, servers, &plan.policy, &overrides).map_err(text)?;
         }
-        Ok((matched, rule.server.map_or("all servers".into(), |server| server.to_string())))
+        Ok(meant.len())
     }
 
-    fn check_sync(&self, rule: &PolicyOverride, sync: &str) -> Result<SyncPolicy, String> {
-        let parse = |text: &str| {
-            SyncPolicy::parse(&self.registry.consistency, text).map_err(|error| error.to_string())
-        };
-        let policy = parse(sync)?;
-        let first = self.plan.policy_of(TableId(0), ServerId(0)).sync;
-        if policy.overlap != parse(&first)?.overlap {
+    /// Whether a table can go over to a consistency model.
+    fn check_sync(
+        &self,
+        number: TableId,
+        table: &TableSpec,
+        old: &Policy,
+        new: &Policy,
+    ) -> Result<(), String> {
+        let parse = |policy: &Policy| policy.sync(self.registry).map_err(|error| error.to_string());
+        let sync = parse(new)?;
+        if sync.overlap != parse(old)?.overlap {
             return Err("`overlap` is fixed when the job starts".into());
         }
-        let switches = self.plan.switches.iter().map(|switch| &switch.rule);
-        let rules: Vec<PolicyOverride> =
-            self.plan.overrides.iter().chain(switches).chain([rule]).cloned().collect();
-        for (number, table) in (0..).zip(&self.plan.tables) {
-            if !glob_matches(&rule.table, &table.name) {
-                continue;
-            }
-            if policy.partial_pull().is_some()
-                && let Some(worker) = self.workers.lender_of(TableId(number))
-            {
-                return Err(format!(
-                    "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{policy}` needs \
-                     `push_pull`; switch to psp without b and tau2",
-                    table.name
-                ));
-            }
-            config::check_table(
-                self.registry,
-                (&self.plan.tables, table),
-                self.config.servers,
-                &self.plan.policy,
-                &rules,
-            )
-            .map_err(|error| error.to_string())?;
+        match self.workers.lender_of(number) {
+            Some(worker) if sync.partial_pull().is_some() => Err(format!(
+                "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{sync}` needs \
+                 `push_pull`; switch to psp without b and tau2",
+                table.name
+            )),
+            _ => Ok(()),
         }
-        Ok(policy)
-    }
-
-    fn check_optimizer(&self, rule: &PolicyOverride, optimizer: &str) -> Result<OptimizerPolicy, String> {
-        let parse = |text: &str| {
-            OptimizerPolicy::parse(&self.registry.optimizer, text).map_err(|error| error.to_string())
-        };
-        let new = parse(optimizer)?;
-        for (number, spec) in (0..).zip(&self.plan.tables) {
-            if !glob_matches(&rule.table, &spec.name) {
-                continue;
-            }
-            let old = self.plan.policy_of(TableId(number), rule.server.unwrap_or(ServerId(0))).optimizer;
-            if !new.can_follow(&parse(&old)?) {
-                return Err(format!(
-                    "table `{}` is stepped by {old}: its parameters can be changed while it runs, but not the rule, \
-                     nor whether gradients are clipped",
-                    spec.name
-                ));
-            }
-        }
-        Ok(new)
     }
 }

@@ -2,11 +2,9 @@
 
 use super::Shard;
 use super::part::TablePart;
-use crate::consistency::SyncPolicy;
-use crate::optimizer::OptimizerPolicy;
+use super::tables::Tables;
 use crate::prng::Prng;
 use crate::role::Output;
-use crate::table::{self, glob_matches};
 use crate::types::{NodeId, TableId, Time, WorkerId};
 use crate::wire::control::{self, Control};
 use crate::wire::{Change, FirstClock, Member, Plan, Standing};
@@ -46,12 +44,11 @@ impl Shard {
 
     /// Sets up the tables of the first plan that this shard gets.
     fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
-        let Some(id) = self.id else { return Ok(()) };
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let Some(id) = self.id() else { return Ok(()) };
+        let chunks = plan.chunks();
         let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
-        originals().for_each(|member| self.members.add_original(member.worker, member.incarnation));
-        self.tables.clear();
-        self.timer_of = vec![None; plan.tables.len()];
+        originals().for_each(|member| self.members.insert(member.worker, member.incarnation));
+        let mut tables = Vec::with_capacity(plan.tables.len());
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
             let own =
                 (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
@@ -61,8 +58,10 @@ impl Shard {
             let workers = originals().map(|member| member.worker);
             let part = TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
-            self.tables.push(part);
+            tables.push(part);
         }
+        self.tables = Tables::new(tables);
+        self.delivery.enter_epoch(plan.epoch);
         self.valid_from =
             (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
         // Workers may have joined before this shard was there.
@@ -95,8 +94,9 @@ impl Shard {
 
     /// The one way from an epoch to the next.
     fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
-        let Some(plan) = &mut self.plan else { return };
+        let (Some(id), Some(plan)) = (self.id(), &mut self.plan) else { return };
         plan.apply(epoch, change);
+        self.delivery.enter_epoch(epoch);
         match change {
             Change::Joining { worker, incarnation } => {
                 self.add_worker(*worker, *incarnation);
@@ -107,7 +107,7 @@ impl Shard {
             Change::Left { worker } => self.remove_worker(*worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
-                    if glob_matches(&rule.table, &self.tables[table].spec.name) {
+                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
                         self.set_policy(now, table);
                     }
                 }
@@ -115,7 +115,7 @@ impl Shard {
             }
         }
         // Whoever comes or goes may be what a round waited for.
-        (0..self.tables.len()).for_each(|table| self.settle(now, table));
+        self.settle_all(now);
     }
 
     fn tell_entered(&mut self) {
@@ -133,10 +133,11 @@ impl Shard {
     /// No round after the open one of each table closes without the worker from now on.
     fn add_worker(&mut self, worker: WorkerId, incarnation: u64) {
         self.members.join(worker, incarnation);
-        self.forget_progress(worker);
-        for table in &mut self.tables {
-            table.controller.join(worker);
-        }
+        self.tables.iter_mut().for_each(|table| drop(table.controller.join(worker)));
+    }
+
+    fn settle_all(&mut self, now: Time) {
+        (0..self.tables.len()).for_each(|table| self.tables.settle(now, table, &mut self.delivery));
     }
 
     /// The first clock that a worker which joined could push to all tables here.
@@ -147,24 +148,19 @@ impl Shard {
     }
 
     fn set_first_clock(&mut self, now: Time, worker: WorkerId, clock: u64) {
-        for table in 0..self.tables.len() {
-            self.tables[table].controller.set_first_clock(worker, clock);
-            self.settle(now, table);
-        }
+        self.tables.iter_mut().for_each(|table| table.controller.set_first_clock(worker, clock));
+        self.settle_all(now);
     }
 
     fn remove_worker(&mut self, worker: WorkerId) {
-        self.members.leave(worker);
-        self.groups.leave(worker);
-        self.cancel_pulls(worker);
-        for table in &mut self.tables {
-            table.remove_worker(worker);
-        }
-        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
+        self.members.remove(worker);
+        self.delivery.remove_worker(worker);
+        self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
+        let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
+        let waiting = waiting.map(|part| part.spec().name.clone());
         if worker == WorkerId::FIRST
-            && let Some(part) = self.tables.iter().find(is_waiting)
+            && let Some(table) = waiting
         {
-            let table = &part.spec.name;
             let error = Some(format!(
                 "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
             ));
@@ -174,23 +170,23 @@ impl Shard {
 
     /// Lets the policies of a table that the plan names hold from now on.
     fn set_policy(&mut self, now: Time, table: usize) {
-        let (Some(plan), Some(id)) = (&self.plan, self.id) else { return };
+        let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
         let number = TableId(table as u32);
         let policy = plan.policy_of(number, id.server);
         self.valid_from[table] = plan.valid_from(number);
-        let part = &mut self.tables[table];
-        match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
-            Ok(sync) if sync.to_string() == part.controller.policy().to_string() => {}
+        match policy.sync(&self.registry) {
+            Ok(sync) if sync.to_string() == self.tables.get(table).controller.policy().to_string() => {}
             Ok(sync) => {
-                self.groups.outdate_sent();
-                part.set_sync(now, sync, &mut self.accumulators);
+                self.tables.set_sync(now, table, sync);
+                // Chunks may be stepped once more in the same round.
+                self.delivery.restart(table);
             }
             Err(error) => self.log(control::sentence(error.to_string())),
         }
-        let part = &mut self.tables[table];
-        let outcome = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
-        if !outcome.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec.name);
+        let optimizer = policy.optimizer(&self.registry);
+        let part = self.tables.get_mut(table);
+        if !optimizer.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
             self.log(line);
         }
     }

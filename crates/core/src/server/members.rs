@@ -1,11 +1,14 @@
-//! The workers that a shard takes frames from.
+//! The workers of a job, and how far they are.
 
-use crate::types::WorkerId;
+use crate::types::{Clock, WorkerId};
 
-/// The live members, by rank, which is dense.
+/// The workers that take part in a job, by rank, which is dense.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    ranks: Vec<Option<Incarnation>>,
+    /// `None` for workers that are no members, or no longer.
+    incarnations: Vec<Option<Incarnation>>,
+    /// How far workers are with pushes that rounds wait for.
+    progress: Vec<Progress>,
 }
 
 /// The process that has a rank.
@@ -16,36 +19,46 @@ struct Incarnation {
     has_connected: bool,
 }
 
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    clock: Clock,
+    /// Of this clock.
+    bytes: u64,
+}
+
+/// What a table may have at most is far below this.
+const BYTES_OF_A_CLOCK: u64 = 1 << 40;
+
 impl Members {
     /// A worker that the job begins with: no other process had its rank.
-    pub(super) fn add_original(&mut self, worker: WorkerId, number: u64) {
+    pub(super) fn insert(&mut self, worker: WorkerId, number: u64) {
         self.set(worker, Incarnation { number, has_connected: true });
     }
 
     /// A worker joins. What still comes on a connection of its predecessor is not its own.
     pub(super) fn join(&mut self, worker: WorkerId, number: u64) {
         self.set(worker, Incarnation { number, has_connected: false });
+        if let Some(progress) = self.progress.get_mut(worker.0 as usize) {
+            *progress = Progress::default();
+        }
     }
 
-    pub(super) fn leave(&mut self, worker: WorkerId) {
-        if let Some(rank) = self.ranks.get_mut(worker.0 as usize) {
-            *rank = None;
+    fn set(&mut self, worker: WorkerId, incarnation: Incarnation) {
+        let rank = worker.0 as usize;
+        if self.incarnations.len() <= rank {
+            self.incarnations.resize(rank + 1, None);
         }
+        self.incarnations[rank] = Some(incarnation);
     }
 
     /// A process with this incarnation connects. Whether it is the member.
     pub(super) fn connect(&mut self, worker: WorkerId, number: u64) -> bool {
-        let incarnation = self.ranks.get_mut(worker.0 as usize).and_then(Option::as_mut);
+        let incarnation = self.incarnations.get_mut(worker.0 as usize).and_then(Option::as_mut);
         let Some(incarnation) = incarnation.filter(|incarnation| incarnation.number == number) else {
             return false;
         };
         incarnation.has_connected = true;
         true
-    }
-
-    /// Whether frames of this worker are taken, from whomever they come.
-    pub(super) fn has(&self, worker: WorkerId) -> bool {
-        self.get(worker).is_some()
     }
 
     /// Whether a connection in the name of this rank is that of an earlier process.
@@ -54,14 +67,72 @@ impl Members {
     }
 
     fn get(&self, worker: WorkerId) -> Option<Incarnation> {
-        *self.ranks.get(worker.0 as usize)?
+        *self.incarnations.get(worker.0 as usize)?
     }
 
-    fn set(&mut self, worker: WorkerId, incarnation: Incarnation) {
+    /// A worker does not take part any more. Whether it did.
+    pub(super) fn remove(&mut self, worker: WorkerId) -> bool {
+        self.incarnations.get_mut(worker.0 as usize).and_then(Option::take).is_some()
+    }
+
+    /// Whether a worker takes part.
+    pub(super) fn has(&self, worker: WorkerId) -> bool {
+        self.get(worker).is_some()
+    }
+
+    /// A worker brought so much of a push that a round waits for.
+    pub(super) fn note_progress(&mut self, worker: WorkerId, clock: Clock, bytes: u64) {
         let rank = worker.0 as usize;
-        if self.ranks.len() <= rank {
-            self.ranks.resize(rank + 1, None);
+        if self.progress.len() <= rank {
+            self.progress.resize(rank + 1, Progress::default());
         }
-        self.ranks[rank] = Some(incarnation);
+        let progress = &mut self.progress[rank];
+        if progress.clock < clock {
+            *progress = Progress { clock, bytes: 0 };
+        }
+        progress.bytes += bytes;
+    }
+
+    /// How far a worker is, in bytes; `None` when no round waits for it.
+    pub(super) fn progress(&self, worker: WorkerId) -> Option<u64> {
+        let Progress { clock, bytes } = *self.progress.get(worker.0 as usize)?;
+        Some(clock.saturating_mul(BYTES_OF_A_CLOCK).saturating_add(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_takes_part_with_its_last_incarnation() {
+        let mut members = Members::default();
+        let worker = WorkerId(2);
+        members.insert(worker, 7);
+        members.insert(WorkerId(0), 5);
+        assert!(members.connect(worker, 7) && !members.awaits_connection(worker));
+        members.join(worker, 8);
+        assert!(members.awaits_connection(worker), "what comes is from the process before");
+        assert!(!members.connect(worker, 7) && members.awaits_connection(worker));
+        assert!(members.connect(worker, 8) && !members.awaits_connection(worker));
+        assert!(!members.connect(WorkerId(1), 0) && !members.connect(WorkerId(9), 0));
+        assert!(members.remove(WorkerId(2)) && !members.remove(WorkerId(2)) && !members.remove(WorkerId(9)));
+        assert!(members.has(WorkerId(0)) && !members.has(WorkerId(2)));
+    }
+
+    #[test]
+    fn a_later_clock_is_further_than_any_bytes_of_an_earlier_one() {
+        let mut members = Members::default();
+        let worker = WorkerId(1);
+        assert_eq!(members.progress(worker), None);
+        members.note_progress(worker, 3, 100);
+        members.note_progress(worker, 3, 50);
+        let before = members.progress(worker);
+        // Frames of an earlier clock count for the last one.
+        members.note_progress(worker, 2, 1);
+        let between = members.progress(worker);
+        members.note_progress(worker, 4, 1);
+        assert!(before < between && between < members.progress(worker));
+        assert_eq!(members.progress(WorkerId(0)), Some(0));
     }
 }

@@ -3,6 +3,7 @@
 use super::{Chunk, TableSpec};
 use crate::wire::frame::Piece;
 use crate::wire::{Cause, Fault};
+use std::ops::Range;
 
 /// One of the table's chunks on a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +73,39 @@ impl Layout {
             .map_err(|_| self.shape_fault(format!("chunk {number}, which this server does not hold")))
     }
 
+    /// How many units of contribution there are: rows of a sparse table, chunks of a dense one.
+    pub(crate) fn units(&self) -> usize {
+        if self.is_sparse() { self.elements / self.row_width() } else { self.chunks.len() }
+    }
+
+    /// The elements of a unit.
+    pub(crate) fn unit_range(&self, unit: usize) -> Range<usize> {
+        if self.is_sparse() {
+            let width = self.row_width();
+            return unit * width..(unit + 1) * width;
+        }
+        let chunk = &self.chunks[unit];
+        chunk.start..chunk.start + chunk.len
+    }
+
+    /// The place of the chunk that a unit is, or is in.
+    pub(crate) fn chunk_of_unit(&self, unit: usize) -> usize {
+        if !self.is_sparse() {
+            return unit;
+        }
+        let element = unit * self.row_width();
+        self.chunks.partition_point(|chunk| chunk.start <= element) - 1
+    }
+
+    /// The first element of a row, counted on the shard; `None` if another shard holds it.
+    pub(crate) fn row_start(&self, row: u32) -> Option<usize> {
+        let element = u64::from(row) * self.row_width() as u64;
+        let after = self.chunks.partition_point(|chunk| chunk.table_start <= element);
+        let chunk = self.chunks[..after].last()?;
+        let offset = usize::try_from(element - chunk.table_start).ok()?;
+        (offset < chunk.len).then_some(chunk.start + offset)
+    }
+
     /// The chunk of a frame that is one of a whole table's: they come in the order of the chunks on the shard, and the
     /// last one says so.
     pub(crate) fn chunk_in_turn(&self, piece: Piece) -> Result<LocalChunk, Fault> {
@@ -117,6 +151,19 @@ mod tests {
         assert_eq!(layout.elements(), 10);
         assert_eq!([1, 3, 4].map(|number| layout.index_of(number).unwrap()), [0, 1, 2]);
         assert_eq!(layout.index_of(2).unwrap_err().cause, Cause::Shape);
+    }
+
+    #[test]
+    fn rows_are_units_of_a_sparse_table_and_chunks_of_a_dense_one() {
+        let dense = layout();
+        assert_eq!((dense.units(), dense.unit_range(2), dense.chunk_of_unit(2)), (3, 8..10, 2));
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunks = [(1, Chunk { shard, start: 8, len: 4 }), (3, Chunk { shard, start: 24, len: 8 })];
+        let sparse = Layout::new(TableSpec::sparse("rows", 20, 4), chunks.into_iter());
+        assert_eq!((sparse.units(), sparse.unit_range(2)), (3, 8..12));
+        assert_eq!([0, 1, 2].map(|unit| sparse.chunk_of_unit(unit)), [0, 1, 1]);
+        let starts = [1, 2, 3, 5, 6, 7, 8].map(|row| sparse.row_start(row));
+        assert_eq!(starts, [None, Some(0), None, None, Some(4), Some(8), None]);
     }
 
     #[test]

@@ -5,9 +5,10 @@ use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
+use crate::policy::PolicyOverride;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
-use crate::table::{PolicyOverride, TableSpec};
+use crate::table::TableSpec;
 use crate::types::{Clock, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -198,6 +199,7 @@ pub fn sentence(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Policies;
     use proptest::prelude::*;
 
     proptest! {
@@ -218,7 +220,7 @@ mod tests {
             (Control::Stop { error: None }, 15),
             (Control::AggregatorReport(AggregatorReport::default()), 16),
             (Control::Entered { epoch: 1, joining: vec![] }, 18),
-            (Control::Set(PolicyOverride::default()), 20),
+            (Control::Set(PolicyOverride::new("*", Policies::default())), 20),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

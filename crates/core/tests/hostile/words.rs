@@ -1,9 +1,10 @@
 //! What a hostile peer may say: frames that are nearly right, messages with absurd contents, and noise.
 
 use paramill_core::placement::Part;
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
-use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
@@ -177,16 +178,16 @@ fn sync() -> impl Strategy<Value = String> {
     prop_oneof![8 => prop::sample::select(&MODELS[..]).prop_map(String::from), 1 => Just("(".repeat(100_000))]
 }
 
+/// One policy, if its text can be written down at all.
+fn policies(axis: Axis, text: Option<String>) -> Policies {
+    let mut policies = Policies::default();
+    _ = text.map(|text| policies.set(axis, text));
+    policies
+}
+
 fn table() -> impl Strategy<Value = TableSpec> {
     let side = prop_oneof![6 => 1u64..9, 1 => Just(0), 1 => Just(u64::MAX), 1 => Just(1 << 33)];
-    let policy = prop::option::weighted(
-        0.2,
-        (name(), prop::option::of(sync())).prop_map(|(table, sync)| PolicyOverride {
-            table,
-            sync,
-            ..PolicyOverride::default()
-        }),
-    );
+    let policy = prop::option::weighted(0.2, sync()).prop_map(|sync| policies(Axis::Sync, sync));
     (name(), vec(side, 0..4), any::<bool>(), policy).prop_map(|(name, shape, rows, policy)| TableSpec {
         name,
         shape,
@@ -209,10 +210,9 @@ fn plan() -> impl Strategy<Value = Plan> {
         tables: honest_tables(),
         parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
         shards: vec![shard(0, 0), shard(1, 0)],
-        chunk_elements: 4,
         workers: 3,
         members: (0..3).map(|rank| Member::original(WorkerId(rank), u64::from(rank) + 1)).collect(),
-        policy: TablePolicy::default(),
+        policy: Policy::default().with(Axis::Chunk, "16B"),
         overrides: vec![],
         switches: vec![],
         seed: 0,
@@ -229,10 +229,10 @@ fn plan() -> impl Strategy<Value = Plan> {
                 4 => plan.parts.iter_mut().flatten().for_each(|part| part.server = ServerId(small)),
                 5 => plan.shards.push(shard(small, small)),
                 6 => plan.shards.clear(),
-                7 => plan.chunk_elements = small,
+                7 => _ = plan.policy.set(Axis::Chunk, format!("{}B", u64::from(small) * 4)),
                 8 => plan.members.push(Member::original(WorkerId(small), number)),
-                9 => plan.policy.sync = sync,
-                10 => plan.policy.optimizer = sync,
+                9 => _ = plan.policy.set(Axis::Sync, sync),
+                10 => _ = plan.policy.set(Axis::Optimizer, sync),
                 _ => plan.parts.clear(),
             }
         }
@@ -241,17 +241,9 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 fn rule() -> impl Strategy<Value = PolicyOverride> {
-    let optimizer = prop::sample::select(vec!["sgd", "adam:lr=1", "?"]);
-    let text = prop_oneof![
-        sync().prop_map(|sync| (Some(sync), None)),
-        optimizer.prop_map(|it| (None, Some(it.into())))
-    ];
-    (name(), prop::option::of(small()), text).prop_map(|(table, server, (sync, optimizer))| PolicyOverride {
-        table,
-        server: server.map(ServerId),
-        sync,
-        optimizer,
-        ..PolicyOverride::default()
+    let axis = prop::sample::select(Axis::all().collect::<Vec<_>>());
+    (name(), prop::option::of(small()), axis, sync()).prop_map(|(table, server, axis, text)| {
+        PolicyOverride::new(table, policies(axis, Some(text))).on(server.map(ServerId))
     })
 }
 

@@ -6,8 +6,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::table::PolicyOverride;
-use paramill_core::types::{NodeId, ServerId, TableId, Time};
+use paramill_core::types::{NodeId, TableId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
@@ -15,17 +14,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// A command that changes the consistency model of some tables.
-#[allow(dead_code, reason = "not all who include this file switch models")]
-pub(crate) fn set_sync(table: &str, server: Option<u32>, sync: &str) -> Control {
-    Control::Set(PolicyOverride {
-        table: table.into(),
-        server: server.map(ServerId),
-        sync: Some(sync.into()),
-        ..PolicyOverride::default()
-    })
-}
 
 pub(crate) struct Pump {
     pub(crate) now: Time,

@@ -3,8 +3,8 @@
 
 use crate::rule::FrameView;
 use crate::scenario::Scenario;
+use paramill_core::policy::{Axis, PolicyOverride};
 use paramill_core::spec::Spec;
-use paramill_core::table::PolicyOverride;
 use paramill_core::types::{NodeId, ShardId, TableId};
 use paramill_core::wire::{Control, Kind, Plan, control};
 use std::collections::BTreeMap;
@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 pub(super) struct Policies {
     /// The plan that each shard has.
     plans: BTreeMap<ShardId, Plan>,
-    models: BTreeMap<(ShardId, TableId), Model>,
+    /// Every model that held for a table on a shard, the one in force last.
+    models: BTreeMap<(ShardId, TableId), Vec<Model>>,
 }
 
 /// What a checker has to know of a model.
@@ -33,9 +34,9 @@ impl Policies {
         let mut models = BTreeMap::new();
         for shard in shards {
             for (number, name) in (0..).zip(&tables) {
-                let policy =
-                    PolicyOverride::resolve(&scenario.policy(), &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), Model::of(&policy.sync));
+                let job = scenario.policy.clone();
+                let policy = PolicyOverride::resolve(job, &scenario.overrides, name, shard.server);
+                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))]);
             }
         }
         Policies { plans: BTreeMap::new(), models }
@@ -43,7 +44,19 @@ impl Policies {
 
     /// The model of a table on a shard.
     pub(super) fn model(&self, shard: ShardId, table: TableId) -> Option<&Model> {
-        self.models.get(&(shard, table))
+        self.models.get(&(shard, table))?.last()
+    }
+
+    /// How often the model of a table was switched on a shard.
+    pub(super) fn switches(&self, shard: ShardId, table: TableId) -> usize {
+        self.models.get(&(shard, table)).map_or(0, |models| models.len() - 1)
+    }
+
+    /// The most rounds that an answer may lack whose request came after so many switches; it may have been released
+    /// under any model since.
+    pub(super) fn bound_since(&self, shard: ShardId, table: TableId, switches: usize) -> Option<u64> {
+        let models = self.models.get(&(shard, table))?.iter().skip(switches);
+        models.map(|model| model.bound).try_fold(0, |most, bound| Some(bound?.max(most)))
     }
 
     /// Follows a switch that is delivered to a shard; says which tables changed there.
@@ -53,14 +66,11 @@ impl Policies {
         else {
             return Vec::new();
         };
-        let Ok(message) = control::decode::<Control>("control message", frame.payload) else {
-            return Vec::new();
-        };
-        match message {
-            Control::Plan(plan) => {
+        match control::decode::<Control>("control message", frame.payload) {
+            Ok(Control::Plan(plan)) => {
                 self.plans.insert(shard, *plan);
             }
-            Control::Change { epoch, change } => match self.plans.get_mut(&shard) {
+            Ok(Control::Change { epoch, change }) => match self.plans.get_mut(&shard) {
                 Some(plan) if plan.epoch < epoch => plan.apply(epoch, &change),
                 _ => return Vec::new(),
             },
@@ -73,11 +83,13 @@ impl Policies {
     fn compare(&mut self, shard: ShardId) -> Vec<(ShardId, TableId)> {
         let plan = &self.plans[&shard];
         let mut changed = Vec::new();
-        for number in 0..plan.tables.len() as u32 {
-            let (key, sync) = ((shard, TableId(number)), plan.policy_of(TableId(number), shard.server).sync);
-            if self.models.get(&key).is_none_or(|known| known.sync != sync) {
-                self.models.insert(key, Model::of(&sync));
-                changed.push(key);
+        for number in (0..plan.tables.len() as u32).map(TableId) {
+            let policy = plan.policy_of(number, shard.server);
+            let models = self.models.entry((shard, number)).or_default();
+            let sync = policy.get(Axis::Sync);
+            if models.last().is_none_or(|known| known.sync != sync) {
+                models.push(Model::of(sync));
+                changed.push((shard, number));
             }
         }
         changed
