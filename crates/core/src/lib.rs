@@ -14,6 +14,7 @@ pub mod consistency;
 pub mod coordinator;
 pub mod fault;
 pub mod kernels;
+pub mod lease;
 pub mod limits;
 pub mod link;
 pub mod optimizer;

@@ -6,12 +6,11 @@
 //! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
 //! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
-use crate::store::Buffer;
+use crate::lease::Lease;
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A frame that a role wants sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +41,7 @@ pub enum Body {
     /// In memory that lives as long as the frame does, whatever becomes of the request that it belongs to.
     Shared {
         /// The memory.
-        buffer: Arc<Buffer>,
+        buffer: Lease,
         /// First byte in it.
         start: usize,
         /// Number of bytes.
@@ -129,6 +128,15 @@ impl Outbox {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The number of bytes against what waits.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let counted: usize = self.outputs.iter().map(cost).sum();
+        if counted == self.bytes {
+            return Ok(());
+        }
+        Err(format!("{counted} bytes wait to be sent, and {} are said to", self.bytes))
     }
 }
 
@@ -234,6 +242,11 @@ pub trait Role {
     /// one frame from a peer can ask for a whole table.
     fn backlog_bytes(&self) -> usize {
         0
+    }
+
+    /// Counts what it keeps account of, and compares. The error says what is wrong. For tests: it may be slow.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
     }
 
     /// Brings the header of a frame that had to wait up to date with what its payload is now.

@@ -346,7 +346,7 @@ impl Policies {
 /// Keeps parameters that an array looks at.
 #[pyclass(frozen, module = "paramill._native")]
 struct Values {
-    _kept: Arc<node::Buffer>,
+    _kept: node::Lease,
 }
 
 /// A push or pull under way.
