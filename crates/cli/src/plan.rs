@@ -250,7 +250,7 @@ fn check_optimizer(text: &str, registry: &Registry) -> Result<()> {
     Ok(())
 }
 
-/// `workers = 0: expected 1 to 4096`.
+/// `workers = 0: expected 1 to 16384`.
 fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeInclusive<T>) -> Result<()> {
     ensure!(range.contains(&value), "{name} = {value}: expected {} to {}", range.start(), range.end());
     Ok(())
@@ -360,7 +360,7 @@ mod tests {
         for (file, expected) in [
             ("workers = 4", "unknown field `workers`, expected one of `seed`"),
             ("[cluster]\nworkerz = 4", "line 2, column 1"),
-            ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 4096"),
+            ("[cluster]\nworkers = 0", "workers = 0: expected 1 to 16384"),
             ("[cluster]\nworkers = \"four\"", "expected u32"),
             ("[cluster]\naggregators = 5", "aggregators = 5: expected 0 to 4"),
             ("[cluster]\ntransport = \"udp\"", "expected one of `auto`, `tcp`, `shm`"),

@@ -130,13 +130,13 @@ impl Outbox {
         self.bytes
     }
 
-    /// The number of bytes against what waits.
+    /// Compares the counted bytes with the outputs that wait.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let counted: usize = self.outputs.iter().map(cost).sum();
-        if counted == self.bytes {
-            return Ok(());
+        let bytes: usize = self.outputs.iter().map(cost).sum();
+        if bytes != self.bytes {
+            return Err(format!("{bytes} bytes of outputs wait, and {} are counted", self.bytes));
         }
-        Err(format!("{counted} bytes wait to be sent, and {} are said to", self.bytes))
+        Ok(())
     }
 }
 
@@ -244,13 +244,14 @@ pub trait Role {
         0
     }
 
-    /// Counts what it keeps account of, and compares. The error says what is wrong. For tests: it may be slow.
+    /// Brings the header of a frame that had to wait up to date with what its payload is now.
+    fn refresh(&self, _header: &mut Header) {}
+
+    /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
+    /// one that does not hold. The simulator asks after every event.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
-
-    /// Brings the header of a frame that had to wait up to date with what its payload is now.
-    fn refresh(&self, _header: &mut Header) {}
 
     /// The bytes of a body. A role that stores bytes itself ([`Body::Stored`]) finds them here.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

@@ -177,7 +177,7 @@ impl Worker {
 
     /// How many workers the job has, once it started.
     pub fn workers(&self) -> Option<usize> {
-        self.session.plan().map(|plan| plan.workers.len())
+        self.session.plan().map(|plan| plan.live_members().count())
     }
 
     /// Iterations completed.

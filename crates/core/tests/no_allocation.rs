@@ -9,7 +9,6 @@ mod load;
 
 use load::{Load, Work};
 use paramill_core::table::TablePolicy;
-use paramill_core::wire::DType;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -66,9 +65,10 @@ fn allocations_of(work: &Work, mut load: Load) -> u64 {
 fn steady_rounds_take_no_memory_for_chunks() {
     for optimizer in ["sgd", "adam:lr=0.001"] {
         for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000), (5, 50, 100), (40, 10, 100)] {
-            for dtype in [DType::F32, DType::F16, DType::Bf16] {
-                let policy = TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
-                let work = Work { workers, tables, elements, dtype, policy };
+            for codec in ["none", "f16", "topk:0.1", "int8"] {
+                let (optimizer, codec) = (optimizer.into(), codec.into());
+                let policy = TablePolicy { optimizer, codec, ..TablePolicy::default() };
+                let work = Work { workers, tables, elements, policy };
                 assert_eq!(allocations(&work), 0, "{work:?}");
             }
         }
@@ -80,7 +80,7 @@ fn steady_rounds_take_no_memory_for_chunks() {
 fn rounds_after_an_absence_take_no_memory_either() {
     for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000)] {
         let policy = TablePolicy { optimizer: "adam:lr=0.001".into(), ..TablePolicy::default() };
-        let work = Work { workers, tables, elements, dtype: DType::F32, policy };
+        let work = Work { workers, tables, elements, policy };
         let mut load = Load::new(work.clone());
         load.round();
         load.lack(1);

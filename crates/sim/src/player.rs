@@ -4,8 +4,8 @@
 //! that follow.
 
 use crate::compute::ComputeClock;
-use crate::gradient::{Gradients, touched_rows};
-use paramill_core::role::{Body, Lost, Output, Role};
+use crate::gradient::{Gradients, PushId, touched_rows};
+use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
@@ -246,18 +246,14 @@ impl Player {
         let mut tickets = Vec::with_capacity(tables.len());
         for (index, spec) in tables.iter().enumerate() {
             let table = TableId(index as u32);
-            let at = |element, value| gradients.at(*seed, *worker, clock, table, element, value);
+            let push = PushId { seed: *seed, worker: *worker, clock, table };
             self.gradient.clear();
             let gradient = if spec.rows {
                 let (rows, values) = &self.rows[index];
-                let width = spec.row_elements();
-                let elements =
-                    rows.iter().flat_map(|&row| u64::from(row) * width..(u64::from(row) + 1) * width);
-                self.gradient.extend(elements.zip(values).map(|(element, &value)| at(element, value)));
+                gradients.extend_rows(&push, rows, spec.row_elements(), values, &mut self.gradient);
                 Gradient::Rows { rows, values: &self.gradient }
             } else {
-                let values = self.worker.values(table);
-                self.gradient.extend((0..).zip(values).map(|(element, &value)| at(element, value)));
+                gradients.extend(&push, 0, self.worker.values(table), &mut self.gradient);
                 Gradient::Dense(&self.gradient)
             };
             tickets.push(self.worker.push(now, table, gradient, !spec.rows)?);
@@ -303,6 +299,25 @@ impl Role for Player {
         self.play(now);
     }
 
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        self.worker.landing(from, header, frames, places)
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        self.worker.handle_landed(now, from, header);
+        self.play(now);
+    }
+
+    fn progress(&self, peer: NodeId) -> Option<u64> {
+        self.worker.progress(peer)
+    }
+
     fn handle_timeout(&mut self, now: Time) {
         self.worker.handle_timeout(now);
         self.play(now);
@@ -316,7 +331,19 @@ impl Role for Player {
         self.worker.poll_output().or_else(|| self.stop.take())
     }
 
+    fn refresh(&self, header: &mut Header) {
+        self.worker.refresh(header);
+    }
+
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         self.worker.payload(body)
+    }
+
+    fn backlog_bytes(&self) -> usize {
+        self.worker.backlog_bytes()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.worker.check()
     }
 }

@@ -165,8 +165,8 @@ impl Report {
             links: (0..scenario.servers).map(ServerId).map(link).collect(),
             bytes_pushed: shards.iter().map(|shard| shard.bytes_pushed).sum(),
             bytes_pulled: shards.iter().map(|shard| shard.bytes_pulled).sum(),
-            frames: cluster.world.frames(),
-            events: cluster.world.events(),
+            frames: cluster.world.counts().frames,
+            events: cluster.world.counts().events,
             log: if finished { Vec::new() } else { cluster.world.log().map(str::to_owned).collect() },
         }
     }

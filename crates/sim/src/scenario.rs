@@ -303,7 +303,7 @@ mod tests {
         for (text, expected) in [
             ("workers = 3", "tables: expected at least one"),
             ("wrokers = 3", "unknown field `wrokers`, expected one of"),
-            ("workers = 0\n[[tables]]\nname='w'\nshape=[1]", "workers = 0: expected 1 to 4096"),
+            ("workers = 0\n[[tables]]\nname='w'\nshape=[1]", "workers = 0: expected 1 to 16384"),
             ("[[tables]]\nname='w'\nshape=[0]", "table `w` of shape [0]"),
             ("[[tables]]\nname='w'\nshape=[1]\n[[tables]]\nname='w'\nshape=[1]", "given twice"),
             (

@@ -11,7 +11,7 @@ use paramill_core::store::Buffer;
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, DType, Flags, Header, Kind, Plan, Welcome};
+use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -28,8 +28,6 @@ pub(crate) struct Work {
     pub(crate) tables: u32,
     /// Elements in each.
     pub(crate) elements: usize,
-    /// Element type of gradients.
-    pub(crate) dtype: DType,
     /// Policy of all tables.
     pub(crate) policy: TablePolicy,
 }
@@ -88,9 +86,10 @@ impl Load {
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
             chunk_elements: CHUNK_ELEMENTS as u32,
-            workers: (0..work.workers).map(|rank| (WorkerId(rank), 1)).collect(),
+            members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
             overrides: Vec::new(),
+            switches: Vec::new(),
             seed: 1,
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));
@@ -108,18 +107,13 @@ impl Load {
         // Small enough to stay in cache, as a receive buffer does.
         let mut gradient = Buffer::zeroed(READ_BYTES / 4);
         for (at, value) in gradient.as_mut_slice().iter_mut().enumerate() {
-            // Two short words are a float too; none of these is NaN or infinite.
-            let short = 0x2c00 + (at % 251) as u32;
-            *value = match work.dtype {
-                DType::F32 => (at % 251) as f32 / 1000.0 - 0.1,
-                DType::F16 | DType::Bf16 => f32::from_bits(short << 16 | short),
-            };
+            *value = (at % 251) as f32 / 1000.0 - 0.1;
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
         let encoded = encoded(&work.policy.codec, chunks.iter().map(|chunk| chunk.3));
         let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0, lacks: None };
         for index in 0..load.chunks.len() {
-            let (header, start, bytes) = load.frame(Kind::Init, index, 0, 4);
+            let (header, start, bytes) = load.frame(Kind::Init, index, 0);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
             load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)), &header, payload);
         }
@@ -151,19 +145,17 @@ impl Load {
     /// Every worker pushes and pulls everything once.
     pub(crate) fn round(&mut self) -> Tally {
         let mut tally = Tally::default();
-        let width = if self.work.dtype == DType::F32 { 4 } else { 2 };
         let mut begin = 0;
         while begin < self.chunks.len() {
             let mut end = begin;
             let mut bytes = 0;
             while end < self.chunks.len() && bytes < READ_BYTES - CHUNK_ELEMENTS * 4 {
-                bytes += self.chunks[end].3 * width;
+                bytes += self.chunks[end].3 * 4;
                 end += 1;
             }
             for rank in 0..self.work.workers {
                 for index in begin..end {
-                    let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin, width);
-                    header.dtype = self.work.dtype;
+                    let (mut header, start, bytes) = self.frame(Kind::Push, index, index - begin);
                     let buffer = &self.gradients[rank as usize % self.gradients.len()];
                     let mut payload = &buffer.as_bytes()[start..start + bytes];
                     if let Some(encoded) = self.encoded.get(&self.chunks[index].3) {
@@ -207,7 +199,7 @@ impl Load {
         }
     }
 
-    fn frame(&self, kind: Kind, index: usize, place: usize, width: usize) -> (Header, usize, usize) {
+    fn frame(&self, kind: Kind, index: usize, place: usize) -> (Header, usize, usize) {
         let (table, chunk, _, len, last) = self.chunks[index];
         let mut header = Header::new(kind);
         header.epoch = 1;
@@ -220,10 +212,10 @@ impl Load {
         if last {
             header.flags = header.flags.with(Flags::LAST);
         }
-        header.payload_bytes = (len * width) as u32;
+        header.payload_bytes = (len * 4) as u32;
         // Frames of one read lie one after the other.
-        let start = (place * len.next_multiple_of(16) * width) % (READ_BYTES - CHUNK_ELEMENTS * 4);
-        (header, start.next_multiple_of(64), len * width)
+        let start = (place * len.next_multiple_of(16) * 4) % (READ_BYTES - CHUNK_ELEMENTS * 4);
+        (header, start.next_multiple_of(64), len * 4)
     }
 }
 

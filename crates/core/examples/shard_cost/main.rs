@@ -1,8 +1,6 @@
 //! What a shard's own work costs per push frame, over tables and workers; no sockets. Run it in release mode:
 //!
-//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [f32|f16|bf16|CODEC]]]`
-//!
-//! A fifth word that is no element type is the codec of what is pushed: `topk:0.01`, or `f16+none` for f16 as a codec.
+//! `cargo run --release -p paramill-core --example shard_cost [WORKERS TABLES ELEMENTS [OPTIMIZER [CODEC]]]`
 
 #![allow(
     clippy::disallowed_types,
@@ -15,7 +13,6 @@ mod load;
 
 use load::{Load, Work};
 use paramill_core::table::TablePolicy;
-use paramill_core::wire::DType;
 use std::time::Instant;
 
 /// Nanoseconds per push frame with its share of acknowledgements, steps and answers; the best of some tries.
@@ -42,55 +39,44 @@ fn main() {
         "workers", "tables", "elements", "ns/frame", "ns/element", "MB"
     );
     let show = |work: Work| {
-        let (workers, tables, elements, dtype) = (work.workers, work.tables, work.elements, work.dtype);
+        let (workers, tables, elements) = (work.workers, work.tables, work.elements);
         let (optimizer, codec) = (work.policy.optimizer.clone(), work.policy.codec.clone());
         let (ns, megabytes) = cost(work);
         let per_frame = elements.min(8192);
         println!(
-            "{workers:>8} {tables:>9} {elements:>8} {ns:>12.0} {:>10.3} {megabytes:>8.1}  {optimizer} {dtype:?} {codec}",
+            "{workers:>8} {tables:>9} {elements:>8} {ns:>12.0} {:>10.3} {megabytes:>8.1}  {optimizer} {codec}",
             ns / per_frame as f64
         );
     };
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let [workers, tables, elements, rest @ ..] = &args[..] {
         let number = |text: &String| text.parse::<usize>().unwrap_or_else(|_| panic!("`{text}`: a number"));
-        let dtype = match rest.get(1).map(String::as_str) {
-            Some("f16") => DType::F16,
-            Some("bf16") => DType::Bf16,
-            _ => DType::F32,
-        };
         let mut policy = rest.first().map_or(sgd, |optimizer| policy(optimizer));
-        if let Some(codec) = rest.get(1).filter(|word| !["f32", "f16", "bf16"].contains(&word.as_str())) {
+        if let Some(codec) = rest.get(1) {
             policy.codec.clone_from(codec);
         }
         return show(Work {
             workers: number(workers) as u32,
             tables: number(tables) as u32,
             elements: number(elements),
-            dtype,
             policy,
         });
     }
     for tables in [1, 10, 100, 1000, 10_000] {
         for workers in [1, 2, 8, 64] {
-            show(Work { workers, tables, elements: 100, dtype: DType::F32, policy: sgd.clone() });
+            show(Work { workers, tables, elements: 100, policy: sgd.clone() });
         }
     }
     for (tables, elements) in [(1, 100_000), (161, 159_000), (1, 25_600_000)] {
         for workers in [1, 2, 8] {
-            show(Work { workers, tables, elements, dtype: DType::F32, policy: sgd.clone() });
+            show(Work { workers, tables, elements, policy: sgd.clone() });
         }
     }
-    for dtype in [DType::F16, DType::Bf16] {
-        show(Work { workers: 2, tables: 161, elements: 159_000, dtype, policy: sgd.clone() });
+    for codec in ["f16", "bf16"] {
+        let policy = TablePolicy { codec: codec.into(), ..sgd.clone() };
+        show(Work { workers: 2, tables: 161, elements: 159_000, policy });
     }
     for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {
-        show(Work {
-            workers: 2,
-            tables: 161,
-            elements: 159_000,
-            dtype: DType::F32,
-            policy: policy(optimizer),
-        });
+        show(Work { workers: 2, tables: 161, elements: 159_000, policy: policy(optimizer) });
     }
 }

@@ -1,50 +1,32 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
-mod ahead;
 mod answer_codecs;
-mod decoding;
-mod push;
+mod sink;
 mod skipped;
-mod step;
-mod sum;
-mod under_way;
+mod store;
 
-pub(super) use push::Taken;
-
+use super::delivery::ParameterState;
 use super::rounds::{Accumulators, Round, Rounds};
+use crate::codec::Codec;
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
+use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
-use crate::role::{Body, Frame};
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::{Buffer, Place, floats};
-use crate::table::{Chunk, TablePolicy, TableSpec};
+use crate::store::floats;
+use crate::table::{Chunk, Layout, TablePolicy, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
-use crate::wire::{Cause, Fault, Flags, Header};
-use ahead::AnswersAhead;
+use crate::wire::frame::{Piece, Sum};
+use crate::wire::{Cause, Fault};
 use answer_codecs::AnswerCodecs;
-use decoding::PushDecoders;
-use skipped::SkippedSteps;
-use under_way::UnderWay;
+use sink::{GradientSink, Kept};
+use std::sync::Arc;
+use store::{Closing, Store};
 
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
-
-/// One of the table's chunks on this shard.
-#[derive(Debug, Clone, Copy)]
-struct LocalChunk {
-    /// Its number in the table.
-    number: u32,
-    /// First element in the table.
-    table_start: u64,
-    /// First element on this shard.
-    start: usize,
-    len: usize,
-    /// Optimizer steps that single gradients were on it.
-    arrivals: u64,
-}
 
 /// What an answer needs to know of a chunk.
 #[derive(Debug, Clone, Copy)]
@@ -61,45 +43,20 @@ pub(super) struct ChunkView {
     pub(super) len: usize,
 }
 
-impl ChunkView {
-    /// The frame of an answer that brings this chunk to somebody who wants the table at `landing`.
-    pub(super) fn frame(&self, mut header: Header, table: usize, landing: Option<Place>) -> Frame {
-        header.chunk = self.number;
-        header.version = self.version;
-        header.payload_bytes = self.len as u32;
-        let place = landing.and_then(|place| place.after(self.table_byte));
-        header.landing = place.map_or(0, Place::to_bits);
-        let body = Body::Stored { buffer: table as u64, start: self.start, len: self.len };
-        Frame { header, body }
-    }
-}
-
 /// One table's part on one shard.
 #[derive(Debug)]
 pub(super) struct TablePart {
-    pub(super) spec: TableSpec,
+    layout: Layout,
     pub(super) controller: Controller,
-    optimizer: OptimizerPolicy,
     policy: TablePolicy,
-    chunks: Vec<LocalChunk>,
-    /// Elements of a unit of contribution: a row, or everything up to the chunk's end.
-    width: usize,
-    parameters: Buffer,
-    slots: Vec<Buffer>,
+    store: Store,
     rounds: Rounds,
-    /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
-    steps: u64,
-    /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
-    skipped: SkippedSteps,
-    incoming: UnderWay,
-    pub(super) ahead: AnswersAhead,
-    decoders: PushDecoders,
+    intake: Intake<Admit, Kept>,
     answer_codecs: AnswerCodecs,
-    /// The first round whose sums can hold nothing of a worker that has left.
-    sums_are_regular_from: Clock,
+    /// Sums of earlier rounds may contain a departed worker's gradients.
+    sums_are_exact_from: Clock,
     /// Chunks that have their initial values, from the first on.
     initialised_chunks: usize,
-    pub(super) nonfinite: u64,
 }
 
 impl TablePart {
@@ -115,63 +72,106 @@ impl TablePart {
         let text = |error: SpecError| error.to_string();
         let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
         let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
-        let decoders = PushDecoders::new(registry, &spec, &policy)?;
+        let codec = Codec::parse(&registry.codec, &policy.codec).map_err(text)?;
+        let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
         let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
-        let mut elements = 0;
-        let chunks: Vec<LocalChunk> = chunks
-            .map(|(number, chunk)| {
-                let start = elements;
-                elements += chunk.len as usize;
-                LocalChunk { number, table_start: chunk.start, start, len: chunk.len as usize, arrivals: 0 }
-            })
-            .collect();
-        let take = || {
-            Buffer::try_zeroed(elements).ok_or_else(|| {
-                let megabytes = (1 + optimizer.slots()) as u64 * elements as u64 * 4 / 1_000_000;
-                format!("{megabytes} MB of parameters and optimizer state do not fit this server's memory")
-            })
-        };
-        let parameters = take()?;
-        let slots = (0..optimizer.slots()).map(|_| take()).collect::<Result<_, _>>()?;
+        let layout = Layout::new(spec, chunks);
         Ok(TablePart {
-            width: spec.row_elements() as usize,
-            spec,
             controller: Controller::new(sync, workers, seed),
-            optimizer,
-            policy,
-            chunks,
-            parameters,
-            slots,
+            store: Store::new(&layout, optimizer, policy.reduce)?,
+            layout,
             rounds: Rounds::default(),
-            steps: 0,
-            skipped: SkippedSteps::default(),
-            incoming: UnderWay::default(),
-            ahead: AnswersAhead::default(),
-            decoders,
+            intake: Intake::new(codec.map(Arc::new), policy.nonfinite),
+            policy,
             answer_codecs,
-            sums_are_regular_from: 0,
+            sums_are_exact_from: 0,
             initialised_chunks: 0,
-            nonfinite: 0,
         })
     }
 
+    pub(super) fn spec(&self) -> &TableSpec {
+        self.layout.spec()
+    }
+
+    /// Frames that brought NaN or Inf.
+    pub(super) fn nonfinite(&self) -> u64 {
+        self.intake.nonfinite()
+    }
+
+    /// Takes one frame of a push. After [`Taken::Whole`] the caller settles the table.
+    pub(super) fn push(
+        &mut self,
+        frame: &PushFrame<'_>,
+        accumulators: &mut Accumulators,
+    ) -> Result<Taken, Fault> {
+        let (intake, mut sink) = self.intake(accumulators);
+        intake.take(sink.layout, frame, &mut sink)
+    }
+
+    /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
+    /// [`TablePart::count_push`]. Of what is refused nothing was taken.
+    pub(super) fn push_sum(
+        &mut self,
+        from: AggregatorId,
+        sum: &Sum,
+        payload: &[u8],
+        accumulators: &mut Accumulators,
+    ) -> Result<(), Fault> {
+        let (intake, mut sink) = self.intake(accumulators);
+        let admit = sink.admit_sum(sum)?;
+        let gradient = intake.read_sum(sink.layout, from, sum, payload)?;
+        sink.add_sum(sum, admit, gradient);
+        Ok(())
+    }
+
+    fn intake<'a>(
+        &'a mut self,
+        accumulators: &'a mut Accumulators,
+    ) -> (&'a mut Intake<Admit, Kept>, GradientSink<'a>) {
+        let sink = GradientSink {
+            is_initialised: self.is_initialised(),
+            layout: &self.layout,
+            controller: &mut self.controller,
+            rounds: &mut self.rounds,
+            store: &mut self.store,
+            accumulators,
+            order: self.policy.order,
+            sums_are_exact_from: self.sums_are_exact_from,
+        };
+        (&mut self.intake, sink)
+    }
+
+    /// A worker's push of this clock is complete in the sums so far: it counts for its progress. The caller settles
+    /// the table.
+    pub(super) fn count_push(&mut self, now: Time, worker: WorkerId, clock: Clock) {
+        let admit = match self.controller.admit(worker, clock) {
+            admit @ (Admit::Duplicate | Admit::UnknownWorker) => admit,
+            _ => self.controller.admit_sum(clock),
+        };
+        self.controller.push(now, worker, clock, admit, None);
+    }
+
     pub(super) fn is_initialised(&self) -> bool {
-        self.initialised_chunks == self.chunks.len()
+        self.initialised_chunks == self.layout.chunks().len()
     }
 
     /// Takes one frame of initial values. True when they are now complete.
-    pub(super) fn initialise(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Fault> {
-        let done = self.initialised_chunks;
-        if self.is_initialised() || (header.part as usize) < done {
+    pub(super) fn initialise(&mut self, piece: Piece, payload: &[u8]) -> Result<bool, Fault> {
+        let (sequence, done) = (piece.sequence as usize, self.initialised_chunks);
+        if self.is_initialised() || sequence < done {
             return Ok(self.is_initialised());
         }
-        if header.part as usize > done {
-            let message = format!("frames of the initial values of table `{}` are missing", self.spec.name);
+        if sequence > done {
+            let message =
+                format!("frames of the initial values of table `{}` are missing", self.layout.name());
             return Err(Fault { cause: Cause::Protocol, message });
         }
-        let chunk = self.chunk_in_turn(header)?;
-        let values = self.chunk_values(chunk, payload)?;
-        self.parameters.as_mut_slice()[chunk.start..chunk.start + chunk.len].copy_from_slice(values);
+        let chunk = self.layout.chunk_in_turn(piece)?;
+        let Some(values) = floats(payload).filter(|values| values.len() == chunk.len) else {
+            let found = format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4);
+            return Err(self.layout.shape_fault(found));
+        };
+        self.store.initialise(chunk.start, values);
         self.initialised_chunks += 1;
         Ok(self.is_initialised())
     }
@@ -181,8 +181,9 @@ impl TablePart {
         let advance = self.controller.advance(now)?;
         if let Some(mut round) = self.rounds.take(advance.closed) {
             // A row that few workers touched is still a mean over all of them; a chunk counts its own gradients.
-            let over = self.spec.rows.then_some(advance.contributions);
-            self.step_round(&mut round, advance.closed, over, advance.lr_factor, accumulators);
+            let over = self.layout.is_sparse().then_some(advance.contributions);
+            let closing = Closing { round: advance.closed, over, lr_factor: advance.lr_factor };
+            self.store.step_round(&self.layout, &mut round, closing, accumulators);
             self.rounds.keep(round, accumulators);
         }
         // What is left below the new version are pieces of pushes that were never completed.
@@ -192,10 +193,10 @@ impl TablePart {
 
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
     pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
-        let can_follow = optimizer.can_follow(&self.optimizer);
+        let text = optimizer.to_string();
+        let can_follow = self.store.set_optimizer(optimizer);
         if can_follow {
-            self.policy.optimizer = optimizer.to_string();
-            self.optimizer = optimizer;
+            self.policy.optimizer = text;
         }
         can_follow
     }
@@ -209,37 +210,29 @@ impl TablePart {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
-                self.step_round(&mut round, clock, Some(workers), 1.0, accumulators);
+                let closing = Closing { round: clock, over: Some(workers), lr_factor: 1.0 };
+                self.store.step_outside_rounds(&self.layout, &mut round, closing, accumulators);
                 self.rounds.keep(round, accumulators);
             }
         }
         self.rounds.iter_mut().for_each(Round::reopen);
-        // What was stepped may be stepped again in the same round: answers begin anew.
-        self.ahead = AnswersAhead::default();
-        for incoming in self.incoming.iter_mut() {
+        for push in self.intake.pushes_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
-            if incoming.admit != Admit::Late {
-                incoming.admit = self.controller.admit(incoming.worker, incoming.clock);
+            if push.destination() != Admit::Late {
+                push.set_destination(self.controller.admit(push.worker(), push.clock()));
             }
         }
     }
 
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the units that
     /// had already been added, each with its own count.
-    pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
-        self.incoming.remove(worker);
-        self.forget_answers(worker);
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
+        let under_way = self.intake.under_way(worker).map(Push::clock);
+        self.intake.remove_worker(worker);
+        self.forget_receiver(NodeId::Worker(worker));
         self.rounds.iter_mut().for_each(Round::disturb);
-        self.sums_are_regular_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
-        self.controller.remove_worker(now, worker);
-    }
-
-    /// The chunks in order.
-    pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = ChunkView> + '_ {
-        let v_train = self.controller.state().v_train();
-        let open = self.rounds.get(v_train);
-        let views = 0..self.chunks.len();
-        views.map(move |index| self.view(index, v_train + u64::from(self.is_ahead(open, index))))
+        self.sums_are_exact_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
+        self.controller.remove_worker(worker, under_way);
     }
 
     /// One of the chunks.
@@ -248,7 +241,7 @@ impl TablePart {
     }
 
     fn view(&self, index: usize, version: Clock) -> ChunkView {
-        let chunk = &self.chunks[index];
+        let chunk = &self.layout.chunks()[index];
         ChunkView {
             number: chunk.number,
             version,
@@ -265,18 +258,38 @@ impl TablePart {
     }
 
     fn is_ahead(&self, open: Option<&Round>, index: usize) -> bool {
-        !self.spec.rows && open.is_some_and(|round| round.is_stepped(index))
+        !self.layout.is_sparse() && open.is_some_and(|round| round.is_stepped(index))
     }
 
-    /// What was sent to a worker is lost, or of no use to it.
-    pub(super) fn forget_answers(&mut self, worker: WorkerId) {
-        self.ahead.forget(worker);
-        self.answer_codecs.forget(NodeId::Worker(worker));
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
+        self.answer_codecs.forget(receiver);
     }
 
-    /// The same for an aggregator.
-    pub(super) fn forget_answers_to(&mut self, aggregator: AggregatorId) {
-        self.answer_codecs.forget(NodeId::Aggregator(aggregator));
+    /// Rounds that are closed.
+    pub(super) fn version(&self) -> Clock {
+        self.controller.state().v_train()
+    }
+
+    /// Which parameters these are.
+    pub(super) fn state(&self) -> ParameterState {
+        ParameterState { version: self.version(), steps_outside_rounds: self.store.steps_outside_rounds() }
+    }
+
+    /// Whether a round closes only when all workers have pushed.
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.controller.policy().model.waits_for_all()
+    }
+
+    /// How many chunks are here.
+    pub(super) fn chunk_count(&self) -> usize {
+        self.layout.chunks().len()
+    }
+
+    /// What does not hold although it always should.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.controller.check()?;
+        self.intake.check()
     }
 
     /// Whether answers are made when they are due, and not when they leave.
@@ -285,24 +298,24 @@ impl TablePart {
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
-        self.parameters.as_bytes()
+        self.store.parameter_bytes()
     }
 
     /// Calls `visit` with the first element and the values of every chunk.
     pub(super) fn for_each_chunk(&self, mut visit: impl FnMut(u64, &[f32])) {
-        for chunk in &self.chunks {
-            visit(chunk.table_start, &self.parameters.as_slice()[chunk.start..chunk.start + chunk.len]);
+        for chunk in self.layout.chunks() {
+            visit(chunk.table_start, &self.store.parameters()[chunk.start..chunk.start + chunk.len]);
         }
     }
 
     pub(super) fn elements(&self) -> usize {
-        self.parameters.len()
+        self.layout.elements()
     }
 
     /// Reads the row numbers of a pull; all of them must be on this shard.
     pub(super) fn check_rows(&self, payload: &[u8]) -> Result<Vec<u32>, Fault> {
-        if !self.spec.rows || !payload.len().is_multiple_of(4) {
-            return Err(self.shape_fault(format!("a pull of single rows in {} bytes", payload.len())));
+        if !self.layout.is_sparse() || !payload.len().is_multiple_of(4) {
+            return Err(self.layout.shape_fault(format!("a pull of single rows in {} bytes", payload.len())));
         }
         let rows: Vec<u32> = payload
             .chunks_exact(4)
@@ -310,43 +323,33 @@ impl TablePart {
             .collect();
         // An answer is then never longer than what there is.
         if !rows.windows(2).all(|pair| pair[0] < pair[1]) {
-            return Err(self.shape_fault("a pull of rows out of order".into()));
+            return Err(self.layout.shape_fault("a pull of rows out of order".into()));
         }
-        match rows.iter().find(|&&row| self.row_start(row).is_none()) {
-            Some(row) => Err(self.shape_fault(format!("row {row}, which this server does not hold"))),
+        match rows.iter().find(|&&row| self.layout.row_start(row).is_none()) {
+            Some(row) => Err(self.layout.shape_fault(format!("row {row}, which this server does not hold"))),
             None => Ok(rows),
         }
     }
 
     /// The values of rows that [`TablePart::check_rows`] let pass, one after the other.
     pub(super) fn gather_rows(&self, rows: &[u32]) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(rows.len() * self.width * 4);
+        let width = self.layout.row_width();
+        let mut bytes = Vec::with_capacity(rows.len() * width * 4);
         for &row in rows {
-            let start = self.row_start(row).expect("checked when the pull arrived");
-            bytes.extend_from_slice(bytemuck::cast_slice(
-                &self.parameters.as_slice()[start..start + self.width],
-            ));
+            let start = self.layout.row_start(row).expect("checked when the pull arrived");
+            bytes.extend_from_slice(bytemuck::cast_slice(&self.store.parameters()[start..start + width]));
         }
         bytes
     }
 
-    fn row_start(&self, row: u32) -> Option<usize> {
-        let element = u64::from(row) * self.width as u64;
-        let after = self.chunks.partition_point(|chunk| chunk.table_start <= element);
-        let chunk = self.chunks[..after].last()?;
-        let offset = usize::try_from(element - chunk.table_start).ok()?;
-        (offset < chunk.len).then_some(chunk.start + offset)
-    }
-
     pub(super) fn row_width(&self) -> usize {
-        self.width
+        self.layout.row_width()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
-        let slots = slots + self.answer_codecs.memory_bytes() + self.skipped.memory_bytes();
-        let gradients = self.rounds.memory_bytes() + self.incoming.memory_bytes();
-        self.parameters.memory_bytes() + slots + gradients
+        let under_way: usize =
+            self.intake.pushes().map(|push: &Push<_, Kept>| push.kept.memory_bytes()).sum();
+        self.store.memory_bytes() + self.answer_codecs.memory_bytes() + self.rounds.memory_bytes() + under_way
     }
 
     pub(super) fn report(&self, now: Time) -> TableReport {
@@ -358,51 +361,14 @@ impl TablePart {
             reason: waiting.reason.to_string(),
         };
         TableReport {
-            name: self.spec.name.clone(),
-            elements: self.parameters.len() as u64,
+            name: self.layout.name().to_owned(),
+            elements: self.layout.elements() as u64,
             sync: self.controller.policy().to_string(),
             version: self.controller.state().v_train(),
             workers: self.controller.state().n(),
             stats: self.controller.stats().clone(),
             waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
         }
-    }
-
-    fn chunk_index(&self, number: u32) -> Option<usize> {
-        self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()
-    }
-
-    /// The chunk of a frame that is one of a whole table's: they come in the order of its chunks on this shard, and
-    /// the last one says so.
-    fn chunk_in_turn(&self, header: &Header) -> Result<LocalChunk, Fault> {
-        let (index, count) = (header.part as usize, self.chunks.len());
-        let is_last = index + 1 == count;
-        match self.chunks.get(index) {
-            Some(chunk) if chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last => {
-                Ok(*chunk)
-            }
-            _ => {
-                let found =
-                    format!("chunk {} as frame {index} of {count} that this server holds", header.chunk);
-                Err(self.shape_fault(found))
-            }
-        }
-    }
-
-    /// A payload as the values of a whole chunk.
-    fn chunk_values<'a>(&self, chunk: LocalChunk, payload: &'a [u8]) -> Result<&'a [f32], Fault> {
-        match floats(payload) {
-            Some(values) if values.len() == chunk.len => Ok(values),
-            _ => {
-                Err(self.shape_fault(format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4)))
-            }
-        }
-    }
-
-    fn shape_fault(&self, found: String) -> Fault {
-        let message =
-            format!("table `{}` has shape {:?} of f32; got {found}", self.spec.name, self.spec.shape);
-        Fault { cause: Cause::Shape, message }
     }
 }
 

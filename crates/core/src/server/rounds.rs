@@ -2,39 +2,14 @@
 
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Content;
+use crate::intake::GradientFrame;
 use crate::kernels::Values;
 use crate::optimizer::Gradient;
 use crate::store::Buffer;
+use crate::table::Layout;
 use crate::types::{Clock, WorkerId};
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// A range of rows or elements of a shard's part of a table, as a push frame brings it.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Piece<'a> {
-    /// A whole chunk of a dense table.
-    Dense {
-        /// Its place among the chunks of this shard, which is its unit.
-        index: usize,
-        /// First element, counted on this shard.
-        start: usize,
-        /// Gradient.
-        values: Content<'a>,
-        /// Elements that it does not have: zeros in `values`.
-        absent: &'a Absent,
-    },
-    /// Single rows; `values` has them one after the other.
-    Rows {
-        /// First element of the chunk, counted on this shard.
-        start: usize,
-        /// Row numbers within the chunk, strictly ascending.
-        rows: &'a [u32],
-        /// Elements of a row.
-        width: usize,
-        /// Gradient.
-        values: Values<'a>,
-    },
-}
 
 /// A gradient of one unit, or a sum of some.
 #[derive(Debug, Clone, Copy)]
@@ -49,14 +24,14 @@ pub(super) struct UnitGradient<'a> {
     pub(super) weight: u32,
 }
 
-impl<'a> Piece<'a> {
-    /// Calls `visit` with every unit's gradient.
-    pub(super) fn for_each_unit(&self, mut visit: impl FnMut(UnitGradient<'a>)) {
-        match *self {
-            Piece::Dense { index, start, values, absent } => {
+impl<'a> UnitGradient<'a> {
+    /// Calls `visit` with the gradient of every unit in a frame.
+    pub(super) fn for_each(gradient: GradientFrame<'a>, mut visit: impl FnMut(UnitGradient<'a>)) {
+        match gradient {
+            GradientFrame::Dense { index, start, values, absent } => {
                 visit(UnitGradient { unit: index, start, values, absent, weight: 1 });
             }
-            Piece::Rows { start, rows, width, values } => {
+            GradientFrame::Rows { start, rows, width, values, .. } => {
                 for (place, row) in rows.iter().enumerate() {
                     let unit = start / width + *row as usize;
                     let values = values.slice(place * width..(place + 1) * width).into();
@@ -64,26 +39,6 @@ impl<'a> Piece<'a> {
                     visit(UnitGradient { unit, start: unit * width, values, absent, weight: 1 });
                 }
             }
-        }
-    }
-
-    /// The same place with other values.
-    pub(super) fn with_values<'b>(self, values: Values<'b>) -> Piece<'b>
-    where
-        'a: 'b,
-    {
-        match self {
-            Piece::Dense { index, start, absent, .. } => {
-                Piece::Dense { index, start, values: values.into(), absent }
-            }
-            Piece::Rows { start, rows, width, .. } => Piece::Rows { start, rows, width, values },
-        }
-    }
-
-    pub(super) fn values(&self) -> Content<'a> {
-        match *self {
-            Piece::Dense { values, .. } => values,
-            Piece::Rows { values, .. } => values.into(),
         }
     }
 }
@@ -104,8 +59,8 @@ pub(super) struct StagedUnit {
 }
 
 impl Staged {
-    pub(super) fn keep(&mut self, piece: Piece<'_>) {
-        piece.for_each_unit(|UnitGradient { unit, start, values, absent, .. }| {
+    pub(super) fn keep(&mut self, gradient: GradientFrame<'_>) {
+        UnitGradient::for_each(gradient, |UnitGradient { unit, start, values, absent, .. }| {
             let (values, absent) = (values.to_vec(), absent.clone());
             self.ranges.push(StagedUnit { unit, start, values, absent });
         });
@@ -166,15 +121,6 @@ impl Accumulators {
     }
 }
 
-/// How large a part of a table is, and what gradients are counted by.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
-    pub(super) elements: usize,
-    pub(super) units: usize,
-    /// Units are rows of a sparse table, not chunks of a dense one.
-    pub(super) is_sparse: bool,
-}
-
 /// Where sums are.
 #[derive(Debug)]
 enum Sums {
@@ -225,12 +171,14 @@ pub(super) struct Round {
 }
 
 impl Round {
-    fn new(Extent { elements, units, is_sparse }: Extent) -> Round {
+    fn new(layout: &Layout) -> Round {
+        let units = layout.units();
         Round {
-            elements,
-            sums: match is_sparse {
-                true => Sums::Rows(Buffer::zeroed(0)),
-                false => Sums::Chunks(vec![None; units]),
+            elements: layout.elements(),
+            sums: if layout.is_sparse() {
+                Sums::Rows(Buffer::zeroed(0))
+            } else {
+                Sums::Chunks(vec![None; units])
             },
             units: vec![Unit::default(); units],
             touched: Vec::with_capacity(units),
@@ -406,10 +354,10 @@ pub(super) struct Rounds {
 
 impl Rounds {
     /// The round of a clock, with memory of an earlier one where there is some.
-    pub(super) fn open(&mut self, clock: Clock, extent: Extent) -> &mut Round {
+    pub(super) fn open(&mut self, clock: Clock, layout: &Layout) -> &mut Round {
         let at = self.open.partition_point(|(known, _)| *known < clock);
         if self.open.get(at).is_none_or(|(known, _)| *known != clock) {
-            let round = self.spare.take().unwrap_or_else(|| Round::new(extent));
+            let round = self.spare.take().unwrap_or_else(|| Round::new(layout));
             self.open.insert(at, (clock, round));
         }
         &mut self.open[at].1

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(super) struct Policies {
     tables: Vec<String>,
-    models: BTreeMap<(ShardId, TableId), Model>,
+    /// Every model that held for a table on a shard, the one in force last.
+    models: BTreeMap<(ShardId, TableId), Vec<Model>>,
 }
 
 /// What a checker has to know of a model.
@@ -34,7 +35,7 @@ impl Policies {
             for (number, name) in (0..).zip(&tables) {
                 let policy =
                     PolicyOverride::resolve(&scenario.policy(), &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), Model::of(&policy.sync));
+                models.insert((shard, TableId(number)), vec![Model::of(&policy.sync)]);
             }
         }
         Policies { tables, models }
@@ -42,7 +43,19 @@ impl Policies {
 
     /// The model of a table on a shard.
     pub(super) fn model(&self, shard: ShardId, table: TableId) -> Option<&Model> {
-        self.models.get(&(shard, table))
+        self.models.get(&(shard, table))?.last()
+    }
+
+    /// How often the model of a table was switched on a shard.
+    pub(super) fn switches(&self, shard: ShardId, table: TableId) -> usize {
+        self.models.get(&(shard, table)).map_or(0, |models| models.len() - 1)
+    }
+
+    /// The most rounds that an answer may lack whose request came after so many switches; it may have been released
+    /// under any model since.
+    pub(super) fn bound_since(&self, shard: ShardId, table: TableId, switches: usize) -> Option<u64> {
+        let models = self.models.get(&(shard, table))?.iter().skip(switches);
+        models.map(|model| model.bound).try_fold(0, |most, bound| Some(bound?.max(most)))
     }
 
     /// Follows a switch that is delivered to a shard; says which tables changed there.
@@ -63,7 +76,7 @@ impl Policies {
         let matched = (0..).zip(&self.tables).filter(|(_, name)| glob_matches(&glob, name));
         let changed: Vec<_> = matched.map(|(number, _)| (shard, TableId(number))).collect();
         for key in &changed {
-            self.models.insert(*key, Model::of(&sync));
+            self.models.entry(*key).or_default().push(Model::of(&sync));
         }
         changed
     }

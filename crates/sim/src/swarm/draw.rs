@@ -80,6 +80,8 @@ impl Drawn {
         // So are slow connections, which late answers have to be whole on.
         let mut dice = Dice(Prng::fork(seed, 0x736c_6f77));
         dice.slow_connections(&mut scenario);
+        let mut dice = Dice(Prng::fork(seed, 0x7769_6e64));
+        dice.windows(&mut scenario);
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
@@ -189,6 +191,7 @@ impl Dice {
             gbit_per_s: [0.0, 0.01, 0.1, 1.0, 10.0][self.whole(0, 4) as usize],
             wire_scale: self.magnitude(1.0, 20.0),
             handling_us: self.magnitude(0.1, 100.0),
+            ..NetworkConfig::default()
         };
         let compute = ComputeModel {
             step_ms: self.magnitude(0.5, 50.0),
@@ -369,6 +372,16 @@ impl Dice {
         };
         let (by, p) = (self.magnitude(0.1, 100.0), self.magnitude(1e-3, 0.5));
         scenario.faults.push(format!("{whose}:delay={by:.3}ms,p={p:.6}"));
+    }
+
+    /// Frames wait at their senders only where windows are small, as tables are here.
+    fn windows(&mut self, scenario: &mut Scenario) {
+        if self.chance(0.6) {
+            scenario.network.window_bytes = self.magnitude(64.0, 16384.0) as u64;
+        }
+        if self.chance(0.3) {
+            scenario.network.waiting_frames = self.magnitude(1.0, 64.0) as u64;
+        }
     }
 
     fn closures(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {

@@ -6,7 +6,8 @@ use super::*;
 use crate::limits;
 use crate::table::{NonFinite, Order, Reduce};
 use crate::types::{ServerId, ShardId};
-use crate::wire::Kind;
+use crate::wire::frame::FromWorker;
+use crate::wire::{Flags, Header, Kind};
 use proptest::prelude::*;
 
 /// A table part of three chunks of two elements (or of two rows of one), all zero.
@@ -47,7 +48,7 @@ impl Bench {
         let part = TablePart::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
         let mut bench = Bench { part, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
-            bench.part.initialise(&header(0, number), bytemuck::cast_slice(&[0.0f32; 2])).unwrap();
+            bench.part.initialise(piece(number), bytemuck::cast_slice(&[0.0f32; 2])).unwrap();
         }
         bench
     }
@@ -58,7 +59,7 @@ impl Bench {
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Cause> {
-        let taken = self.part.push(Time::ZERO, WorkerId(worker), header, payload, &mut self.accumulators);
+        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
         self.settle();
         taken.map_err(|fault| fault.cause)
     }
@@ -113,7 +114,7 @@ impl Bench {
     }
 
     fn values(&self) -> &[f32] {
-        self.part.parameters.as_slice()
+        self.part.store.parameters()
     }
 
     /// The first element of every chunk.
@@ -124,6 +125,21 @@ impl Bench {
     fn version(&self) -> Clock {
         self.part.controller.state().v_train()
     }
+}
+
+fn push_frame(
+    part: &mut TablePart,
+    worker: u32,
+    header: &Header,
+    payload: &[u8],
+    accumulators: &mut Accumulators,
+) -> Result<Taken, Fault> {
+    let Some(FromWorker::Push(push)) = FromWorker::decode(header) else { panic!("{header:?}") };
+    part.push(&PushFrame { now: Time::ZERO, worker: WorkerId(worker), push, payload }, accumulators)
+}
+
+fn piece(sequence: u32) -> Piece {
+    Piece { chunk: sequence, sequence, is_last: sequence == CHUNKS - 1 }
 }
 
 fn header(clock: Clock, part: u32) -> Header {
@@ -161,7 +177,7 @@ fn a_worker_that_dies_in_the_middle_of_a_push_counts_in_the_chunks_that_have_its
         bench.frames(2, 0, 0..1, 9.0).unwrap();
         bench.push(1, 0, 6.0).unwrap();
         assert_eq!(bench.version(), 0);
-        bench.part.remove_worker(Time::ZERO, WorkerId(2));
+        bench.part.remove_worker(WorkerId(2));
         bench.settle();
         assert_eq!(bench.version(), 1);
         bench.chunks()
@@ -177,10 +193,10 @@ fn a_push_with_nan_goes_on_where_it_was_refused_once_it_is_corrected() {
         let mut bench = Bench::new(policy, 1);
         assert!(matches!(bench.frame(0, 0, 0, 1.0), Ok(Taken::Partly | Taken::Stepped)));
         assert_eq!(bench.frame(0, 0, 1, f32::NAN), Err(Cause::NonFinite));
-        assert_eq!(bench.frame(0, 0, 2, 1.0), Ok(Taken::Partly), "the rest of the attempt is passed over");
-        assert_eq!((bench.part.nonfinite, bench.version()), (1, 0), "{what}");
+        assert_eq!(bench.frame(0, 0, 2, 1.0), Ok(Taken::Ignored), "the rest of the attempt is passed over");
+        assert_eq!((bench.part.nonfinite(), bench.version()), (1, 0), "{what}");
         // The first chunk was taken, and is not taken again.
-        assert_eq!(bench.frame(0, 0, 0, 50.0), Ok(Taken::Partly));
+        assert_eq!(bench.frame(0, 0, 0, 50.0), Ok(Taken::Ignored));
         assert!(matches!(bench.frame(0, 0, 1, 2.0), Ok(Taken::Partly | Taken::Stepped)));
         assert_eq!(bench.frame(0, 0, 2, 3.0), Ok(Taken::Whole));
         assert_eq!((bench.chunks(), bench.version()), ([-1.0, -2.0, -3.0], 1), "{what}");
@@ -197,7 +213,7 @@ fn nan_is_clipped_where_it_stands_when_told_to() {
     assert_eq!(bench.take(0, &middle, bytemuck::cast_slice(&[f32::INFINITY, 5.0])), Ok(Taken::Stepped));
     assert_eq!(bench.frame(0, 0, 2, f32::NAN), Ok(Taken::Whole));
     assert_eq!(bench.values(), [-1.0, -1.0, -5.0, -5.0, 0.0, 0.0]);
-    assert_eq!(bench.part.nonfinite, 2);
+    assert_eq!(bench.part.nonfinite(), 2);
 }
 
 #[test]
@@ -246,7 +262,7 @@ fn a_push_too_far_ahead_for_a_new_model_is_told_so_once_and_goes_on_later() {
     bench.frames(0, 50, 0..1, 1.0).unwrap();
     bench.set("bsp");
     assert_eq!(bench.frame(0, 50, 1, 1.0), Err(Cause::TooFarAhead));
-    assert_eq!(bench.frame(0, 50, 2, 1.0), Ok(Taken::Partly));
+    assert_eq!(bench.frame(0, 50, 2, 1.0), Ok(Taken::Ignored));
     assert_eq!(bench.frame(0, 50, 0, 1.0), Err(Cause::TooFarAhead), "another attempt, another word");
     bench.set("asp");
     assert_eq!(bench.push(0, 50, 1.0), Ok(Taken::Whole));
@@ -278,7 +294,7 @@ fn norms_are_those_of_whole_gradients_also_where_each_is_a_step_at_once() {
     }
     let lars = "lars:lr=1,trust=0.5,beta=0";
     let mut bench = Bench::new(TablePolicy { optimizer: lars.into(), ..policy("asp") }, 1);
-    bench.part.parameters.as_mut_slice().fill(4.0);
+    bench.part.store.initialise(0, &[4.0; ELEMENTS]);
     bench.push(0, 0, 10.0).unwrap();
     // trust * |w| / |g| * g = 0.5 * 4 / 10 * 10.
     for value in bench.chunks() {
@@ -319,7 +335,7 @@ fn rounds_ahead_are_kept_up_to_their_limit_and_applied_in_turn() {
     }
     let (memory, clock) = (bench.part.memory_bytes(), limits::MAX_ROUNDS_AHEAD + 1);
     assert_eq!(bench.frame(0, clock, 0, 1.0), Err(Cause::TooFarAhead));
-    assert_eq!(bench.frame(0, clock, 1, 1.0), Ok(Taken::Partly), "one refusal is enough");
+    assert_eq!(bench.frame(0, clock, 1, 1.0), Ok(Taken::Ignored), "one refusal is enough");
     assert_eq!(bench.part.memory_bytes(), memory);
     for before in 0..clock {
         assert_eq!(bench.push(1, before, 1.0), Ok(Taken::Whole));
@@ -387,19 +403,19 @@ fn initial_values_come_in_turn_and_before_gradients() {
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
     let part = TablePart::new(&Registry::builtin(), spec, policy("asp"), chunks, [WorkerId(0)], 1).unwrap();
     let mut bench = Bench { part, accumulators: Accumulators::default() };
-    assert_eq!(bench.push(0, 0, 1.0), Ok(Taken::Partly));
+    assert_eq!(bench.push(0, 0, 1.0), Ok(Taken::Ignored));
     assert_eq!(bench.frame(0, 0, 0, 1.0), Err(Cause::Protocol));
     let payload = [7.0f32; 2];
-    let mut init = |header: Header| {
-        bench.part.initialise(&header, bytemuck::cast_slice(&payload)).map_err(|fault| fault.cause)
+    let mut init = |piece: Piece| {
+        bench.part.initialise(piece, bytemuck::cast_slice(&payload)).map_err(|fault| fault.cause)
     };
-    let with = |part, flags| Header { flags, ..header(0, part) };
-    assert_eq!(init(header(0, 1)), Err(Cause::Protocol));
-    assert_eq!(init(header(0, u32::MAX)), Err(Cause::Protocol));
-    assert_eq!(init(with(0, Flags::LAST)), Err(Cause::Shape));
-    assert_eq!([init(header(0, 0)), init(header(0, 0)), init(header(0, 1))], [Ok(false); 3]);
-    assert_eq!(init(with(2, Flags(0))), Err(Cause::Shape));
-    assert_eq!([init(header(0, 2)), init(header(0, 2)), init(header(0, u32::MAX))], [Ok(true); 3]);
+    let with = |sequence, is_last| Piece { is_last, ..piece(sequence) };
+    assert_eq!(init(piece(1)), Err(Cause::Protocol));
+    assert_eq!(init(piece(u32::MAX)), Err(Cause::Protocol));
+    assert_eq!(init(with(0, true)), Err(Cause::Shape));
+    assert_eq!([init(piece(0)), init(piece(0)), init(piece(1))], [Ok(false); 3]);
+    assert_eq!(init(with(2, false)), Err(Cause::Shape));
+    assert_eq!([init(piece(2)), init(piece(2)), init(piece(u32::MAX))], [Ok(true); 3]);
     assert_eq!(bench.values(), [7.0; ELEMENTS]);
 }
 
@@ -443,7 +459,9 @@ impl Workers {
                 self.clocks[at] += 1;
                 self.parts[at] = 0;
             }
-            Ok(Taken::Partly | Taken::Stepped) => self.parts[at] = (self.parts[at] + 1) % CHUNKS,
+            Ok(Taken::Ignored | Taken::Partly | Taken::Stepped) => {
+                self.parts[at] = (self.parts[at] + 1) % CHUNKS
+            }
             Err(cause) => {
                 assert_eq!(cause, Cause::TooFarAhead);
                 self.parts[at] = 0;
@@ -456,7 +474,7 @@ impl Workers {
         let at = worker as usize;
         for part in 0..self.parts[at] {
             let taken = bench.frame(worker, self.clocks[at], part, 1e9);
-            assert!(matches!(taken, Ok(Taken::Partly) | Err(Cause::TooFarAhead)), "{taken:?}");
+            assert!(matches!(taken, Ok(Taken::Ignored) | Err(Cause::TooFarAhead)), "{taken:?}");
         }
     }
 }
@@ -491,7 +509,7 @@ proptest! {
         }
         prop_assert_eq!(bench.chunks(), [-workers.acknowledged; 3]);
         prop_assert_eq!(bench.version(), goal);
-        prop_assert!(bench.part.rounds.len() == 0 && bench.part.incoming.is_empty());
+        prop_assert!(bench.part.rounds.len() == 0 && bench.part.intake.pushes().count() == 0);
         prop_assert!(bench.part.memory_bytes() <= 3 * empty, "{} after {empty}", bench.part.memory_bytes());
     }
 }
@@ -538,7 +556,7 @@ fn a_list_of_absent_ranges_that_cannot_be_is_refused_and_changes_nothing() {
 #[test]
 fn a_switch_does_not_mix_up_what_is_absent() {
     let mut bench = Bench::new(TablePolicy { optimizer: "sgd:lr=1,weight_decay=1".into(), ..sum("bsp") }, 2);
-    bench.part.parameters.as_mut_slice().fill(8.0);
+    bench.part.store.initialise(0, &[8.0; ELEMENTS]);
     let push = |bench: &mut Bench, worker, clock, is_absent: bool| {
         for part in 0..CHUNKS {
             let header = header(clock, part);

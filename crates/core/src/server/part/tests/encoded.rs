@@ -26,13 +26,13 @@ impl Pair {
         let mut pair = Pair { part, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
             let ones = [1.0f32; LEN];
-            pair.part.initialise(&header(0, number), bytemuck::cast_slice(&ones)).unwrap();
+            pair.part.initialise(piece(number), bytemuck::cast_slice(&ones)).unwrap();
         }
         pair
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Fault> {
-        let taken = self.part.push(Time::ZERO, WorkerId(worker), header, payload, &mut self.accumulators);
+        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
         while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
         taken
     }
@@ -44,7 +44,7 @@ impl Pair {
     }
 
     fn parameters(&self) -> &[f32] {
-        self.part.parameters.as_slice()
+        self.part.store.parameters()
     }
 }
 
@@ -167,24 +167,4 @@ fn rows_that_a_codec_made_are_refused_by_a_dense_table() {
     header.flags = header.flags.with(Flags::ENCODED).with(Flags::ROWS);
     let fault = pair.take(0, &header, &payload).unwrap_err();
     assert!(fault.message.contains("not one of whole chunks"), "{}", fault.message);
-}
-
-#[test]
-fn an_answer_to_a_push_that_is_refused_is_not_sent_ahead() {
-    let mut pair = Pair::new(policy("bsp"));
-    let frame = |part: u32| {
-        let mut header = header(0, part);
-        header.flags = header.flags.with(Flags::WANT_PARAMS);
-        header
-    };
-    let (good, bad) = ([1.0f32; LEN], [f32::NAN; LEN]);
-    pair.take(0, &frame(0), bytemuck::cast_slice(&good)).unwrap();
-    pair.take(1, &frame(0), bytemuck::cast_slice(&good)).unwrap();
-    pair.take(0, &frame(1), bytemuck::cast_slice(&bad)).unwrap_err();
-    let mut told = Vec::new();
-    pair.part.ahead.send_next(0, 0, |answer| {
-        told.push(answer.worker);
-        true
-    });
-    assert_eq!(told, [WorkerId(1)]);
 }

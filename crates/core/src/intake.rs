@@ -1,0 +1,316 @@
+//! The intake of pushes: frames of workers' gradients go to a sink, each exactly once, however often it is sent.
+//!
+//! A shard's sink are its rounds, an aggregator's its sums. The intake asks the sink whether a push is admitted, looks
+//! whether its frame is the next one, reads the gradient, and hands it over. Frames of a push are numbered: one that was
+//! taken is ignored when it comes again, and one that comes too early is refused. An attempt at a push is refused once;
+//! its remaining frames are ignored, and the next attempt goes on with the first frame that was not taken. What a
+//! refused frame brought has changed nothing.
+
+mod content;
+mod gradient;
+mod screen;
+mod under_way;
+
+pub(crate) use gradient::GradientFrame;
+pub(crate) use under_way::Push;
+
+use crate::absence::Absent;
+use crate::codec::{Codec, Content};
+use crate::kernels::Values;
+use crate::table::{Layout, NonFinite};
+use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::wire::{Cause, Fault, frame};
+use content::{ChunkPayload, ContentReader};
+use screen::{FiniteScreen, Screened};
+use std::sync::Arc;
+use under_way::UnderWay;
+
+/// One frame of a worker's push, as it arrived.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PushFrame<'a> {
+    pub(crate) now: Time,
+    pub(crate) worker: WorkerId,
+    pub(crate) push: frame::Push,
+    pub(crate) payload: &'a [u8],
+}
+
+/// What a sink says of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission<D> {
+    /// Its gradients go there.
+    Take(D),
+    /// It is complete already.
+    Duplicate,
+}
+
+/// Where gradients go. Four required methods.
+pub(crate) trait Sink {
+    /// Where the gradients of one push go.
+    type Destination: Copy;
+    /// What is kept with a push while it is under way.
+    type Kept: Default;
+
+    /// Whether a push is wanted, asked with each of its frames. `so_far` is where its frames before went. The error
+    /// refuses the attempt. MUST NOT change what a later gradient becomes.
+    fn admit(
+        &mut self,
+        frame: &PushFrame<'_>,
+        so_far: Option<Self::Destination>,
+    ) -> Result<Admission<Self::Destination>, Fault>;
+
+    /// Takes the gradient of a push's next frame. Returns whether it completed a step of its chunk. MUST have taken
+    /// nothing when it returns an error.
+    fn add(
+        &mut self,
+        frame: &PushFrame<'_>,
+        push: &mut Push<Self::Destination, Self::Kept>,
+        gradient: GradientFrame<'_>,
+    ) -> Result<bool, Fault>;
+
+    /// All gradients of a push were added. `frame` is its last one.
+    fn complete(&mut self, frame: &PushFrame<'_>, push: Push<Self::Destination, Self::Kept>);
+
+    /// The last frame of a push arrived that was complete before: its worker was not told so.
+    fn repeat(&mut self, frame: &PushFrame<'_>);
+}
+
+/// What became of a push frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// Nothing of it is needed: it was taken before, or its attempt was refused.
+    Ignored,
+    /// More frames of this push are to come.
+    Partly,
+    /// The same; and the chunk of this frame has its part of the round's step.
+    Stepped,
+    /// The push is complete: it counts, and is acknowledged. Also for one that was complete before.
+    Whole,
+}
+
+/// A sum of gradients that an aggregator sent, once it is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SumGradient<'a> {
+    /// The chunk's place among those of the shard.
+    pub(crate) index: usize,
+    /// Its first element, counted on the shard.
+    pub(crate) start: usize,
+    pub(crate) values: Content<'a>,
+    /// Elements that no gradient in it has: zeros in `values`.
+    pub(crate) absent: &'a Absent,
+}
+
+/// The intake of one table's pushes, for a sink with these destinations and this to keep.
+#[derive(Debug)]
+pub(crate) struct Intake<D, K> {
+    content: ContentReader,
+    screen: FiniteScreen,
+    under_way: UnderWay<D, K>,
+}
+
+impl<D: Copy, K: Default> Intake<D, K> {
+    /// For gradients that this codec made, or plain ones.
+    pub(crate) fn new(codec: Option<Arc<Codec>>, nonfinite: NonFinite) -> Intake<D, K> {
+        Intake {
+            content: ContentReader::new(codec),
+            screen: FiniteScreen::new(nonfinite),
+            under_way: UnderWay::default(),
+        }
+    }
+
+    /// Another codec makes the gradients from now on. Plain ones are always taken.
+    pub(crate) fn set_codec(&mut self, codec: Option<Arc<Codec>>) {
+        self.content.set_codec(codec);
+    }
+
+    pub(crate) fn set_nonfinite(&mut self, rule: NonFinite) {
+        self.screen.set_rule(rule);
+    }
+
+    /// Takes one frame of a push. The error is to be told to the worker.
+    pub(crate) fn take<S: Sink<Destination = D, Kept = K>>(
+        &mut self,
+        layout: &Layout,
+        frame: &PushFrame<'_>,
+        sink: &mut S,
+    ) -> Result<Taken, Fault> {
+        let taken = self.take_next(layout, frame, sink);
+        let PushFrame { worker, push, .. } = frame;
+        match taken {
+            Err(_) if !self.under_way.refuse(*worker, push.clock, push.piece.sequence) => Ok(Taken::Ignored),
+            taken => taken,
+        }
+    }
+
+    /// The same, with an error for every frame that cannot be taken.
+    fn take_next<S: Sink<Destination = D, Kept = K>>(
+        &mut self,
+        layout: &Layout,
+        frame: &PushFrame<'_>,
+        sink: &mut S,
+    ) -> Result<Taken, Fault> {
+        let (worker, clock, piece) = (frame.worker, frame.push.clock, frame.push.piece);
+        let so_far = self.under_way.at(worker, clock).map(|push| push.destination());
+        let destination = match sink.admit(frame, so_far)? {
+            Admission::Take(destination) => destination,
+            Admission::Duplicate if piece.is_last => {
+                sink.repeat(frame);
+                return Ok(Taken::Whole);
+            }
+            Admission::Duplicate => return Ok(Taken::Ignored),
+        };
+        let wanted = self.next_sequence(layout, frame, destination)?;
+        if piece.sequence < wanted {
+            return Ok(Taken::Ignored);
+        }
+        if piece.sequence > wanted {
+            let message = format!("frames of a push of table `{}` are missing", layout.name());
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        let Intake { content, screen, under_way } = self;
+        let last_chunk = under_way.at(worker, clock).and_then(|push| push.last_chunk());
+        let mut gradient = content.read(layout, frame, last_chunk)?;
+        // A decoder lets nothing pass that is not finite.
+        if let Some(plain) = gradient.as_mut().filter(|_| !frame.push.form.is_encoded()) {
+            match screen.check(plain.values()) {
+                Screened::Finite => {}
+                Screened::Clipped(values) => *plain = plain.with_values(values),
+                Screened::Refused => return Err(not_finite(layout, frame)),
+            }
+        }
+        let mut begun = None;
+        let push = match under_way.at(worker, clock) {
+            Some(push) => push,
+            None => begun.insert(Push::new(worker, clock, frame.push.subject.request, destination)),
+        };
+        let is_stepped = match gradient {
+            Some(gradient) => sink.add(frame, push, gradient)?,
+            None => false,
+        };
+        push.took(piece.chunk);
+        // Only a frame that was taken begins a push, and gives up one that was under way.
+        if let Some(push) = begun {
+            under_way.begin(push);
+        }
+        if piece.is_last {
+            let push = under_way.remove(worker).expect("a frame of it was just taken");
+            sink.complete(frame, push);
+            return Ok(Taken::Whole);
+        }
+        Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
+    }
+
+    /// The number of the frame that is wanted of this push.
+    fn next_sequence(
+        &mut self,
+        layout: &Layout,
+        frame: &PushFrame<'_>,
+        destination: D,
+    ) -> Result<u32, Fault> {
+        let (worker, clock) = (frame.worker, frame.push.clock);
+        let Some(push) = self.under_way.at(worker, clock) else {
+            let newer = self.under_way.get(worker).map(Push::clock).filter(|&newer| newer > clock);
+            let Some(newer) = newer else { return Ok(0) };
+            // Frames that were taken of it cannot be told from new ones any more; they must not be added twice.
+            let message = format!(
+                "{worker} gave up its push of clock {clock} of table `{}` when it began clock {newer}",
+                layout.name()
+            );
+            return Err(Fault { cause: Cause::Protocol, message });
+        };
+        push.set_destination(destination);
+        Ok(push.wanted(frame.push.piece.sequence, frame.push.subject.request))
+    }
+
+    /// Reads a sum of several workers' gradients of one chunk. Sums are numbered by their sender, so that there is nothing
+    /// to count here.
+    pub(crate) fn read_sum<'a>(
+        &'a mut self,
+        layout: &Layout,
+        from: AggregatorId,
+        sum: &frame::Sum,
+        payload: &'a [u8],
+    ) -> Result<SumGradient<'a>, Fault> {
+        let index = layout.index_of(sum.chunk)?;
+        let chunk = layout.chunks()[index];
+        let payload = ChunkPayload {
+            from: NodeId::Aggregator(from),
+            clock: sum.clock,
+            is_encoded: sum.is_encoded,
+            has_absent: sum.has_absent,
+            bytes: payload,
+        };
+        let (mut values, absent) = self.content.read_chunk(layout, chunk, &payload)?;
+        if !sum.is_encoded {
+            match self.screen.check(values) {
+                Screened::Finite => {}
+                Screened::Clipped(clipped) => values = Values::F32(clipped).into(),
+                Screened::Refused => return Err(sum_not_finite(layout, sum)),
+            }
+        }
+        Ok(SumGradient { index, start: chunk.start, values, absent })
+    }
+
+    /// The push that a worker is at.
+    pub(crate) fn under_way(&self, worker: WorkerId) -> Option<&Push<D, K>> {
+        self.under_way.get(worker)
+    }
+
+    /// All pushes that are under way.
+    pub(crate) fn pushes(&self) -> impl Iterator<Item = &Push<D, K>> {
+        self.under_way.iter()
+    }
+
+    /// The same, to send their remaining frames elsewhere.
+    pub(crate) fn pushes_mut(&mut self) -> impl Iterator<Item = &mut Push<D, K>> {
+        self.under_way.iter_mut()
+    }
+
+    /// Forgets the push that a worker is at, if it is of this clock: it may be made again from its beginning.
+    pub(crate) fn forget(&mut self, worker: WorkerId, clock: Clock) {
+        if self.under_way.at(worker, clock).is_some() {
+            self.under_way.remove(worker);
+        }
+    }
+
+    /// A worker is gone for good.
+    pub(crate) fn remove_worker(&mut self, worker: WorkerId) {
+        self.under_way.remove(worker);
+    }
+
+    /// Frames that had NaN or Inf.
+    pub(crate) fn nonfinite(&self) -> u64 {
+        self.screen.found()
+    }
+
+    /// Whether what is kept fits together; the error says what does not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.under_way.check()
+    }
+}
+
+fn not_finite(layout: &Layout, frame: &PushFrame<'_>) -> Fault {
+    let message = format!(
+        "the gradient that {} pushed for table `{}` at clock {} has NaN or Inf in chunk {}; it was not applied \
+         (nonfinite=reject)",
+        frame.worker,
+        layout.name(),
+        frame.push.clock,
+        frame.push.piece.chunk
+    );
+    Fault { cause: Cause::NonFinite, message }
+}
+
+fn sum_not_finite(layout: &Layout, sum: &frame::Sum) -> Fault {
+    let message = format!(
+        "the sum of {} gradients for table `{}` at clock {} has NaN or Inf in chunk {}; it was not applied \
+         (nonfinite=reject)",
+        sum.gradients,
+        layout.name(),
+        sum.clock,
+        sum.chunk
+    );
+    Fault { cause: Cause::NonFinite, message }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! Reading gradients from payloads: plain or by a codec, with or without absent ranges, whole chunks or single rows.
+
+use super::{GradientFrame, PushFrame};
+use crate::absence::Absent;
+use crate::codec::{Codec, Content, Decoder};
+use crate::kernels::Values;
+use crate::store::floats;
+use crate::table::{Layout, LocalChunk};
+use crate::types::{Clock, NodeId};
+use crate::wire::frame::Form;
+use crate::wire::{Cause, Fault};
+use std::sync::Arc;
+
+/// Reads payloads. What it returns lies in the payload, or here until the next payload is read.
+#[derive(Debug, Default)]
+pub(super) struct ContentReader {
+    decoder: Option<Decoder>,
+    /// A chunk that had to be filled in: zeros in absent ranges, or between rows.
+    values: Vec<f32>,
+    absent: Absent,
+    /// Numbers and values of the rows that a codec left something of.
+    rows: Vec<u32>,
+    row_values: Vec<f32>,
+}
+
+/// The payload of a whole chunk, and what its frame says of it.
+pub(super) struct ChunkPayload<'a> {
+    /// The sender, for refusals.
+    pub(super) from: NodeId,
+    pub(super) clock: Clock,
+    pub(super) is_encoded: bool,
+    pub(super) has_absent: bool,
+    pub(super) bytes: &'a [u8],
+}
+
+impl ContentReader {
+    /// A reader of what this codec makes; of plain values alone without one.
+    pub(super) fn new(codec: Option<Arc<Codec>>) -> ContentReader {
+        ContentReader { decoder: codec.map(Decoder::new), ..ContentReader::default() }
+    }
+
+    pub(super) fn set_codec(&mut self, codec: Option<Arc<Codec>>) {
+        self.decoder = codec.map(Decoder::new);
+    }
+
+    /// The gradient of a push's next frame; `None` for a sparse push that touches nothing here. `last_chunk` is the chunk
+    /// of the frame before it.
+    pub(super) fn read<'a>(
+        &'a mut self,
+        layout: &Layout,
+        frame: &PushFrame<'a>,
+        last_chunk: Option<u32>,
+    ) -> Result<Option<GradientFrame<'a>>, Fault> {
+        let PushFrame { worker, push, payload, .. } = frame;
+        if push.form.is_rows() != layout.is_sparse() {
+            let expected = if layout.is_sparse() { "single rows" } else { "whole chunks" };
+            return Err(layout.shape_fault(format!("a push that is not one of {expected}")));
+        }
+        match push.form {
+            Form::Dense | Form::Encoded => {
+                let chunk = layout.chunk_in_turn(push.piece)?;
+                let payload = ChunkPayload {
+                    from: NodeId::Worker(*worker),
+                    clock: push.clock,
+                    is_encoded: push.form.is_encoded(),
+                    has_absent: push.has_absent,
+                    bytes: payload,
+                };
+                let (values, absent) = self.read_chunk(layout, chunk, &payload)?;
+                let index = push.piece.sequence as usize;
+                Ok(Some(GradientFrame::Dense { index, start: chunk.start, values, absent }))
+            }
+            _ if push.has_absent => Err(layout.shape_fault("absent ranges in a push of rows".into())),
+            // It still counts for the worker's progress.
+            Form::Rows { .. } if payload.is_empty() && push.piece.sequence == 0 && push.piece.is_last => {
+                Ok(None)
+            }
+            Form::Rows { count } => {
+                let index = chunk_after(layout, last_chunk, push.piece.chunk)?;
+                plain_rows(layout, index, count, payload).map(Some)
+            }
+            Form::EncodedRows { .. } => {
+                let index = chunk_after(layout, last_chunk, push.piece.chunk)?;
+                self.encoded_rows(layout, index, frame).map(Some)
+            }
+        }
+    }
+
+    /// The values that a payload has for a whole chunk, and the ranges that are absent from them.
+    pub(super) fn read_chunk<'a>(
+        &'a mut self,
+        layout: &Layout,
+        chunk: LocalChunk,
+        payload: &ChunkPayload<'a>,
+    ) -> Result<(Content<'a>, &'a Absent), Fault> {
+        if payload.has_absent {
+            self.read_absent(layout, chunk, payload)?;
+            return Ok((Values::F32(&self.values).into(), &self.absent));
+        }
+        let values = match payload.is_encoded {
+            true => decode(self.decoder.as_mut(), layout, chunk, payload, payload.bytes)?,
+            false => Values::F32(plain(layout, chunk, payload.bytes)?).into(),
+        };
+        Ok((values, Absent::NOTHING))
+    }
+
+    /// Reads a payload that begins with absent ranges. A codec may make another number of a zero, so the zeros of absent
+    /// elements are set here.
+    fn read_absent(
+        &mut self,
+        layout: &Layout,
+        chunk: LocalChunk,
+        payload: &ChunkPayload<'_>,
+    ) -> Result<(), Fault> {
+        let refuse = |why: String| {
+            let (from, clock, number) = (payload.from, payload.clock, chunk.number);
+            layout.shape_fault(format!("{why}, in what {from} pushed for chunk {number} at clock {clock}"))
+        };
+        let (absent, rest) =
+            Absent::read(payload.bytes, chunk.len).map_err(|error| refuse(error.to_string()))?;
+        self.absent = absent;
+        self.values.clear();
+        self.values.resize(chunk.len, 0.0);
+        if self.absent.covers(chunk.len) {
+            return match rest.len() {
+                0 => Ok(()),
+                bytes => Err(refuse(format!("{bytes} bytes for a chunk of which everything is absent"))),
+            };
+        }
+        match payload.is_encoded {
+            true => decode(self.decoder.as_mut(), layout, chunk, payload, rest)?.copy_to(&mut self.values),
+            false => self.values.copy_from_slice(plain(layout, chunk, rest)?),
+        }
+        self.absent.clear_in(&mut self.values);
+        Ok(())
+    }
+
+    /// The rows of a chunk that a codec left something of. Each row counts by itself, so that the others are left out.
+    fn encoded_rows<'a>(
+        &'a mut self,
+        layout: &Layout,
+        index: usize,
+        frame: &PushFrame<'a>,
+    ) -> Result<GradientFrame<'a>, Fault> {
+        let (chunk, width) = (layout.chunks()[index], layout.row_width());
+        let PushFrame { worker, push, payload, .. } = frame;
+        let payload = ChunkPayload {
+            from: NodeId::Worker(*worker),
+            clock: push.clock,
+            is_encoded: true,
+            has_absent: false,
+            bytes: payload,
+        };
+        let content = decode(self.decoder.as_mut(), layout, chunk, &payload, payload.bytes)?;
+        self.values.resize(chunk.len, 0.0);
+        content.copy_to(&mut self.values);
+        self.rows.clear();
+        self.row_values.clear();
+        for (row, number) in self.values.chunks_exact(width).zip(0u32..) {
+            if row.iter().any(|&value| value != 0.0) {
+                self.rows.push(number);
+                self.row_values.extend_from_slice(row);
+            }
+        }
+        if self.rows.is_empty() {
+            // Random rounding may leave nothing; a push of nothing is one of a row of zeros.
+            self.rows.push(0);
+            self.row_values.resize(width, 0.0);
+        }
+        let values = Values::F32(&self.row_values);
+        Ok(GradientFrame::Rows { index, start: chunk.start, rows: &self.rows, width, values })
+    }
+}
+
+/// The values of a chunk as they are.
+fn plain<'a>(layout: &Layout, chunk: LocalChunk, bytes: &'a [u8]) -> Result<&'a [f32], Fault> {
+    match floats(bytes) {
+        Some(values) if values.len() == chunk.len => Ok(values),
+        _ => {
+            let found = format!("{} bytes where a chunk has {} elements", bytes.len(), chunk.len);
+            Err(layout.shape_fault(found))
+        }
+    }
+}
+
+/// The values of a chunk that a codec made: they are finite, or they are refused.
+fn decode<'a>(
+    decoder: Option<&'a mut Decoder>,
+    layout: &Layout,
+    chunk: LocalChunk,
+    payload: &ChunkPayload<'_>,
+    bytes: &'a [u8],
+) -> Result<Content<'a>, Fault> {
+    let Some(decoder) = decoder else {
+        return Err(layout.shape_fault("values that a codec made, and the table has none".into()));
+    };
+    let codec = decoder.codec().clone();
+    decoder.read(bytes, chunk.len).map_err(|why| {
+        let message = format!(
+            "table `{}`: {} pushed chunk {} at clock {} by codec `{codec}`; {why}; nothing was applied",
+            layout.name(),
+            payload.from,
+            chunk.number,
+            payload.clock
+        );
+        Fault { cause: Cause::Shape, message }
+    })
+}
+
+/// The place of a sparse push's chunk, which comes after the chunks of the frames before.
+fn chunk_after(layout: &Layout, last_chunk: Option<u32>, number: u32) -> Result<usize, Fault> {
+    if last_chunk.is_some_and(|last| last >= number) {
+        return Err(layout.shape_fault(format!("chunk {number} again, or out of order")));
+    }
+    layout.index_of(number)
+}
+
+/// Rows as they are: their numbers, then their values.
+fn plain_rows<'a>(
+    layout: &Layout,
+    index: usize,
+    count: u32,
+    payload: &'a [u8],
+) -> Result<GradientFrame<'a>, Fault> {
+    let (chunk, width, count) = (layout.chunks()[index], layout.row_width(), count as usize);
+    if count == 0 || count.checked_mul(4 + width * 4) != Some(payload.len()) {
+        return Err(layout.shape_fault(format!("{count} rows in {} bytes", payload.len())));
+    }
+    let (numbers, bytes) = payload.split_at(count * 4);
+    let words = bytemuck::try_cast_slice(numbers).ok().zip(floats(bytes));
+    let Some((rows, values)): Option<(&[u32], &[f32])> = words else {
+        return Err(layout.shape_fault("unaligned rows".into()));
+    };
+    let is_ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+    let is_in_range = rows.last().is_none_or(|&row| (row as usize) < chunk.len / width);
+    if !is_ascending || !is_in_range {
+        return Err(layout.shape_fault("row numbers out of order or out of range".into()));
+    }
+    Ok(GradientFrame::Rows { index, start: chunk.start, rows, width, values: Values::F32(values) })
+}

@@ -1,0 +1,233 @@
+//! Where a shard's intake puts gradients: into the round that the consistency controller names, or into a step at once.
+
+use super::store::{Arrival, EarlyStep, Store};
+use crate::consistency::{Admit, Controller};
+use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink, SumGradient};
+use crate::limits;
+use crate::server::rounds::{Accumulators, Rounds, Staged, UnitGradient};
+use crate::table::{Layout, Order, Reduce};
+use crate::types::Clock;
+use crate::wire::{Cause, Fault, frame};
+
+/// What a shard keeps with a push that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    squared_norm: f64,
+    /// Gradients that wait until the push is complete: for ranked addition, or because the optimizer needs their norm.
+    staged: Staged,
+}
+
+impl Kept {
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.staged.memory_bytes()
+    }
+}
+
+/// The parts of a table that gradients change.
+pub(super) struct GradientSink<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) controller: &'a mut Controller,
+    pub(super) rounds: &'a mut Rounds,
+    pub(super) store: &'a mut Store,
+    pub(super) accumulators: &'a mut Accumulators,
+    pub(super) order: Order,
+    /// All initial values are here.
+    pub(super) is_initialised: bool,
+    /// Sums of earlier rounds may contain a departed worker's gradients.
+    pub(super) sums_are_exact_from: Clock,
+}
+
+impl Sink for GradientSink<'_> {
+    type Destination = Admit;
+    type Kept = Kept;
+
+    /// Decided at a push's first frame, and anew when the round that it went to has closed.
+    fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<Admit>) -> Result<Admission<Admit>, Fault> {
+        let (worker, clock, table) = (frame.worker, frame.push.clock, self.layout.name());
+        self.check_initialised()?;
+        let v_train = self.controller.state().v_train();
+        let admit = match so_far {
+            Some(Admit::Round(round)) if round >= v_train => Admit::Round(round),
+            Some(admit @ (Admit::Now | Admit::Late)) => admit,
+            _ => self.controller.admit(worker, clock),
+        };
+        match admit {
+            Admit::Now | Admit::Round(_) | Admit::Late => Ok(Admission::Take(admit)),
+            Admit::Duplicate => Ok(Admission::Duplicate),
+            Admit::TooFarAhead => {
+                let message = format!(
+                    "{worker} pushed clock {clock} of table `{table}`, which is at version {v_train}; at most {} \
+                     rounds ahead are kept: wait for a pull before pushing on",
+                    limits::MAX_ROUNDS_AHEAD
+                );
+                Err(Fault { cause: Cause::TooFarAhead, message })
+            }
+            Admit::UnknownWorker => {
+                let message = format!("{worker} is no member of this job any more (declared dead, or left)");
+                Err(Fault { cause: Cause::NotAMember, message })
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        frame: &PushFrame<'_>,
+        push: &mut Push<Admit, Kept>,
+        gradient: GradientFrame<'_>,
+    ) -> Result<bool, Fault> {
+        if self.controller.policy().model.wants_significance() {
+            push.kept.squared_norm += gradient.values().squared_norm();
+        }
+        match push.destination() {
+            // What waits for others has memory of its own: the receive buffer and the decoder are used again.
+            Admit::Round(_) if self.order == Order::Ranked => push.kept.staged.keep(gradient),
+            Admit::Round(round) => {
+                return Ok(self.add_to_round(push.clock(), round, gradient, frame.push.piece.is_last));
+            }
+            Admit::Now if self.store.optimizer().needs_norms() => push.kept.staged.keep(gradient),
+            Admit::Now => self.store.step_at_once(gradient, self.arrival(), self.accumulators),
+            Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
+        }
+        Ok(false)
+    }
+
+    fn complete(&mut self, frame: &PushFrame<'_>, push: Push<Admit, Kept>) {
+        let wants_significance = self.controller.policy().model.wants_significance();
+        let significance = wants_significance
+            .then(|| push.kept.squared_norm.sqrt() / self.store.parameter_norm().max(f64::MIN_POSITIVE));
+        let (worker, clock, admit) = (push.worker(), push.clock(), push.destination());
+        let staged = push.kept.staged;
+        if admit == Admit::Now && !staged.is_empty() {
+            self.store.step_staged(self.layout, &staged, self.arrival());
+        }
+        self.controller.push(frame.now, worker, clock, admit, significance);
+        if let Admit::Round(round) = admit
+            && !staged.is_empty()
+        {
+            self.rounds.open(round, self.layout).stage(worker, staged);
+        }
+    }
+
+    fn repeat(&mut self, frame: &PushFrame<'_>) {
+        self.controller.push(frame.now, frame.worker, frame.push.clock, Admit::Duplicate, None);
+    }
+}
+
+impl GradientSink<'_> {
+    fn arrival(&self) -> Arrival {
+        let state = self.controller.state();
+        Arrival { version: state.v_train(), workers: state.n() }
+    }
+
+    /// Initial values would overwrite what is pushed before them.
+    fn check_initialised(&self) -> Result<(), Fault> {
+        if self.is_initialised {
+            return Ok(());
+        }
+        let message = format!("table `{}` has no initial values yet; pull it first", self.layout.name());
+        Err(Fault { cause: Cause::Protocol, message })
+    }
+
+    /// Whether gradients of this round may be stepped before it closes: nothing but the pushes of all workers closes
+    /// it, it is the next to close, and no unit's step depends on another unit.
+    fn steps_early(&self, round: Clock) -> bool {
+        round == self.controller.state().v_train()
+            && self.controller.policy().model.waits_for_all()
+            && !self.store.optimizer().needs_norms()
+    }
+
+    /// Adds a frame's gradient to its round. Units that have all their gradients with it are stepped right away if they
+    /// may be. They get the bits that closing would give them. Whether any was stepped.
+    fn add_to_round(
+        &mut self,
+        clock: Clock,
+        round: Clock,
+        gradient: GradientFrame<'_>,
+        is_last: bool,
+    ) -> bool {
+        let steps_early = self.steps_early(round);
+        let state = self.controller.state();
+        let n = state.n();
+        // The worker that pushes is not done with this round; if everybody else is, nobody comes after.
+        let is_last_worker = state.count() + 1 == n;
+        // The mean of a row is over the pushes that count when the round closes. They are known before only when this
+        // one is sure to count, or when it makes no difference.
+        let rows_over = state.contributions() + 1;
+        let row_is_sure = is_last_worker && (is_last || rows_over == 1 || self.store.reduce() == Reduce::Sum);
+        let (is_sparse, chunk) = (self.layout.is_sparse(), gradient.index());
+        let sums = self.rounds.open(round, self.layout);
+        if clock != round {
+            // Only a model that was switched from lets one worker come to a round twice.
+            sums.disturb();
+        }
+        let mut is_stepped = false;
+        UnitGradient::for_each(gradient, |gradient| {
+            let unit = gradient.unit;
+            let is_complete =
+                if is_sparse { row_is_sure } else { is_last_worker || sums.is_completed_by(unit, 1, n) };
+            if !(steps_early && is_complete) {
+                return sums.add(gradient, self.accumulators);
+            }
+            let over = if is_sparse { rows_over } else { sums.contributions(unit) + 1 };
+            is_stepped = true;
+            self.store.step_early(sums, gradient, EarlyStep { round, chunk, over }, self.accumulators);
+        });
+        is_stepped
+    }
+
+    /// Where a sum of gradients would go.
+    pub(super) fn admit_sum(&self, sum: &frame::Sum) -> Result<Admit, Fault> {
+        if self.layout.is_sparse() {
+            return Err(self.layout.shape_fault("a sum of rows".into()));
+        }
+        if !(1..=limits::MAX_WORKERS).contains(&sum.gradients) {
+            return Err(self.layout.shape_fault(format!("a sum of {} gradients", sum.gradients)));
+        }
+        self.check_initialised()?;
+        let admit = self.controller.admit_sum(sum.clock);
+        if admit != Admit::TooFarAhead {
+            return Ok(admit);
+        }
+        let message = format!(
+            "clock {} of table `{}` was pushed, which is at version {}; at most {} rounds ahead are kept: wait for a \
+             pull before pushing on",
+            sum.clock,
+            self.layout.name(),
+            self.controller.state().v_train(),
+            limits::MAX_ROUNDS_AHEAD
+        );
+        Err(Fault { cause: Cause::TooFarAhead, message })
+    }
+
+    /// Adds the sum of some workers' gradients of one chunk.
+    pub(super) fn add_sum(&mut self, sum: &frame::Sum, admit: Admit, gradient: SumGradient<'_>) {
+        let SumGradient { index, start, values, absent } = gradient;
+        match admit {
+            Admit::Round(round) => {
+                let gradient = UnitGradient { unit: index, start, values, absent, weight: sum.gradients };
+                self.add_sum_to_round(sum.clock, round, gradient);
+            }
+            Admit::Now => {
+                let gradient = GradientFrame::Dense { index, start, values, absent };
+                self.store.step_at_once(gradient, self.arrival(), self.accumulators);
+            }
+            Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
+        }
+    }
+
+    /// Which workers' gradients are in a sum is not known yet: only their number tells whether they are the last.
+    fn add_sum_to_round(&mut self, clock: Clock, round: Clock, sum: UnitGradient<'_>) {
+        let UnitGradient { unit, weight, .. } = sum;
+        let steps_early = self.steps_early(round);
+        let n = self.controller.state().n();
+        let sums = self.rounds.open(round, self.layout);
+        if clock != round || round < self.sums_are_exact_from {
+            sums.disturb();
+        }
+        if !(steps_early && sums.is_completed_by(unit, weight, n)) {
+            return sums.add(sum, self.accumulators);
+        }
+        let over = sums.contributions(unit) + weight;
+        self.store.step_early(sums, sum, EarlyStep { round, chunk: unit, over }, self.accumulators);
+    }
+}

@@ -1,0 +1,273 @@
+//! A table's parameters on one shard, and the optimizer that steps them.
+
+use super::skipped::SkippedSteps;
+use crate::absence::Absent;
+use crate::intake::GradientFrame;
+use crate::kernels;
+use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
+use crate::server::rounds::{Accumulators, Round, Staged, UnitGradient};
+use crate::store::Buffer;
+use crate::table::{Layout, Reduce};
+use crate::types::Clock;
+use std::ops::Range;
+
+/// Parameters, optimizer state, and how often each was stepped.
+#[derive(Debug)]
+pub(super) struct Store {
+    optimizer: OptimizerPolicy,
+    reduce: Reduce,
+    parameters: Buffer,
+    slots: Vec<Buffer>,
+    /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
+    steps: u64,
+    /// Steps that belong to no round: of gradients that were applied when they arrived, or when the model was switched.
+    steps_outside_rounds: u64,
+    /// By chunk: optimizer steps that single gradients were on it.
+    arrivals: Vec<u64>,
+    /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
+    skipped: SkippedSteps,
+}
+
+/// The table's state at the time of a step that a single gradient is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) version: Clock,
+    /// Live workers: each gradient weighs its worker's share.
+    pub(super) workers: u32,
+}
+
+/// The step that closes a round.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Closing {
+    pub(super) round: Clock,
+    /// How many gradients a mean is taken over; `None` for as many as a unit got.
+    pub(super) over: Option<u32>,
+    pub(super) lr_factor: f32,
+}
+
+/// A unit that has all its gradients before its round closes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EarlyStep {
+    pub(super) round: Clock,
+    /// The place of the chunk that the unit is, or is in.
+    pub(super) chunk: usize,
+    /// How many gradients a mean is taken over.
+    pub(super) over: u32,
+}
+
+impl Store {
+    /// Zeros for a table of this layout. The error says how much memory there is not.
+    pub(super) fn new(layout: &Layout, optimizer: OptimizerPolicy, reduce: Reduce) -> Result<Store, String> {
+        let elements = layout.elements();
+        let take = || {
+            Buffer::try_zeroed(elements).ok_or_else(|| {
+                let megabytes = (1 + optimizer.slots()) as u64 * elements as u64 * 4 / 1_000_000;
+                format!("{megabytes} MB of parameters and optimizer state do not fit this server's memory")
+            })
+        };
+        Ok(Store {
+            parameters: take()?,
+            slots: (0..optimizer.slots()).map(|_| take()).collect::<Result<_, _>>()?,
+            optimizer,
+            reduce,
+            steps: 0,
+            steps_outside_rounds: 0,
+            arrivals: vec![0; layout.chunks().len()],
+            skipped: SkippedSteps::default(),
+        })
+    }
+
+    pub(super) fn parameters(&self) -> &[f32] {
+        self.parameters.as_slice()
+    }
+
+    pub(super) fn parameter_bytes(&self) -> &[u8] {
+        self.parameters.as_bytes()
+    }
+
+    /// Initial values of a chunk, which begins at `start`.
+    pub(super) fn initialise(&mut self, start: usize, values: &[f32]) {
+        self.parameters.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+    }
+
+    pub(super) fn optimizer(&self) -> &OptimizerPolicy {
+        &self.optimizer
+    }
+
+    /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
+    pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
+        let can_follow = optimizer.can_follow(&self.optimizer);
+        if can_follow {
+            self.optimizer = optimizer;
+        }
+        can_follow
+    }
+
+    pub(super) fn reduce(&self) -> Reduce {
+        self.reduce
+    }
+
+    /// How many steps belong to no round: these change parameters without a new version.
+    pub(super) fn steps_outside_rounds(&self) -> u64 {
+        self.steps_outside_rounds
+    }
+
+    pub(super) fn parameter_norm(&self) -> f64 {
+        kernels::squared_norm(self.parameters.as_slice()).sqrt()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
+        self.parameters.memory_bytes() + slots + self.skipped.memory_bytes()
+    }
+
+    /// Applies one frame's gradient at once: every gradient is a step of its own, scaled to its worker's share.
+    pub(super) fn step_at_once(
+        &mut self,
+        gradient: GradientFrame<'_>,
+        arrival: Arrival,
+        accumulators: &mut Accumulators,
+    ) {
+        let chunk = gradient.index();
+        self.arrivals[chunk] += 1;
+        self.steps_outside_rounds += 1;
+        let input = self.arrival_input(self.steps + self.arrivals[chunk], arrival);
+        UnitGradient::for_each(gradient, |UnitGradient { unit, start, values, absent, .. }| {
+            accumulators.with_whole(values, |last| {
+                self.step(&input, (unit, start), Gradient { before: None, last }, absent);
+            });
+        });
+    }
+
+    /// Applies one worker's whole gradient at once, now that its norm is known.
+    pub(super) fn step_staged(&mut self, layout: &Layout, staged: &Staged, arrival: Arrival) {
+        self.steps += 1;
+        self.steps_outside_rounds += 1;
+        let squares = staged.units().map(|unit| kernels::squared_norm(&unit.values));
+        let gradient_norm = squares.sum::<f64>().sqrt();
+        let parameter_norm = self.parameter_norm();
+        for staged in staged.units() {
+            let arrivals = self.arrivals[layout.chunk_of_unit(staged.unit)];
+            let input = self.arrival_input(self.steps + arrivals, arrival);
+            let input = StepInput { parameter_norm, gradient_norm, ..input };
+            let gradient = staged.values.as_slice().into();
+            self.step(&input, (staged.unit, staged.start), gradient, &staged.absent);
+        }
+    }
+
+    fn arrival_input(&self, t: u64, Arrival { version, workers }: Arrival) -> StepInput {
+        let scale = self.mean_over(workers);
+        StepInput { version, t, scale, lr_factor: 1.0, parameter_norm: 0.0, gradient_norm: 0.0 }
+    }
+
+    /// The factor of a sum of gradients.
+    fn mean_over(&self, gradients: u32) -> f32 {
+        match self.reduce {
+            Reduce::Mean => 1.0 / gradients.max(1) as f32,
+            Reduce::Sum => 1.0,
+        }
+    }
+
+    /// Steps a unit with the last of its gradients, which is then in cache, and is not stored.
+    pub(super) fn step_early(
+        &mut self,
+        sums: &mut Round,
+        last: UnitGradient<'_>,
+        early: EarlyStep,
+        accumulators: &mut Accumulators,
+    ) {
+        let input = StepInput {
+            version: early.round,
+            t: self.steps + 1 + self.arrivals[early.chunk],
+            scale: self.mean_over(early.over),
+            lr_factor: 1.0,
+            parameter_norm: 0.0,
+            gradient_norm: 0.0,
+        };
+        let place = (last.unit, last.start);
+        sums.finish(last, accumulators, |gradient, absent| self.step(&input, place, gradient, absent));
+    }
+
+    /// One optimizer step with what a round has not stepped yet.
+    pub(super) fn step_round(
+        &mut self,
+        layout: &Layout,
+        round: &mut Round,
+        closing: Closing,
+        accumulators: &mut Accumulators,
+    ) {
+        self.steps += 1;
+        round.add_staged(accumulators);
+        let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
+        if self.optimizer.needs_norms() {
+            parameter_norm = self.parameter_norm();
+            let squared = |(unit, _)| kernels::squared_norm(round.sum(unit, layout.unit_range(unit)));
+            gradient_norm = round.summed().map(squared).sum::<f64>().sqrt();
+        }
+        for (unit, count) in round.summed() {
+            let range = layout.unit_range(unit);
+            let input = StepInput {
+                version: closing.round,
+                t: self.steps + self.arrivals[layout.chunk_of_unit(unit)],
+                scale: self.mean_over(closing.over.unwrap_or(count)),
+                lr_factor: closing.lr_factor,
+                parameter_norm,
+                gradient_norm,
+            };
+            let place = (unit, range.start);
+            self.step(&input, place, round.sum(unit, range).into(), round.absent(unit));
+        }
+    }
+
+    /// The same with a round that is never closed.
+    pub(super) fn step_outside_rounds(
+        &mut self,
+        layout: &Layout,
+        round: &mut Round,
+        closing: Closing,
+        accumulators: &mut Accumulators,
+    ) {
+        self.steps_outside_rounds += 1;
+        self.step_round(layout, round, closing, accumulators);
+    }
+
+    /// Steps a unit, which begins at `start`, but for absent elements, unless the rule takes zeros for them. A step that
+    /// leaves elements out is not counted for them: their next step continues from their last one.
+    fn step(
+        &mut self,
+        input: &StepInput,
+        (unit, start): (usize, usize),
+        gradient: Gradient<'_>,
+        absent: &Absent,
+    ) {
+        let absent = if self.optimizer.steps_absent() { Absent::NOTHING } else { absent };
+        let after = |skipped: u64| StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
+        if !absent.is_empty() {
+            let present = self.skipped.present(unit, gradient.last.len(), absent);
+            for (range, skipped) in present {
+                self.step_from(&after(skipped), start + range.start, gradient.slice(range));
+            }
+        } else if self.skipped.has(unit) {
+            // Run by run, because every later step of the job comes here: a list of the runs would be memory.
+            let mut number = 0;
+            while let Some((range, skipped)) = self.skipped.run(unit, number) {
+                self.step_from(&after(skipped), start + range.start, gradient.slice(range));
+                number += 1;
+            }
+        } else {
+            self.step_from(input, start, gradient);
+        }
+    }
+
+    /// Steps the elements from `start` on.
+    fn step_from(&mut self, input: &StepInput, start: usize, gradient: Gradient<'_>) {
+        let range: Range<usize> = start..start + gradient.last.len();
+        let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
+        let count = self.slots.len();
+        for (view, slot) in views.iter_mut().zip(self.slots.iter_mut()) {
+            *view = &mut slot.as_mut_slice()[range.clone()];
+        }
+        let parameters = &mut self.parameters.as_mut_slice()[range];
+        self.optimizer.step_with(*input, parameters, gradient, &mut views[..count]);
+    }
+}
