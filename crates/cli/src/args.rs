@@ -121,6 +121,9 @@ pub(crate) struct TrainArgs {
     /// Draw the loss over time as SVG.
     #[arg(long, value_name = "FILE.svg", help_heading = None)]
     pub(crate) plot: Option<PathBuf>,
+    /// Start worker processes that fail anew, up to this many times in all; needs --processes.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Cluster")]
+    pub(crate) restart: u32,
 }
 
 /// Print the job that these options mean, as TOML.
@@ -302,6 +305,9 @@ pub(crate) struct LaunchArgs {
     /// memory].
     #[arg(long, value_name = "T")]
     pub(crate) transport: Option<paramill_node::Transport>,
+    /// Start workers that fail anew, up to this many times in all. They join the job that runs.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) restart: u32,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// The command and its arguments.

@@ -23,11 +23,16 @@ use std::sync::Arc;
 /// The name of a job that a command starts for itself.
 pub(crate) const JOB: &str = "train";
 
-/// Runs a job to its end.
-pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<TrainReport> {
+/// Runs a job to its end. Worker processes that die are started anew up to `restarts` times in all.
+pub(crate) fn run(
+    plan: &JobPlan,
+    restarts: u32,
+    registry: &Arc<Registry>,
+    output: &Output,
+) -> Result<TrainReport> {
     match plan.cluster.processes {
         false => in_process::run(plan, registry, output),
-        true => processes::run(plan, output),
+        true => processes::run(plan, restarts, output),
     }
 }
 

@@ -29,8 +29,7 @@ use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal, Standing,
-    Welcome,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
 };
 use aggregators::Aggregators;
 use barriers::{Arrival, Barriers};

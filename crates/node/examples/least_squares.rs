@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job = Job::init(JobOptions::from_environment()?)?;
     let w = job.create_table(TableSpec::dense("w", [1000]), vec![0.0; 1000])?;
     job.start()?;
-    for _ in 0..50 {
+    for _ in job.current_clock()..50 {
         let gradient: Vec<f32> = job.read(w, |w| w.iter().map(|w| w - 3.0).collect())?; // of (w - 3)² / 2
         job.update(w, &gradient)?; // leaves now; the new parameters follow when the condition allows
         job.clock();

@@ -1,12 +1,14 @@
-//! `paramill launch`: servers and copies of a command on this machine; one failure ends all.
+//! `paramill launch`: servers and copies of a command on this machine; one failure ends all, but for workers that may be
+//! started anew.
 
 use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::JobPlan;
+use crate::supervisor::workers::Workers;
 use crate::supervisor::{Event, Supervisor};
 use crate::training;
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use paramill_core::registry::Registry;
 use paramill_node::{env_vars, stderr};
 use serde::Serialize;
@@ -25,7 +27,6 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     output.note(format!("the job is at {url}"));
     let count = args.aggregators.unwrap_or(0);
     let aggregators = training::start_aggregators(&mut processes, count, &url, &joining[1..])?;
-    let first_worker = args.servers as usize + aggregators.len();
     let threads = threads_of_each(args.workers);
     if let Some(threads) = threads {
         output.note(format!(
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
             env_vars::THREADS
         ));
     }
-    for rank in 0..args.workers {
+    let command = |rank: u32| -> Result<Command> {
         let mut command = Command::new(&args.command[0]);
         command.args(&args.command[1..]);
         command.env(env_vars::URL, &url);
@@ -47,10 +48,10 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         if let Some(threads) = threads {
             command.env(env_vars::THREADS, threads.to_string());
         }
-        processes.spawn(format!("worker {rank}"), command, "")?;
-    }
-    let workers = first_worker..first_worker + args.workers as usize;
-    while processes.any_running(workers.clone()) {
+        Ok(command)
+    };
+    let mut workers = Workers::start(&mut processes, args.workers, args.restart, "", command)?;
+    while workers.any_running(&processes) {
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
             Event::Out { child, line } if !output.json() => {
@@ -60,9 +61,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
                 stderr::line(format_args!("[{}] {line}", processes.name(child)));
             }
             Event::Exited { child, status } if !status.success() => {
-                let name = processes.name(child).to_owned();
-                processes.end_all();
-                return Err(anyhow!("{name} failed ({status}); all others were ended").into());
+                workers.failed(&mut processes, child, status)?;
             }
             Event::Exited { .. } => {}
         }

@@ -6,6 +6,7 @@ use crate::output::Output;
 use crate::plan::JobPlan;
 use crate::plot;
 use crate::training;
+use anyhow::anyhow;
 use paramill_core::registry::Registry;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +16,10 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
     if let Some(path) = &args.plot {
         plot::check(path).or_usage()?;
     }
-    let report = training::run(&plan, registry, output)?;
+    if args.restart > 0 && !plan.cluster.processes {
+        return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
+    }
+    let report = training::run(&plan, args.restart, registry, output)?;
     report.print(output)?;
     if let Some(path) = &args.plot {
         report.chart().write(path)?;

@@ -5,6 +5,7 @@ use super::worker::{self, Step, WorkerResult};
 use super::{JOB, faults};
 use crate::output::Output;
 use crate::plan::JobPlan;
+use crate::supervisor::workers::Workers;
 use crate::supervisor::{Event, Supervisor};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use paramill_node::client::{Job, JobOptions};
@@ -46,7 +47,8 @@ pub(crate) struct AggregatorAnnouncement {
     pub(crate) address: String,
 }
 
-pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
+/// Trains in processes of their own. Workers that die are started anew up to `restarts` times in all.
+pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
     let first = ["--job", JOB, "--config", "-"].map(str::to_owned);
@@ -61,7 +63,7 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
     let aggregators = start_aggregators(&mut processes, plan.cluster.aggregators, &url, &joining[1..])?;
     let first_worker = plan.cluster.servers as usize + aggregators.len();
     let workers = plan.cluster.workers;
-    for rank in 0..workers {
+    let command = |rank: u32| -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
         // What this process goes through, if anything, is not for its workers.
@@ -69,17 +71,17 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
         if let Some(aggregator) = plan.cluster.aggregator_of(rank) {
             command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
         }
-        processes.spawn(format!("worker {rank}"), command, &text)?;
-    }
-    let all_workers = first_worker..first_worker + workers as usize;
+        Ok(command)
+    };
+    let mut crew = Workers::start(&mut processes, workers, restarts, &text, command)?;
     let mut progress = None;
     let mut curve = Curve::new(workers);
     let mut results: Vec<WorkerResult> = Vec::new();
-    while processes.any_running(all_workers.clone()) {
+    while crew.any_running(&processes) {
         // A worker that makes no progress ends by its own deadline; this only keeps the loop turning.
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
-            Event::Out { child, line } if all_workers.contains(&child) => match serde_json::from_str(&line) {
+            Event::Out { child, line } if crew.has(child) => match serde_json::from_str(&line) {
                 Ok(Message::Step(step)) => {
                     let done = curve.add(&step);
                     progress
@@ -93,10 +95,8 @@ pub(crate) fn run(plan: &JobPlan, output: &Output) -> Result<TrainReport> {
             Event::Out { .. } => {}
             Event::Error { child, line } => stderr::line(format_args!("{}: {line}", processes.name(child))),
             Event::Exited { child, status } if !status.success() => {
-                let name = processes.name(child).to_owned();
-                drop(progress);
-                processes.end_all();
-                bail!("{name} failed ({status}); all others were ended");
+                progress = None;
+                crew.failed(&mut processes, child, status)?;
             }
             Event::Exited { .. } => {}
         }

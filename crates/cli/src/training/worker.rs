@@ -75,7 +75,8 @@ pub(crate) fn run(
     let stride = (total / CURVE_POINTS).max(1);
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
-    for step in 0..total {
+    // A worker that joined goes on from where the job is.
+    for step in job.current_clock()..total {
         let touched = workload.prepare(step);
         for (table, touched) in tables.iter_mut().zip(&touched) {
             table.fetch(job, touched, plan.cluster.timeout.0)?;

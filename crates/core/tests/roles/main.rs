@@ -5,6 +5,7 @@ mod aggregated_codecs;
 mod aggregation;
 mod ahead;
 mod codecs;
+mod joining;
 mod landing;
 mod membership;
 mod policies;

@@ -4,7 +4,6 @@ use super::pump::Pump;
 use super::{W, job, started};
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, ShardId, WorkerId};
