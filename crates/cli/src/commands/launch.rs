@@ -69,7 +69,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     // Servers of a job that started have ended with it; those of commands that never joined end here.
     processes.end_all();
     if output.json() {
-        output.object(&Launched { url, workers: args.workers, servers: args.servers })?;
+        output.object(&Launched { url: url.clone(), workers: args.workers, servers: args.servers })?;
     }
     Ok(())
 }
