@@ -248,8 +248,8 @@ pub trait Role {
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}
 
-    /// What does not hold of this role's state although it always should: counts against what they count. A simulator asks
-    /// after every event.
+    /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
+    /// one that does not hold. The simulator asks after every event.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
