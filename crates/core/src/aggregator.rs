@@ -23,7 +23,7 @@ use crate::status::AggregatorReport;
 use crate::table::{Order, PolicyOverride, chunks};
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use copies::Copies;
 use lane::{Lane, Out};
 use std::collections::{BTreeMap, BTreeSet};
@@ -166,7 +166,7 @@ impl Aggregator {
             return self.stop(Some(error));
         }
         let chunks = chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        self.live = plan.workers.iter().copied().collect();
+        self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
         self.zeros = vec![0; plan.chunk_elements.max(limits::CHUNK_ELEMENTS as u32) as usize * 4];
         let me = self.id.map_or(0, |id| id.0 as usize);
         for (index, (shard, addresses)) in (0u64..).zip(&plan.shards) {
@@ -230,14 +230,8 @@ impl Aggregator {
 
     fn set_sync(&mut self, rule: PolicyOverride) {
         let Some(plan) = &mut self.plan else { return };
-        // The latest word on the same tables replaces the one before; the coordinator keeps to its limit.
-        plan.overrides.retain(|known| {
-            let is_same = known.table == rule.table && known.server == rule.server;
-            !(is_same && known.names_model_only())
-        });
-        if plan.overrides.len() <= limits::MAX_OVERRIDES {
-            plan.overrides.push(rule);
-        }
+        let epoch = plan.epoch + 1;
+        plan.apply(epoch, &Change::Policy(rule));
         self.set_policies();
     }
 

@@ -272,9 +272,9 @@ impl<D: Copy, K: Default> Intake<D, K> {
         }
     }
 
-    /// A worker is gone for good.
-    pub(crate) fn remove_worker(&mut self, worker: WorkerId) {
-        self.under_way.remove(worker);
+    /// A worker is gone for good. The clock of the push that it was at.
+    pub(crate) fn remove_worker(&mut self, worker: WorkerId) -> Option<Clock> {
+        self.under_way.remove(worker).map(|push| push.clock())
     }
 
     /// Frames that had NaN or Inf.

@@ -15,7 +15,7 @@ pub const MAX_CHUNKS: u64 = 1 << 24;
 /// The largest payload of a control frame.
 pub const MAX_CONTROL_BYTES: usize = 16 << 20;
 /// Workers in one job.
-pub const MAX_WORKERS: u32 = 4096;
+pub const MAX_WORKERS: u32 = 16_384;
 /// Servers in one job.
 pub const MAX_SERVERS: u32 = 1024;
 /// Data cores of one server.

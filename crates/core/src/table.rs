@@ -56,14 +56,15 @@ impl TableSpec {
     }
 
     /// The policy of this table on a server: the job's, then the table's own, then the job's exceptions.
-    pub fn policy_on(
+    pub fn policy_on<'a>(
         &self,
         server: ServerId,
         job: &TablePolicy,
-        overrides: &[PolicyOverride],
+        overrides: impl IntoIterator<Item = &'a PolicyOverride>,
     ) -> TablePolicy {
         let own = self.policy.as_ref().map(|own| PolicyOverride { table: "*".into(), ..own.clone() });
-        PolicyOverride::resolve(job, own.iter().chain(overrides), &self.name, server)
+        let own = PolicyOverride::resolve(job, &own, &self.name, server);
+        PolicyOverride::resolve(&own, overrides, &self.name, server)
     }
 
     /// What placement sees of this table.
@@ -229,10 +230,26 @@ impl PolicyOverride {
         }
     }
 
-    /// Whether it names a consistency model and no other policy, as a switch does.
-    pub fn names_model_only(&self) -> bool {
-        let PolicyOverride { table, server, sync, .. } = self.clone();
-        self.sync.is_some() && *self == PolicyOverride { table, server, sync, ..PolicyOverride::default() }
+    /// Whether everything that this says is said by a newer one, about the same tables on the same servers.
+    pub fn is_replaced_by(&self, newer: &PolicyOverride) -> bool {
+        let said = |rule: &PolicyOverride| {
+            [
+                rule.sync.is_some(),
+                rule.optimizer.is_some(),
+                rule.reduce.is_some(),
+                rule.order.is_some(),
+                rule.nonfinite.is_some(),
+                rule.codec.is_some(),
+                rule.answer_codec.is_some(),
+            ]
+        };
+        let is_same = self.table == newer.table && self.server == newer.server;
+        is_same && said(self).iter().zip(said(newer)).all(|(old, new)| !old || new)
+    }
+
+    /// Whether frames of a table mean something else after this change.
+    pub fn changes_frames(&self) -> bool {
+        self.codec.is_some() || self.answer_codec.is_some()
     }
 
     /// The policy of `table` on `server` after all overrides; later ones win.
@@ -333,30 +350,6 @@ mod tests {
         }
         for spec in [TableSpec::dense("w", []), TableSpec::sparse("w", u64::from(u32::MAX), 1)] {
             assert_eq!(spec.check(), Ok(()));
-        }
-    }
-
-    /// A switch takes the place of an earlier one, and of nothing else.
-    #[test]
-    fn an_override_that_names_more_than_a_model_is_no_switch() {
-        let switch = PolicyOverride {
-            table: "*".into(),
-            server: Some(ServerId(1)),
-            sync: Some("asp".into()),
-            ..PolicyOverride::default()
-        };
-        assert!(switch.names_model_only());
-        let text = Some("none".to_owned());
-        for more in [
-            PolicyOverride { sync: None, ..switch.clone() },
-            PolicyOverride { optimizer: text.clone(), ..switch.clone() },
-            PolicyOverride { reduce: Some(Reduce::Sum), ..switch.clone() },
-            PolicyOverride { order: Some(Order::Ranked), ..switch.clone() },
-            PolicyOverride { nonfinite: Some(NonFinite::Clip), ..switch.clone() },
-            PolicyOverride { codec: text.clone(), ..switch.clone() },
-            PolicyOverride { answer_codec: text.clone(), ..switch.clone() },
-        ] {
-            assert!(!more.names_model_only(), "{more:?}");
         }
     }
 

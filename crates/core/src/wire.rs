@@ -13,11 +13,11 @@ mod handshake;
 mod header;
 mod plan;
 
-pub use control::{Cause, Control, Fault};
+pub use control::{Cause, Control, Fault, FirstClock};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
-pub use plan::Plan;
+pub use plan::{Change, Member, Plan, Standing, Switch};
 
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;

@@ -216,7 +216,7 @@ impl Worker {
 
     /// How many workers the job has, once it started.
     pub fn workers(&self) -> Option<usize> {
-        self.plan.as_ref().map(|plan| plan.workers.len())
+        self.plan.as_ref().map(|plan| plan.live_members().count())
     }
 
     /// Iterations completed.

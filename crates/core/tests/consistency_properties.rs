@@ -52,8 +52,10 @@ enum Event {
     Leave {
         worker: u32,
     },
+    /// From the first clock that it can push, or from a later one.
     Join {
         worker: u32,
+        later: u64,
     },
     Set {
         policy: usize,
@@ -73,7 +75,7 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(worker, more)| Event::Pull { worker, more }),
         1 => worker.clone().prop_map(|worker| Event::Disconnect { worker }),
         1 => worker.clone().prop_map(|worker| Event::Leave { worker }),
-        1 => worker.prop_map(|worker| Event::Join { worker }),
+        1 => (worker, 0..3u64).prop_map(|(worker, later)| Event::Join { worker, later }),
         1 => (0..POLICIES.len()).prop_map(|policy| Event::Set { policy }),
         2 => (0..20u64).prop_map(|ms| Event::Pass { ms }),
     ]
@@ -84,6 +86,8 @@ struct World {
     controller: Controller,
     now: Time,
     progress: BTreeMap<WorkerId, i64>,
+    /// The first clocks of those that joined.
+    first: BTreeMap<WorkerId, Clock>,
     pushed: BTreeMap<WorkerId, Clock>,
     aggregated: u64,
     stepped: u64,
@@ -100,6 +104,7 @@ impl World {
             controller: Controller::new(parse(policy), workers.clone(), 42),
             now: Time::ZERO,
             progress: workers.map(|worker| (worker, -1)).collect(),
+            first: BTreeMap::new(),
             pushed: BTreeMap::new(),
             aggregated: 0,
             stepped: 0,
@@ -129,16 +134,28 @@ impl World {
                 self.waiting.retain(|_, (waits, _)| *waits != WorkerId(worker));
             }
             Event::Leave { worker } => {
-                self.controller.remove_worker(self.now, WorkerId(worker));
+                self.controller.remove_worker(WorkerId(worker), None);
                 self.waiting.retain(|_, (waits, _)| *waits != WorkerId(worker));
                 self.progress.remove(&WorkerId(worker));
             }
-            Event::Join { worker } => {
+            Event::Join { worker, later } => {
                 let worker = WorkerId(worker);
-                self.controller.add_worker(self.now, worker);
-                let pushed = self.pushed.get(&worker).map_or(-1, |&clock| clock as i64);
-                let done = pushed.max(self.controller.state().v_train() as i64 - 1);
-                self.progress.entry(worker).or_insert(done);
+                let is_new = !self.progress.contains_key(&worker);
+                let open = self.controller.state().v_train();
+                let mut first = self.controller.join(worker);
+                if is_new {
+                    let next = self.pushed.get(&worker).map_or(0, |&clock| clock + 1);
+                    assert_eq!(
+                        first,
+                        next.max(open + 1),
+                        "the first clock is the earliest that can be pushed"
+                    );
+                    // Another shard may be further.
+                    first += later;
+                    self.controller.set_first_clock(worker, first);
+                    self.progress.insert(worker, first as i64 - 1);
+                    self.first.insert(worker, first);
+                }
             }
             Event::Set { policy } => self.controller.set_policy(self.now, parse(POLICIES[policy])),
             Event::Pass { ms } => self.pass(self.now + Duration::from_millis(ms)),
@@ -157,7 +174,10 @@ impl World {
             }
             Admit::Late => assert!(clock < v_train),
             Admit::UnknownWorker => assert!(!self.progress.contains_key(&worker)),
-            Admit::Duplicate => assert!(clock <= self.pushed[&worker]),
+            Admit::Duplicate => {
+                let is_early = self.first.get(&worker).is_some_and(|&first| clock < first);
+                assert!(is_early || clock <= self.pushed[&worker]);
+            }
             Admit::Now | Admit::TooFarAhead => {}
         }
         self.controller.push(self.now, worker, clock, admit, significance);
@@ -220,11 +240,15 @@ impl World {
     fn check(&self) {
         let state = self.controller.state();
         let v_train = state.v_train() as i64;
-        let count = |clock: i64| self.progress.values().filter(|&&progress| progress >= clock).count() as u32;
-        assert_eq!(state.n() as usize, self.progress.len());
+        let takes_part =
+            |worker: &WorkerId| self.first.get(worker).is_none_or(|&first| first as i64 <= v_train);
+        let taking_part = self.progress.iter().filter(|(worker, _)| takes_part(worker));
+        let count =
+            |clock: i64| taking_part.clone().filter(|&(_, &progress)| progress >= clock).count() as u32;
+        assert_eq!(state.n() as usize, taking_part.clone().count());
         assert_eq!(state.count(), count(v_train));
         assert_eq!(state.count_of(state.v_train() + 1), count(v_train + 1));
-        assert_eq!(state.contributors().count() + state.missing().count(), self.progress.len());
+        assert_eq!(state.contributors().count() + state.missing().count(), taking_part.clone().count());
         assert!(state.missing().all(|worker| self.progress[&worker] < v_train));
         assert_eq!(state.slowest().map(|(_, progress)| progress), self.progress.values().min().copied());
         assert_eq!(state.fastest().map(|(_, progress)| progress), self.progress.values().max().copied());
@@ -316,7 +340,7 @@ fn history(policy: &str, turns: &[(u32, u8)]) -> Vec<String> {
             continue;
         }
         if fate == 0 {
-            controller.remove_worker(now, worker);
+            controller.remove_worker(worker, None);
         } else {
             let admit = controller.admit(worker, clocks[at]);
             log.push(format!("{worker} pushes {}: {admit:?}", clocks[at]));

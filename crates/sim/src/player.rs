@@ -4,7 +4,7 @@
 //! that follow.
 
 use crate::compute::ComputeClock;
-use crate::gradient::{Gradients, touched_rows};
+use crate::gradient::{Gradients, PushId, touched_rows};
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
@@ -246,18 +246,14 @@ impl Player {
         let mut tickets = Vec::with_capacity(tables.len());
         for (index, spec) in tables.iter().enumerate() {
             let table = TableId(index as u32);
-            let at = |element, value| gradients.at(*seed, *worker, clock, table, element, value);
+            let push = PushId { seed: *seed, worker: *worker, clock, table };
             self.gradient.clear();
             let gradient = if spec.rows {
                 let (rows, values) = &self.rows[index];
-                let width = spec.row_elements();
-                let elements =
-                    rows.iter().flat_map(|&row| u64::from(row) * width..(u64::from(row) + 1) * width);
-                self.gradient.extend(elements.zip(values).map(|(element, &value)| at(element, value)));
+                gradients.extend_rows(&push, rows, spec.row_elements(), values, &mut self.gradient);
                 Gradient::Rows { rows, values: &self.gradient }
             } else {
-                let values = self.worker.values(table);
-                self.gradient.extend((0..).zip(values).map(|(element, &value)| at(element, value)));
+                gradients.extend(&push, 0, self.worker.values(table), &mut self.gradient);
                 Gradient::Dense(&self.gradient)
             };
             tickets.push(self.worker.push(now, table, gradient, !spec.rows)?);

@@ -11,7 +11,7 @@ use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::Kind;
 use paramill_sim::actor::Actor;
 use paramill_sim::cluster::Cluster;
-use paramill_sim::gradient::{gradient, initial};
+use paramill_sim::gradient::{PushId, gradient, initial};
 use paramill_sim::rule::FrameView;
 use paramill_sim::scenario::Scenario;
 use paramill_sim::world::Observer;
@@ -57,8 +57,9 @@ impl Observer<Actor> for Lemma {
             self.checked += 1;
         }
         let (next, count) = self.versions.entry(clock + 1).or_insert((before, 0));
+        let push = PushId { seed: self.seed, worker, clock, table: TABLE };
         for (element, (value, held)) in next.iter_mut().zip(held).enumerate() {
-            let g = gradient(self.seed, worker, clock, TABLE, element as u64, *held);
+            let g = gradient(&push, element as u64, *held);
             *value -= self.lr * f64::from(g);
         }
         *count += 1;

@@ -11,7 +11,7 @@ use paramill_core::store::Buffer;
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Flags, Header, Kind, Plan, Welcome};
+use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -86,9 +86,10 @@ impl Load {
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
             chunk_elements: CHUNK_ELEMENTS as u32,
-            workers: (0..work.workers).map(|rank| (WorkerId(rank), 1)).collect(),
+            members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
             overrides: Vec::new(),
+            switches: Vec::new(),
             seed: 1,
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));

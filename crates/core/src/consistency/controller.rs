@@ -13,8 +13,8 @@ use std::sync::Arc;
 ///
 /// - *The world*: [`admit`](Controller::admit) before a gradient's bytes are added, [`push`](Controller::push) when
 ///   all of them are, [`pull`](Controller::pull), [`cancel`](Controller::cancel).
-/// - *The operator*: [`set_policy`](Controller::set_policy), [`add_worker`](Controller::add_worker),
-///   [`remove_worker`](Controller::remove_worker).
+/// - *The operator*: [`set_policy`](Controller::set_policy), [`join`](Controller::join),
+///   [`set_first_clock`](Controller::set_first_clock), [`remove_worker`](Controller::remove_worker).
 /// - *What to do*: after any of these but `admit`, and when [`next_timeout`](Controller::next_timeout) has come, call
 ///   [`advance`](Controller::advance) until it returns `None` (stepping the optimizer each time), and then
 ///   [`poll_released`](Controller::poll_released) until it returns `None`.
@@ -31,8 +31,8 @@ pub struct Controller {
     /// Delayed pulls as they came; they are put in order when some of them are answered.
     delayed: Vec<Delayed>,
     released: VecDeque<Due>,
-    /// Last push of workers that left: one that comes back must not have a push applied twice.
-    departed: BTreeMap<WorkerId, Clock>,
+    /// What workers that left had pushed: one that comes back must not have a push applied twice.
+    departed: BTreeMap<WorkerId, Departed>,
     stats: SyncStats,
 }
 
@@ -128,6 +128,15 @@ impl Delayed {
     }
 }
 
+/// What a worker that left had pushed.
+#[derive(Debug, Clone, Copy)]
+struct Departed {
+    /// The clock of its last complete push.
+    pushed: Option<Clock>,
+    /// The clock of its last push of which anything was taken.
+    began: Option<Clock>,
+}
+
 /// A delayed pull on its way out. Its staleness is taken when it is polled, after all steps before it are made.
 #[derive(Debug, Clone, Copy)]
 struct Due {
@@ -143,7 +152,7 @@ impl Controller {
     pub fn new(mut policy: SyncPolicy, workers: impl IntoIterator<Item = WorkerId>, seed: u64) -> Controller {
         let mut state = SyncState::default();
         for worker in workers {
-            state.join(worker, None);
+            state.join(worker, 0);
         }
         policy.model.observe(&state);
         Controller {
@@ -177,7 +186,7 @@ impl Controller {
     /// Where a gradient would go; asked before its bytes are added. The answer holds until `V_train` advances.
     pub fn admit(&self, worker: WorkerId, clock: Clock) -> Admit {
         let Some(known) = self.state.worker(worker) else { return Admit::UnknownWorker };
-        if known.pushed().is_some_and(|pushed| clock <= pushed) {
+        if clock < known.first() || known.pushed().is_some_and(|pushed| clock <= pushed) {
             return Admit::Duplicate;
         }
         self.admit_at(clock, known.progress())
@@ -202,6 +211,7 @@ impl Controller {
     ) {
         let admit = match self.state.worker(worker) {
             None => Admit::UnknownWorker,
+            Some(known) if clock < known.first() => Admit::Duplicate,
             Some(known) if known.pushed().is_some_and(|pushed| clock <= pushed) => Admit::Duplicate,
             Some(_) => admit,
         };
@@ -233,7 +243,7 @@ impl Controller {
         let closed = self.state.v_train();
         let contributions = self.state.contributions();
         // Who pushed this round and left since is one of those that it is made of.
-        let left = self.departed.values().filter(|&&pushed| pushed >= closed).count() as u32;
+        let left = self.departed.values().filter(|departed| departed.pushed >= Some(closed)).count() as u32;
         let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
         self.state.close_round();
         self.closing_since = None;
@@ -311,20 +321,33 @@ impl Controller {
         }
     }
 
-    /// A worker joins, or comes back. Its first push carries the open round's clock or a later one; one that it made
-    /// before it left still counts once.
-    pub fn add_worker(&mut self, _now: Time, worker: WorkerId) {
-        if self.state.worker(worker).is_none() {
-            let pushed = self.departed.remove(&worker);
-            self.state.join(worker, pushed);
+    /// A worker joins, or comes back in a new incarnation. Returns the first clock that it can push: no round from that one on
+    /// closes without it. What an earlier incarnation pushed, or began to push, is not pushed again.
+    pub fn join(&mut self, worker: WorkerId) -> Clock {
+        if let Some(known) = self.state.worker(worker) {
+            return known.first();
         }
+        let began = self.departed.get(&worker).and_then(|departed| departed.began);
+        let first = began.map_or(0, |clock| clock.saturating_add(1)).max(self.state.v_train() + 1);
+        self.state.join(worker, first);
+        first
     }
 
-    /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten.
-    pub fn remove_worker(&mut self, _now: Time, worker: WorkerId) {
+    /// A worker that joined pushes nothing before this clock, and nothing before it is waited for.
+    pub fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
+        self.state.postpone(worker, clock);
+    }
+
+    /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten. `under_way` is the
+    /// clock of a push of which only a part is here.
+    pub fn remove_worker(&mut self, worker: WorkerId, under_way: Option<Clock>) {
         self.cancel(worker);
-        if let Some(pushed) = self.state.leave(worker).and_then(|left| left.pushed()) {
-            self.departed.insert(worker, pushed);
+        let Some(left) = self.state.leave(worker) else { return };
+        let before = self.departed.get(&worker);
+        let pushed = left.pushed().max(before.and_then(|before| before.pushed));
+        let began = pushed.max(under_way).max(before.and_then(|before| before.began));
+        if began.is_some() {
+            self.departed.insert(worker, Departed { pushed, began });
         }
     }
 
@@ -381,9 +404,12 @@ impl Controller {
     /// The model's word on the open round, unless it is clear without.
     fn closes(&self) -> Close {
         let (n, count) = (self.state.n(), self.state.count());
+        // A round that nobody is left to push closes for those who push later ones.
         // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
         // One that those who have left pushed closes without them: what was acknowledged is not lost.
-        if count == 0 && self.state.contributions() == 0 {
+        if self.state.waits_for_joining() {
+            Close::Now
+        } else if count == 0 && self.state.contributions() == 0 {
             Close::No
         } else if count == n {
             Close::Now

@@ -16,9 +16,12 @@ pub struct SyncState {
     workers: Vec<Option<WorkerState>>,
     /// The progress of each, side by side for a quick look over all; [`ABSENT`] for those that are not there.
     progress: Vec<i64>,
+    /// Registered workers.
     n: u32,
-    /// Live workers whose progress is at least `v_train`.
+    /// Registered workers whose progress is at least `v_train`.
     count: u32,
+    /// Workers whose first round is later than the open one, with that round: they count from then on. Few, and seldom any.
+    joining: Vec<(WorkerId, Clock)>,
     /// Gradients aggregated into the open and later rounds, ascending; a round without any has no entry.
     contributions: Vec<(Clock, u32)>,
 }
@@ -30,6 +33,7 @@ const ABSENT: i64 = i64::MIN;
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerState {
     progress: i64,
+    first: Clock,
     pushed: Option<Clock>,
     last_push: Option<Time>,
     last_answer: Option<Time>,
@@ -40,9 +44,14 @@ pub struct WorkerState {
 }
 
 impl WorkerState {
-    /// The last iteration this worker is done with; -1 when none. Rounds closed before it joined count as done.
+    /// The last iteration this worker is done with; -1 when none. Rounds before its first one count as done.
     pub fn progress(&self) -> i64 {
         self.progress
+    }
+
+    /// The first round that it takes part in.
+    pub fn first(&self) -> Clock {
+        self.first
     }
 
     /// The clock of its last push.
@@ -73,19 +82,26 @@ impl SyncState {
         self.v_train
     }
 
-    /// Live workers.
+    /// Live workers that the open round is for: without those whose first round is a later one.
     pub fn n(&self) -> u32 {
-        self.n
+        self.n - self.joining.len() as u32
     }
 
-    /// Live workers that are done with the open round.
+    /// Of these, the ones that are done with the open round.
     pub fn count(&self) -> u32 {
-        self.count
+        // The progress of a worker before its first round is that round's predecessor, which is not closed.
+        self.count - self.joining.len() as u32
     }
 
-    /// Live workers that are done with iteration `clock`.
+    /// Of these, the ones that are done with iteration `clock`.
     pub fn count_of(&self, clock: Clock) -> u32 {
-        if clock == self.v_train { self.count } else { self.count_from(signed(clock)) }
+        let joining = self.joining.iter().filter(|(worker, _)| self.is_done(*worker, clock)).count();
+        self.count_from(signed(clock)) - joining as u32
+    }
+
+    /// Whether the open round is for nobody, and a later one is for somebody.
+    pub fn waits_for_joining(&self) -> bool {
+        self.n() == 0 && !self.joining.is_empty()
     }
 
     /// Gradients that were aggregated into the open round; those of workers that left since stay in.
@@ -106,12 +122,12 @@ impl SyncState {
         self.by_progress(|progress, v_train| progress < v_train)
     }
 
-    /// The live worker that is furthest behind, and its progress.
+    /// The registered worker that is furthest behind, and its progress.
     pub fn slowest(&self) -> Option<(WorkerId, i64)> {
         self.live().min_by_key(|&(worker, progress)| (progress, worker))
     }
 
-    /// The live worker that is furthest ahead, and its progress.
+    /// The registered worker that is furthest ahead, and its progress.
     pub fn fastest(&self) -> Option<(WorkerId, i64)> {
         self.live().max_by_key(|&(worker, progress)| (progress, worker))
     }
@@ -136,12 +152,13 @@ impl SyncState {
         u64::try_from(self.gap(progress).saturating_add(1)).unwrap_or(0)
     }
 
-    /// Adds a live worker. Rounds that are closed are nothing it could still push, so they count as done.
-    pub(super) fn join(&mut self, worker: WorkerId, pushed: Option<Clock>) {
-        let progress = pushed.map_or(-1, signed).max(signed(self.v_train) - 1);
+    /// Adds a live worker that owes rounds from `first` on, which is not closed. Earlier ones count as done.
+    pub(super) fn join(&mut self, worker: WorkerId, first: Clock) {
+        let progress = signed(first) - 1;
         let state = WorkerState {
             progress,
-            pushed,
+            first,
+            pushed: None,
             last_push: None,
             last_answer: None,
             interval_s: None,
@@ -156,11 +173,23 @@ impl SyncState {
         self.n += u32::from(self.workers[rank].is_none());
         self.workers[rank] = Some(state);
         self.set_progress(worker, progress);
+        if first > self.v_train {
+            self.joining.push((worker, first));
+        }
+    }
+
+    /// A worker that has pushed nothing yet owes rounds from a later one on.
+    pub(super) fn postpone(&mut self, worker: WorkerId, first: Clock) {
+        if self.worker(worker).is_some_and(|known| known.pushed.is_none() && known.first < first) {
+            self.leave(worker);
+            self.join(worker, first);
+        }
     }
 
     /// Removes a worker; what it contributed stays.
     pub(super) fn leave(&mut self, worker: WorkerId) -> Option<WorkerState> {
         let state = self.workers.get_mut(worker.0 as usize)?.take()?;
+        self.joining.retain(|(joining, _)| *joining != worker);
         self.n -= 1;
         self.set_progress(worker, ABSENT);
         Some(state)
@@ -226,13 +255,19 @@ impl SyncState {
         let passed = if self.n > 0 { unsigned(slowest.saturating_add(1)) } else { filled.unwrap_or(0) };
         self.v_train = passed.min(filled.unwrap_or(Clock::MAX)).max(self.v_train + 1);
         self.count = self.count_from(signed(self.v_train));
+        let v_train = self.v_train;
+        self.joining.retain(|(_, first)| *first > v_train);
     }
 
     fn worker_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerState> {
         self.workers.get_mut(worker.0 as usize)?.as_mut()
     }
 
-    /// Live workers that are done with iteration `progress`.
+    fn is_done(&self, worker: WorkerId, clock: Clock) -> bool {
+        self.worker(worker).is_some_and(|known| known.progress >= signed(clock))
+    }
+
+    /// Registered workers that are done with iteration `progress`.
     fn count_from(&self, progress: i64) -> u32 {
         let mut count = 0;
         for &of_one in &self.progress {
@@ -255,7 +290,9 @@ impl SyncState {
 
     fn by_progress(&self, wanted: fn(i64, i64) -> bool) -> impl Iterator<Item = WorkerId> {
         let open = signed(self.v_train);
-        let mut those: Vec<_> = self.live().filter(|&(_, progress)| wanted(progress, open)).collect();
+        let is_joining = |worker: WorkerId| self.joining.iter().any(|(joining, _)| *joining == worker);
+        let wanted = |&(worker, progress): &(WorkerId, i64)| wanted(progress, open) && !is_joining(worker);
+        let mut those: Vec<_> = self.live().filter(wanted).collect();
         those.sort_unstable_by_key(|&(worker, progress)| (progress, worker));
         those.into_iter().map(|(worker, _)| worker)
     }
@@ -277,7 +314,7 @@ impl SyncState {
         let mut state = SyncState { v_train, ..SyncState::default() };
         for (rank, &progress) in progress.iter().enumerate() {
             let worker = WorkerId(rank as u32);
-            state.join(worker, None);
+            state.join(worker, 0);
             state.worker_mut(worker).expect("just joined").progress = progress;
             state.set_progress(worker, progress);
         }
@@ -317,13 +354,36 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_owes_nothing_of_closed_rounds_and_who_returns_keeps_its_pushes() {
-        let mut state = SyncState::at(3, &[3]);
-        state.join(worker(1), None);
-        state.join(worker(2), Some(7));
-        assert_eq!(state.worker(worker(1)).unwrap().progress(), 2);
-        assert_eq!(state.worker(worker(2)).unwrap().progress(), 7);
-        assert_eq!(state.count(), 2);
+    fn a_worker_counts_from_its_first_round_on() {
+        let mut state = SyncState::at(3, &[3, 2]);
+        state.join(worker(2), 5);
+        assert_eq!((state.n(), state.count()), (2, 1));
+        assert_eq!([3, 4, 5].map(|clock| state.count_of(clock)), [1, 0, 0]);
+        assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(0)]);
+        assert_eq!(state.worker(worker(2)).map(|known| (known.first(), known.progress())), Some((5, 4)));
+        state.pushed(Time::ZERO, worker(1), 3, None);
+        state.close_round();
+        assert_eq!((state.v_train(), state.n(), state.count()), (4, 2, 0));
+        // It may push before its first round is the open one.
+        state.pushed(Time::ZERO, worker(2), 5, None);
+        (0..2).for_each(|rank| state.pushed(Time::ZERO, worker(rank), 4, None));
+        state.close_round();
+        assert_eq!((state.v_train(), state.n(), state.count()), (5, 3, 1));
+        assert_eq!(state.contributors().collect::<Vec<_>>(), [worker(2)]);
+    }
+
+    #[test]
+    fn a_first_round_can_be_put_off_until_something_is_pushed() {
+        let mut state = SyncState::at(3, &[2]);
+        state.join(worker(1), 4);
+        state.postpone(worker(1), 6);
+        state.postpone(worker(1), 5);
+        assert_eq!(state.worker(worker(1)).map(WorkerState::first), Some(6));
+        state.pushed(Time::ZERO, worker(1), 6, None);
+        state.postpone(worker(1), 9);
+        assert_eq!(state.worker(worker(1)).map(WorkerState::first), Some(6));
+        state.leave(worker(1));
+        assert_eq!((state.n(), state.count()), (1, 0));
     }
 
     #[test]

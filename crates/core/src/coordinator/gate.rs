@@ -59,7 +59,7 @@ impl Gate {
 
     pub(super) fn remove(&mut self, now: Time, worker: WorkerId) {
         self.waiting.remove(&worker);
-        self.controller.remove_worker(now, worker);
+        self.controller.remove_worker(worker, None);
         self.settle(now);
     }
 

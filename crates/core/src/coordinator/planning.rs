@@ -13,7 +13,7 @@ use crate::status::MemberState;
 use crate::table::{PolicyOverride, TableSpec, glob_matches};
 use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Control, Fault, Kind, Plan};
+use crate::wire::{self, Cause, Control, Fault, Kind, Plan};
 use std::collections::BTreeSet;
 
 impl Coordinator {
@@ -138,9 +138,14 @@ impl Coordinator {
             tables: self.tables.clone(),
             shards: self.shards.keys().map(|id| (*id, addresses(id))).collect(),
             chunk_elements: self.config.chunk_elements,
-            workers: self.workers.iter().map(|(id, member)| (*id, member.incarnation)).collect(),
+            members: self
+                .workers
+                .iter()
+                .map(|(id, member)| wire::Member::original(*id, member.incarnation))
+                .collect(),
             policy: self.config.policy.clone(),
             overrides: self.config.overrides.clone(),
+            switches: Vec::new(),
             seed: self.config.seed,
         }
     }

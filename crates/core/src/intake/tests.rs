@@ -342,7 +342,7 @@ fn what_a_worker_is_at_is_forgotten_by_its_clock() {
     bench.intake.forget(WorkerId(0), 2);
     assert!(bench.intake.under_way(WorkerId(0)).is_some());
     bench.intake.forget(WorkerId(0), 3);
-    bench.intake.remove_worker(WorkerId(1));
+    assert_eq!(bench.intake.remove_worker(WorkerId(1)), Some(3));
     let left: Vec<WorkerId> = bench.intake.pushes().map(Push::worker).collect();
     assert_eq!((left, bench.intake.check()), (vec![WorkerId(2)], Ok(())));
     assert_eq!(bench.frames(0, 3, 0..3), Ok(Taken::Whole), "from its beginning");

@@ -42,11 +42,11 @@ impl Shard {
             return self.fail(error);
         }
         let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
-        let workers = || plan.workers.iter().map(|(worker, _)| *worker);
+        let workers = || plan.live_members().map(|member| member.worker);
         self.members.clear();
-        for &(worker, incarnation) in &plan.workers {
-            self.members.resize(worker.0 as usize, None);
-            self.members.push(Some(incarnation));
+        for member in plan.live_members() {
+            self.members.resize(member.worker.0 as usize, None);
+            self.members.push(Some(member.incarnation));
         }
         self.tables.clear();
         self.timer_of = vec![None; plan.tables.len()];
@@ -78,7 +78,7 @@ impl Shard {
             self.groups.leave(*worker);
             self.pulls.forget(*worker);
             for table in &mut self.tables {
-                table.remove_worker(now, *worker);
+                table.remove_worker(*worker);
             }
         }
         if !gone.is_empty() {

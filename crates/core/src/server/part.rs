@@ -258,12 +258,12 @@ impl TablePart {
 
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the units that
     /// had already been added, each with its own count.
-    pub(super) fn remove_worker(&mut self, now: Time, worker: WorkerId) {
-        self.intake.remove_worker(worker);
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
+        let under_way = self.intake.remove_worker(worker);
         self.forget_answers(worker);
         self.rounds.iter_mut().for_each(Round::disturb);
         self.sums_are_exact_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
-        self.controller.remove_worker(now, worker);
+        self.controller.remove_worker(worker, under_way);
     }
 
     /// The chunks in order.

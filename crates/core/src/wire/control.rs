@@ -2,12 +2,12 @@
 //! [`Kind::Control`] and [`Kind::Error`], never in the data path.
 
 use super::bounded::sequence;
-use super::{Header, Kind, Plan, WireError};
+use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
-use crate::table::TableSpec;
+use crate::table::{PolicyOverride, TableSpec};
 use crate::types::{Clock, ServerId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -100,6 +100,36 @@ pub enum Control {
         /// Text form.
         optimizer: String,
     },
+    /// Coordinator to shards and aggregators, then to workers: the next epoch, and what is new in it.
+    Change {
+        /// The epoch.
+        epoch: u32,
+        /// What is new.
+        change: Change,
+    },
+    /// Shard or aggregator to coordinator: what the epoch says holds here.
+    Entered {
+        /// The epoch.
+        epoch: u32,
+        /// The first clock that each joining worker could push here.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+        joining: Vec<FirstClock>,
+    },
+    /// Anybody to the coordinator: a change is missing here, send the whole plan.
+    PlanQuery,
+    /// Command to coordinator: let these policies hold from now on.
+    Set(PolicyOverride),
+}
+
+/// The first clock that a joining worker could push to a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstClock {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// Which process it is.
+    pub incarnation: u64,
+    /// No round from this one on closes without it.
+    pub clock: Clock,
 }
 
 impl Control {
@@ -127,6 +157,10 @@ impl Control {
             Control::Stop { .. } => "stop",
             Control::AggregatorReport(_) => "aggregator report",
             Control::SetOptimizer { .. } => "set optimizer",
+            Control::Change { .. } => "change",
+            Control::Entered { .. } => "entered",
+            Control::PlanQuery => "plan query",
+            Control::Set(_) => "set",
         }
     }
 }

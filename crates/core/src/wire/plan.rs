@@ -1,21 +1,26 @@
-//! The plan: who holds what, under which policies.
+//! The plan: who takes part, who holds what, under which policies; and how it changes.
 
 use super::bounded::sequence;
 use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
-use crate::table::{PolicyOverride, TablePolicy, TableSpec};
-use crate::types::{ServerId, ShardId, TableId, WorkerId};
+use crate::table::{PolicyOverride, TablePolicy, TableSpec, glob_matches};
+use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Shards in one job.
 const MAX_SHARDS: usize = (limits::MAX_SERVERS * limits::MAX_CORES) as usize;
 
-/// Who holds what. Chunks follow from it: [`crate::table::chunks`].
+/// Who takes part, where parameters live, and which policies hold, in one epoch of a job.
+///
+/// A plan goes from one epoch to the next by [`Plan::apply`]. Every trace that a change leaves names the epoch that it was made
+/// in, so that [`Plan::changes_to`] finds the difference between any two epochs of a job.
+///
+/// Chunks follow from it: [`crate::table::chunks`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Frames of another placement epoch are refused.
+    /// Counts changes, from [`Plan::FIRST_EPOCH`].
     pub epoch: u32,
     /// The tables in creation order.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
@@ -28,19 +33,180 @@ pub struct Plan {
     pub shards: Vec<(ShardId, Addresses)>,
     /// Elements per chunk.
     pub chunk_elements: u32,
-    /// Every worker with its incarnation, ordered.
+    /// Every rank that was ever taken, ordered, with its last incarnation.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
-    pub workers: Vec<(WorkerId, u64)>,
+    pub members: Vec<Member>,
     /// The job's policy.
     pub policy: TablePolicy,
-    /// Exceptions from it.
+    /// Exceptions from it, made when the job was set up.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
     pub overrides: Vec<PolicyOverride>,
+    /// Exceptions from these, made while the job runs, ordered by epoch.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
+    pub switches: Vec<Switch>,
     /// The job's seed.
     pub seed: u64,
 }
 
+/// One rank's latest incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// Which process has the rank: drawn anew for each, so that frames of an earlier one do not count for it.
+    pub incarnation: u64,
+    /// Whether it takes part.
+    pub standing: Standing,
+    /// The epoch in which its standing last changed.
+    pub since: u32,
+}
+
+/// Whether a member takes part, and from which clock on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    /// It will; the shards are asked which clock can be its first.
+    Joining,
+    /// It owes pushes from this clock on.
+    From(Clock),
+    /// It left or died.
+    Left,
+}
+
+impl Member {
+    /// A worker that the job begins with.
+    pub fn original(worker: WorkerId, incarnation: u64) -> Member {
+        Member { worker, incarnation, standing: Standing::From(0), since: Plan::FIRST_EPOCH }
+    }
+
+    /// Whether it takes part, or is about to.
+    pub fn is_live(&self) -> bool {
+        self.standing != Standing::Left
+    }
+}
+
+/// A policy that was changed while the job ran.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Switch {
+    /// The epoch that it made.
+    pub epoch: u32,
+    /// What holds from then on.
+    pub rule: PolicyOverride,
+}
+
+/// What one epoch of a job has that the one before had not.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Change {
+    /// A worker joins: no round after the open ones closes without it.
+    Joining {
+        /// Its rank; an earlier incarnation has left.
+        worker: WorkerId,
+        /// Which process it is.
+        incarnation: u64,
+    },
+    /// The joining worker's first clock is known: it owes nothing before it.
+    Joined {
+        /// Its rank.
+        worker: WorkerId,
+        /// The first clock that it pushes.
+        clock: Clock,
+    },
+    /// A worker left or died.
+    Left {
+        /// Its rank.
+        worker: WorkerId,
+    },
+    /// Policies of some tables change.
+    Policy(PolicyOverride),
+}
+
 impl Plan {
+    /// The epoch that a job begins in.
+    pub const FIRST_EPOCH: u32 = 1;
+
+    /// Makes the change of an epoch. A change that does not fit (a worker joins that is there, or one leaves that is not) leaves
+    /// only the epoch's number behind.
+    pub fn apply(&mut self, epoch: u32, change: &Change) {
+        self.epoch = epoch;
+        match change {
+            Change::Joining { worker, incarnation } => {
+                let standing = Standing::Joining;
+                let member = Member { worker: *worker, incarnation: *incarnation, standing, since: epoch };
+                match self.members.binary_search_by_key(worker, |member| member.worker) {
+                    Ok(at) if self.members[at].is_live() => {}
+                    Ok(at) => self.members[at] = member,
+                    Err(at) => self.members.insert(at, member),
+                }
+            }
+            Change::Joined { worker, clock } => self.move_on(epoch, *worker, Standing::From(*clock)),
+            Change::Left { worker } => self.move_on(epoch, *worker, Standing::Left),
+            Change::Policy(rule) => {
+                self.switches.retain(|known| !known.rule.is_replaced_by(rule));
+                self.switches.push(Switch { epoch, rule: rule.clone() });
+            }
+        }
+    }
+
+    fn move_on(&mut self, epoch: u32, worker: WorkerId, standing: Standing) {
+        let Ok(at) = self.members.binary_search_by_key(&worker, |member| member.worker) else { return };
+        let member = &mut self.members[at];
+        let follows = match standing {
+            Standing::From(_) => member.standing == Standing::Joining,
+            Standing::Left => member.is_live(),
+            Standing::Joining => false,
+        };
+        if follows {
+            member.standing = standing;
+            member.since = epoch;
+        }
+    }
+
+    /// The changes, each with its epoch, that lead from this plan to a later one of the same job. Changes that a later one undid
+    /// are left out; of an incarnation that came and went in between only the last words are told.
+    pub fn changes_to(&self, newer: &Plan) -> Vec<(u32, Change)> {
+        let mut changes = Vec::new();
+        for member in newer.members.iter().filter(|member| member.since > self.epoch) {
+            let Member { worker, incarnation, standing, since } = *member;
+            let mut add = |change| changes.push((since, change));
+            let known = self.member(worker);
+            let is_known = known.is_some_and(|known| known.is_live() && known.incarnation == incarnation);
+            if !is_known {
+                if known.is_some_and(Member::is_live) {
+                    add(Change::Left { worker });
+                }
+                add(Change::Joining { worker, incarnation });
+            }
+            match standing {
+                Standing::Joining => {}
+                Standing::From(clock) => add(Change::Joined { worker, clock }),
+                Standing::Left => add(Change::Left { worker }),
+            }
+        }
+        let switches = newer.switches.iter().filter(|switch| switch.epoch > self.epoch);
+        changes.extend(switches.map(|switch| (switch.epoch, Change::Policy(switch.rule.clone()))));
+        changes.sort_by_key(|(epoch, _)| *epoch);
+        changes
+    }
+
+    /// The latest incarnation of a rank.
+    pub fn member(&self, worker: WorkerId) -> Option<&Member> {
+        let at = self.members.binary_search_by_key(&worker, |member| member.worker).ok()?;
+        Some(&self.members[at])
+    }
+
+    /// The members that take part, or are about to.
+    pub fn live_members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.is_live())
+    }
+
+    /// The first epoch since which frames of a table mean what they mean now: older ones are not applied. Who takes part does
+    /// not matter for that, codecs do.
+    pub fn valid_from(&self, table: TableId) -> u32 {
+        let name = &self.tables[table.0 as usize].name;
+        let is_about =
+            |switch: &&Switch| switch.rule.changes_frames() && glob_matches(&switch.rule.table, name);
+        self.switches.iter().rev().find(is_about).map_or(Plan::FIRST_EPOCH, |switch| switch.epoch)
+    }
+
     /// Data cores of each server, by number. The plan must have passed [`Plan::check`].
     pub fn cores(&self) -> Vec<u32> {
         let mut cores = Vec::new();
@@ -51,9 +217,10 @@ impl Plan {
         cores
     }
 
-    /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions.
+    /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions, then switches.
     pub fn policy_of(&self, table: TableId, server: ServerId) -> TablePolicy {
-        self.tables[table.0 as usize].policy_on(server, &self.policy, &self.overrides)
+        let rules = self.overrides.iter().chain(self.switches.iter().map(|switch| &switch.rule));
+        self.tables[table.0 as usize].policy_on(server, &self.policy, rules)
     }
 
     /// Whether the plan's numbers fit each other and the limits, so that nobody indexes out of range, or takes memory
@@ -80,10 +247,24 @@ impl Plan {
     }
 
     fn check_workers(&self) -> Result<(), String> {
-        let ascending = self.workers.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        match self.workers.last() {
-            Some((last, _)) if ascending && last.0 < limits::MAX_WORKERS => Ok(()),
+        let ascending = self.members.windows(2).all(|pair| pair[0].worker < pair[1].worker);
+        match self.members.last() {
+            Some(last) if ascending && last.worker.0 < limits::MAX_WORKERS => Ok(()),
             _ => Err("the ranks of its workers are missing, out of order or out of range".into()),
+        }
+    }
+
+    /// Whether a change can be made to this plan without a peer's word taking memory without bound.
+    pub fn check_change(&self, change: &Change) -> Result<(), String> {
+        match change {
+            Change::Joining { worker, .. } if worker.0 >= limits::MAX_WORKERS => {
+                Err(format!("{worker} is out of range: there may be {}", limits::MAX_WORKERS))
+            }
+            Change::Policy(_) if self.switches.len() >= limits::MAX_OVERRIDES => {
+                Err(format!("there are {} switches of policies already", self.switches.len()))
+            }
+            Change::Policy(rule) => rule.check(),
+            Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => Ok(()),
         }
     }
 
@@ -148,6 +329,7 @@ fn chunks_at_most(spec: &TableSpec, parts: &[Part], chunk_elements: u64) -> u64 
 mod tests {
     use super::*;
     use crate::table::chunks;
+    use proptest::prelude::*;
 
     fn part(server: u32, start: u64, len: u64) -> Part {
         Part { server: ServerId(server), start, len }
@@ -164,9 +346,10 @@ mod tests {
             parts: vec![vec![part(0, 0, 6), part(1, 6, 4)], vec![part(1, 0, 12)]],
             shards: vec![shard(0, 0), shard(0, 1), shard(1, 0)],
             chunk_elements: 4,
-            workers: vec![(WorkerId(0), 1), (WorkerId(1), 2)],
+            members: vec![Member::original(WorkerId(0), 1), Member::original(WorkerId(1), 2)],
             policy: TablePolicy::default(),
             overrides: vec![],
+            switches: vec![],
             seed: 0,
         }
     }
@@ -192,9 +375,9 @@ mod tests {
             ("server 0 core 1 has 9 addresses", |plan| {
                 plan.shards[1].1 = (0..9).map(|n| format!("host:{n}")).collect();
             }),
-            ("ranks", |plan| plan.workers.clear()),
-            ("ranks", |plan| plan.workers.swap(0, 1)),
-            ("ranks", |plan| plan.workers.push((WorkerId(u32::MAX), 0))),
+            ("ranks", |plan| plan.members.clear()),
+            ("ranks", |plan| plan.members.swap(0, 1)),
+            ("ranks", |plan| plan.members.push(Member::original(WorkerId(u32::MAX), 0))),
             ("chunks of 0 elements", |plan| plan.chunk_elements = 0),
             ("chunks of 4294967295 elements", |plan| plan.chunk_elements = u32::MAX),
             ("2 tables, and parts of 1", |plan| plan.parts.truncate(1)),
@@ -219,6 +402,113 @@ mod tests {
             let why = plan.check().unwrap_err();
             assert!(why.contains(expected), "{why}");
         }
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        let worker = || (0u32..4).prop_map(WorkerId);
+        let rule = (0usize..3, any::<bool>(), 0usize..4).prop_map(|(table, server, axis)| {
+            let rule = PolicyOverride {
+                table: ["*", "w", "rows"][table].into(),
+                server: server.then_some(ServerId(1)),
+                ..PolicyOverride::default()
+            };
+            let text = || Some("text".to_owned());
+            match axis {
+                0 => PolicyOverride { sync: text(), ..rule },
+                1 => PolicyOverride { optimizer: text(), ..rule },
+                2 => PolicyOverride { codec: text(), server: None, ..rule },
+                _ => PolicyOverride { sync: text(), codec: text(), server: None, ..rule },
+            }
+        });
+        prop_oneof![
+            (worker(), 10u64..14).prop_map(|(worker, incarnation)| Change::Joining { worker, incarnation }),
+            (worker(), 1u64..9).prop_map(|(worker, clock)| Change::Joined { worker, clock }),
+            worker().prop_map(|worker| Change::Left { worker }),
+            rule.prop_map(Change::Policy),
+        ]
+    }
+
+    /// A change that a coordinator would make to this plan. Incarnations are never used twice.
+    fn fits(plan: &Plan, change: &Change) -> bool {
+        let standing = |worker: &WorkerId| plan.member(*worker).map(|member| member.standing);
+        match change {
+            Change::Joining { worker, .. } => !plan.member(*worker).is_some_and(Member::is_live),
+            Change::Joined { worker, .. } => standing(worker) == Some(Standing::Joining),
+            Change::Left { worker } => plan.member(*worker).is_some_and(Member::is_live),
+            Change::Policy(_) => true,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_changes_from_one_epoch_to_another_lead_there(
+            changes in proptest::collection::vec(change(), 0..40),
+            from in 0usize..40,
+        ) {
+            let mut epochs = vec![plan()];
+            for mut change in changes {
+                let mut next = epochs[epochs.len() - 1].clone();
+                let epoch = next.epoch + 1;
+                if let Change::Joining { incarnation, .. } = &mut change {
+                    *incarnation = 100 + u64::from(epoch);
+                }
+                if fits(&next, &change) {
+                    next.apply(epoch, &change);
+                    prop_assert_eq!(next.check(), Ok(()));
+                    epochs.push(next);
+                }
+            }
+            let newest = &epochs[epochs.len() - 1];
+            let mut plan = epochs[from % epochs.len()].clone();
+            for (epoch, change) in plan.changes_to(newest) {
+                prop_assert!(fits(&plan, &change), "{:?}", change);
+                plan.apply(epoch, &change);
+            }
+            prop_assert_eq!(&plan, newest);
+            prop_assert_eq!(newest.changes_to(&plan), vec![]);
+        }
+    }
+
+    #[test]
+    fn a_change_that_does_not_fit_changes_nothing_but_the_epoch() {
+        let mut plan = plan();
+        let before = plan.clone();
+        let worker = WorkerId(1);
+        for (epoch, change) in [
+            (2, Change::Joining { worker, incarnation: 9 }),
+            (3, Change::Joined { worker, clock: 4 }),
+            (4, Change::Left { worker: WorkerId(7) }),
+        ] {
+            plan.apply(epoch, &change);
+            assert_eq!(plan, Plan { epoch, ..before.clone() });
+        }
+    }
+
+    #[test]
+    fn frames_of_a_table_are_stale_when_its_codec_has_changed_since() {
+        let mut plan = plan();
+        let rule = |table: &str| PolicyOverride { table: table.into(), ..PolicyOverride::default() };
+        let text = || Some("f16".to_owned());
+        plan.apply(2, &Change::Policy(PolicyOverride { sync: text(), ..rule("*") }));
+        plan.apply(3, &Change::Policy(PolicyOverride { codec: text(), ..rule("w") }));
+        plan.apply(4, &Change::Left { worker: WorkerId(0) });
+        assert_eq!([0, 1].map(|table| plan.valid_from(TableId(table))), [3, 1]);
+        plan.apply(5, &Change::Policy(PolicyOverride { answer_codec: text(), ..rule("*") }));
+        assert_eq!([0, 1].map(|table| plan.valid_from(TableId(table))), [5, 5]);
+    }
+
+    #[test]
+    fn a_switch_takes_the_place_of_an_earlier_one_that_says_nothing_else() {
+        let mut plan = plan();
+        let rule = |table: &str| PolicyOverride { table: table.into(), ..PolicyOverride::default() };
+        let text = |text: &str| Some(text.to_owned());
+        plan.apply(2, &Change::Policy(PolicyOverride { sync: text("asp"), ..rule("*") }));
+        plan.apply(3, &Change::Policy(PolicyOverride { optimizer: text("sgd"), ..rule("*") }));
+        plan.apply(4, &Change::Policy(PolicyOverride { sync: text("bsp"), ..rule("*") }));
+        plan.apply(5, &Change::Policy(PolicyOverride { sync: text("asp"), ..rule("w") }));
+        let epochs: Vec<u32> = plan.switches.iter().map(|switch| switch.epoch).collect();
+        assert_eq!(epochs, [3, 4, 5]);
+        assert_eq!([0, 1].map(|table| plan.policy_of(TableId(table), ServerId(0)).sync), ["asp", "bsp"]);
     }
 
     #[test]

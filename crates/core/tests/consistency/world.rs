@@ -43,8 +43,17 @@ impl World {
                     }
                 }
             }
-            ["leave", worker] => self.controller.remove_worker(self.now, rank(worker)),
-            ["join", worker] => self.controller.add_worker(self.now, rank(worker)),
+            ["leave", worker] => self.controller.remove_worker(rank(worker), None),
+            ["leave", worker, "during", clock] => {
+                self.controller.remove_worker(rank(worker), Some(number(clock)));
+            }
+            ["join", worker] => {
+                let _ = write!(out, " from clock {}", self.controller.join(rank(worker)));
+            }
+            ["join", worker, "from", clock] => {
+                self.controller.join(rank(worker));
+                self.controller.set_first_clock(rank(worker), number(clock));
+            }
             ["disconnect", worker] => self.controller.cancel(rank(worker)),
             ["state"] => self.state(&mut out),
             ["waiting"] => self.waiting(&mut out),

@@ -5,7 +5,9 @@ use paramill_core::role::{Body, Frame};
 use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
 use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
 use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
-use paramill_core::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, control};
+use paramill_core::wire::{
+    Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Member, Party, Plan, control,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -207,9 +209,10 @@ fn plan() -> impl Strategy<Value = Plan> {
         parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
         shards: vec![shard(0, 0), shard(1, 0)],
         chunk_elements: 4,
-        workers: vec![(WorkerId(0), 1), (WorkerId(1), 2), (WorkerId(2), 3)],
+        members: (0..3).map(|rank| Member::original(WorkerId(rank), u64::from(rank) + 1)).collect(),
         policy: TablePolicy::default(),
         overrides: vec![],
+        switches: vec![],
         seed: 0,
     };
     let spoil = (0u32..12, number(), small(), table(), sync());
@@ -225,7 +228,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 5 => plan.shards.push(shard(small, small)),
                 6 => plan.shards.clear(),
                 7 => plan.chunk_elements = small,
-                8 => plan.workers.push((WorkerId(small), number)),
+                8 => plan.members.push(Member::original(WorkerId(small), number)),
                 9 => plan.policy.sync = sync,
                 10 => plan.policy.optimizer = sync,
                 _ => plan.parts.clear(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::words::{answer, control_frame, data_frame};
 use paramill_core::role::Lost;
-use paramill_core::wire::{Flags, Header, Plan};
+use paramill_core::wire::{Flags, Header, Member, Plan};
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use proptest::prelude::*;
 
@@ -178,9 +178,10 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         parts: vec![vec![part]],
         shards: vec![(shard_id(0), "shard:0".into())],
         chunk_elements: 4,
-        workers: vec![(WorkerId(0), 1)],
+        members: vec![Member::original(WorkerId(0), 1)],
         policy: TablePolicy::default(),
         overrides: vec![],
+        switches: vec![],
         seed: 0,
     };
     let outputs = say(worker, now, NodeId::Coordinator, &message(&Control::Plan(Box::new(plan))));

@@ -8,7 +8,7 @@ use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::{TablePolicy, TableSpec};
 use paramill_core::types::{ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Hello, Kind, Party, Plan};
+use paramill_core::wire::{Control, Hello, Kind, Member, Party, Plan};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,9 +87,10 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         parts: vec![vec![]],
         shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
         chunk_elements: 8,
-        workers: vec![(WorkerId(0), 1)],
+        members: vec![Member::original(WorkerId(0), 1)],
         policy: TablePolicy::default(),
         overrides: vec![],
+        switches: vec![],
         seed: 0,
     };
     pump.inject(0, SHARD, frame(Kind::Control, &Control::Plan(Box::new(plan))));

@@ -14,7 +14,7 @@ use paramill_node::client::{Handle, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
 use paramill_sim::compute::ComputeClock;
-use paramill_sim::gradient::{Gradients, touched_rows};
+use paramill_sim::gradient::{Gradients, PushId, touched_rows};
 use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
@@ -187,15 +187,13 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
         std::thread::sleep(compute.step(clock));
         let mut handles: Vec<Handle> = Vec::new();
         for ((table, spec), (rows, values)) in (0..).map(TableId).zip(&specs).zip(&rows) {
-            let at = |(element, &value): (u64, &f32)| gradients.at(seed, rank, clock, table, element, value);
+            let push = PushId { seed, worker: rank, clock, table };
+            let mut gradient = Vec::with_capacity(values.len());
             if spec.rows {
-                let width = spec.row_elements();
-                let elements =
-                    rows.iter().flat_map(|&row| u64::from(row) * width..(u64::from(row) + 1) * width);
-                let gradient: Vec<f32> = elements.zip(values).map(at).collect();
+                gradients.extend_rows(&push, rows, spec.row_elements(), values, &mut gradient);
                 handles.push(job.push(table, Gradient::Rows { rows, values: &gradient })?);
             } else {
-                let gradient: Vec<f32> = (0..).zip(values).map(at).collect();
+                gradients.extend(&push, 0, values, &mut gradient);
                 handles.push(job.push_pull(table, &gradient)?);
             }
         }

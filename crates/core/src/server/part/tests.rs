@@ -173,7 +173,7 @@ fn a_worker_that_dies_in_the_middle_of_a_push_counts_in_the_chunks_that_have_its
         bench.frames(2, 0, 0..1, 9.0).unwrap();
         bench.push(1, 0, 6.0).unwrap();
         assert_eq!(bench.version(), 0);
-        bench.part.remove_worker(Time::ZERO, WorkerId(2));
+        bench.part.remove_worker(WorkerId(2));
         bench.settle();
         assert_eq!(bench.version(), 1);
         bench.chunks()
