@@ -130,6 +130,15 @@ impl Outbox {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Compares the counted bytes with the outputs that wait.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let bytes: usize = self.outputs.iter().map(cost).sum();
+        if bytes != self.bytes {
+            return Err(format!("{bytes} bytes of outputs wait, and {} are counted", self.bytes));
+        }
+        Ok(())
+    }
 }
 
 /// Memory that an output takes, but for what it shares with others.
@@ -238,6 +247,12 @@ pub trait Role {
 
     /// Brings the header of a frame that had to wait up to date with what its payload is now.
     fn refresh(&self, _header: &mut Header) {}
+
+    /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
+    /// one that does not hold. The simulator asks after every event.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The bytes of a body. A role that stores bytes itself ([`Body::Stored`]) finds them here.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

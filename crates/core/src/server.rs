@@ -4,35 +4,33 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
-mod acks;
-mod answers;
-mod group;
+mod aggregators;
+mod delivery;
 mod instructions;
+mod members;
 mod part;
-mod pulls;
 mod rounds;
+mod tables;
+mod timers;
 
 use crate::address::Addresses;
+use crate::consistency::PullOutcome;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
-use crate::store::Place;
-use crate::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
-use crate::wire::ack;
+use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::frame::FromWorker;
+use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
+use crate::wire::group::{self, Entry};
 use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
-use acks::Acks;
-use answers::Asked;
-use group::Groups;
-use part::TablePart;
-use pulls::{PendingPull, Pulls};
-use rounds::Accumulators;
-use std::collections::BTreeSet;
+use aggregators::{Aggregators, Turn};
+use delivery::{Backlog, Delivery, NewChunk, PendingPull};
+use members::Members;
 use std::sync::Arc;
+use tables::Tables;
 
 /// What a shard needs to know to begin.
 #[derive(Debug, Clone)]
@@ -53,47 +51,21 @@ pub struct ShardConfig {
     pub coordinator: String,
 }
 
-/// How far a worker is with pushes that rounds wait for.
-#[derive(Debug, Clone, Copy, Default)]
-struct Progress {
-    clock: Clock,
-    /// Of this clock.
-    bytes: u64,
-}
-
-impl Progress {
-    /// What a table may have at most is far below this.
-    const BYTES_OF_A_CLOCK: u64 = 1 << 40;
-}
-
 /// One data core of a server.
 #[derive(Debug)]
 pub struct Shard {
     config: ShardConfig,
     registry: Arc<Registry>,
-    id: Option<ShardId>,
     coordinator: Link,
     plan: Option<Plan>,
-    tables: Vec<TablePart>,
-    /// Incarnations by rank, which is dense; `None` for those that are no members, or no longer.
-    members: Vec<Option<u64>>,
-    accumulators: Accumulators,
-    pulls: Pulls,
-    /// Acknowledgements that leave when everything else has.
-    acks: Acks,
-    groups: Groups,
-    /// How far workers are with pushes that rounds wait for, by rank.
-    progress: Vec<Progress>,
-    /// Tables whose controller has a timeout, by time.
-    timers: BTreeSet<(Time, usize)>,
-    /// The timeout of each table, as it stands in `timers`.
-    timer_of: Vec<Option<Time>>,
+    members: Members,
+    tables: Tables,
+    aggregators: Aggregators,
+    delivery: Delivery,
     next_report: Time,
     stopped: bool,
+    /// For the coordinator and the driver; [`Delivery`] has its own.
     outputs: Outbox,
-    bytes_pushed: u64,
-    bytes_pulled: u64,
-    refused: u64,
 }
 
 impl Shard {
@@ -101,124 +73,83 @@ impl Shard {
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
         Shard {
             coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
-            id: config.server.map(|server| ShardId { server, core: config.core }),
             config,
             registry,
             plan: None,
-            tables: Vec::new(),
-            members: Vec::new(),
-            accumulators: Accumulators::default(),
-            pulls: Pulls::default(),
-            acks: Acks::default(),
-            groups: Groups::default(),
-            progress: Vec::new(),
-            timers: BTreeSet::new(),
-            timer_of: Vec::new(),
+            members: Members::default(),
+            tables: Tables::default(),
+            aggregators: Aggregators::default(),
+            delivery: Delivery::default(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
-            bytes_pushed: 0,
-            bytes_pulled: 0,
-            refused: 0,
         }
     }
 
     /// Who this is, once the coordinator said so.
     pub fn id(&self) -> Option<ShardId> {
-        self.id
+        self.config.server.map(|server| ShardId { server, core: self.config.core })
     }
 
     /// How this shard stands.
     pub fn report(&self, now: Time) -> Option<ShardReport> {
         Some(ShardReport {
-            shard: self.id?,
+            shard: self.id()?,
             tables: self
                 .tables
                 .iter()
                 .filter(|table| table.elements() > 0)
                 .map(|table| table.report(now))
                 .collect(),
-            bytes_pushed: self.bytes_pushed,
-            bytes_pulled: self.bytes_pulled,
+            bytes_pushed: self.tables.bytes_pushed(),
+            bytes_pulled: self.delivery.bytes_pulled(),
             nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
-            refused: self.refused,
+            refused: self.delivery.refused(),
             memory_bytes: self.memory_bytes() as u64,
         })
     }
 
     /// Bytes held for parameters, accumulators and optimizer state.
     pub fn memory_bytes(&self) -> usize {
-        let tables: usize = self.tables.iter().map(TablePart::memory_bytes).sum();
-        tables + self.accumulators.memory_bytes()
+        self.tables.memory_bytes()
     }
 
     /// Calls `visit` with the first element and the values of every chunk of a table that this shard holds.
     pub fn for_each_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
-        if let Some(part) = self.tables.get(table.0 as usize) {
-            part.for_each_chunk(visit);
+        if let Some(table) = self.tables.find(table) {
+            table.for_each_chunk(visit);
         }
     }
 
-    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, header: &Header, payload: &[u8]) {
-        let result = self.check_data_frame(worker, header).and_then(|table| match header.kind {
-            Kind::Init => self.handle_init(now, table, worker, header, payload),
-            Kind::Push => self.handle_push(now, table, worker, header, payload),
-            Kind::Pull => self.handle_pull(now, table, worker, header, payload),
-            other => {
-                let message = format!("a server does not take {other:?} frames from a worker");
-                Err(Fault { cause: Cause::Protocol, message })
-            }
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: FromWorker, payload: &[u8]) {
+        let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
+        let result = result.and_then(|table| match frame {
+            FromWorker::Init(init) => self.handle_init(now, table, worker, &init, payload),
+            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
+            FromWorker::Pull(pull) => self.handle_pull(now, table, worker, &pull, payload),
         });
         if let Err(fault) = result {
-            self.refuse(worker, header.table, header.request, &fault);
+            let Subject { table, request, .. } = *frame.subject();
+            self.delivery.refuse(worker, table, request, &fault);
         }
     }
 
-    fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
-        self.refuse_to(self.groups.address(worker), table, request, fault);
+    fn check_sender(&self, worker: WorkerId) -> Result<(), Fault> {
+        if self.plan.is_none() {
+            let message = "this server has no plan yet".into();
+            return Err(Fault { cause: Cause::StaleEpoch, message });
+        }
+        if self.members.has(worker) { Ok(()) } else { Err(not_a_member(worker)) }
     }
 
-    fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
-        self.refused += 1;
-        let mut frame = frame(Kind::Error, fault);
-        frame.header.table = table;
-        frame.header.request = request;
-        self.outputs.push_back(Output::Send { to, frame });
-    }
-
-    /// Which life of a worker is a member of the job, if one is.
-    fn incarnation(&self, worker: WorkerId) -> Option<u64> {
-        *self.members.get(worker.0 as usize)?
-    }
-
-    /// What every data frame must fulfil: known sender, current plan, known table, our element type.
-    fn check_data_frame(&self, worker: WorkerId, header: &Header) -> Result<usize, Fault> {
-        let fault = |cause, message| Err(Fault { cause, message });
-        let Some(plan) = &self.plan else {
-            return fault(Cause::StaleEpoch, "this server has no plan yet".into());
-        };
-        if self.incarnation(worker).is_none() {
-            return fault(Cause::NotAMember, format!("{worker} is no member of this job any more"));
+    /// The place of a frame's table, if the frame is of this epoch and something of the table is here.
+    fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
+        let epoch = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        if subject.epoch != epoch {
+            let message = format!("the frame is of placement epoch {}, the job is in {epoch}", subject.epoch);
+            return Err(Fault { cause: Cause::StaleEpoch, message });
         }
-        if header.epoch != plan.epoch {
-            let message =
-                format!("the frame is of placement epoch {}, the job is in {}", header.epoch, plan.epoch);
-            return fault(Cause::StaleEpoch, message);
-        }
-        let table = header.table.0 as usize;
-        if table >= self.tables.len() {
-            let message = format!("table {table} does not exist; the job has {}", self.tables.len());
-            return fault(Cause::Shape, message);
-        }
-        let name = &self.tables[table].spec().name;
-        if self.tables[table].elements() == 0 {
-            return fault(Cause::Shape, format!("nothing of table `{name}` is on this server"));
-        }
-        if header.dtype != DType::F32 {
-            let message = format!("table `{name}` holds f32; {worker} sent {:?}", header.dtype);
-            return fault(Cause::Shape, message);
-        }
-        Ok(table)
+        self.tables.place(subject.table)
     }
 
     fn handle_init(
@@ -226,81 +157,57 @@ impl Shard {
         now: Time,
         table: usize,
         worker: WorkerId,
-        header: &Header,
+        init: &Init,
         payload: &[u8],
     ) -> Result<(), Fault> {
         if worker != WorkerId::FIRST {
             let message = format!("initial values come from {}, not from {worker}", WorkerId::FIRST);
             return Err(Fault { cause: Cause::Protocol, message });
         }
-        let was_initialised = self.tables[table].is_initialised();
-        if self.tables[table].initialise(header, payload)? && header.flags.has(Flags::LAST) {
-            self.acknowledge(worker, header);
+        let values = self.tables.get_mut(table);
+        let was_initialised = values.is_initialised();
+        if values.initialise(init.piece, payload)? && init.piece.is_last {
+            self.delivery.complete(worker, init.subject.request);
             if !was_initialised {
-                self.answer_first_pulls(now, table);
+                // Pulls that came before are asked now.
+                let pulls = self.delivery.take_waiting_for_values(table);
+                pulls.into_iter().for_each(|pull| self.ask(now, pull));
             }
         }
         Ok(())
     }
 
-    fn handle_push(
-        &mut self,
-        now: Time,
-        table: usize,
-        worker: WorkerId,
-        header: &Header,
-        payload: &[u8],
-    ) -> Result<(), Fault> {
-        self.bytes_pushed += payload.len() as u64;
-        self.note_progress(table, worker, header);
-        let Some(FromWorker::Push(push)) = FromWorker::decode(header) else { return Ok(()) };
-        let frame = PushFrame { now, worker, push, payload };
-        match self.tables[table].push(&frame, &mut self.accumulators)? {
-            Taken::Ignored | Taken::Partly => return Ok(()),
+    fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
+        let PushFrame { now, worker, push, payload } = *frame;
+        if self.tables.get(table).waits_for_all() {
+            self.members.note_progress(worker, push.clock, payload.len() as u64);
+        }
+        let taken = match self.tables.push(table, frame) {
+            Ok(taken) => taken,
+            Err(fault) => {
+                self.abandon_answer(table, worker);
+                return Err(fault);
+            }
+        };
+        if push.piece.sequence == 0 && push.want_params && !push.form.is_rows() {
+            self.delivery.expect(&PendingPull::after_push(worker, &push));
+        }
+        match taken {
+            Taken::Ignored | Taken::Partly => {}
             Taken::Stepped => {
-                self.answer_ahead(table, header);
-                return Ok(());
+                let (index, version) = (push.piece.sequence as usize, push.clock.saturating_add(1));
+                self.delivery.chunk_exists(NewChunk { table, index, version }, self.tables.get_mut(table));
             }
-            Taken::Whole => self.settle(now, table),
-        }
-        if !header.flags.has(Flags::WANT_PARAMS) {
-            self.acknowledge(worker, header);
-            return Ok(());
-        }
-        let clock = header.clock.saturating_add(1);
-        let (request, landing) = (header.request, Place::from_bits(header.landing));
-        // To a worker an answer is an acknowledgement too. Where answers are sent ahead, one of its own would stand between
-        // chunks that are received in place.
-        let is_direct = self.groups.is_direct(worker);
-        let can_wait = is_direct && self.tables[table].controller.policy().model.waits_for_all();
-        let pull = PendingPull { worker, table, request, clock, landing, rows: None, owes_ack: can_wait };
-        let asked = self.ask(now, pull);
-        match &asked {
-            Ok(Asked::Answered) if is_direct => {}
-            Ok(Asked::Waits) if can_wait => {}
-            Ok(_) => self.acknowledge(worker, header),
-            Err(_) => {
-                // Ahead of the refusal of the pull, which would otherwise be taken for one of the push.
-                let to = self.groups.address(worker);
-                self.outputs.push_back(Output::Send { to, frame: ack::frame(&[header.request]) });
+            Taken::Whole => {
+                self.tables.settle(now, table, &mut self.delivery);
+                if push.want_params {
+                    self.ask(now, PendingPull::after_push(worker, &push));
+                } else {
+                    self.delivery.complete(worker, push.subject.request);
+                }
             }
         }
-        asked.map(drop)
-    }
-
-    fn note_progress(&mut self, table: usize, worker: WorkerId, header: &Header) {
-        if !self.tables[table].controller.policy().model.waits_for_all() {
-            return;
-        }
-        let rank = worker.0 as usize;
-        if self.progress.len() <= rank {
-            self.progress.resize(rank + 1, Progress::default());
-        }
-        let progress = &mut self.progress[rank];
-        if progress.clock < header.clock {
-            *progress = Progress { clock: header.clock, bytes: 0 };
-        }
-        progress.bytes += u64::from(header.payload_bytes);
+        Ok(())
     }
 
     fn handle_pull(
@@ -308,26 +215,164 @@ impl Shard {
         now: Time,
         table: usize,
         worker: WorkerId,
-        header: &Header,
+        pull: &Pull,
         payload: &[u8],
     ) -> Result<(), Fault> {
-        let rows = match header.flags.has(Flags::ROWS) {
-            true => Some(self.tables[table].check_rows(payload)?),
-            false => None,
-        };
-        let (request, clock, landing) = (header.request, header.clock, Place::from_bits(header.landing));
-        let pull = PendingPull { worker, table, request, clock, landing, rows, owes_ack: false };
-        if header.flags.has(Flags::NOW) && self.tables[table].is_initialised() {
-            self.answer(&pull);
-            return Ok(());
+        let values = self.tables.get_mut(table);
+        let rows = pull.rows.map(|_| values.check_rows(payload)).transpose()?;
+        let pending = PendingPull::new(worker, pull, rows);
+        if pull.now && values.is_initialised() {
+            self.delivery.answer(&pending, values);
+        } else {
+            self.ask(now, pending);
         }
-        self.ask(now, pull).map(drop)
+        Ok(())
     }
 
-    fn acknowledge(&mut self, worker: WorkerId, header: &Header) {
-        match self.groups.address(worker) {
-            NodeId::Worker(worker) => self.acks.add(worker, header.request),
-            to => self.outputs.push_back(Output::Send { to, frame: ack::frame(&[header.request]) }),
+    /// Puts a pull to its table's controller: it is answered, waits, or is refused when too many wait.
+    fn ask(&mut self, now: Time, pull: PendingPull) {
+        let table = self.tables.get_mut(pull.table());
+        if let Err(Backlog { pulls, rows }) = self.delivery.admit(&pull) {
+            let (worker, name) = (pull.worker(), &table.spec().name);
+            let message = format!(
+                "{worker} has {pulls} pulls of {rows} rows of table `{name}` waiting here; wait for them first"
+            );
+            return self.delivery.refuse_pull(&pull, &Fault { cause: Cause::TooFarAhead, message });
+        }
+        if !table.is_initialised() {
+            // Pulls that come before the initial values are not delayed by a condition.
+            return self.delivery.wait_for_values(pull);
+        }
+        match table.controller.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
+            PullOutcome::Answer { .. } => self.delivery.answer(&pull, table),
+            PullOutcome::Wait => self.delivery.wait(pull, table),
+        }
+    }
+
+    /// A worker's push was refused: what was sent of the answer to it is of no use.
+    fn abandon_answer(&mut self, table: usize, worker: WorkerId) {
+        self.delivery.abandon(table, worker);
+        self.tables.get_mut(table).forget_receiver(NodeId::Worker(worker));
+    }
+
+    /// A worker's connection is gone: it asks again for what it still wants.
+    fn lose_worker(&mut self, worker: WorkerId) {
+        self.delivery.lose_worker(worker);
+        for table in self.tables.iter_mut() {
+            table.controller.cancel(worker);
+            table.forget_receiver(NodeId::Worker(worker));
+        }
+    }
+
+    /// The connection to an aggregator is gone, and the pulls of its workers with it.
+    fn lose_aggregator(&mut self, id: AggregatorId) {
+        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(worker));
+        self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
+    }
+
+    fn accept_aggregator(
+        &mut self,
+        hello: &Hello,
+        process: u64,
+        id: Option<AggregatorId>,
+    ) -> Result<Welcome, Refusal> {
+        let refuse = |reason: &str, retry| Err(Refusal { reason: reason.into(), retry });
+        let Some(id) = id.filter(|id| id.0 < limits::MAX_AGGREGATORS) else {
+            return refuse("an aggregator gets its number from the coordinator first", false);
+        };
+        if self.plan.is_none() {
+            return refuse("this server has no plan yet", true);
+        }
+        self.aggregators.accept(id, process, hello.incarnation)?;
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
+    }
+
+    fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
+        match FromAggregator::decode(header) {
+            Some(FromAggregator::Relayed(worker, frame)) => {
+                if !self.members.has(worker) {
+                    let Subject { table, request, .. } = *frame.subject();
+                    let fault = not_a_member(worker);
+                    return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
+                }
+                self.delivery.reach_through(worker, id);
+                self.handle_worker_frame(now, worker, frame, payload);
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
+            Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
+            Some(FromAggregator::Forget(worker)) => self.lose_worker(worker),
+            None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
+        }
+    }
+
+    /// Whether a frame that an aggregator numbered is the next one. One that was taken is sent again after a broken
+    /// connection.
+    fn take_turn(&mut self, id: AggregatorId, number: u64) -> Turn {
+        let turn = self.aggregators.take_turn(id, number);
+        if let Turn::TooEarly { next } = turn {
+            self.log(format!("{id} sent frame {number} of its sums before frame {next}"));
+        }
+        turn
+    }
+
+    /// A sum of some workers' gradients of one chunk.
+    fn handle_sum(&mut self, id: AggregatorId, sum: &Sum, payload: &[u8]) {
+        if self.take_turn(id, sum.subject.request) != Turn::Next {
+            return;
+        }
+        self.tables.count_bytes(payload);
+        if self.aggregators.is_refused(id, sum) {
+            return;
+        }
+        let table = self.check_subject(&sum.subject);
+        let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
+        match taken {
+            Ok(()) => self.aggregators.note_taken(id, sum),
+            Err(fault) => {
+                self.delivery.count_refused();
+                self.aggregators.note_refused(id, sum, fault);
+            }
+        }
+    }
+
+    /// Some workers' pushes are complete in the sums before: they count, and the pulls that come with them are asked.
+    fn handle_completed(&mut self, now: Time, id: AggregatorId, list: &Completed, payload: &[u8]) {
+        let turn = self.take_turn(id, list.subject.request);
+        if matches!(turn, Turn::TooEarly { .. }) {
+            return;
+        }
+        let refused = self.aggregators.refusal(id, list);
+        let entries = group::decode(payload).unwrap_or_else(|error| {
+            self.log(format!("{id}: {error}"));
+            Vec::new()
+        });
+        let table = self.check_subject(&list.subject);
+        let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
+        let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
+        for &Entry { worker, request, .. } in &entries {
+            let is_member = self.members.has(worker);
+            if !is_member {
+                let to = NodeId::Aggregator(id);
+                self.delivery.refuse_to(to, list.subject.table, request, &not_a_member(worker));
+            } else if let Some(fault) = fault {
+                self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
+            }
+            if let (Ok(table), true) = (&table, counts && is_member) {
+                self.delivery.reach_through(worker, id);
+                self.tables.get_mut(*table).count_push(now, worker, list.clock);
+            }
+        }
+        self.delivery.complete_sums(id, list);
+        let Ok(table) = table else { return };
+        self.tables.settle(now, table, &mut self.delivery);
+        if refused.is_some() {
+            return;
+        }
+        for &Entry { worker, request, .. } in entries.iter().filter(|entry| entry.want_params) {
+            if self.members.has(worker) {
+                self.delivery.reach_through(worker, id);
+                self.ask(now, PendingPull::after_sum(worker, list, request));
+            }
         }
     }
 
@@ -360,11 +405,19 @@ impl Shard {
         let frame = frame(Kind::Control, message);
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
     }
+
+    fn log(&mut self, line: String) {
+        self.outputs.push_back(Output::Log(line));
+    }
+}
+
+fn not_a_member(worker: WorkerId) -> Fault {
+    Fault { cause: Cause::NotAMember, message: format!("{worker} is no member of this job any more") }
 }
 
 impl Role for Shard {
     fn node(&self) -> Option<NodeId> {
-        self.id.map(NodeId::Shard)
+        self.id().map(NodeId::Shard)
     }
 
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
@@ -385,9 +438,9 @@ impl Role for Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
-        match self.incarnation(worker) {
+        match self.members.incarnation(worker) {
             Some(incarnation) if incarnation == hello.incarnation => {
-                self.groups.leave(worker);
+                self.delivery.reach_directly(worker);
                 Ok(Welcome { you: NodeId::Worker(worker), incarnation })
             }
             _ => refuse(format!("{worker} was declared dead or has left; the job goes on without it"), false),
@@ -395,9 +448,8 @@ impl Role for Shard {
     }
 
     fn hello(&self, _peer: NodeId) -> Hello {
-        let ShardConfig { job, process, core, cores, .. } = &self.config;
-        let server = self.id.map(|id| id.server);
-        let from = Party::Shard { process: *process, server, core: *core, cores: *cores };
+        let ShardConfig { job, process, server, core, cores, .. } = &self.config;
+        let from = Party::Shard { process: *process, server: *server, core: *core, cores: *cores };
         Hello { job: job.clone(), from, incarnation: *process }
     }
 
@@ -407,7 +459,7 @@ impl Role for Shard {
         }
         self.coordinator.connected();
         if let NodeId::Shard(id) = welcome.you {
-            self.id = Some(id);
+            self.config.server = Some(id.server);
         }
         self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
@@ -416,23 +468,33 @@ impl Role for Shard {
         match peer {
             NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => self.cancel_pulls(worker),
+            NodeId::Worker(worker) => self.lose_worker(worker),
             NodeId::Aggregator(id) => self.lose_aggregator(id),
             NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
         }
     }
 
     fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+        if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
+            let message = format!("tables hold f32; {from} sent {:?}", header.dtype);
+            let fault = Fault { cause: Cause::Shape, message };
+            return self.delivery.refuse_to(from, header.table, header.request, &fault);
+        }
         match (from, header.kind) {
-            (NodeId::Worker(worker), _) => self.handle_worker_frame(now, worker, header, payload),
+            (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
+                Some(frame) => self.handle_worker_frame(now, worker, frame, payload),
+                None => {
+                    let message = format!("a server does not take {kind:?} frames from a worker");
+                    let fault = Fault { cause: Cause::Protocol, message };
+                    self.delivery.refuse(worker, header.table, header.request, &fault);
+                }
+            },
             (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
-                Err(error) => self.outputs.push_back(Output::Log(error.to_string())),
+                Err(error) => self.log(error.to_string()),
             },
-            (from, kind) => {
-                self.outputs.push_back(Output::Log(format!("ignored a {kind:?} frame from {from}")))
-            }
+            (from, kind) => self.log(format!("ignored a {kind:?} frame from {from}")),
         }
     }
 
@@ -444,17 +506,11 @@ impl Role for Shard {
         if let Some(sentence) = self.coordinator.overdue(now) {
             self.fail(sentence);
         }
-        while let Some(&(at, table)) = self.timers.first()
-            && at <= now
-        {
-            self.timers.pop_first();
-            self.timer_of[table] = None;
-            self.settle(now, table);
-        }
+        self.tables.settle_due(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
             // Somebody keeps the others waiting.
-            self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
+            self.delivery.acknowledge_waiting();
         }
     }
 
@@ -463,39 +519,53 @@ impl Role for Shard {
             return None;
         }
         let report = self.coordinator.is_up().then_some(self.next_report);
-        let timer = self.timers.first().map(|(at, _)| *at);
-        [self.coordinator.next_timeout(), report, timer].into_iter().flatten().min()
+        [self.coordinator.next_timeout(), report, self.tables.next_timeout()].into_iter().flatten().min()
     }
 
     fn progress(&self, peer: NodeId) -> Option<u64> {
         let NodeId::Worker(worker) = peer else { return None };
-        let Progress { clock, bytes } = *self.progress.get(worker.0 as usize)?;
-        Some(clock.saturating_mul(Progress::BYTES_OF_A_CLOCK).saturating_add(bytes))
+        self.members.progress(worker)
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front().or_else(|| self.acks.pop())
+        let frame = self.delivery.poll_frame();
+        frame.or_else(|| self.outputs.pop_front()).or_else(|| self.delivery.poll_acknowledgement())
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes() + self.acks.bytes()
+        self.outputs.bytes() + self.delivery.backlog_bytes()
     }
 
     fn refresh(&self, header: &mut Header) {
         // Rows were gathered, and a codec did its work, when the answer was made; chunks are read from the store when they
         // leave.
-        let is_chunk = header.kind == Kind::Params && !header.flags.has(Flags::ROWS);
-        if is_chunk && !self.tables[header.table.0 as usize].fixes_answers() {
-            header.version = self.tables[header.table.0 as usize].version_of(header.part as usize);
+        if header.kind != Kind::Params || header.flags.has(Flags::ROWS) {
+            return;
+        }
+        let table = self.tables.get(header.table.0 as usize);
+        if !table.fixes_answers() {
+            header.version = table.version_of(header.part as usize);
         }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         match body {
             Body::Stored { buffer, start, len } => {
-                &self.tables[*buffer as usize].parameter_bytes()[*start..*start + *len]
+                &self.tables.get(*buffer as usize).parameter_bytes()[*start..*start + *len]
             }
             elsewhere => elsewhere.bytes().expect("all else has its bytes with it"),
         }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.outputs.check()?;
+        self.delivery.check()?;
+        self.tables.check()?;
+        let waiting: usize = self.tables.iter().map(|table| table.controller.waiting_count()).sum();
+        if self.delivery.waiting_count() != waiting {
+            let kept = self.delivery.waiting_count();
+            return Err(format!("{waiting} pulls wait for their tables' controllers, and {kept} are kept"));
+        }
+        Ok(())
     }
 }

@@ -26,11 +26,12 @@ use crate::consistency::SyncPolicy;
 use crate::kernels;
 use crate::limits;
 use crate::link::Link;
+use crate::policy::NonFinite;
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Outbox, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::{Allocate, Buffer, Heap, Place};
-use crate::table::{NonFinite, TableSpec, glob_matches};
+use crate::table::{TableSpec, glob_matches};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control::{self, frame};
@@ -1048,15 +1049,14 @@ impl Worker {
         {
             self.memory = Arc::clone(memory);
         }
-        let chunks =
-            crate::table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         for (number, (table, chunks)) in self.tables.iter_mut().zip(chunks).enumerate() {
             let server = chunks[0].shard.server;
             let policy = plan.policy_of(TableId(number as u32), server);
-            match SyncPolicy::parse(&self.registry.consistency, &policy.sync) {
+            match policy.sync(&self.registry) {
                 Ok(sync) => {
                     self.overlap &= sync.overlap;
-                    table.plan(chunks, policy.nonfinite, sync.partial_pull(), &*self.memory);
+                    table.plan(chunks, policy.nonfinite(), sync.partial_pull(), &*self.memory);
                     let identity = encoding::identity(plan.seed, self.id, number);
                     match TableCodecs::new(&self.registry, &table.spec, &policy, identity) {
                         Ok(codecs) => table.codecs = codecs,
@@ -1360,7 +1360,7 @@ impl Role for Worker {
 
 /// Copies a gradient while it is in cache for the check. Whether all of it is finite.
 fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
-    let blocks = buffer.chunks_mut(limits::CHUNK_ELEMENTS).zip(gradient.chunks(limits::CHUNK_ELEMENTS));
+    let blocks = buffer.chunks_mut(limits::BLOCK_ELEMENTS).zip(gradient.chunks(limits::BLOCK_ELEMENTS));
     let mut finite = true;
     for (to, from) in blocks {
         finite &= crate::kernels::all_finite(from);

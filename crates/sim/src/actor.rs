@@ -5,7 +5,7 @@ use crate::operator::Operator;
 use crate::player::Player;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
-use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
@@ -93,6 +93,24 @@ impl Role for Actor {
         self.role_mut().handle_frame(now, from, header, payload);
     }
 
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        self.role_mut().landing(from, header, frames, places)
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        self.role_mut().handle_landed(now, from, header);
+    }
+
+    fn progress(&self, peer: NodeId) -> Option<u64> {
+        self.role().progress(peer)
+    }
+
     fn handle_timeout(&mut self, now: Time) {
         self.role_mut().handle_timeout(now);
     }
@@ -105,11 +123,19 @@ impl Role for Actor {
         self.role_mut().poll_output()
     }
 
+    fn backlog_bytes(&self) -> usize {
+        self.role().backlog_bytes()
+    }
+
     fn refresh(&self, header: &mut Header) {
         self.role().refresh(header);
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         self.role().payload(body)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.role().check()
     }
 }

@@ -1,6 +1,6 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
-use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome};
@@ -133,6 +133,24 @@ impl Role for BrokenShard {
         }
     }
 
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        self.shard.landing(from, header, frames, places)
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        self.shard.handle_landed(now, from, header);
+    }
+
+    fn progress(&self, peer: NodeId) -> Option<u64> {
+        self.shard.progress(peer)
+    }
+
     fn handle_timeout(&mut self, now: Time) {
         self.shard.handle_timeout(now);
     }
@@ -161,5 +179,13 @@ impl Role for BrokenShard {
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         self.shard.payload(body)
+    }
+
+    fn backlog_bytes(&self) -> usize {
+        self.shard.backlog_bytes()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.shard.check()
     }
 }

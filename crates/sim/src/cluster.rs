@@ -51,8 +51,7 @@ impl Cluster {
         config.check(&registry).map_err(value)?;
         config.check_tables(&registry, &scenario.table_specs()).map_err(value)?;
         for switch in &scenario.switches {
-            paramill_core::consistency::SyncPolicy::parse(&registry.consistency, &switch.sync)
-                .map_err(value)?;
+            switch.change.policies.check(&registry).map_err(value)?;
         }
         let faults = scenario.fault_plan()?;
         let mut cluster = Cluster {
@@ -245,6 +244,7 @@ mod tests {
     use super::*;
     use crate::network::NetworkConfig;
     use crate::world::{Ended, Unobserved};
+    use paramill_core::policy::Axis;
 
     fn finished(scenario: &Scenario) -> Cluster {
         let mut cluster = Cluster::new(scenario).unwrap();
@@ -268,7 +268,7 @@ mod tests {
             ["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "drop:n=2", "pssp:s=1,c=0.5", "psp:c=2,b=0.5"]
         {
             let text = format!(
-                "sync = '{sync}'\nworkers = 3\nservers = 2\ncores = 2\niterations = 30\nchunk_elements = 8\n\
+                "sync = '{sync}'\nworkers = 3\nservers = 2\ncores = 2\niterations = 30\nchunk = '32B'\n\
                  [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
             );
             let cluster = finished(&Scenario::parse(&text).unwrap());
@@ -296,8 +296,7 @@ mod tests {
             network,
             aggregators: 1,
             iterations: 2,
-            chunk_elements: 8,
-            ..Scenario::new(2, 1, 100)
+            ..Scenario::new(2, 1, 100).with(Axis::Chunk, "32B")
         };
         for heal_ms in 0..150 {
             let mut cluster = Cluster::new(&scenario).unwrap();
@@ -335,7 +334,7 @@ mod tests {
 
     fn tagged_with(aggregators: u32, sync: &str, more: &str) -> Cluster {
         let text = format!(
-            "{more}sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk_elements = 8\norder = 'arrival'\n\
+            "{more}sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk = '32B'\norder = 'arrival'\n\
              reduce = 'sum'\noptimizer = 'sgd:lr=1'\naggregators = {aggregators}\n\
              [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
         );

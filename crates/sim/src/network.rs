@@ -4,6 +4,7 @@
 //! order they come. A long frame is received while it is still being sent. Hosts that are the same host exchange
 //! frames without touching a link.
 
+use paramill_core::limits;
 use paramill_core::prng::Prng;
 use paramill_core::types::Time;
 use paramill_core::wire::{HEADER_BYTES, padded};
@@ -24,6 +25,10 @@ pub struct NetworkConfig {
     pub wire_scale: f64,
     /// Time that a data core takes for a frame, in microseconds.
     pub handling_us: f64,
+    /// Bytes that a connection holds in each direction; what does not fit waits at its sender.
+    pub window_bytes: u64,
+    /// Frames that may wait for a peer before its owner stops reading from it.
+    pub waiting_frames: u64,
 }
 
 impl Default for NetworkConfig {
@@ -34,6 +39,8 @@ impl Default for NetworkConfig {
             gbit_per_s: 10.0,
             wire_scale: 1.0,
             handling_us: 1.0,
+            window_bytes: 4 << 20,
+            waiting_frames: limits::MAX_WAITING_FRAMES as u64,
         }
     }
 }
@@ -51,6 +58,9 @@ impl NetworkConfig {
             if !(0.0..=limit).contains(&value) {
                 return Err(format!("network.{name} = {value}: expected a number from 0 to {limit:e}"));
             }
+        }
+        if self.waiting_frames == 0 {
+            return Err("network.waiting_frames = 0: expected at least 1".into());
         }
         Ok(())
     }
@@ -122,11 +132,6 @@ impl Network {
             mean => dice.exponential(mean),
         };
         Duration::from_nanos(((self.config.latency_us + jitter) * 1e3) as u64)
-    }
-
-    /// Whether frames between these hosts may have to wait for a link.
-    pub(crate) fn queues(&self, from: HostId, to: HostId) -> bool {
-        from != to && self.config.gbit_per_s > 0.0
     }
 
     /// Sends a frame from `from` at `now`.

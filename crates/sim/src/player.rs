@@ -5,7 +5,7 @@
 
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
-use paramill_core::role::{Body, Lost, Output, Role};
+use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
@@ -299,6 +299,25 @@ impl Role for Player {
         self.play(now);
     }
 
+    fn landing(
+        &mut self,
+        from: NodeId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<&mut [u8]> {
+        self.worker.landing(from, header, frames, places)
+    }
+
+    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
+        self.worker.handle_landed(now, from, header);
+        self.play(now);
+    }
+
+    fn progress(&self, peer: NodeId) -> Option<u64> {
+        self.worker.progress(peer)
+    }
+
     fn handle_timeout(&mut self, now: Time) {
         self.worker.handle_timeout(now);
         self.play(now);
@@ -312,7 +331,19 @@ impl Role for Player {
         self.worker.poll_output().or_else(|| self.stop.take())
     }
 
+    fn refresh(&self, header: &mut Header) {
+        self.worker.refresh(header);
+    }
+
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         self.worker.payload(body)
+    }
+
+    fn backlog_bytes(&self) -> usize {
+        self.worker.backlog_bytes()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.worker.check()
     }
 }

@@ -138,7 +138,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, result: &mut SeedResult) -> Outco
     };
     let ran = run_and_heal(drawn, &mut cluster, &mut checkers);
     result.seconds = cluster.world.now().as_secs_f64();
-    result.events = cluster.world.events();
+    result.events = cluster.world.counts().events;
     match ran.and_then(|over| finish(drawn, &cluster, &mut checkers, over)) {
         Ok(()) => Outcome::Passed,
         Err(outcome) => outcome,

@@ -2,19 +2,30 @@
 //!
 //! A connection delivers frames in order until it breaks. When it breaks, everything under way on it is lost and
 //! both ends are told. After every event the outputs of the role concerned are carried out, as any driver does.
+//!
+//! Roles are driven as the real driver drives them. Frames wait by reference until the connection's window has room for
+//! their bytes, headers are brought up to date then, payloads are received where the role wants them, peers that are
+//! far ahead are read from last, and those who do not take their answers are not read from at all.
 
-mod connections;
-mod traffic;
+mod channel;
+mod connection;
+mod payload;
+mod reader;
 
 use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
-use connections::Connection;
+use channel::Flight;
+use connection::{Connection, End};
+use paramill_core::fault::Delay;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Lost, Output, Role};
+use paramill_core::role::{Body, Frame, Landing, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Welcome};
+use payload::{Copies, Payload};
+use reader::{Reader, Source};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::time::Duration;
 
 /// Watches a world. No method is required. An error ends the run with its sentence.
@@ -66,10 +77,38 @@ pub struct World<R> {
     network: Network,
     seed: u64,
     rules: RuleSet,
-    spare: Vec<Vec<u8>>,
+    /// Decides what real networks leave to chance: whether a payload comes in one piece with its header.
+    dice: Prng,
+    copies: Copies,
+    /// Channels with frames that the role has just queued, by connection and the side that receives.
+    dirty: Vec<(usize, usize)>,
+    rebirths: Vec<Option<Rebirth<R>>>,
     log: VecDeque<String>,
-    events: u64,
-    frames: u64,
+    counts: Counts,
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Events.
+    pub events: u64,
+    /// Frames that links have taken.
+    pub frames: u64,
+    /// Frames that waited at their sender since the window was full.
+    pub waited: u64,
+    /// Payloads that were received where the role wanted them.
+    pub landings: u64,
+    /// Nodes that were started anew.
+    pub restarts: u64,
+}
+
+/// Makes the role of a node that is started anew.
+struct Rebirth<R>(Box<dyn FnOnce(Time) -> R>);
+
+impl<R> fmt::Debug for Rebirth<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rebirth")
+    }
 }
 
 #[derive(Debug)]
@@ -80,6 +119,11 @@ struct Node<R> {
     /// Decides the jitter of what it sends outside of connections.
     dice: Prng,
     peers: BTreeMap<NodeId, usize>,
+    /// The newest connection of each opener, by node and by what that node calls us.
+    openers: BTreeMap<(usize, NodeId), usize>,
+    /// How often it was started anew: what an earlier process began does not concern the next one.
+    life: u32,
+    reader: Reader,
     timer: Option<Time>,
     /// Time that each frame occupies the node.
     handling: Duration,
@@ -104,15 +148,17 @@ pub enum Ended {
 #[derive(Debug)]
 enum Event {
     /// A connection is asked for at its target.
-    Dial { from: usize, peer: NodeId, target: usize, hello: Hello },
+    Dial { from: usize, life: u32, peer: NodeId, target: usize, hello: Hello },
     /// The answer to a dial is back.
     Dialled { connection: usize, welcome: Welcome },
     /// A connection could not be made.
-    Unreachable { node: usize, peer: NodeId, why: Lost },
+    Unreachable { node: usize, life: u32, peer: NodeId, why: Lost },
     /// The first byte of a frame is at its receiver's link.
     Arrive { flight: Flight, tail: Time },
-    /// A frame is through.
-    Deliver(Flight),
+    /// A node looks at what there is to read.
+    Read { node: usize },
+    /// What was sent on a connection was read: there is room for more.
+    Room { connection: usize, side: usize },
     /// A broken connection is noticed at one of its ends.
     Lost { connection: usize, side: usize, why: String },
     /// A role's timeout.
@@ -123,22 +169,14 @@ enum Event {
     Resume { node: usize },
     /// A fault.
     Crash { node: usize },
-}
-
-#[derive(Debug)]
-struct Flight {
-    connection: usize,
-    /// The end that receives.
-    side: usize,
-    /// Nothing: the sender has closed the connection.
-    header: Option<Header>,
-    payload: Vec<u8>,
+    /// The node is started anew.
+    Restart { node: usize, rebirth: usize },
 }
 
 /// Lines of the log that are kept.
 const LOG_LINES: usize = 200;
-/// Buffers that are kept for frames to come.
-const SPARE_BUFFERS: usize = 1024;
+/// Frames that may be received where they belong at one time, as in the real driver.
+const LANDING_FRAMES: usize = 32;
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
@@ -155,10 +193,12 @@ impl<R: Role> World<R> {
             network: Network::new(config),
             seed,
             rules: RuleSet::default(),
-            spare: Vec::new(),
+            dice: Prng::fork(seed, 0x6c61_6e64),
+            copies: Copies::default(),
+            dirty: Vec::new(),
+            rebirths: Vec::new(),
             log: VecDeque::new(),
-            events: 0,
-            frames: 0,
+            counts: Counts::default(),
         }
     }
 
@@ -173,6 +213,9 @@ impl<R: Role> World<R> {
             role,
             dice: Prng::fork(self.seed, label(id)),
             peers: BTreeMap::new(),
+            openers: BTreeMap::new(),
+            life: 0,
+            reader: Reader::default(),
             timer: None,
             handling,
             busy_until: Time::ZERO,
@@ -189,14 +232,9 @@ impl<R: Role> World<R> {
         self.now
     }
 
-    /// Events so far.
-    pub fn events(&self) -> u64 {
-        self.events
-    }
-
-    /// Frames sent so far.
-    pub fn frames(&self) -> u64 {
-        self.frames
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// The last lines that nodes logged, oldest first.
@@ -252,6 +290,16 @@ impl<R: Role> World<R> {
         }
     }
 
+    /// A node that has crashed by `at` is started anew then, with the role that `build` makes. Nothing happens to one that
+    /// lives or that ended by its own word.
+    pub fn restart(&mut self, id: NodeId, at: Time, build: impl FnOnce(Time) -> R + 'static) {
+        if let Some(&node) = self.by_id.get(&id) {
+            self.rebirths.push(Some(Rebirth(Box::new(build))));
+            let rebirth = self.rebirths.len() - 1;
+            self.queue.push(at.max(self.now), Event::Restart { node, rebirth });
+        }
+    }
+
     /// Each frame takes `factor` times as long on this node as before.
     pub fn slow_down(&mut self, id: NodeId, factor: f64) {
         if let Some(&node) = self.by_id.get(&id) {
@@ -298,16 +346,23 @@ impl<R: Role> World<R> {
     fn step<O: Observer<R>>(&mut self, observer: &mut O) -> Result<(), String> {
         let Some((at, event)) = self.queue.pop() else { return Ok(()) };
         self.now = self.now.max(at);
-        self.events += 1;
-        let Some(index) = self.concerned(&event) else { return Ok(()) };
+        self.counts.events += 1;
+        let index = self.concerned(&event);
         let node = &mut self.nodes[index];
         if node.ended.is_some() {
-            self.discard(event);
-            return Ok(());
+            return self.discard(index, event, observer);
         }
-        let is_fault = matches!(event, Event::Pause { .. } | Event::Resume { .. } | Event::Crash { .. });
+        // The kernel receives also while the process stands still.
+        let is_outside = matches!(
+            event,
+            Event::Pause { .. }
+                | Event::Resume { .. }
+                | Event::Crash { .. }
+                | Event::Restart { .. }
+                | Event::Arrive { .. }
+        );
         let waits = node.paused_until > self.now || !node.held.is_empty();
-        if waits && !is_fault && !matches!(event, Event::Arrive { .. }) {
+        if waits && !is_outside {
             node.held.push_back(event);
             return Ok(());
         }
@@ -317,34 +372,63 @@ impl<R: Role> World<R> {
         Ok(())
     }
 
-    /// The node to which an event happens; `None` when the event has no more meaning.
-    fn concerned(&self, event: &Event) -> Option<usize> {
+    /// The node to which an event happens.
+    fn concerned(&self, event: &Event) -> usize {
         let end = |connection: usize, side: usize| self.connections[connection].ends[side].node;
-        Some(match *event {
+        match *event {
             Event::Dial { target, .. } => target,
             Event::Dialled { connection, .. } => end(connection, 0),
             Event::Arrive { ref flight, .. } => end(flight.connection, flight.side),
-            Event::Deliver(ref flight) => end(flight.connection, flight.side),
+            Event::Room { connection, side } => end(connection, 1 - side),
             Event::Lost { connection, side, .. } => end(connection, side),
             Event::Unreachable { node, .. }
+            | Event::Read { node }
             | Event::Timer { node }
             | Event::Pause { node, .. }
             | Event::Resume { node }
-            | Event::Crash { node } => node,
-        })
+            | Event::Crash { node }
+            | Event::Restart { node, .. } => node,
+        }
     }
 
-    /// A dead node hears nothing; who calls it is told.
-    fn discard(&mut self, event: Event) {
+    /// A dead node hears nothing; who calls it is told. One that stopped by its own word still says its last words.
+    fn discard<O: Observer<R>>(
+        &mut self,
+        index: usize,
+        event: Event,
+        observer: &mut O,
+    ) -> Result<(), String> {
         match event {
-            Event::Dial { from, peer, target, .. } => {
+            Event::Dial { from, life, peer, target, .. } => {
                 let latency = self.latency(target, from);
                 let why = Lost::Broken("the connection was refused: nobody is there".into());
-                self.queue.push(self.now + latency, Event::Unreachable { node: from, peer, why });
+                self.queue.push(self.now + latency, Event::Unreachable { node: from, life, peer, why });
             }
-            Event::Arrive { flight, .. } | Event::Deliver(flight) => self.recycle(flight.payload),
+            Event::Dialled { connection, .. } => self.reset(connection, "the peer died"),
+            Event::Arrive { flight, .. } => self.copies.recycle(flight.payload),
+            Event::Room { connection, side } => {
+                self.connections[connection].channels[side].note_room();
+                self.flush(connection, side, observer)?;
+            }
+            Event::Restart { rebirth, .. } if self.nodes[index].ended == Some(Ended::Crashed) => {
+                self.revive(index, rebirth);
+            }
             _ => {}
         }
+        Ok(())
+    }
+
+    fn revive(&mut self, index: usize, rebirth: usize) {
+        let Some(Rebirth(build)) = self.rebirths[rebirth].take() else { return };
+        let node = &mut self.nodes[index];
+        node.role = build(self.now);
+        node.ended = None;
+        node.life += 1;
+        node.reader = Reader::default();
+        (node.timer, node.busy_until, node.paused_until) = (None, self.now, self.now);
+        self.counts.restarts += 1;
+        self.note(index, "is started anew");
+        self.set_timer(index, self.now);
     }
 
     /// Carries out an event on a living, running node. Says whether its role was called.
@@ -357,10 +441,20 @@ impl<R: Role> World<R> {
         let now = self.now;
         match event {
             Event::Arrive { flight, tail } => {
-                self.receive(index, flight, tail);
+                self.receive(index, flight, tail, observer)?;
                 return Ok(false);
             }
-            Event::Deliver(flight) => return self.deliver(index, flight, observer),
+            Event::Read { .. } => {
+                self.nodes[index].reader.is_called = false;
+                self.read(index, observer)?;
+                return Ok(false);
+            }
+            Event::Room { connection, side } => {
+                self.connections[connection].channels[side].note_room();
+                self.copies.forget();
+                self.flush(connection, side, observer)?;
+                return Ok(false);
+            }
             Event::Timer { .. } => {
                 let node = &mut self.nodes[index];
                 if node.timer.is_none_or(|at| at > now) {
@@ -371,18 +465,27 @@ impl<R: Role> World<R> {
                     node.role.handle_timeout(now);
                 }
             }
-            Event::Dial { from, peer, hello, .. } => self.accept(index, from, peer, &hello),
+            Event::Dial { from, life, peer, hello, .. } => self.accept(index, (from, life), peer, &hello),
             Event::Dialled { connection, welcome } => {
-                let end = self.connections[connection].ends[0];
-                if !self.connections[connection].open {
+                let Connection { ends: [End { peer, .. }, _], is_open, life, .. } =
+                    self.connections[connection];
+                if life != self.nodes[index].life {
+                    self.reset(connection, "the peer died");
+                    return Ok(false);
+                }
+                if !is_open {
                     let why = Lost::Broken("the connection broke while it was made".into());
-                    self.nodes[index].role.handle_disconnected(now, end.peer, &why);
+                    self.nodes[index].role.handle_disconnected(now, peer, &why);
                 } else {
                     self.attach(connection, 0);
-                    self.nodes[index].role.handle_connected(now, end.peer, &welcome);
+                    self.nodes[index].role.handle_connected(now, peer, &welcome);
+                    self.call_reader(index);
                 }
             }
-            Event::Unreachable { peer, why, .. } => {
+            Event::Unreachable { life, peer, why, .. } => {
+                if life != self.nodes[index].life {
+                    return Ok(false);
+                }
                 self.nodes[index].role.handle_disconnected(now, peer, &why);
             }
             Event::Lost { connection, side, why } => return Ok(self.lose(connection, side, &why)),
@@ -405,22 +508,21 @@ impl<R: Role> World<R> {
                 return Ok(false);
             }
             Event::Crash { .. } => {
-                self.end(index, Ended::Crashed);
+                self.end(index, Ended::Crashed, observer)?;
                 return Ok(false);
             }
+            Event::Restart { .. } => return Ok(false),
         }
         Ok(true)
     }
 
     /// Carries out everything that a role says.
     fn settle<O: Observer<R>>(&mut self, index: usize, observer: &mut O) -> Result<(), String> {
+        self.copies.forget();
+        let mut stop = None;
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
-                Output::Send { to, frame } => {
-                    let mut payload = self.spare.pop().unwrap_or_default();
-                    payload.extend_from_slice(self.nodes[index].role.payload(&frame.body));
-                    self.send(index, to, frame.header, payload, observer)?;
-                }
+                Output::Send { to, frame } => self.queue_frame(index, to, frame),
                 Output::Connect { peer, address } => self.dial(index, peer, &address),
                 Output::Disconnect { peer } => self.close(index, peer),
                 Output::Log(line) => self.note(index, &line),
@@ -428,19 +530,35 @@ impl<R: Role> World<R> {
                     if let Some(error) = &error {
                         self.note(index, error);
                     }
-                    self.end(index, Ended::Stopped { error });
+                    stop = Some(Ended::Stopped { error });
                     break;
                 }
             }
         }
+        if let Some(how) = stop {
+            self.end(index, how, observer)?;
+        } else {
+            self.flush_dirty(observer)?;
+        }
         let node = &mut self.nodes[index];
         observer.on_settled(self.now, node.id, &node.role)?;
-        if node.ended.is_none()
-            && let Some(at) = node.role.next_timeout()
-        {
-            self.set_timer(index, at);
+        if node.ended.is_none() {
+            self.check(index)?;
+            if let Some(at) = self.nodes[index].role.next_timeout() {
+                self.set_timer(index, at);
+            }
         }
         Ok(())
+    }
+
+    /// Whether a role's account of itself adds up.
+    fn check(&self, index: usize) -> Result<(), String> {
+        let Node { id, role, .. } = &self.nodes[index];
+        let backlog = role.backlog_bytes();
+        if backlog > 0 {
+            return Err(format!("{id} counts {backlog} bytes of outputs, and all were taken"));
+        }
+        role.check().map_err(|what| format!("{id}: {what}"))
     }
 
     fn set_timer(&mut self, index: usize, at: Time) {
@@ -452,7 +570,7 @@ impl<R: Role> World<R> {
         }
     }
 
-    fn end(&mut self, index: usize, how: Ended) {
+    fn end<O: Observer<R>>(&mut self, index: usize, how: Ended, observer: &mut O) -> Result<(), String> {
         let peers = self.nodes[index].peers.keys().copied().collect::<Vec<_>>();
         for peer in peers {
             if how == Ended::Crashed {
@@ -461,10 +579,418 @@ impl<R: Role> World<R> {
                 self.close(index, peer);
             }
         }
+        self.flush_dirty(observer)?;
         let node = &mut self.nodes[index];
         node.peers.clear();
+        node.openers.clear();
         node.held.clear();
         node.ended = Some(how);
+        Ok(())
+    }
+
+    fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
+        let Node { id, life, .. } = self.nodes[index];
+        let target = self.by_address.get(address).copied();
+        let called = target.map_or(peer, |target| self.nodes[target].id);
+        let problem = self.rules.on_connect(self.now, id, called);
+        let event = match (problem, target) {
+            (None, Some(target)) => {
+                let hello = self.nodes[index].role.hello(peer);
+                Event::Dial { from: index, life, peer, target, hello }
+            }
+            (Some(why), _) => Event::Unreachable { node: index, life, peer, why: Lost::Broken(why) },
+            (None, None) => {
+                let why = Lost::Broken(format!("no node has the address `{address}`"));
+                Event::Unreachable { node: index, life, peer, why }
+            }
+        };
+        let latency = self.latency(index, target.unwrap_or(index));
+        self.queue.push(self.now + latency, event);
+    }
+
+    /// Somebody's hello is heard and answered.
+    fn accept(&mut self, index: usize, (from, life): (usize, u32), peer: NodeId, hello: &Hello) {
+        let back = self.latency(index, from);
+        // The same peer may dial again before its old connection's end was noticed here: that ends first. A worker has
+        // a connection to its aggregator for each shard that it means by it.
+        if let Some(old) = self.nodes[index].openers.remove(&(from, peer)) {
+            let End { peer, .. } = self.connections[old].ends[1];
+            if self.nodes[index].peers.get(&peer) == Some(&old) {
+                self.reset(old, "replaced by a new connection");
+                self.lose(old, 1, "replaced by a new connection");
+            }
+        }
+        match self.nodes[index].role.accept(self.now, hello) {
+            Ok(welcome) => {
+                let connection = self.connections.len();
+                let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
+                // Each pair has dice of its own: who else talks to whom changes nothing for them.
+                let labels = [label(self.nodes[from].id), label(self.nodes[index].id)];
+                let dice =
+                    labels.map(|label| Prng::fork(self.seed ^ labels[0] ^ labels[1].rotate_left(32), label));
+                self.connections.push(Connection::new(ends, life, self.now + back, dice));
+                self.nodes[index].openers.insert((from, peer), connection);
+                self.attach(connection, 1);
+                self.queue.push(self.now + back, Event::Dialled { connection, welcome });
+            }
+            Err(refusal) => {
+                let event = Event::Unreachable { node: from, life, peer, why: Lost::Refused(refusal) };
+                self.queue.push(self.now + back, event);
+            }
+        }
+    }
+
+    fn attach(&mut self, connection: usize, side: usize) {
+        self.connections[connection].is_attached[side] = true;
+        let End { node, peer } = self.connections[connection].ends[side];
+        if let Some(old) = self.nodes[node].peers.insert(peer, connection) {
+            self.reset(old, "the peer has connected anew");
+        }
+    }
+
+    /// One end learns that its connection is gone. Says whether its role was told.
+    fn lose(&mut self, connection: usize, side: usize, why: &str) -> bool {
+        self.connections[connection].break_down();
+        let End { node, peer } = self.connections[connection].ends[side];
+        let node = &mut self.nodes[node];
+        if node.peers.get(&peer) != Some(&connection) {
+            return false;
+        }
+        node.peers.remove(&peer);
+        node.role.handle_disconnected(self.now, peer, &Lost::Broken(why.to_owned()));
+        true
+    }
+
+    /// Breaks a connection; both ends notice it a latency later.
+    fn reset(&mut self, connection: usize, why: &str) {
+        if !self.connections[connection].break_down() {
+            return;
+        }
+        let [one, other] = self.connections[connection].ends;
+        for side in 0..2 {
+            let latency = self.latency(one.node, other.node);
+            let event = Event::Lost { connection, side, why: why.to_owned() };
+            self.queue.push(self.now + latency, event);
+        }
+    }
+
+    /// Closes a connection from this end, behind the frames that wait; the other end notices after the last one.
+    fn close(&mut self, index: usize, peer: NodeId) {
+        if let Some(connection) = self.nodes[index].peers.remove(&peer)
+            && self.connections[connection].is_open
+        {
+            let side = self.connections[connection].other_side(index);
+            self.connections[connection].channels[side].close();
+            self.dirty.push((connection, side));
+        }
+    }
+
+    /// Puts a frame behind those that wait. Without a connection it is dropped, as the contract of roles says.
+    fn queue_frame(&mut self, index: usize, to: NodeId, frame: Frame) {
+        let Some(&connection) = self.nodes[index].peers.get(&to) else { return };
+        if !self.connections[connection].is_open {
+            return;
+        }
+        let side = self.connections[connection].other_side(index);
+        self.connections[connection].channels[side].queue(frame);
+        if self.dirty.last() != Some(&(connection, side)) {
+            self.dirty.push((connection, side));
+        }
+    }
+
+    fn flush_dirty<O: Observer<R>>(&mut self, observer: &mut O) -> Result<(), String> {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for (connection, side) in dirty.drain(..) {
+            self.flush(connection, side, observer)?;
+        }
+        self.dirty = dirty;
+        Ok(())
+    }
+
+    /// Lets the link take the frames that there is room for.
+    fn flush<O: Observer<R>>(
+        &mut self,
+        connection: usize,
+        side: usize,
+        observer: &mut O,
+    ) -> Result<(), String> {
+        let from = self.connections[connection].ends[1 - side].node;
+        let window = self.network.config().window_bytes as usize;
+        let was_congested = side == 0 && self.is_congested(connection);
+        while let Some(frame) = self.connections[connection].channels[side].next_frame(window) {
+            self.take(from, connection, side, frame, observer)?;
+        }
+        let channel = &mut self.connections[connection].channels[side];
+        if channel.takes_end() {
+            self.launch(from, connection, side, None, Payload::empty(), Delay::default());
+        } else if channel.is_waiting() {
+            self.counts.waited += 1;
+        }
+        if was_congested && !self.is_congested(connection) {
+            self.call_reader(from);
+        }
+        Ok(())
+    }
+
+    /// The link takes a frame: its header and its bytes are what they are now.
+    fn take<O: Observer<R>>(
+        &mut self,
+        index: usize,
+        connection: usize,
+        side: usize,
+        mut frame: Frame,
+        observer: &mut O,
+    ) -> Result<(), String> {
+        let Node { id, role, .. } = &self.nodes[index];
+        if matches!(frame.body, Body::Stored { .. }) {
+            role.refresh(&mut frame.header);
+        }
+        let Frame { header, body } = frame;
+        let payload = self.copies.take(role, body);
+        let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
+        let view = FrameView {
+            now: self.now,
+            from: *id,
+            to: sender.peer,
+            header: &header,
+            payload: payload.bytes(),
+        };
+        observer.on_sent(&view, role)?;
+        self.counts.frames += 1;
+        // Rules are about nodes: one that is taken for another, as an aggregator is for shards, is named itself.
+        let view = FrameView { to: self.nodes[receiver.node].id, ..view };
+        match self.rules.on_frame(&view) {
+            None => {
+                self.copies.recycle(payload);
+                self.reset(connection, "the connection was reset");
+            }
+            Some(delay) => self.launch(index, connection, side, Some(header), payload, delay),
+        }
+        Ok(())
+    }
+
+    /// Puts a frame, or the end of the connection, on its way.
+    fn launch(
+        &mut self,
+        index: usize,
+        connection: usize,
+        side: usize,
+        header: Option<Header>,
+        payload: Payload,
+        delay: Delay,
+    ) {
+        let to = self.connections[connection].ends[side].node;
+        let (from_host, to_host) = (self.nodes[index].host, self.nodes[to].host);
+        let channel = &mut self.connections[connection].channels[side];
+        let bytes = payload.bytes().len();
+        let passage = self.network.send(self.now, from_host, to_host, bytes, &mut channel.dice);
+        let in_turn = channel.in_turn(passage.head + delay.connection);
+        let head = match &header {
+            Some(header) => channel.hold_back(header, in_turn + delay.answer, in_turn),
+            None => in_turn,
+        };
+        let tail = passage.tail + delay.connection + head.since(in_turn);
+        let flight = Flight { connection, side, header, payload };
+        self.queue.push(head, Event::Arrive { flight, tail });
+    }
+
+    /// A frame reaches the receiver's link and waits for the link, then for the node's attention.
+    fn receive<O: Observer<R>>(
+        &mut self,
+        index: usize,
+        flight: Flight,
+        tail: Time,
+        observer: &mut O,
+    ) -> Result<(), String> {
+        let source = Source { connection: flight.connection, side: flight.side };
+        let connection = &mut self.connections[source.connection];
+        let (from, node) = (self.nodes[connection.ends[1 - source.side].node].host, &mut self.nodes[index]);
+        let bytes = flight.payload.bytes().len();
+        let through = self.network.receive(self.now, from, node.host, tail, bytes);
+        if !connection.is_open {
+            self.tear(index, source, &flight);
+            self.copies.recycle(flight.payload);
+            return Ok(());
+        }
+        let at = connection.channels[source.side].receive(flight, through);
+        node.reader.expect(at, source);
+        let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.held.is_empty();
+        if is_free && at <= self.now && !node.reader.is_called {
+            return self.read(index, observer);
+        }
+        self.call_reader(index);
+        Ok(())
+    }
+
+    /// Some bytes of a payload were received where the role wanted them when the connection broke, which the role has not
+    /// heard of yet.
+    fn tear(&mut self, index: usize, source: Source, flight: &Flight) {
+        let End { peer, .. } = self.connections[source.connection].ends[source.side];
+        let Some(header) = &flight.header else { return };
+        let node = &mut self.nodes[index];
+        let bytes = flight.payload.bytes();
+        if bytes.is_empty() || node.peers.get(&peer) != Some(&source.connection) {
+            return;
+        }
+        let mut places = Vec::new();
+        if let Some(memory) = node.role.landing(peer, header, 1, &mut places) {
+            let start = places[0].bytes.start;
+            let some = bytes.len() / 2;
+            memory[start..start + some].copy_from_slice(&bytes[..some]);
+        }
+    }
+
+    /// Makes sure that a node looks at what there is to read as soon as it can.
+    fn call_reader(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if node.reader.is_called {
+            return;
+        }
+        let listed = node.reader.has_listed().then_some(self.now);
+        let Some(at) = listed.into_iter().chain(node.reader.next_received()).min() else { return };
+        node.reader.is_called = true;
+        let at = at.max(node.busy_until).max(self.now) + node.handling;
+        self.queue.push(at, Event::Read { node: index });
+    }
+
+    /// Reads the next frame, or all that are there when reading takes no time.
+    fn read<O: Observer<R>>(&mut self, index: usize, observer: &mut O) -> Result<(), String> {
+        while self.nodes[index].ended.is_none()
+            && let Some(source) = self.next_source(index)
+        {
+            self.nodes[index].busy_until = self.now;
+            if self.read_from(index, source, observer)? {
+                self.settle(index, observer)?;
+            }
+            if !self.nodes[index].handling.is_zero() {
+                return Ok(self.call_reader(index));
+            }
+        }
+        if self.nodes[index].reader.next_received().is_some() {
+            self.call_reader(index);
+        }
+        Ok(())
+    }
+
+    /// The connection to read from.
+    fn next_source(&mut self, index: usize) -> Option<Source> {
+        let mut reader = std::mem::take(&mut self.nodes[index].reader);
+        while let Some(source) = reader.pop_received(self.now) {
+            let channel = &mut self.connections[source.connection].channels[source.side];
+            channel.note_ready();
+            if channel.is_readable() && !std::mem::replace(&mut channel.is_listed, true) {
+                reader.list(source);
+            }
+        }
+        let may_be_read = |source: Source| {
+            let connection = &self.connections[source.connection];
+            let is_congested = source.side == 1 && self.is_congested(source.connection);
+            !connection.is_open || (connection.is_attached[source.side] && !is_congested)
+        };
+        let progress = |source: Source| {
+            let End { peer, .. } = self.connections[source.connection].ends[source.side];
+            self.nodes[index].role.progress(peer)
+        };
+        let source = reader.next(may_be_read, progress);
+        self.nodes[index].reader = reader;
+        source
+    }
+
+    /// Whether the opener of a connection does not take its answers.
+    fn is_congested(&self, connection: usize) -> bool {
+        let frames = self.network.config().waiting_frames as usize;
+        self.connections[connection].channels[0].is_congested(frames)
+    }
+
+    /// Reads a frame. Says whether the role was called.
+    fn read_from<O: Observer<R>>(
+        &mut self,
+        index: usize,
+        source: Source,
+        observer: &mut O,
+    ) -> Result<bool, String> {
+        let Source { connection, side } = source;
+        let channel = &mut self.connections[connection].channels[side];
+        let flight = channel.read();
+        channel.is_listed = channel.is_readable();
+        if channel.is_listed {
+            self.nodes[index].reader.list(source);
+        }
+        self.announce_room(connection, side);
+        let Some(Flight { header, payload, .. }) = flight else { return Ok(false) };
+        let End { peer, .. } = self.connections[connection].ends[side];
+        let is_known = self.nodes[index].peers.get(&peer) == Some(&connection);
+        let is_told = match header {
+            Some(header) if self.connections[connection].is_open && is_known => {
+                self.hand_over(index, source, &header, payload.bytes(), observer)?;
+                true
+            }
+            Some(_) => false,
+            None => self.lose(connection, side, "the peer closed the connection"),
+        };
+        self.copies.recycle(payload);
+        Ok(is_told)
+    }
+
+    fn announce_room(&mut self, connection: usize, side: usize) {
+        if self.connections[connection].channels[side].announces_room() {
+            let [one, other] = self.connections[connection].ends;
+            let latency = self.latency(one.node, other.node);
+            self.queue.push(self.now + latency, Event::Room { connection, side });
+        }
+    }
+
+    /// A role gets a frame, and those behind it that were received with it where they belong.
+    fn hand_over<O: Observer<R>>(
+        &mut self,
+        index: usize,
+        source: Source,
+        header: &Header,
+        payload: &[u8],
+        observer: &mut O,
+    ) -> Result<(), String> {
+        let Source { connection, side } = source;
+        let peer = self.connections[connection].ends[side].peer;
+        let now = self.now;
+        let Node { id, role, .. } = &mut self.nodes[index];
+        let view = FrameView { now, from: peer, to: *id, header, payload };
+        observer.on_delivered(&view, role)?;
+        let mut places = Vec::new();
+        let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);
+        let memory =
+            if comes_in_pieces { role.landing(peer, header, LANDING_FRAMES, &mut places) } else { None };
+        let Some(memory) = memory else {
+            role.handle_frame(now, peer, header, payload);
+            return Ok(());
+        };
+        memory[places[0].bytes.clone()].copy_from_slice(payload);
+        // One system call also brings what is behind it. What was not foreseen went astray, and is read in its turn.
+        let channel = &mut self.connections[connection].channels[side];
+        let mut landed = vec![*header];
+        for place in &places[1..] {
+            let Some(Flight { header: Some(next), payload, .. }) = channel.peek() else { break };
+            let bytes = payload.bytes();
+            if !is_next(&landed[landed.len() - 1], next, place) {
+                let some = bytes.len().min(place.bytes.len());
+                memory[place.bytes.start..place.bytes.start + some].copy_from_slice(&bytes[..some]);
+                break;
+            }
+            memory[place.bytes.clone()].copy_from_slice(bytes);
+            landed.push(*next);
+            if let Some(flight) = channel.read() {
+                self.copies.recycle(flight.payload);
+            }
+        }
+        for header in &landed {
+            self.counts.landings += 1;
+            if header.part != landed[0].part {
+                let view = FrameView { now, from: peer, to: *id, header, payload: &[] };
+                observer.on_delivered(&view, role)?;
+            }
+            role.handle_landed(now, peer, header);
+        }
+        self.announce_room(connection, side);
+        Ok(())
     }
 
     /// Time for a message from one node to another outside of their connection.
@@ -480,6 +1006,21 @@ impl<R: Role> World<R> {
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
     }
+}
+
+/// Whether a header is that of the frame that was foreseen behind another.
+fn is_next(before: &Header, found: &Header, place: &Landing) -> bool {
+    let foreseen = Header {
+        chunk: place.chunk,
+        part: before.part + 1,
+        payload_bytes: place.bytes.len() as u32,
+        // The last frame says so, and each has its own version and place.
+        flags: found.flags,
+        version: found.version,
+        landing: found.landing,
+        ..*before
+    };
+    *found == foreseen
 }
 
 /// A number for a node, so that its dice do not depend on anybody else's.

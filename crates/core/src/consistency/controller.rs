@@ -360,6 +360,21 @@ impl Controller {
         }
     }
 
+    /// How many pulls wait, or are released and not polled.
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.delayed.len() + self.released.len()
+    }
+
+    /// What does not hold although it always should.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.state.check()?;
+        let gone = self.delayed.iter().find(|delayed| self.state.worker(delayed.worker).is_none());
+        if let Some(delayed) = gone {
+            return Err(format!("a pull of {}, which has left, waits", delayed.worker));
+        }
+        Ok(())
+    }
+
     /// The pulls that wait, in the order in which they will be answered.
     pub fn waiting(&self) -> impl Iterator<Item = Waiting> {
         let mut delayed: Vec<&Delayed> = self.delayed.iter().collect();

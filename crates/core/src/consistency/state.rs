@@ -259,6 +259,28 @@ impl SyncState {
         self.joining.retain(|(_, first)| *first > v_train);
     }
 
+    /// Compares the counts with the workers that are counted.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let progress = |worker: &Option<WorkerState>| worker.as_ref().map_or(ABSENT, |state| state.progress);
+        if !self.workers.iter().map(progress).eq(self.progress.iter().copied()) {
+            return Err(format!("progress is kept as {:?} for {:?}", self.progress, self.workers));
+        }
+        let (n, count) = (self.live().count() as u32, self.count_from(signed(self.v_train)));
+        if (n, count) != (self.n, self.count) {
+            return Err(format!(
+                "{count} of {n} workers are done with round {}, and {} of {} are counted",
+                self.v_train, self.count, self.n
+            ));
+        }
+        let rounds = &self.contributions;
+        let are_open = rounds.first().is_none_or(|(round, _)| *round >= self.v_train);
+        if !are_open || rounds.iter().any(|(_, count)| *count == 0) || !rounds.is_sorted_by(|a, b| a.0 < b.0)
+        {
+            return Err(format!("contributions to rounds from {} on are {rounds:?}", self.v_train));
+        }
+        Ok(())
+    }
+
     fn worker_mut(&mut self, worker: WorkerId) -> Option<&mut WorkerState> {
         self.workers.get_mut(worker.0 as usize)?.as_mut()
     }

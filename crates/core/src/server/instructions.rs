@@ -2,11 +2,12 @@
 
 use super::Shard;
 use super::part::TablePart;
+use super::tables::Tables;
 use crate::consistency::SyncPolicy;
 use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::role::Output;
-use crate::table::{self, glob_matches};
+use crate::table::glob_matches;
 use crate::types::{ServerId, TableId, Time, WorkerId};
 use crate::wire::Plan;
 use crate::wire::control::{self, Control};
@@ -31,7 +32,7 @@ impl Shard {
     }
 
     fn take_plan(&mut self, plan: Plan) {
-        let Some(id) = self.id else { return };
+        let Some(id) = self.id() else { return };
         if self.plan.is_some() {
             // Sent again after a broken connection; the first one stands.
             return self.tell_coordinator(&Control::Ready);
@@ -41,15 +42,10 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         let workers = || plan.live_members().map(|member| member.worker);
-        self.members.clear();
-        for member in plan.live_members() {
-            self.members.resize(member.worker.0 as usize, None);
-            self.members.push(Some(member.incarnation));
-        }
-        self.tables.clear();
-        self.timer_of = vec![None; plan.tables.len()];
+        plan.live_members().for_each(|member| self.members.insert(member.worker, member.incarnation));
+        let mut tables = Vec::with_capacity(plan.tables.len());
         for (number, (spec, chunks)) in plan.tables.iter().zip(&chunks).enumerate() {
             let own =
                 (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == id).map(|(n, chunk)| (n, *chunk));
@@ -57,38 +53,35 @@ impl Shard {
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
             match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
-                Ok(part) => self.tables.push(part),
+                Ok(table) => tables.push(table),
                 Err(error) => {
                     let error = format!("table `{}`: {error}", spec.name);
                     return self.fail(error);
                 }
             }
         }
+        self.tables = Tables::new(tables);
+        self.delivery.enter_epoch(plan.epoch);
         self.plan = Some(plan);
         self.tell_coordinator(&Control::Ready);
     }
 
     fn take_members(&mut self, now: Time, alive: &[WorkerId]) {
         let alive: BTreeSet<WorkerId> = alive.iter().copied().collect();
-        let members = (0..).map(WorkerId).zip(&self.members).filter(|(_, member)| member.is_some());
-        let gone: Vec<WorkerId> =
-            members.map(|(worker, _)| worker).filter(|worker| !alive.contains(worker)).collect();
+        let gone: Vec<WorkerId> = self.members.iter().filter(|worker| !alive.contains(worker)).collect();
         for worker in &gone {
-            self.members[worker.0 as usize] = None;
-            self.groups.leave(*worker);
-            self.pulls.forget(*worker);
-            for table in &mut self.tables {
-                table.remove_worker(*worker);
-            }
+            self.members.remove(*worker);
+            self.delivery.remove_worker(*worker);
+            self.tables.iter_mut().for_each(|table| table.remove_worker(*worker));
         }
         if !gone.is_empty() {
-            (0..self.tables.len()).for_each(|table| self.settle(now, table));
+            (0..self.tables.len()).for_each(|table| self.tables.settle(now, table, &mut self.delivery));
         }
-        let is_waiting = |part: &&TablePart| part.elements() > 0 && !part.is_initialised();
+        let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
+        let waiting = waiting.map(|part| part.spec().name.clone());
         if gone.contains(&WorkerId::FIRST)
-            && let Some(part) = self.tables.iter().find(is_waiting)
+            && let Some(table) = waiting
         {
-            let table = &part.spec().name;
             let error = Some(format!(
                 "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
             ));
@@ -97,20 +90,22 @@ impl Shard {
     }
 
     fn set_sync(&mut self, now: Time, glob: &str, server: Option<ServerId>, sync: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+        if server.is_some_and(|server| Some(server) != self.config.server) {
             return;
         }
-        self.groups.outdate_sent();
         for table in 0..self.tables.len() {
-            if !glob_matches(glob, &self.tables[table].spec().name) {
+            if !glob_matches(glob, &self.tables.get(table).spec().name) {
                 continue;
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
                 // It may be told again after a broken connection; that is no switch.
-                Ok(policy) if policy.to_string() == self.tables[table].controller.policy().to_string() => {}
+                Ok(policy)
+                    if policy.to_string() == self.tables.get(table).controller.policy().to_string() => {}
                 Ok(policy) => {
-                    self.tables[table].set_sync(now, policy, &mut self.accumulators);
-                    self.settle(now, table);
+                    self.tables.set_sync(now, table, policy);
+                    // Chunks may be stepped once more in the same round.
+                    self.delivery.restart(table);
+                    self.tables.settle(now, table, &mut self.delivery);
                 }
                 Err(error) => {
                     return self.outputs.push_back(Output::Log(control::sentence(error.to_string())));
@@ -121,7 +116,7 @@ impl Shard {
     }
 
     fn set_optimizer(&mut self, glob: &str, server: Option<ServerId>, text: &str) {
-        if server.is_some_and(|server| Some(server) != self.id.map(|id| id.server)) {
+        if server.is_some_and(|server| Some(server) != self.config.server) {
             return;
         }
         for part in self.tables.iter_mut().filter(|part| glob_matches(glob, &part.spec().name)) {

@@ -1,27 +1,25 @@
 //! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
 
-mod ahead;
 mod answer_codecs;
 mod sink;
 mod skipped;
 mod store;
 
+use super::delivery::ParameterState;
 use super::rounds::{Accumulators, Round, Rounds};
-use crate::codec::Codec;
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Order, Policy};
 use crate::registry::Registry;
-use crate::role::{Body, Frame};
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::{Place, floats};
-use crate::table::{Chunk, Layout, TablePolicy, TableSpec};
+use crate::store::floats;
+use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::frame::{Piece, Sum};
-use crate::wire::{Cause, Fault, Flags, Header};
-use ahead::AnswersAhead;
+use crate::wire::{Cause, Fault};
 use answer_codecs::AnswerCodecs;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
@@ -45,29 +43,15 @@ pub(super) struct ChunkView {
     pub(super) len: usize,
 }
 
-impl ChunkView {
-    /// The frame of an answer that brings this chunk to somebody who wants the table at `landing`.
-    pub(super) fn frame(&self, mut header: Header, table: usize, landing: Option<Place>) -> Frame {
-        header.chunk = self.number;
-        header.version = self.version;
-        header.payload_bytes = self.len as u32;
-        let place = landing.and_then(|place| place.after(self.table_byte));
-        header.landing = place.map_or(0, Place::to_bits);
-        let body = Body::Stored { buffer: table as u64, start: self.start, len: self.len };
-        Frame { header, body }
-    }
-}
-
 /// One table's part on one shard.
 #[derive(Debug)]
 pub(super) struct TablePart {
     layout: Layout,
     pub(super) controller: Controller,
-    policy: TablePolicy,
+    order: Order,
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
-    pub(super) ahead: AnswersAhead,
     answer_codecs: AnswerCodecs,
     /// Sums of earlier rounds may contain a departed worker's gradients.
     sums_are_exact_from: Clock,
@@ -80,26 +64,25 @@ impl TablePart {
     pub(super) fn new(
         registry: &Registry,
         spec: TableSpec,
-        policy: TablePolicy,
+        policy: Policy,
         chunks: impl Iterator<Item = (u32, Chunk)>,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
     ) -> Result<TablePart, String> {
         let text = |error: SpecError| error.to_string();
-        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
-        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
-        let codec = Codec::parse(&registry.codec, &policy.codec).map_err(text)?;
+        let sync = policy.sync(registry).map_err(text)?;
+        let optimizer = policy.optimizer(registry).map_err(text)?;
+        let codec = policy.codecs(registry).map_err(text)?.push;
         let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
         let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
         let layout = Layout::new(spec, chunks);
         Ok(TablePart {
             controller: Controller::new(sync, workers, seed),
-            store: Store::new(&layout, optimizer, policy.reduce)?,
+            store: Store::new(&layout, optimizer, policy.reduce())?,
             layout,
             rounds: Rounds::default(),
-            intake: Intake::new(codec.map(Arc::new), policy.nonfinite),
-            policy,
-            ahead: AnswersAhead::default(),
+            intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
+            order: policy.order(),
             answer_codecs,
             sums_are_exact_from: 0,
             initialised_chunks: 0,
@@ -122,18 +105,7 @@ impl TablePart {
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        let taken = intake.take(sink.layout, frame, &mut sink);
-        match taken {
-            Ok(Taken::Partly | Taken::Stepped)
-                if frame.push.piece.sequence == 0 && frame.push.want_params && !self.layout.is_sparse() =>
-            {
-                self.ahead.begin(frame.worker, &frame.push);
-            }
-            Ok(_) => {}
-            // The worker waits for no answer to it any more: chunks that are sent early would be lost on it.
-            Err(_) => self.forget_answers(frame.worker),
-        }
-        taken
+        intake.take(sink.layout, frame, &mut sink)
     }
 
     /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
@@ -163,7 +135,7 @@ impl TablePart {
             rounds: &mut self.rounds,
             store: &mut self.store,
             accumulators,
-            order: self.policy.order,
+            order: self.order,
             sums_are_exact_from: self.sums_are_exact_from,
         };
         (&mut self.intake, sink)
@@ -184,18 +156,16 @@ impl TablePart {
     }
 
     /// Takes one frame of initial values. True when they are now complete.
-    pub(super) fn initialise(&mut self, header: &Header, payload: &[u8]) -> Result<bool, Fault> {
-        let done = self.initialised_chunks;
-        if self.is_initialised() || (header.part as usize) < done {
+    pub(super) fn initialise(&mut self, piece: Piece, payload: &[u8]) -> Result<bool, Fault> {
+        let (sequence, done) = (piece.sequence as usize, self.initialised_chunks);
+        if self.is_initialised() || sequence < done {
             return Ok(self.is_initialised());
         }
-        if header.part as usize > done {
+        if sequence > done {
             let message =
                 format!("frames of the initial values of table `{}` are missing", self.layout.name());
             return Err(Fault { cause: Cause::Protocol, message });
         }
-        let piece =
-            Piece { chunk: header.chunk, sequence: header.part, is_last: header.flags.has(Flags::LAST) };
         let chunk = self.layout.chunk_in_turn(piece)?;
         let Some(values) = floats(payload).filter(|values| values.len() == chunk.len) else {
             let found = format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4);
@@ -223,31 +193,23 @@ impl TablePart {
 
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
     pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
-        let text = optimizer.to_string();
-        let can_follow = self.store.set_optimizer(optimizer);
-        if can_follow {
-            self.policy.optimizer = text;
-        }
-        can_follow
+        self.store.set_optimizer(optimizer)
     }
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
         let flush = sync.model.apply() == Apply::OnArrival;
-        self.policy.sync = sync.to_string();
         self.controller.set_policy(now, sync);
         if flush {
             // Each gradient weighs what it would have weighed under the new model.
             let workers = self.controller.state().n();
             while let Some((clock, mut round)) = self.rounds.take_first() {
                 let closing = Closing { round: clock, over: Some(workers), lr_factor: 1.0 };
-                self.store.step_round(&self.layout, &mut round, closing, accumulators);
+                self.store.step_outside_rounds(&self.layout, &mut round, closing, accumulators);
                 self.rounds.keep(round, accumulators);
             }
         }
         self.rounds.iter_mut().for_each(Round::reopen);
-        // What was stepped may be stepped again in the same round: answers begin anew.
-        self.ahead = AnswersAhead::default();
         for push in self.intake.pushes_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
             if push.destination() != Admit::Late {
@@ -260,18 +222,10 @@ impl TablePart {
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
         let under_way = self.intake.remove_worker(worker);
-        self.forget_answers(worker);
+        self.forget_receiver(NodeId::Worker(worker));
         self.rounds.iter_mut().for_each(Round::disturb);
         self.sums_are_exact_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
         self.controller.remove_worker(worker, under_way);
-    }
-
-    /// The chunks in order.
-    pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = ChunkView> + '_ {
-        let v_train = self.controller.state().v_train();
-        let open = self.rounds.get(v_train);
-        let views = 0..self.layout.chunks().len();
-        views.map(move |index| self.view(index, v_train + u64::from(self.is_ahead(open, index))))
     }
 
     /// One of the chunks.
@@ -300,15 +254,35 @@ impl TablePart {
         !self.layout.is_sparse() && open.is_some_and(|round| round.is_stepped(index))
     }
 
-    /// What was sent to a worker is lost, or of no use to it.
-    pub(super) fn forget_answers(&mut self, worker: WorkerId) {
-        self.ahead.forget(worker);
-        self.answer_codecs.forget(NodeId::Worker(worker));
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
+        self.answer_codecs.forget(receiver);
     }
 
-    /// The same for an aggregator.
-    pub(super) fn forget_answers_to(&mut self, aggregator: AggregatorId) {
-        self.answer_codecs.forget(NodeId::Aggregator(aggregator));
+    /// Rounds that are closed.
+    pub(super) fn version(&self) -> Clock {
+        self.controller.state().v_train()
+    }
+
+    /// Which parameters these are.
+    pub(super) fn state(&self) -> ParameterState {
+        ParameterState { version: self.version(), steps_outside_rounds: self.store.steps_outside_rounds() }
+    }
+
+    /// Whether a round closes only when all workers have pushed.
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.controller.policy().model.waits_for_all()
+    }
+
+    /// How many chunks are here.
+    pub(super) fn chunk_count(&self) -> usize {
+        self.layout.chunks().len()
+    }
+
+    /// What does not hold although it always should.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.controller.check()?;
+        self.intake.check()
     }
 
     /// Whether answers are made when they are due, and not when they leave.

@@ -4,12 +4,13 @@ use super::local_table::LocalTable;
 use super::request::Missing;
 use super::{Gradient, WorkerError};
 use crate::absence::Absent;
-use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
+use crate::codec::{self, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
 use crate::limits;
+use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
 use crate::store::{Allocate, Buffer};
-use crate::table::{Chunk, NonFinite, TablePolicy, TableSpec};
+use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, WorkerId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -61,12 +62,11 @@ impl TableCodecs {
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
-        policy: &TablePolicy,
+        policy: &Policy,
         identity: (u64, u32, u32),
     ) -> Result<TableCodecs, String> {
         let fault = |error| format!("table `{}`: {error}", spec.name);
-        let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
-        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
+        let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
         let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
         let differences = answer.is_for_differences();
         Ok(TableCodecs {
@@ -314,7 +314,7 @@ impl LocalTable {
     /// The values of so many rows from a payload. `None` when it does not fit.
     pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
         let elements =
-            rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_CHUNK_ELEMENTS)?;
+            rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
         let mut values = vec![0.0; elements];
         self.codecs.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)
@@ -329,12 +329,13 @@ pub(super) fn identity(seed: u64, worker: Option<WorkerId>, table: usize) -> (u6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy;
     use crate::registry::Axis;
 
     #[test]
     fn a_worker_that_does_not_have_a_codec_names_it() {
         let registry = Registry { codec: Axis::new("codec", &[], Vec::new()), ..Registry::builtin() };
-        let policy = TablePolicy { codec: "topk:0.1".into(), ..TablePolicy::default() };
+        let policy = Policy::default().with(policy::Axis::Codec, "topk:0.1");
         let why = TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, (0, 0, 0)).unwrap_err();
         assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");
     }

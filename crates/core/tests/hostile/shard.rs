@@ -6,7 +6,8 @@ use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::server::Shard;
 use paramill_core::types::AggregatorId;
-use paramill_core::wire::{Flags, Header, Hello, Party};
+use paramill_core::wire::frame::{Form, Piece, Push, Subject};
+use paramill_core::wire::{Flags, Header, Hello, Party, ack};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -115,6 +116,7 @@ proptest! {
                     drain(shard)
                 }
             };
+            prop_assert_eq!(shard.check(), Ok(()));
             // Nothing that a worker says makes a server stop, or call somebody.
             let stays = |output: &Output| matches!(output, Output::Send { .. } | Output::Log(_));
             prop_assert!(outputs.iter().all(stays), "{outputs:?}");
@@ -137,6 +139,7 @@ proptest! {
             say(shard, now, NodeId::Coordinator, &frame);
             shard.handle_timeout(now);
             drain(shard);
+            prop_assert_eq!(shard.check(), Ok(()));
         }
     }
 }
@@ -192,4 +195,102 @@ fn a_pull_from_the_far_future_is_one_like_others_and_rows_ascend() {
         let outputs = say(shard, now, NodeId::Worker(worker), &frame);
         assert_eq!(!is_refusal(&outputs[0], worker), is_fine, "{rows:?}");
     }
+}
+
+/// One frame of a dense push of the three chunks on the first shard (4, 4 and 2 elements), with all elements equal.
+fn push(clock: u64, request: u64, sequence: u32, value: f32) -> Frame {
+    let subject = Subject { epoch: 1, table: W, request };
+    let piece = Piece { chunk: sequence, sequence, is_last: sequence == 2 };
+    let push = Push {
+        subject,
+        clock,
+        piece,
+        form: Form::Dense,
+        has_absent: false,
+        want_params: true,
+        reply_place: None,
+    };
+    let elements = if piece.is_last { 2 } else { 4 };
+    let bytes: Vec<u8> = [value; 4][..elements].iter().flat_map(|value| value.to_le_bytes()).collect();
+    Frame { header: push.header(bytes.len()), body: Body::Bytes(bytes) }
+}
+
+/// The workers and chunks of the parameters that are sent, and the requests that are acknowledged.
+fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
+    let (mut params, mut acknowledged) = (Vec::new(), Vec::new());
+    for output in outputs {
+        match output {
+            Output::Send { to: NodeId::Worker(to), frame } if frame.header.kind == Kind::Params => {
+                params.push((to.0, frame.header.part));
+            }
+            Output::Send { frame, .. } if frame.header.kind == Kind::PushAck => {
+                let payload = role_payload(&frame.body);
+                acknowledged.extend(ack::requests(&frame.header, payload).expect("a list"));
+            }
+            _ => {}
+        }
+    }
+    (params, acknowledged)
+}
+
+#[test]
+fn an_answer_to_a_push_that_is_refused_is_not_begun_early() {
+    let mut pump = started(config(3, "bsp", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let worker = |rank| NodeId::Worker(WorkerId(rank));
+    assert_eq!(say(shard, now, worker(0), &push(0, 10, 0, 1.0)), []);
+    assert_eq!(say(shard, now, worker(1), &push(0, 11, 0, 1.0)), []);
+    let refused = say(shard, now, worker(0), &push(0, 10, 1, f32::NAN));
+    assert!(refused.len() == 1 && is_refusal(&refused[0], WorkerId(0)), "{refused:?}");
+    // The chunk has its three gradients with this one.
+    let outputs = say(shard, now, worker(2), &push(0, 12, 0, 1.0));
+    assert_eq!(sent(&outputs), (vec![(1, 0), (2, 0)], vec![]));
+}
+
+#[test]
+fn a_push_is_acknowledged_by_its_answer_or_by_the_heartbeat_and_never_by_both() {
+    let mut pump = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let worker = |rank| NodeId::Worker(WorkerId(rank));
+    for sequence in 0..3 {
+        assert_eq!(say(shard, now, worker(0), &push(0, 10, sequence, 1.0)), []);
+    }
+    let later = Time(now.0 + limits::HEARTBEAT_EVERY.as_nanos() as u64);
+    for expected in [vec![10], vec![]] {
+        shard.handle_timeout(later);
+        assert_eq!(sent(&drain(shard)), (vec![], expected));
+    }
+    for sequence in 0..2 {
+        let outputs = say(shard, later, worker(1), &push(0, 11, sequence, 1.0));
+        assert_eq!(sent(&outputs), (vec![(0, sequence), (1, sequence)], vec![]));
+    }
+    let outputs = say(shard, later, worker(1), &push(0, 11, 2, 1.0));
+    assert_eq!(sent(&outputs), (vec![(0, 2), (1, 2)], vec![]), "the answers are acknowledgements");
+}
+
+#[test]
+fn where_nobody_waits_for_all_a_push_is_acknowledged_while_its_pull_waits() {
+    let mut pump = started(config(2, "ssp:s=0", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let from = NodeId::Worker(WorkerId(0));
+    for sequence in 0..2 {
+        assert_eq!(say(shard, now, from, &push(0, 10, sequence, 1.0)), []);
+    }
+    assert_eq!(sent(&say(shard, now, from, &push(0, 10, 2, 1.0))), (vec![], vec![10]));
+}
+
+#[test]
+fn a_push_counts_although_the_pull_that_comes_with_it_is_refused() {
+    let mut pump = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let from = NodeId::Worker(WorkerId(1));
+    for request in 0..limits::MAX_PENDING_PULLS as u64 {
+        assert_eq!(say(shard, now, from, &pull(1, request)), [], "it waits");
+    }
+    for sequence in 0..2 {
+        assert_eq!(say(shard, now, from, &push(0, 999, sequence, 1.0)), []);
+    }
+    let outputs = say(shard, now, from, &push(0, 999, 2, 1.0));
+    assert_eq!(sent(&outputs[..1]), (vec![], vec![999]), "ahead of the refusal");
+    assert!(outputs.len() == 2 && is_refusal(&outputs[1], WorkerId(1)), "{outputs:?}");
 }

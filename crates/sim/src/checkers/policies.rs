@@ -3,8 +3,9 @@
 
 use crate::rule::FrameView;
 use crate::scenario::Scenario;
+use paramill_core::policy::{Axis, PolicyOverride};
 use paramill_core::spec::Spec;
-use paramill_core::table::{PolicyOverride, glob_matches};
+use paramill_core::table::glob_matches;
 use paramill_core::types::{NodeId, ShardId, TableId};
 use paramill_core::wire::{Control, Kind, control};
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub(super) struct Policies {
     tables: Vec<String>,
-    models: BTreeMap<(ShardId, TableId), Model>,
+    /// Every model that held for a table on a shard, the one in force last.
+    models: BTreeMap<(ShardId, TableId), Vec<Model>>,
 }
 
 /// What a checker has to know of a model.
@@ -32,9 +34,9 @@ impl Policies {
         let mut models = BTreeMap::new();
         for shard in shards {
             for (number, name) in (0..).zip(&tables) {
-                let policy =
-                    PolicyOverride::resolve(&scenario.policy(), &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), Model::of(&policy.sync));
+                let job = scenario.policy.clone();
+                let policy = PolicyOverride::resolve(job, &scenario.overrides, name, shard.server);
+                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))]);
             }
         }
         Policies { tables, models }
@@ -42,7 +44,19 @@ impl Policies {
 
     /// The model of a table on a shard.
     pub(super) fn model(&self, shard: ShardId, table: TableId) -> Option<&Model> {
-        self.models.get(&(shard, table))
+        self.models.get(&(shard, table))?.last()
+    }
+
+    /// How often the model of a table was switched on a shard.
+    pub(super) fn switches(&self, shard: ShardId, table: TableId) -> usize {
+        self.models.get(&(shard, table)).map_or(0, |models| models.len() - 1)
+    }
+
+    /// The most rounds that an answer may lack whose request came after so many switches; it may have been released
+    /// under any model since.
+    pub(super) fn bound_since(&self, shard: ShardId, table: TableId, switches: usize) -> Option<u64> {
+        let models = self.models.get(&(shard, table))?.iter().skip(switches);
+        models.map(|model| model.bound).try_fold(0, |most, bound| Some(bound?.max(most)))
     }
 
     /// Follows a switch that is delivered to a shard; says which tables changed there.
@@ -63,7 +77,7 @@ impl Policies {
         let matched = (0..).zip(&self.tables).filter(|(_, name)| glob_matches(&glob, name));
         let changed: Vec<_> = matched.map(|(number, _)| (shard, TableId(number))).collect();
         for key in &changed {
-            self.models.insert(*key, Model::of(&sync));
+            self.models.entry(*key).or_default().push(Model::of(&sync));
         }
         changed
     }

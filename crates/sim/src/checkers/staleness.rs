@@ -11,9 +11,9 @@ use crate::cluster::Cluster;
 use crate::gradient::Gradients;
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
-use paramill_core::types::{NodeId, WorkerId};
+use paramill_core::types::{NodeId, ShardId, WorkerId};
 use paramill_core::wire::{Flags, Kind};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Compares every answer with the model's bound.
 #[derive(Debug)]
@@ -26,6 +26,9 @@ pub struct Staleness {
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
+    /// How often the model had been switched when a request came, by shard, sender and number. An answer is released
+    /// under the model of its time, and may wait for its connection while the model changes.
+    asked: BTreeMap<(ShardId, NodeId, u64), usize>,
 }
 
 impl Staleness {
@@ -44,6 +47,7 @@ impl Staleness {
             workers: cluster.scenario().workers.into(),
             dropped: false,
             switched: !cluster.scenario().switches.is_empty(),
+            asked: BTreeMap::new(),
         })
     }
 }
@@ -51,6 +55,12 @@ impl Staleness {
 impl Checker for Staleness {
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
         self.policies.on_delivered(frame);
+        if let (NodeId::Shard(shard), Kind::Push | Kind::Pull) = (frame.to, frame.header.kind)
+            && self.switched
+        {
+            let switches = self.policies.switches(shard, frame.header.table);
+            self.asked.entry((shard, frame.from, frame.header.request)).or_insert(switches);
+        }
         Ok(())
     }
 
@@ -68,7 +78,12 @@ impl Checker for Staleness {
         let Some(model) = self.policies.model(shard, header.table) else { return Ok(()) };
         // Once a gradient was left out, counts say nothing about rounds any more.
         self.dropped |= drops(&model.sync);
-        let Some(bound) = model.bound else { return Ok(()) };
+        let since = match self.switched {
+            // What is answered before it is asked for may be as old as the job.
+            true => self.asked.get(&(shard, frame.to, header.request)).copied().unwrap_or(0),
+            false => 0,
+        };
+        let Some(bound) = self.policies.bound_since(shard, header.table, since) else { return Ok(()) };
         let needed = header.clock.saturating_sub(bound);
         let name = &self.layout.table(header.table).name;
         if header.version < needed {

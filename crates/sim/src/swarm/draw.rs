@@ -7,8 +7,9 @@ use crate::gradient::Gradients;
 use crate::network::NetworkConfig;
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
+use paramill_core::policy::{Axis, Order, Policies, Policy, PolicyOverride};
 use paramill_core::prng::Prng;
-use paramill_core::table::{Order, PolicyOverride, Reduce, glob_matches};
+use paramill_core::table::glob_matches;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -58,11 +59,10 @@ impl Drawn {
         let mut scenario = dice.job(seed);
         let tagged = dice.chance(0.7);
         let gradients = if tagged {
-            scenario.optimizer = "sgd:lr=1".into();
-            scenario.reduce = Reduce::Sum;
+            scenario = scenario.with(Axis::Optimizer, "sgd:lr=1").with(Axis::Reduce, "sum");
             Gradients::Tagged { workers: scenario.workers }
         } else {
-            scenario.optimizer = dice.pick(&OPTIMIZERS).to_owned();
+            scenario = scenario.with(Axis::Optimizer, dice.pick(&OPTIMIZERS));
             Gradients::Quadratic
         };
         dice.models(&mut scenario, tagged);
@@ -80,6 +80,8 @@ impl Drawn {
         // So are slow connections, which late answers have to be whole on.
         let mut dice = Dice(Prng::fork(seed, 0x736c_6f77));
         dice.slow_connections(&mut scenario);
+        let mut dice = Dice(Prng::fork(seed, 0x7769_6e64));
+        dice.windows(&mut scenario);
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
@@ -100,10 +102,11 @@ impl Drawn {
 
     /// Whether the job must end with the same bits with and without faults.
     pub fn has_calm_twin(&self) -> bool {
-        let Scenario { sync, order, overrides, switches, .. } = &self.scenario;
-        let synchronous = sync.starts_with("bsp") && overrides.is_empty() && switches.is_empty();
+        let Scenario { policy, overrides, switches, .. } = &self.scenario;
+        let synchronous =
+            policy.get(Axis::Sync).starts_with("bsp") && overrides.is_empty() && switches.is_empty();
         synchronous
-            && *order == Order::Ranked
+            && policy.order() == Order::Ranked
             && self.mortal.is_empty()
             && self.gradients == Gradients::Quadratic
     }
@@ -116,7 +119,7 @@ impl Drawn {
 
 impl fmt::Display for Drawn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scenario { workers, servers, cores, iterations, sync, optimizer, placement, .. } = &self.scenario;
+        let Scenario { workers, servers, cores, iterations, policy, .. } = &self.scenario;
         write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
         if self.scenario.aggregators > 0 {
             let Scenario { aggregators, hold_ms, .. } = &self.scenario;
@@ -127,12 +130,12 @@ impl fmt::Display for Drawn {
             let kind = if table.rows { "sparse" } else { "dense" };
             format!("{kind} {:?}", table.shape)
         });
-        write!(f, "{}; {sync}, {optimizer}, {placement}", tables.collect::<Vec<_>>().join(" + "))?;
+        write!(f, "{}; {}", tables.collect::<Vec<_>>().join(" + "), policy.changed())?;
         for rule in &self.scenario.overrides {
-            write!(f, "; {} on `{}`", rule.sync.as_deref().unwrap_or_default(), rule.table)?;
+            write!(f, "; {} on `{}`", rule.policies, rule.table)?;
         }
         for switch in &self.scenario.switches {
-            write!(f, "; {} from {:.2} s on", switch.sync, switch.at_s)?;
+            write!(f, "; {} from {:.2} s on", switch.change.policies, switch.at_s)?;
         }
         for fault in &self.scenario.faults {
             write!(f, "; {fault}")?;
@@ -189,6 +192,7 @@ impl Dice {
             gbit_per_s: [0.0, 0.01, 0.1, 1.0, 10.0][self.whole(0, 4) as usize],
             wire_scale: self.magnitude(1.0, 20.0),
             handling_us: self.magnitude(0.1, 100.0),
+            ..NetworkConfig::default()
         };
         let compute = ComputeModel {
             step_ms: self.magnitude(0.5, 50.0),
@@ -202,9 +206,10 @@ impl Dice {
             servers: self.whole(1, 4) as u32,
             cores: self.whole(1, 2) as u32,
             iterations: self.whole(3, 60),
-            placement: self.pick(&PLACEMENTS).to_owned(),
-            order: if self.chance(0.5) { Order::Ranked } else { Order::Arrival },
-            chunk_elements: self.whole(6, 64) as u32,
+            policy: Policy::default()
+                .with(Axis::Placement, self.pick(&PLACEMENTS))
+                .with(Axis::Order, if self.chance(0.5) { "ranked" } else { "arrival" })
+                .with(Axis::Chunk, format!("{}B", 4 * self.whole(6, 64))),
             colocated: self.chance(0.3),
             tables,
             network,
@@ -236,34 +241,33 @@ impl Dice {
                 (true, false) => format!("{name}:exec=soft"),
             }
         };
-        scenario.sync = model();
+        let first = model();
         let (another, a_third, a_fourth) = (model(), model(), model());
         let partial = |sync: &str| sync.starts_with("psp:");
         if self.chance(0.1) {
             // The baseline without overlap has one scheduler, and so one model.
-            scenario.sync = "bsp:overlap=false".into();
+            scenario.policy = scenario.policy.clone().with(Axis::Sync, "bsp:overlap=false");
             return;
         }
+        scenario.policy = scenario.policy.clone().with(Axis::Sync, first.as_str());
         // Workers take partial pulling from the plan, where it holds for a table on all servers alike.
         if self.chance(0.2) {
-            let server = (!partial(&another) && !partial(&scenario.sync) && self.chance(0.5))
+            let server = (!partial(&another) && !partial(&first) && self.chance(0.5))
                 .then(|| ServerId(self.whole(0, u64::from(scenario.servers) - 1) as u32));
             let table = self.pick(&["*0", "conv*", "*"]).to_owned();
             // An exception that no table matches would be refused.
             if scenario.tables.iter().any(|known| glob_matches(&table, &known.name)) {
-                scenario.overrides.push(PolicyOverride {
-                    table,
-                    server,
-                    sync: Some(another),
-                    ..Default::default()
-                });
+                scenario
+                    .overrides
+                    .push(PolicyOverride::new(table, Policies::of([(Axis::Sync, another)])).on(server));
             }
         }
         for sync in [a_third, a_fourth] {
             if self.chance(0.3) {
                 let at_s = self.between(0.0, 2.0);
                 let table = self.pick(&["*", "*", "fc*", "*1"]).to_owned();
-                scenario.switches.push(Switch { at_s, table, server: None, sync });
+                let change = PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)]));
+                scenario.switches.push(Switch { at_s, change });
             }
         }
     }
@@ -369,6 +373,16 @@ impl Dice {
         };
         let (by, p) = (self.magnitude(0.1, 100.0), self.magnitude(1e-3, 0.5));
         scenario.faults.push(format!("{whose}:delay={by:.3}ms,p={p:.6}"));
+    }
+
+    /// Frames wait at their senders only where windows are small, as tables are here.
+    fn windows(&mut self, scenario: &mut Scenario) {
+        if self.chance(0.6) {
+            scenario.network.window_bytes = self.magnitude(64.0, 16384.0) as u64;
+        }
+        if self.chance(0.3) {
+            scenario.network.waiting_frames = self.magnitude(1.0, 64.0) as u64;
+        }
     }
 
     fn closures(&mut self, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {

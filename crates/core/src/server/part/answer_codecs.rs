@@ -3,13 +3,11 @@
 use super::TablePart;
 use crate::codec::{Codec, Context, Decoder, Encoder};
 use crate::kernels;
+use crate::policy::Policy;
 use crate::registry::Registry;
-use crate::role::{Body, Frame};
-use crate::spec::SpecError;
-use crate::store::{Buffer, Place};
-use crate::table::{TablePolicy, TableSpec};
+use crate::store::Buffer;
+use crate::table::TableSpec;
 use crate::types::NodeId;
-use crate::wire::{Flags, Header};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -43,10 +41,9 @@ impl AnswerCodecs {
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
-        policy: &TablePolicy,
+        policy: &Policy,
     ) -> Result<AnswerCodecs, String> {
-        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec)
-            .map_err(|error: SpecError| error.to_string())?;
+        let answer = policy.codecs(registry).map_err(|error| error.to_string())?.answer;
         if spec.rows && answer.is_for_differences() {
             // Single rows are pulled now and then: there is nothing that they could be a difference to.
             return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
@@ -127,23 +124,26 @@ impl AnswerCodec {
     }
 }
 
+/// The payload of an answer.
+pub(in crate::server) struct AnswerPayload {
+    pub(in crate::server) bytes: Vec<u8>,
+    /// Whether a codec made it: what is not finite travels as it is.
+    pub(in crate::server) is_encoded: bool,
+}
+
 impl TablePart {
-    /// The frame of an answer that brings a chunk, by its place on this shard, to a worker that wants the table at
-    /// `landing`, or to an aggregator.
-    pub(in crate::server) fn answer_frame(
+    /// The payload that brings a chunk, by its place on this shard, to a receiver; `None` if the table's answers are not
+    /// encoded.
+    pub(in crate::server) fn encode_chunk(
         &mut self,
-        (table, index): (usize, usize),
+        index: usize,
         receiver: NodeId,
-        header: Header,
-        landing: Option<Place>,
-    ) -> Frame {
-        let view = self.chunk(index);
-        let Some(answers) = &mut self.answer_codecs.answers else {
-            return view.frame(header, table, landing);
-        };
+    ) -> Option<AnswerPayload> {
+        let step = self.version_of(index);
+        let codec = self.answer_codecs.answers.as_mut()?;
         let chunk = self.layout.chunks()[index];
         let context = Context {
-            step: view.version,
+            step,
             // Answers leave nothing to chance.
             seed: 0,
             table_elements: self.layout.spec().elements(),
@@ -152,22 +152,21 @@ impl TablePart {
         };
         let values = &self.store.parameters()[chunk.start..chunk.start + chunk.len];
         let (count, elements) = (self.layout.chunks().len(), self.layout.elements());
-        let (payload, encoded) =
-            answers.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
-        let mut frame = view.frame(header, table, None);
-        frame.header.flags = if encoded { header.flags.with(Flags::ENCODED) } else { header.flags };
-        frame.header.payload_bytes = payload.len() as u32;
-        frame.body = Body::Bytes(payload);
-        frame
+        let (bytes, is_encoded) =
+            codec.encode_difference((index, count), elements, receiver, (chunk.start, values), context);
+        Some(AnswerPayload { bytes, is_encoded })
     }
 
-    /// The payload of an answer with single rows, and whether a codec made it.
-    pub(in crate::server) fn answer_rows(&mut self, rows: &[u32]) -> (Vec<u8>, bool) {
+    /// The payload of an answer with single rows.
+    pub(in crate::server) fn encode_rows(&mut self, rows: &[u32]) -> AnswerPayload {
         let bytes = self.gather_rows(rows);
-        let Some(answers) = &mut self.answer_codecs.answers else { return (bytes, false) };
+        let Some(codec) = &mut self.answer_codecs.answers else {
+            return AnswerPayload { bytes, is_encoded: false };
+        };
         let mut values = vec![0.0f32; bytes.len() / 4];
         bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
         let context = Context { table_elements: self.layout.spec().elements(), ..Context::default() };
-        answers.encode(&values, &context)
+        let (bytes, is_encoded) = codec.encode(&values, &context);
+        AnswerPayload { bytes, is_encoded }
     }
 }

@@ -5,9 +5,10 @@ use crate::absence::Absent;
 use crate::intake::GradientFrame;
 use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
+use crate::policy::Reduce;
 use crate::server::rounds::{Accumulators, Round, Staged, UnitGradient};
 use crate::store::Buffer;
-use crate::table::{Layout, Reduce};
+use crate::table::Layout;
 use crate::types::Clock;
 use std::ops::Range;
 
@@ -20,6 +21,8 @@ pub(super) struct Store {
     slots: Vec<Buffer>,
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
+    /// Steps that belong to no round: of gradients that were applied when they arrived, or when the model was switched.
+    steps_outside_rounds: u64,
     /// By chunk: optimizer steps that single gradients were on it.
     arrivals: Vec<u64>,
     /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
@@ -69,6 +72,7 @@ impl Store {
             optimizer,
             reduce,
             steps: 0,
+            steps_outside_rounds: 0,
             arrivals: vec![0; layout.chunks().len()],
             skipped: SkippedSteps::default(),
         })
@@ -104,6 +108,11 @@ impl Store {
         self.reduce
     }
 
+    /// How many steps belong to no round: these change parameters without a new version.
+    pub(super) fn steps_outside_rounds(&self) -> u64 {
+        self.steps_outside_rounds
+    }
+
     pub(super) fn parameter_norm(&self) -> f64 {
         kernels::squared_norm(self.parameters.as_slice()).sqrt()
     }
@@ -122,6 +131,7 @@ impl Store {
     ) {
         let chunk = gradient.index();
         self.arrivals[chunk] += 1;
+        self.steps_outside_rounds += 1;
         let input = self.arrival_input(self.steps + self.arrivals[chunk], arrival);
         UnitGradient::for_each(gradient, |UnitGradient { unit, start, values, absent, .. }| {
             accumulators.with_whole(values, |last| {
@@ -133,6 +143,7 @@ impl Store {
     /// Applies one worker's whole gradient at once, now that its norm is known.
     pub(super) fn step_staged(&mut self, layout: &Layout, staged: &Staged, arrival: Arrival) {
         self.steps += 1;
+        self.steps_outside_rounds += 1;
         let squares = staged.units().map(|unit| kernels::squared_norm(&unit.values));
         let gradient_norm = squares.sum::<f64>().sqrt();
         let parameter_norm = self.parameter_norm();
@@ -207,6 +218,18 @@ impl Store {
             let place = (unit, range.start);
             self.step(&input, place, round.sum(unit, range).into(), round.absent(unit));
         }
+    }
+
+    /// The same with a round that is never closed.
+    pub(super) fn step_outside_rounds(
+        &mut self,
+        layout: &Layout,
+        round: &mut Round,
+        closing: Closing,
+        accumulators: &mut Accumulators,
+    ) {
+        self.steps_outside_rounds += 1;
+        self.step_round(layout, round, closing, accumulators);
     }
 
     /// Steps a unit, which begins at `start`, but for absent elements, unless the rule takes zeros for them. A step that

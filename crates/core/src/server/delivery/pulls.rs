@@ -3,22 +3,56 @@
 use crate::limits;
 use crate::store::Place;
 use crate::types::{Clock, WorkerId};
+use crate::wire::frame::{Completed, Pull, Push};
 
 /// A pull that was asked for and not yet answered.
 #[derive(Debug)]
-pub(super) struct PendingPull {
+pub(in crate::server) struct PendingPull {
     pub(super) worker: WorkerId,
     pub(super) table: usize,
     pub(super) request: u64,
     pub(super) clock: Clock,
     /// Where the worker wants the table's first element.
-    pub(super) landing: Option<Place>,
+    pub(super) reply_place: Option<Place>,
     pub(super) rows: Option<Vec<u32>>,
-    /// It came with a push that is acknowledged by its answer, or before that if it waits for long.
+    /// It came with a push that is not acknowledged yet.
     pub(super) owes_ack: bool,
 }
 
 impl PendingPull {
+    /// A worker's pull of the whole table, or of these rows.
+    pub(in crate::server) fn new(worker: WorkerId, pull: &Pull, rows: Option<Vec<u32>>) -> PendingPull {
+        let Pull { subject, clock, reply_place, .. } = *pull;
+        let (table, request) = (subject.table.0 as usize, subject.request);
+        PendingPull { worker, table, request, clock, reply_place, rows, owes_ack: false }
+    }
+
+    /// The pull that comes with a push. Its answer may acknowledge the push.
+    pub(in crate::server) fn after_push(worker: WorkerId, push: &Push) -> PendingPull {
+        let Push { subject, clock, reply_place, .. } = *push;
+        let (table, request) = (subject.table.0 as usize, subject.request);
+        let clock = clock.saturating_add(1);
+        PendingPull { worker, table, request, clock, reply_place, rows: None, owes_ack: true }
+    }
+
+    /// The pull that comes with a push which an aggregator counted in one of its sums, and acknowledges itself.
+    pub(in crate::server) fn after_sum(worker: WorkerId, list: &Completed, request: u64) -> PendingPull {
+        let (table, clock) = (list.subject.table.0 as usize, list.clock.saturating_add(1));
+        PendingPull { worker, table, request, clock, reply_place: None, rows: None, owes_ack: false }
+    }
+
+    pub(in crate::server) fn worker(&self) -> WorkerId {
+        self.worker
+    }
+
+    pub(in crate::server) fn table(&self) -> usize {
+        self.table
+    }
+
+    pub(in crate::server) fn clock(&self) -> Clock {
+        self.clock
+    }
+
     fn row_count(&self) -> usize {
         self.rows.as_ref().map_or(0, Vec::len)
     }
@@ -26,30 +60,30 @@ impl PendingPull {
 
 /// What one worker has waiting of one table.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-pub(super) struct Backlog {
-    pub(super) pulls: u32,
-    pub(super) rows: u32,
+pub(in crate::server) struct Backlog {
+    pub(in crate::server) pulls: u32,
+    pub(in crate::server) rows: u32,
 }
 
 /// The pulls that wait. Filing and taking one depends on nothing but that pull, and takes no memory once there were as
 /// many before.
 #[derive(Debug, Default)]
-pub(super) struct Pulls {
+pub(super) struct WaitingPulls {
     /// Those that a controller delays, by the lower half of their token.
     filed: Vec<Option<PendingPull>>,
     free: Vec<u32>,
     /// The upper half of the next token: older pulls have lower tokens.
     sequence: u32,
     /// Those that wait for the initial values of their table, by table.
-    early: Vec<Vec<PendingPull>>,
+    for_values: Vec<Vec<PendingPull>>,
     /// By table and rank.
     backlogs: Vec<Vec<Backlog>>,
 }
 
-impl Pulls {
+impl WaitingPulls {
     /// Whether a worker may wait with one more, and what it has waiting. Its pulls take memory while they wait, so that
     /// there is an end to them.
-    pub(super) fn admits(&self, pull: &PendingPull) -> Result<(), Backlog> {
+    pub(super) fn admit(&self, pull: &PendingPull) -> Result<(), Backlog> {
         let of_table = self.backlogs.get(pull.table);
         let backlog = of_table.and_then(|of_table| of_table.get(pull.worker.0 as usize)).copied();
         let backlog = backlog.unwrap_or_default();
@@ -64,7 +98,7 @@ impl Pulls {
         u64::from(self.sequence) << 32 | u64::from(place)
     }
 
-    /// Files a pull under [`Pulls::next_token`].
+    /// Files a pull under [`WaitingPulls::next_token`].
     pub(super) fn file(&mut self, pull: PendingPull) {
         self.add_backlog(&pull);
         self.sequence = self.sequence.wrapping_add(1);
@@ -84,17 +118,17 @@ impl Pulls {
     }
 
     /// Keeps a pull until its table has initial values.
-    pub(super) fn keep_early(&mut self, pull: PendingPull) {
+    pub(super) fn keep_for_values(&mut self, pull: PendingPull) {
         self.add_backlog(&pull);
-        if self.early.len() <= pull.table {
-            self.early.resize_with(pull.table + 1, Vec::new);
+        if self.for_values.len() <= pull.table {
+            self.for_values.resize_with(pull.table + 1, Vec::new);
         }
-        self.early[pull.table].push(pull);
+        self.for_values[pull.table].push(pull);
     }
 
     /// Takes out the pulls that wait for a table's initial values, by worker.
-    pub(super) fn take_early(&mut self, table: usize) -> Vec<PendingPull> {
-        let mut pulls = self.early.get_mut(table).map(std::mem::take).unwrap_or_default();
+    pub(super) fn take_waiting_for_values(&mut self, table: usize) -> Vec<PendingPull> {
+        let mut pulls = self.for_values.get_mut(table).map(std::mem::take).unwrap_or_default();
         pulls.sort_by_key(|pull| pull.worker);
         pulls.iter().for_each(|pull| self.remove_backlog(pull));
         pulls
@@ -116,12 +150,36 @@ impl Pulls {
                 self.take(place as u64);
             }
         }
-        for pulls in &mut self.early {
+        for pulls in &mut self.for_values {
             pulls.retain(|pull| pull.worker != worker);
         }
         for backlog in self.backlogs.iter_mut().filter_map(|of_table| of_table.get_mut(worker.0 as usize)) {
             *backlog = Backlog::default();
         }
+    }
+
+    /// How many wait for a controller.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.filed.len() - self.free.len()
+    }
+
+    /// Compares the backlogs and the free places with the pulls that wait.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut counted: Vec<Vec<Backlog>> =
+            self.backlogs.iter().map(|of_table| vec![Backlog::default(); of_table.len()]).collect();
+        for pull in self.filed.iter().flatten().chain(self.for_values.iter().flatten()) {
+            let backlog = &mut counted[pull.table][pull.worker.0 as usize];
+            backlog.pulls += 1;
+            backlog.rows += pull.row_count() as u32;
+        }
+        if counted != self.backlogs {
+            return Err(format!("backlogs of pulls are {:?}, and {counted:?} wait", self.backlogs));
+        }
+        let empty = self.filed.iter().filter(|pull| pull.is_none()).count();
+        if empty != self.free.len() {
+            return Err(format!("{empty} places for pulls are empty, and {} are free", self.free.len()));
+        }
+        Ok(())
     }
 
     fn add_backlog(&mut self, pull: &PendingPull) {
@@ -155,7 +213,7 @@ mod tests {
             table,
             request: 0,
             clock: 0,
-            landing: None,
+            reply_place: None,
             rows,
             owes_ack: false,
         }
@@ -163,8 +221,8 @@ mod tests {
 
     #[test]
     fn a_pull_comes_back_under_its_token_and_later_ones_have_higher_tokens() {
-        let mut pulls = Pulls::default();
-        let file = |pulls: &mut Pulls, worker| {
+        let mut pulls = WaitingPulls::default();
+        let file = |pulls: &mut WaitingPulls, worker| {
             let token = pulls.next_token();
             pulls.file(pull(worker, 0, 0));
             token
@@ -181,20 +239,20 @@ mod tests {
 
     #[test]
     fn what_a_worker_has_waiting_is_counted_by_table_and_forgotten_with_it() {
-        let mut pulls = Pulls::default();
+        let mut pulls = WaitingPulls::default();
         for _ in 0..limits::MAX_PENDING_PULLS {
-            assert_eq!(pulls.admits(&pull(1, 2, 0)), Ok(()));
+            assert_eq!(pulls.admit(&pull(1, 2, 0)), Ok(()));
             pulls.file(pull(1, 2, 0));
         }
-        assert!(pulls.admits(&pull(1, 2, 0)).is_err());
-        assert_eq!((pulls.admits(&pull(0, 2, 0)), pulls.admits(&pull(1, 1, 0))), (Ok(()), Ok(())));
-        pulls.keep_early(pull(1, 1, limits::MAX_PENDING_ROWS));
+        assert!(pulls.admit(&pull(1, 2, 0)).is_err());
+        assert_eq!((pulls.admit(&pull(0, 2, 0)), pulls.admit(&pull(1, 1, 0))), (Ok(()), Ok(())));
+        pulls.keep_for_values(pull(1, 1, limits::MAX_PENDING_ROWS));
         assert_eq!(
-            pulls.admits(&pull(1, 1, 1)),
+            pulls.admit(&pull(1, 1, 1)),
             Err(Backlog { pulls: 1, rows: limits::MAX_PENDING_ROWS as u32 })
         );
         pulls.forget(WorkerId(1));
-        assert_eq!((pulls.admits(&pull(1, 2, 0)), pulls.admits(&pull(1, 1, 1))), (Ok(()), Ok(())));
-        assert!(pulls.take_early(1).is_empty() && pulls.filed.iter().all(Option::is_none));
+        assert_eq!((pulls.admit(&pull(1, 2, 0)), pulls.admit(&pull(1, 1, 1))), (Ok(()), Ok(())));
+        assert!(pulls.take_waiting_for_values(1).is_empty() && pulls.filed.iter().all(Option::is_none));
     }
 }

@@ -52,6 +52,18 @@ impl Acks {
     pub(super) fn bytes(&self) -> usize {
         self.due.iter().map(|worker| self.by_rank[worker.0 as usize].len() * 8).sum()
     }
+
+    /// Compares the workers that are due with the requests that wait.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut due = self.due.clone();
+        due.sort_unstable();
+        let waiting = (0..).map(WorkerId).zip(&self.by_rank).filter(|(_, requests)| !requests.is_empty());
+        let waiting: Vec<WorkerId> = waiting.map(|(worker, _)| worker).collect();
+        if due != waiting {
+            return Err(format!("acknowledgements are due to {due:?}, and wait for {waiting:?}"));
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

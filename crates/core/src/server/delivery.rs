@@ -1,0 +1,327 @@
+//! Bringing parameters, acknowledgements and refusals to workers and aggregators.
+//!
+//! A shard says what has happened: a chunk of the next version exists, a pull is released, a push is complete. The delivery
+//! decides which frames follow, who receives them, and what acknowledges a push: a frame of its own, or the answer to the
+//! pull that came with it. The ways of answering are [`Strategy`]s.
+
+mod acks;
+mod direct;
+mod early;
+mod pulls;
+mod routes;
+mod sender;
+mod shared;
+
+pub(super) use pulls::{Backlog, PendingPull};
+pub(super) use shared::ParameterState;
+
+use super::part::TablePart;
+use crate::role::{Body, Frame, Outbox, Output};
+use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
+use crate::wire::frame::Completed;
+use crate::wire::{Fault, Kind, ack, control};
+use acks::Acks;
+use direct::Direct;
+use early::Early;
+use pulls::WaitingPulls;
+use routes::Routes;
+use sender::Sender;
+use shared::Shared;
+use std::fmt::Debug;
+
+/// One way of bringing parameters to those who asked for them. One method is required.
+///
+/// Strategies are asked in order, and the first one that answers a pull is the last one that is asked.
+trait Strategy: Debug {
+    /// A worker that is reached directly begins a push, and wants the parameters that follow: this pull comes with the
+    /// push's last frame. The strategy MUST NOT answer it before it is released, but MAY send chunks of the answer.
+    fn expect(&mut self, _pull: &PendingPull) {}
+
+    /// A chunk has its values of the next version, and the round is still open.
+    fn chunk_exists(&mut self, _chunk: NewChunk, _sender: &mut Sender<'_>) {}
+
+    /// A pull is released. The strategy MUST send everything that `to` lacks of the answer and return `true`, or send
+    /// nothing and return `false`.
+    fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool;
+
+    /// What was sent to this receiver may be lost. The strategy MUST NOT count on it any more.
+    fn forget(&mut self, _receiver: NodeId) {}
+
+    /// A worker's push of this table was refused: no pull comes with it. The strategy MUST NOT send more of its answer.
+    fn abandon(&mut self, _table: usize, _worker: WorkerId) {}
+
+    /// Chunks of this table may get values of the next version once more. Answers MUST begin anew.
+    fn restart(&mut self, _table: usize) {}
+
+    /// What does not hold although it always should.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// A chunk that has its values of the next version.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NewChunk {
+    pub(super) table: usize,
+    /// Its place among the table's chunks on this shard.
+    pub(super) index: usize,
+    /// The version.
+    pub(super) version: Clock,
+}
+
+#[derive(Debug, Default)]
+struct Strategies {
+    shared: Shared,
+    early: Early,
+    direct: Direct,
+}
+
+impl Strategies {
+    /// All of them, in the order in which they are asked.
+    fn each(&mut self) -> [&mut dyn Strategy; 3] {
+        [&mut self.shared, &mut self.early, &mut self.direct]
+    }
+}
+
+/// What a shard sends to workers and aggregators, and what they wait for.
+///
+/// - *What happened*: [`expect`](Delivery::expect), [`chunk_exists`](Delivery::chunk_exists),
+///   [`complete`](Delivery::complete), [`answer`](Delivery::answer), [`release`](Delivery::release).
+/// - *What waits*: [`admit`](Delivery::admit), [`wait`](Delivery::wait),
+///   [`wait_for_values`](Delivery::wait_for_values).
+/// - *Who is there*: [`reach_through`](Delivery::reach_through), [`reach_directly`](Delivery::reach_directly),
+///   [`lose_worker`](Delivery::lose_worker), [`lose_aggregator`](Delivery::lose_aggregator).
+/// - *What to send*: [`poll_frame`](Delivery::poll_frame), and when everything else has left,
+///   [`poll_acknowledgement`](Delivery::poll_acknowledgement).
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    epoch: u32,
+    routes: Routes,
+    pulls: WaitingPulls,
+    strategies: Strategies,
+    frames: Outbox,
+    /// Acknowledgements that leave when everything else has.
+    acks: Acks,
+    bytes_pulled: u64,
+    refused: u64,
+}
+
+impl Delivery {
+    /// Frames are of this epoch from now on.
+    pub(super) fn enter_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+    }
+
+    /// A worker begins a push of a dense table, and wants the parameters that follow it.
+    pub(super) fn expect(&mut self, pull: &PendingPull) {
+        if self.routes.is_direct(pull.worker) {
+            self.strategies.each().into_iter().for_each(|strategy| strategy.expect(pull));
+        }
+    }
+
+    /// A chunk has its values of the next version before the round closes.
+    pub(super) fn chunk_exists(&mut self, chunk: NewChunk, table: &mut TablePart) {
+        let mut sender = Sender {
+            table,
+            id: TableId(chunk.table as u32),
+            epoch: self.epoch,
+            frames: &mut self.frames,
+            bytes: &mut self.bytes_pulled,
+        };
+        self.strategies.each().into_iter().for_each(|strategy| strategy.chunk_exists(chunk, &mut sender));
+    }
+
+    /// A push or an initialisation is complete, and nothing but an acknowledgement is wanted.
+    pub(super) fn complete(&mut self, worker: WorkerId, request: u64) {
+        match self.routes.address(worker) {
+            NodeId::Worker(worker) => self.acks.add(worker, request),
+            to => self.frames.push_back(Output::Send { to, frame: ack::frame(&[request]) }),
+        }
+    }
+
+    /// Everything that an aggregator sent in its own name up to this list is taken: it may forget it.
+    pub(super) fn complete_sums(&mut self, id: AggregatorId, list: &Completed) {
+        let note = Completed { attempt: 0, ..*list };
+        let frame = Frame { header: note.header(0), body: Body::Empty };
+        self.frames.push_back(Output::Send { to: NodeId::Aggregator(id), frame });
+    }
+
+    /// Answers a pull: with a table's parameters, or with the rows that were asked for.
+    pub(super) fn answer(&mut self, pull: &PendingPull, table: &mut TablePart) {
+        let to = self.routes.address(pull.worker);
+        let mut sender = Sender {
+            table,
+            id: TableId(pull.table as u32),
+            epoch: self.epoch,
+            frames: &mut self.frames,
+            bytes: &mut self.bytes_pulled,
+        };
+        let is_answered =
+            self.strategies.each().into_iter().any(|strategy| strategy.answer(pull, to, &mut sender));
+        assert!(is_answered, "a released pull is answered");
+        // To a worker, the answer is the acknowledgement. An aggregator answers many workers by one answer.
+        if pull.owes_ack && !self.routes.is_direct(pull.worker) {
+            self.complete(pull.worker, pull.request);
+        }
+    }
+
+    /// A pull that waited is released.
+    pub(super) fn release(&mut self, token: u64, table: &mut TablePart) {
+        if let Some(pull) = self.pulls.take(token) {
+            self.answer(&pull, table);
+        }
+    }
+
+    /// Whether a worker may wait with one more pull, and what it has waiting.
+    pub(super) fn admit(&self, pull: &PendingPull) -> Result<(), Backlog> {
+        self.pulls.admit(pull)
+    }
+
+    /// The token of the pull that waits next.
+    pub(super) fn next_token(&self) -> u64 {
+        self.pulls.next_token()
+    }
+
+    /// A pull waits, under [`Delivery::next_token`], until its table's controller releases it.
+    pub(super) fn wait(&mut self, mut pull: PendingPull, table: &TablePart) {
+        // The answer comes with the others' pushes: it is the acknowledgement, because one of its own would stand between
+        // chunks that are sent early and received in place.
+        let is_acknowledged_by_answer = self.routes.is_direct(pull.worker) && table.waits_for_all();
+        if pull.owes_ack && !is_acknowledged_by_answer {
+            pull.owes_ack = false;
+            self.complete(pull.worker, pull.request);
+        }
+        self.pulls.file(pull);
+    }
+
+    /// A pull waits for its table's initial values.
+    pub(super) fn wait_for_values(&mut self, pull: PendingPull) {
+        self.pulls.keep_for_values(pull);
+    }
+
+    /// Takes out the pulls that wait for a table's initial values, by worker.
+    pub(super) fn take_waiting_for_values(&mut self, table: usize) -> Vec<PendingPull> {
+        self.pulls.take_waiting_for_values(table)
+    }
+
+    /// Refuses a pull. The push that it came with is complete all the same.
+    pub(super) fn refuse_pull(&mut self, pull: &PendingPull, fault: &Fault) {
+        if pull.owes_ack {
+            // Ahead of the refusal, which would otherwise be taken for one of the push.
+            let to = self.routes.address(pull.worker);
+            self.frames.push_back(Output::Send { to, frame: ack::frame(&[pull.request]) });
+        }
+        self.refuse(pull.worker, TableId(pull.table as u32), pull.request, fault);
+    }
+
+    /// Refuses a worker's request.
+    pub(super) fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        self.refuse_to(self.routes.address(worker), table, request, fault);
+    }
+
+    /// The same to a certain receiver.
+    pub(super) fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
+        self.refused += 1;
+        let mut frame = control::frame(Kind::Error, fault);
+        frame.header.table = table;
+        frame.header.request = request;
+        self.frames.push_back(Output::Send { to, frame });
+    }
+
+    /// Counts a request that is refused later, with others.
+    pub(super) fn count_refused(&mut self) {
+        self.refused += 1;
+    }
+
+    /// Acknowledges the pushes of all pulls that wait: somebody keeps their workers waiting for long.
+    pub(super) fn acknowledge_waiting(&mut self) {
+        self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
+    }
+
+    /// Chunks of a table may get values of the next version once more.
+    pub(super) fn restart(&mut self, table: usize) {
+        self.strategies.each().into_iter().for_each(|strategy| strategy.restart(table));
+    }
+
+    /// A worker is reached through an aggregator.
+    pub(super) fn reach_through(&mut self, worker: WorkerId, id: AggregatorId) {
+        if self.routes.set(worker, Some(id)) {
+            self.forget(NodeId::Worker(worker));
+        }
+    }
+
+    /// A worker is reached on its own connection.
+    pub(super) fn reach_directly(&mut self, worker: WorkerId) {
+        self.routes.set(worker, None);
+    }
+
+    /// A worker's connection is gone: it asks again for what it still wants.
+    pub(super) fn lose_worker(&mut self, worker: WorkerId) {
+        self.acks.forget(worker);
+        self.pulls.forget(worker);
+        self.forget(NodeId::Worker(worker));
+    }
+
+    /// A worker has left the job. It still hears of pushes that are complete.
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
+        self.routes.set(worker, None);
+        self.pulls.forget(worker);
+        self.forget(NodeId::Worker(worker));
+    }
+
+    /// A worker's push of this table was refused: no pull comes with it.
+    pub(super) fn abandon(&mut self, table: usize, worker: WorkerId) {
+        self.strategies.each().into_iter().for_each(|strategy| strategy.abandon(table, worker));
+    }
+
+    /// What was sent to this receiver may be lost.
+    fn forget(&mut self, receiver: NodeId) {
+        self.strategies.each().into_iter().for_each(|strategy| strategy.forget(receiver));
+    }
+
+    /// An aggregator's connection is gone. Returns the workers that are reached through it.
+    pub(super) fn lose_aggregator(&mut self, id: AggregatorId) -> Vec<WorkerId> {
+        self.forget(NodeId::Aggregator(id));
+        self.routes.through(id).collect()
+    }
+
+    /// The next frame that is not only an acknowledgement.
+    pub(super) fn poll_frame(&mut self) -> Option<Output> {
+        self.frames.pop_front()
+    }
+
+    /// The next frame of acknowledgements.
+    pub(super) fn poll_acknowledgement(&mut self) -> Option<Output> {
+        self.acks.pop()
+    }
+
+    /// Bytes of memory that wait to be sent.
+    pub(super) fn backlog_bytes(&self) -> usize {
+        self.frames.bytes() + self.acks.bytes()
+    }
+
+    /// Bytes of parameters that were sent.
+    pub(super) fn bytes_pulled(&self) -> u64 {
+        self.bytes_pulled
+    }
+
+    /// Requests that were refused.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Pulls that wait to be released.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.pulls.waiting_count()
+    }
+
+    /// What does not hold although it always should: counters against what they count.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.pulls.check()?;
+        self.acks.check()?;
+        self.frames.check()?;
+        let Strategies { shared, early, direct } = &self.strategies;
+        let strategies: [&dyn Strategy; 3] = [shared, early, direct];
+        strategies.into_iter().try_for_each(Strategy::check)
+    }
+}

@@ -1,0 +1,20 @@
+//! Answers of which nothing was sent before.
+
+use super::Strategy;
+use super::pulls::PendingPull;
+use super::sender::Sender;
+use crate::types::NodeId;
+
+/// Sends all that was asked for when the pull is released.
+#[derive(Debug, Default)]
+pub(super) struct Direct;
+
+impl Strategy for Direct {
+    fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
+        match &pull.rows {
+            None => sender.send_chunks_from(0, to, &pull.into(), None),
+            Some(rows) => sender.send_rows(rows, to, &pull.into()),
+        }
+        true
+    }
+}

@@ -1,0 +1,113 @@
+//! The frames of one table's answers.
+
+use super::pulls::PendingPull;
+use crate::limits;
+use crate::role::{Body, Frame, Outbox, Output};
+use crate::server::part::TablePart;
+use crate::store::Place;
+use crate::types::{Clock, NodeId, TableId};
+use crate::wire::frame::{Edition, Form, Params, Piece, Subject};
+
+/// What an answer repeats of the pull that it is for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reply {
+    pub(super) request: u64,
+    pub(super) clock: Clock,
+    /// Where the worker wants the table's first element.
+    pub(super) place: Option<Place>,
+}
+
+impl From<&PendingPull> for Reply {
+    fn from(pull: &PendingPull) -> Reply {
+        Reply { request: pull.request, clock: pull.clock, place: pull.reply_place }
+    }
+}
+
+/// Makes the frames of one table's answers.
+pub(super) struct Sender<'a> {
+    pub(super) table: &'a mut TablePart,
+    pub(super) id: TableId,
+    pub(super) epoch: u32,
+    pub(super) frames: &'a mut Outbox,
+    /// Counts what is sent.
+    pub(super) bytes: &'a mut u64,
+}
+
+impl Sender<'_> {
+    /// Sends a chunk, by its place on this shard. Its values are read from the store when they leave, unless a codec
+    /// encodes them for this receiver.
+    pub(super) fn send_chunk(&mut self, index: usize, to: NodeId, reply: &Reply, edition: Option<Edition>) {
+        let chunk = self.table.chunk(index);
+        let encoded = self.table.encode_chunk(index, to);
+        let is_last = index + 1 == self.table.chunk_count();
+        let piece = Piece { chunk: chunk.number, sequence: index as u32, is_last };
+        let mut params = self.params(reply, piece);
+        params.version = chunk.version;
+        let (body, bytes) = match encoded {
+            None => {
+                params.reply_place = reply.place.and_then(|place| place.after(chunk.table_byte));
+                let buffer = u64::from(self.id.0);
+                (Body::Stored { buffer, start: chunk.start, len: chunk.len }, chunk.len)
+            }
+            Some(payload) => {
+                params.form = if payload.is_encoded { Form::Encoded } else { Form::Dense };
+                let bytes = payload.bytes.len();
+                (Body::Bytes(payload.bytes), bytes)
+            }
+        };
+        let header =
+            edition.map_or_else(|| params.header(bytes), |edition| params.edition_header(edition, bytes));
+        self.send(to, Frame { header, body });
+    }
+
+    /// Sends the chunks from this place on.
+    pub(super) fn send_chunks_from(
+        &mut self,
+        first: usize,
+        to: NodeId,
+        reply: &Reply,
+        edition: Option<Edition>,
+    ) {
+        (first..self.table.chunk_count()).for_each(|index| self.send_chunk(index, to, reply, edition));
+    }
+
+    /// Sends single rows, which are gathered now.
+    pub(super) fn send_rows(&mut self, rows: &[u32], to: NodeId, reply: &Reply) {
+        let rows_per_frame = (limits::BLOCK_ELEMENTS / self.table.row_width()).max(1);
+        let frames = rows.len().div_ceil(rows_per_frame).max(1);
+        for sequence in 0..frames {
+            let begin = sequence * rows_per_frame;
+            let some = &rows[begin..rows.len().min(begin + rows_per_frame)];
+            let payload = self.table.encode_rows(some);
+            let piece = Piece { chunk: 0, sequence: sequence as u32, is_last: sequence + 1 == frames };
+            let mut params = self.params(reply, piece);
+            let count = some.len() as u32;
+            params.form = if payload.is_encoded { Form::EncodedRows { count } } else { Form::Rows { count } };
+            let header = params.header(payload.bytes.len());
+            self.send(to, Frame { header, body: Body::Bytes(payload.bytes) });
+        }
+    }
+
+    /// Says that the answer is one that was sent before.
+    pub(super) fn send_same(&mut self, to: NodeId, reply: &Reply, number: u32) {
+        let params = self.params(reply, Piece { chunk: 0, sequence: 0, is_last: true });
+        let header = params.edition_header(Edition { number, is_same: true }, 0);
+        self.send(to, Frame { header, body: Body::Empty });
+    }
+
+    fn params(&self, reply: &Reply, piece: Piece) -> Params {
+        Params {
+            subject: Subject { epoch: self.epoch, table: self.id, request: reply.request },
+            clock: reply.clock,
+            version: self.table.version(),
+            piece,
+            form: Form::Dense,
+            reply_place: None,
+        }
+    }
+
+    fn send(&mut self, to: NodeId, frame: Frame) {
+        *self.bytes += u64::from(frame.header.payload_bytes);
+        self.frames.push_back(Output::Send { to, frame });
+    }
+}

@@ -1,0 +1,106 @@
+//! The workers of a job, and how far they are.
+
+use crate::types::{Clock, WorkerId};
+
+/// The workers that take part in a job, by rank, which is dense.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// `None` for workers that are no members, or no longer.
+    incarnations: Vec<Option<u64>>,
+    /// How far workers are with pushes that rounds wait for.
+    progress: Vec<Progress>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    clock: Clock,
+    /// Of this clock.
+    bytes: u64,
+}
+
+/// What a table may have at most is far below this.
+const BYTES_OF_A_CLOCK: u64 = 1 << 40;
+
+impl Members {
+    /// A worker takes part with this incarnation.
+    pub(super) fn insert(&mut self, worker: WorkerId, incarnation: u64) {
+        let rank = worker.0 as usize;
+        if self.incarnations.len() <= rank {
+            self.incarnations.resize(rank + 1, None);
+        }
+        self.incarnations[rank] = Some(incarnation);
+    }
+
+    /// A worker does not take part any more. Whether it did.
+    pub(super) fn remove(&mut self, worker: WorkerId) -> bool {
+        self.incarnations.get_mut(worker.0 as usize).and_then(Option::take).is_some()
+    }
+
+    /// Which incarnation of a worker takes part, if one does.
+    pub(super) fn incarnation(&self, worker: WorkerId) -> Option<u64> {
+        *self.incarnations.get(worker.0 as usize)?
+    }
+
+    /// Whether a worker takes part.
+    pub(super) fn has(&self, worker: WorkerId) -> bool {
+        self.incarnation(worker).is_some()
+    }
+
+    /// All of them, by rank.
+    pub(super) fn iter(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        let all = (0..).map(WorkerId).zip(&self.incarnations);
+        all.filter(|(_, incarnation)| incarnation.is_some()).map(|(worker, _)| worker)
+    }
+
+    /// A worker brought so much of a push that a round waits for.
+    pub(super) fn note_progress(&mut self, worker: WorkerId, clock: Clock, bytes: u64) {
+        let rank = worker.0 as usize;
+        if self.progress.len() <= rank {
+            self.progress.resize(rank + 1, Progress::default());
+        }
+        let progress = &mut self.progress[rank];
+        if progress.clock < clock {
+            *progress = Progress { clock, bytes: 0 };
+        }
+        progress.bytes += bytes;
+    }
+
+    /// How far a worker is, in bytes; `None` when no round waits for it.
+    pub(super) fn progress(&self, worker: WorkerId) -> Option<u64> {
+        let Progress { clock, bytes } = *self.progress.get(worker.0 as usize)?;
+        Some(clock.saturating_mul(BYTES_OF_A_CLOCK).saturating_add(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_takes_part_with_its_last_incarnation() {
+        let mut members = Members::default();
+        members.insert(WorkerId(2), 7);
+        members.insert(WorkerId(0), 5);
+        assert_eq!(members.iter().collect::<Vec<_>>(), [WorkerId(0), WorkerId(2)]);
+        members.insert(WorkerId(2), 8);
+        assert_eq!((members.incarnation(WorkerId(2)), members.incarnation(WorkerId(1))), (Some(8), None));
+        assert!(members.remove(WorkerId(2)) && !members.remove(WorkerId(2)) && !members.remove(WorkerId(9)));
+        assert!(members.has(WorkerId(0)) && !members.has(WorkerId(2)));
+    }
+
+    #[test]
+    fn a_later_clock_is_further_than_any_bytes_of_an_earlier_one() {
+        let mut members = Members::default();
+        let worker = WorkerId(1);
+        assert_eq!(members.progress(worker), None);
+        members.note_progress(worker, 3, 100);
+        members.note_progress(worker, 3, 50);
+        let before = members.progress(worker);
+        // Frames of an earlier clock count for the last one.
+        members.note_progress(worker, 2, 1);
+        let between = members.progress(worker);
+        members.note_progress(worker, 4, 1);
+        assert!(before < between && between < members.progress(worker));
+        assert_eq!(members.progress(WorkerId(0)), Some(0));
+    }
+}
