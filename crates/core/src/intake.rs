@@ -44,12 +44,15 @@ pub(crate) enum Admission<D> {
     Duplicate,
 }
 
-/// Where gradients go. Four required methods.
+/// Where gradients go. Five required methods.
 pub(crate) trait Sink {
     /// Where the gradients of one push go.
     type Destination: Copy;
     /// What is kept with a push while it is under way.
     type Kept: Default;
+
+    /// Where the table's elements are.
+    fn layout(&self) -> &Layout;
 
     /// Whether a push is wanted, asked with each of its frames. `so_far` is where its frames before went. The error
     /// refuses the attempt. MUST NOT change what a later gradient becomes.
@@ -130,11 +133,10 @@ impl<D: Copy, K: Default> Intake<D, K> {
     /// Takes one frame of a push. The error is to be told to the worker.
     pub(crate) fn take<S: Sink<Destination = D, Kept = K>>(
         &mut self,
-        layout: &Layout,
         frame: &PushFrame<'_>,
         sink: &mut S,
     ) -> Result<Taken, Fault> {
-        let taken = self.take_next(layout, frame, sink);
+        let taken = self.take_next(frame, sink);
         let PushFrame { worker, push, .. } = frame;
         match taken {
             Err(_) if !self.under_way.refuse(*worker, push.clock, push.piece.sequence) => Ok(Taken::Ignored),
@@ -145,7 +147,6 @@ impl<D: Copy, K: Default> Intake<D, K> {
     /// The same, with an error for every frame that cannot be taken.
     fn take_next<S: Sink<Destination = D, Kept = K>>(
         &mut self,
-        layout: &Layout,
         frame: &PushFrame<'_>,
         sink: &mut S,
     ) -> Result<Taken, Fault> {
@@ -159,6 +160,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
             }
             Admission::Duplicate => return Ok(Taken::Ignored),
         };
+        let layout = sink.layout();
         let wanted = self.next_sequence(layout, frame, destination)?;
         if piece.sequence < wanted {
             return Ok(Taken::Ignored);

@@ -1,5 +1,7 @@
 //! Requests of workers that an aggregator has put to a shard under numbers of its own.
 
+use super::aggregate::AggregateId;
+use crate::store::Place;
 use crate::types::{Clock, WorkerId};
 use std::collections::BTreeMap;
 
@@ -11,8 +13,8 @@ pub(super) struct Route {
     pub(super) clock: Clock,
     /// The worker's own number for it.
     pub(super) request: u64,
-    /// The sum that its push is complete in; `None` for one that was passed on as it is.
-    pub(super) sum: Option<u64>,
+    /// The aggregate that its push is complete in; `None` for a request that was passed on as it is.
+    pub(super) aggregate: Option<AggregateId>,
     /// Whether it is a push that was passed on.
     pub(super) is_push: bool,
     /// An acknowledgement is to come.
@@ -21,8 +23,8 @@ pub(super) struct Route {
     pub(super) awaits_params: bool,
     /// Payload bytes that were passed on for it.
     pub(super) bytes: usize,
-    /// Where in the worker's shared memory the table's parameters are to lie; 0 for nowhere.
-    pub(super) landing: u64,
+    /// Where in the worker's shared memory the table's parameters are to lie.
+    pub(super) reply_place: Option<Place>,
 }
 
 /// All of them, by the aggregator's numbers.
@@ -37,7 +39,7 @@ pub(super) struct Routes {
 impl Routes {
     pub(super) fn open(&mut self, route: Route) -> u64 {
         self.last += 1;
-        if route.sum.is_none() {
+        if route.aggregate.is_none() {
             self.passed.insert((route.worker, route.request), self.last);
         }
         self.by_number.insert(self.last, route);
@@ -94,6 +96,20 @@ impl Routes {
     pub(super) fn has_many(&self, worker: WorkerId, limit: usize) -> bool {
         // Nobody is counted before all together could be too many.
         self.passed.len() >= limit && self.passed.range((worker, 0)..=(worker, u64::MAX)).count() >= limit
+    }
+
+    /// Whether every request that was passed on is found by its worker's number.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for (&(worker, request), number) in &self.passed {
+            let route = self.by_number.get(number);
+            if route.is_none_or(|route| (route.worker, route.request) != (worker, request)) {
+                return Err(format!("request {request} of {worker} is not at {number}"));
+            }
+        }
+        match self.by_number.values().find(|route| !route.awaits_ack && !route.awaits_params) {
+            Some(route) => Err(format!("{route:?} waits for nothing")),
+            None => Ok(()),
+        }
     }
 
     fn close_if_done(&mut self, number: u64) {

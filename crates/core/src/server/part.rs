@@ -105,7 +105,7 @@ impl TablePart {
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        intake.take(sink.layout, frame, &mut sink)
+        intake.take(frame, &mut sink)
     }
 
     /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
