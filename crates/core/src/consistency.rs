@@ -42,6 +42,11 @@ pub const MAX_STALENESS: u64 = 1_000_000;
 
 /// A consistency model. One method is required.
 ///
+/// It has two sides, which are MPS's hooks as questions. Shards ask before parameters are read ([`Consistency::pull`]) and after
+/// a worker's push ([`Consistency::admit`], [`Consistency::closes`]). Workers ask, each its own instance of the model, after the
+/// application's update ([`Consistency::after_client_update`]), after a server's answer ([`Consistency::after_server_push`]), and
+/// before they go on ([`Consistency::client_sync`]).
+///
 /// Everything MUST follow from the arguments and from what [`Consistency::observe`] was told: the simulator and the
 /// real driver have to come to the same decisions. No method may be slow: all but `observe` are called per push or
 /// per pull.
@@ -90,9 +95,20 @@ pub trait Consistency: Send + Debug {
         false
     }
 
-    /// When a worker may go on with a part of the parameters, if it may.
-    fn partial_pull(&self) -> Option<PartialPull> {
-        None
+    /// A worker's question: what it waits for before it computes with the parameters that it asked for.
+    fn client_sync(&self) -> ClientSync {
+        ClientSync::AllBlocks
+    }
+
+    /// A worker's question: what to do with a gradient that the application wants to have followed by parameters.
+    fn after_client_update(&self, _update: &ClientUpdate) -> Ask {
+        Ask::PushAndPull
+    }
+
+    /// A worker's question: whether it takes a block of parameters that a server sent after a pull condition held. What is
+    /// not taken stays as it was.
+    fn after_server_push(&self, _push: &ServerPush) -> bool {
+        true
     }
 
     /// Whether pushes should be measured: [`PullView::significance`] is `None` otherwise.
@@ -166,6 +182,42 @@ pub enum Admit {
     TooFarAhead,
     /// Its sender is not a live worker of this job; it is told, nothing changes.
     UnknownWorker,
+}
+
+/// What a worker waits for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ClientSync {
+    /// The answers of all servers.
+    AllBlocks,
+    /// Some of them.
+    Partial(PartialPull),
+}
+
+/// What a model sees of an application's update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientUpdate {
+    /// The iteration of the gradient.
+    pub clock: Clock,
+    /// Iterations that were completed when parameters were last asked for.
+    pub pulled: Clock,
+}
+
+/// What is sent after an application's update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// The gradient, and a request for the parameters that follow it.
+    PushAndPull,
+    /// The gradient alone: the application goes on with the parameters that are here.
+    Push,
+}
+
+/// What a model sees of a block that a server sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerPush {
+    /// Iterations that the worker has completed.
+    pub clock: Clock,
+    /// The version of the parameters.
+    pub version: Clock,
 }
 
 /// PSP's partial pulling: a worker goes on `tau2` after a fraction `b` of the blocks arrived, or when all did.
@@ -252,6 +304,21 @@ mod tests {
             assert_eq!(answered_gaps(text), answered, "pull condition of {text}");
             assert_eq!(closing_counts(text), closing, "push condition of {text}");
         }
+    }
+
+    #[test]
+    fn a_worker_waits_for_everything_and_takes_everything_but_under_partial_pulling() {
+        let update = ClientUpdate { clock: 5, pulled: 2 };
+        let old = ServerPush { clock: 5, version: 4 };
+        for entry in axis().entries() {
+            let model = model(entry.example);
+            let is_partial = matches!(model.client_sync(), ClientSync::Partial(_));
+            assert_eq!(is_partial, entry.name == "psp", "{}", entry.example);
+            assert_eq!(model.after_client_update(&update), Ask::PushAndPull, "{}", entry.example);
+            assert_eq!(model.after_server_push(&old), entry.name != "psp", "{}", entry.example);
+        }
+        assert!(model("psp:c=2,b=0.5").after_server_push(&ServerPush { version: 5, ..old }));
+        assert!(model("psp:c=2,b=1").after_server_push(&old), "with all blocks nothing is dropped");
     }
 
     #[test]

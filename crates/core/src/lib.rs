@@ -15,6 +15,7 @@ pub mod coordinator;
 pub mod fault;
 mod intake;
 pub mod kernels;
+pub mod lease;
 pub mod limits;
 pub mod link;
 pub mod optimizer;

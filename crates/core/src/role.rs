@@ -6,12 +6,11 @@
 //! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
 //! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
-use crate::store::Buffer;
+use crate::lease::Lease;
 use crate::types::{NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A frame that a role wants sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +41,7 @@ pub enum Body {
     /// In memory that lives as long as the frame does, whatever becomes of the request that it belongs to.
     Shared {
         /// The memory.
-        buffer: Arc<Buffer>,
+        buffer: Lease,
         /// First byte in it.
         start: usize,
         /// Number of bytes.

@@ -45,11 +45,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use paramill_core::lease::Lease;
 pub use paramill_core::policy::{Axis, NonFinite, Order, Policies, PolicyOverride, Reduce};
 pub use paramill_core::store::Buffer;
 pub use paramill_core::table::TableSpec;
 pub use paramill_core::types::{TableId, WorkerId};
-pub use paramill_core::worker::{Content, Gradient, WorkerError};
+pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
 pub use slab::{Exchange, Slab};
 
 /// How long calls wait unless told otherwise.
@@ -401,8 +402,9 @@ impl Job {
         Ok(look(values.as_slice()))
     }
 
-    /// A dense table's parameters as last pulled. They do not change, and are not used again as long as they are held.
-    pub fn values(&self, table: TableId) -> Result<Arc<Buffer>, ClientError> {
+    /// A dense table's parameters as last pulled. They do not change, and their memory is not used again, as long as they are
+    /// held.
+    pub fn values(&self, table: TableId) -> Result<Lease, ClientError> {
         Ok(self.shared.lock().worker.shared_values(table)?)
     }
 

@@ -28,7 +28,7 @@ use connecting::Resolving;
 use connection::{Connection, State, Wire};
 use injected::Injected;
 use paramill_core::limits;
-use paramill_core::role::{Frame, Lost, Output, Role};
+use paramill_core::role::{Frame, Landing, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
@@ -138,6 +138,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     last_sent: Option<(NodeId, u64)>,
     /// Kept from turn to turn for its memory.
     outputs: Vec<Output>,
+    /// Where the payload at hand belongs. Kept from frame to frame for its memory.
+    places: Vec<Landing>,
     /// Frames that were made late, by the time they leave.
     late: BTreeMap<(Time, u64), Late>,
     /// Given up to take a connection when the process has no other descriptor; `None` in a loop that takes none, and until
@@ -202,6 +204,7 @@ impl<C: RoleCell> EventLoop<C> {
             next_expiry: None,
             last_sent: None,
             outputs: Vec::new(),
+            places: Vec::new(),
             late: BTreeMap::new(),
             spare,
             deaf_until: None,

@@ -311,7 +311,7 @@ impl Drop for Job {
 /// Keeps parameters that an array looks at.
 #[pyclass(frozen, module = "paramill._native")]
 struct Values {
-    _kept: Arc<node::Buffer>,
+    _kept: node::Lease,
 }
 
 /// A push or pull under way.

@@ -2,7 +2,7 @@
 
 use crate::condition;
 use crate::errors::raise;
-use paramill_core::consistency::SyncPolicy;
+use paramill_core::consistency::{ClientSync, SyncPolicy};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::policy::{Axis, Policies};
 use pyo3::prelude::*;
@@ -48,6 +48,6 @@ pub(crate) fn optimizer_parameters(text: &str) -> PyResult<(String, Vec<(String,
 pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
     let policy = SyncPolicy::parse(&condition::registry().consistency, sync)
         .map_err(|error| raise("PolicyError", error))?;
-    let waits = policy.model.partial_pull().is_some_and(|partial| !partial.tau2.is_zero());
+    let waits = matches!(policy.model.client_sync(), ClientSync::Partial(partial) if !partial.tau2.is_zero());
     Ok(policy.partial_pull().is_some() || waits)
 }

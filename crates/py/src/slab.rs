@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, Content, TableId};
+use paramill_node::client::{self as node, Prepared, TableId};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -88,17 +88,17 @@ impl Slab {
     /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
     /// `halves`.
     fn contains(&self, content: &str, count: usize) -> PyResult<()> {
-        let content = match content {
-            "chosen" => Content::Chosen,
-            "places" => Content::Places { count },
-            "halves" => Content::Halves,
+        let prepared = match content {
+            "chosen" => Prepared::Chosen,
+            "places" => Prepared::Places { count },
+            "halves" => Prepared::Halves,
             other => return Err(raise("OrderError", format!("there is no content `{other}`"))),
         };
         let mut place = self.lock();
         let Place::Here { slab, .. } = &mut *place else {
             return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
         };
-        slab.contains(content);
+        slab.contains(prepared);
         Ok(())
     }
 

@@ -130,7 +130,7 @@ fn frames_of_a_round(scenario: &Scenario) -> f64 {
 fn planned_until(scenario: &Scenario, faults: &FaultPlan) -> Time {
     let faults = faults.rules().iter().filter_map(|rule| match rule.effect {
         Effect::Pause { length, at } => Some(at + length),
-        Effect::Crash(at) => Some(at),
+        Effect::Crash { at, restart } => Some(at + restart.unwrap_or_default()),
         _ => None,
     });
     let switches = scenario.switches.iter().map(|switch| Time::from_secs_f64(switch.at_s));

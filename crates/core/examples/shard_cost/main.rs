@@ -74,7 +74,7 @@ fn main() {
         }
     }
     for codec in ["f16", "bf16"] {
-        let policy = TablePolicy { codec: codec.into(), ..sgd.clone() };
+        let policy = sgd.clone().with(Axis::Codec, codec);
         show(Work { workers: 2, tables: 161, elements: 159_000, policy });
     }
     for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {

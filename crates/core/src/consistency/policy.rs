@@ -1,6 +1,6 @@
 //! A model together with what every model takes: how delayed pulls are executed, and overlap.
 
-use super::{Consistency, PartialPull};
+use super::{ClientSync, Consistency, PartialPull};
 use crate::registry::{Axis, Param};
 use crate::spec::{Spec, SpecError};
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,10 @@ impl SyncPolicy {
 
     /// The model's partial pulling, where it lets a worker go on without some of the blocks: with b = 1 it never does.
     pub fn partial_pull(&self) -> Option<PartialPull> {
-        self.model.partial_pull().filter(PartialPull::leaves_blocks_out)
+        match self.model.client_sync() {
+            ClientSync::Partial(partial) if partial.leaves_blocks_out() => Some(partial),
+            ClientSync::Partial(_) | ClientSync::AllBlocks => None,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! PSP-SGD: partial pushing on servers, partial pulling on workers (Algorithm 1).
 
-use super::{Admit, Apply, Close, Consistency, Decision, PartialPull, PullView, SyncState};
+use super::{
+    Admit, Apply, ClientSync, Close, Consistency, Decision, PartialPull, PullView, ServerPush, SyncState,
+};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -131,8 +133,13 @@ impl Consistency for Psp {
         if contributions == n { 1.0 } else { contributions as f32 / n.max(1) as f32 }
     }
 
-    fn partial_pull(&self) -> Option<PartialPull> {
-        Some(self.partial_pull)
+    fn client_sync(&self) -> ClientSync {
+        ClientSync::Partial(self.partial_pull)
+    }
+
+    /// Algorithm 1, worker, line 10: a block older than the iteration at hand is dropped.
+    fn after_server_push(&self, push: &ServerPush) -> bool {
+        push.version >= push.clock || !self.partial_pull.leaves_blocks_out()
     }
 }
 
@@ -150,9 +157,9 @@ mod tests {
             ("psp:c=28,b=100%,tau2=2s", 1.0, 2000),
             ("psp:c=28,tau2=0.5", 1.0, 500),
         ] {
-            let partial = SyncPolicy::parse(&axis(), text).unwrap().model.partial_pull();
+            let partial = SyncPolicy::parse(&axis(), text).unwrap().model.client_sync();
             let expected = PartialPull { fraction, tau2: Duration::from_millis(tau2_ms) };
-            assert_eq!(partial, Some(expected), "{text}");
+            assert_eq!(partial, ClientSync::Partial(expected), "{text}");
         }
     }
 

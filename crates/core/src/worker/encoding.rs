@@ -1,17 +1,18 @@
 //! Gradients and answers of tables that have codecs.
 
-use super::local_table::LocalTable;
-use super::request::Missing;
-use super::{Gradient, WorkerError};
+use super::Gradient;
+use super::layout::{Layout, elements_of};
+use super::missing::Missing;
+use super::slab::Prepared;
 use crate::absence::Absent;
 use crate::codec::{self, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
+use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
-use crate::store::{Allocate, Buffer};
 use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ShardId, WorkerId};
+use crate::types::{Clock, ShardId};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,21 +20,42 @@ use std::sync::Arc;
 /// A worker's ends of a table's codecs.
 #[derive(Debug, Default)]
 pub(super) struct TableCodecs {
-    pub(super) push: Option<Encoder>,
-    /// Whether answers are differences to what is here.
-    pub(super) differences: bool,
-    /// What answers are differences to, while the values are lent: the application has those, and may change them.
+    push: Option<Encoder>,
+    answer: Option<Decoder>,
+    /// Where answers are differences: what the last ones added up to, whether or not the application saw it.
     base: Option<Vec<f32>>,
-    pub(super) answer: Option<Decoder>,
-    /// The job's seed, this worker's rank, and the table's number.
-    pub(super) identity: (u64, u32, u32),
-    pub(super) payloads: Vec<u8>,
+    sender: Sender,
+    /// Payloads of the push at hand, one after the other.
+    payloads: Vec<u8>,
     /// What a server refused, while it can be pushed again.
     refused: Option<Refused>,
     /// The clock of the last push, if the application prepared it: what of that is refused is the application's to keep.
     prepared: Option<Clock>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
+}
+
+/// Whose gradients are encoded: chance depends on it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sender {
+    /// The job's.
+    pub(super) seed: u64,
+    /// This worker's rank.
+    pub(super) worker: u32,
+    /// The table's number.
+    pub(super) table: u32,
+}
+
+/// A gradient that is to be encoded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain<'a> {
+    pub(super) clock: Clock,
+    pub(super) gradient: Gradient<'a>,
+    /// What stands in the gradient's memory.
+    pub(super) prepared: Prepared,
+    pub(super) missing: &'a Missing,
+    /// The parameters that it was computed with.
+    pub(super) parameters: &'a [f32],
 }
 
 /// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
@@ -50,7 +72,7 @@ struct Refused {
 /// A gradient as it travels.
 #[derive(Debug, Clone)]
 pub(super) struct Encoded {
-    pub(super) buffer: Arc<Buffer>,
+    pub(super) buffer: Lease,
     /// Where in the buffer they are.
     pub(super) payloads: Arc<Payloads>,
     /// What the gradient does not have.
@@ -63,23 +85,32 @@ impl TableCodecs {
         registry: &Registry,
         spec: &TableSpec,
         policy: &Policy,
-        identity: (u64, u32, u32),
+        sender: Sender,
     ) -> Result<TableCodecs, String> {
         let fault = |error| format!("table `{}`: {error}", spec.name);
         let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
         let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
-        let differences = answer.is_for_differences();
+        let base = answer.is_for_differences() && !spec.rows;
         Ok(TableCodecs {
             push: push.map(|codec| Encoder::new(Arc::new(codec), spec.elements() as usize)),
-            differences,
+            base: base.then(|| vec![0.0; spec.elements() as usize]),
             answer: (!answer.is_none()).then(|| Decoder::new(Arc::new(answer))),
-            identity,
+            sender,
             ..TableCodecs::default()
         })
     }
 
     pub(super) fn encodes_pushes(&self) -> bool {
         self.push.is_some()
+    }
+
+    pub(super) fn encodes_answers(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// The codec of pushes as text; empty without one.
+    pub(super) fn push_codec(&self) -> String {
+        self.push.as_ref().map_or_else(String::new, |encoder| encoder.codec().to_string())
     }
 
     fn keeps_residual(&self) -> bool {
@@ -90,116 +121,101 @@ impl TableCodecs {
         let base = self.base.as_ref().map_or(0, |base| base.capacity() * 4);
         self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity() + base
     }
-}
 
-impl LocalTable {
     /// A server refused what it was sent of a push. What was encoded is in no residual any more.
-    pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, encoded: Encoded) {
-        if !self.codecs.keeps_residual() || self.codecs.prepared == Some(clock) {
+    pub(super) fn note_refused(&mut self, layout: &Layout, clock: Clock, by: ShardId, encoded: Encoded) {
+        if !self.keeps_residual() || self.prepared == Some(clock) {
             return;
         }
-        match &mut self.codecs.refused {
+        match &mut self.refused {
             Some(refused) if refused.clock == clock => _ = refused.by.insert(by),
             _ => {
-                self.put_refused_back();
-                self.codecs.refused = Some(Refused { clock, encoded, by: BTreeSet::from([by]) });
+                self.put_refused_back(layout);
+                self.refused = Some(Refused { clock, encoded, by: BTreeSet::from([by]) });
             }
         }
     }
 
     /// What was refused is not pushed again: it stays behind as if it had not been chosen.
-    fn put_refused_back(&mut self) {
-        let Some(Refused { encoded, by, .. }) = self.codecs.refused.take() else { return };
-        let Some(mut encoder) = self.codecs.push.take() else { return };
+    fn put_refused_back(&mut self, layout: &Layout) {
+        let Some(Refused { encoded, by, .. }) = self.refused.take() else { return };
+        let Some(encoder) = &mut self.push else { return };
         for (number, range) in encoded.payloads.iter() {
-            let Chunk { shard, start, len } = self.chunk_at(*number);
-            if by.contains(&shard) {
-                let (start, len) = (start as usize, len as usize);
-                let absent = Absent::in_chunk(encoded.missing.ranges(), start..start + len);
+            let chunk = layout.chunk_at(*number);
+            if by.contains(&chunk.shard) {
+                let place = elements_of(&chunk);
+                let absent = Absent::in_chunk(encoded.missing.ranges(), place.clone());
                 let payload = &encoded.buffer.as_bytes()[range.clone()];
-                encoder.holding(start, &absent, |encoder| encoder.put_back(start, len, payload));
+                encoder.holding(place.start, &absent, |encoder| {
+                    encoder.put_back(place.start, place.len(), payload);
+                });
             }
         }
-        self.codecs.push = Some(encoder);
     }
 
-    /// The application prepares the push of this clock.
-    pub(super) fn begin_prepared(&mut self, clock: Clock) {
-        self.put_refused_back();
-        self.codecs.prepared = Some(clock);
+    /// A push of this clock that was refused as it is: it is not encoded twice, and another one in its place is not looked
+    /// at. The residual would count both, and servers that have the first take nothing else for it.
+    pub(super) fn take_refused(&mut self, clock: Clock) -> Option<Encoded> {
+        self.prepared = None;
+        self.refused.take_if(|refused| refused.clock == clock).map(|refused| refused.encoded)
     }
 
-    /// What travels instead of a gradient, chunk by chunk. The gradient is finite, or is to be clipped. One that was
-    /// refused is not encoded twice, and another one in its place is not looked at: the residual would count both, and
-    /// servers that have the first take nothing else for it.
+    /// Encodes a gradient chunk by chunk; [`TableCodecs::payloads`] has the bytes. The gradient is finite, or is to be
+    /// clipped.
     pub(super) fn encode(
         &mut self,
-        clock: Clock,
-        gradient: Gradient<'_>,
-        missing: &Missing,
-        memory: &dyn Allocate,
-    ) -> Result<Encoded, WorkerError> {
-        self.codecs.prepared = None;
-        if let Some(refused) = self.codecs.refused.take_if(|refused| refused.clock == clock) {
-            return Ok(refused.encoded);
-        }
-        self.put_refused_back();
-        let encoded = self.encode_with(memory, |local, codecs| {
-            local.encode_chunks(codecs, clock, gradient, missing.ranges())
-        })?;
-        Ok(Encoded { missing: missing.clone(), ..encoded })
-    }
-
-    /// Has `encode` append payloads to `codecs.payloads`, and takes them to where frames are sent from.
-    pub(super) fn encode_with(
-        &mut self,
-        memory: &dyn Allocate,
-        encode: impl FnOnce(&LocalTable, &mut TableCodecs) -> Result<Payloads, CodecError>,
-    ) -> Result<Encoded, WorkerError> {
-        let mut codecs = std::mem::take(&mut self.codecs);
-        codecs.payloads.clear();
-        let encoded = encode(self, &mut codecs);
-        let payloads = encoded.map_err(|why| WorkerError::Codec { table: self.spec.name.clone(), why });
-        let taken = std::mem::take(&mut codecs.payloads);
-        self.codecs = codecs;
-        let payloads = payloads?;
-        // As long as the longest that it can be, so that its memory is used again.
-        let longest = self.spec.elements() as usize + self.chunk_count() * codec::PREFIX_BYTES.div_ceil(4);
-        let len = if self.spec.rows { taken.len().div_ceil(4) } else { longest };
-        let mut buffer = self.take_buffer(len, memory);
-        buffer.as_mut_bytes()[..taken.len()].copy_from_slice(&taken);
-        self.codecs.payloads = taken;
-        let (buffer, payloads) = (Arc::new(buffer), Arc::new(payloads));
-        Ok(Encoded { buffer, payloads, missing: Missing::default() })
-    }
-
-    /// Appends the chunks' payloads to `codecs.payloads`; an empty one for a chunk of which everything is missing.
-    fn encode_chunks(
-        &self,
-        codecs: &mut TableCodecs,
-        clock: Clock,
-        gradient: Gradient<'_>,
-        missing: &[Range<usize>],
+        layout: &Layout,
+        nonfinite: NonFinite,
+        plain: &Plain<'_>,
     ) -> Result<Payloads, CodecError> {
-        let TableCodecs { push, identity, payloads, chunk: scratch, .. } = codecs;
+        self.put_refused_back(layout);
+        self.payloads.clear();
+        match plain.prepared {
+            Prepared::Gradient => self.encode_chunks(layout, nonfinite, plain),
+            _ => {
+                self.prepared = Some(plain.clock);
+                self.encode_prepared(layout, plain)
+            }
+        }
+    }
+
+    /// The bytes of the push that was encoded last.
+    pub(super) fn payloads(&self) -> &[u8] {
+        &self.payloads
+    }
+
+    /// Elements of memory for the payloads of a push: as many as they can be, so that it is used again.
+    pub(super) fn payload_elements(&self, layout: &Layout) -> usize {
+        if layout.is_sparse() {
+            return self.payloads.len().div_ceil(4);
+        }
+        layout.elements() + layout.chunk_count() * codec::PREFIX_BYTES.div_ceil(4)
+    }
+
+    /// Appends the chunks' payloads; an empty one for a chunk of which everything is missing.
+    fn encode_chunks(
+        &mut self,
+        layout: &Layout,
+        nonfinite: NonFinite,
+        plain: &Plain<'_>,
+    ) -> Result<Payloads, CodecError> {
+        let TableCodecs { push, sender, payloads, chunk: scratch, .. } = self;
         let Some(encoder) = push else { return Ok(Vec::new()) };
-        let width = self.row_width();
-        let factors = match gradient {
+        let factors = match plain.gradient {
             Gradient::Product { factors, .. } => Some(factors),
             Gradient::Dense(_) | Gradient::Rows { .. } => None,
         };
         let mut ranges = Vec::new();
-        for (number, chunk) in self.all_chunks() {
-            let Chunk { start, len, .. } = chunk;
-            let place = start as usize..start as usize + len as usize;
-            let absent = Absent::in_chunk(missing, place.clone());
-            if absent.covers(len as usize) {
+        for (number, chunk) in layout.chunks() {
+            let place = elements_of(&chunk);
+            let absent = Absent::in_chunk(plain.missing.ranges(), place.clone());
+            if absent.covers(place.len()) {
                 ranges.push((number, payloads.len()..payloads.len()));
                 continue;
             }
-            let values = match gradient {
+            let values = match plain.gradient {
                 Gradient::Dense(values) | Gradient::Product { values, .. }
-                    if self.nonfinite == NonFinite::Reject =>
+                    if nonfinite == NonFinite::Reject =>
                 {
                     &values[place.clone()]
                 }
@@ -210,30 +226,19 @@ impl LocalTable {
                     scratch.as_slice()
                 }
                 Gradient::Rows { rows, values } => {
-                    let first = (start / width as u64) as u32;
-                    let begin = rows.partition_point(|&row| row < first);
-                    let end = rows.partition_point(|&row| row < first + len / width as u32);
-                    if begin == end {
+                    if !spread_rows(scratch, layout, &chunk, rows, values) {
                         continue;
-                    }
-                    scratch.clear();
-                    scratch.resize(len as usize, 0.0);
-                    for (row, values) in
-                        rows[begin..end].iter().zip(values[begin * width..].chunks_exact(width))
-                    {
-                        let at = (row - first) as usize * width;
-                        scratch[at..at + width].copy_from_slice(values);
                     }
                     kernels::clip_non_finite(scratch);
                     scratch.as_slice()
                 }
             };
-            let context = Context { factors, ..self.context(*identity, clock, number, chunk) };
+            let context = Context { factors, ..context(*sender, layout, plain, number, chunk) };
             let before = payloads.len();
             encoder.holding(place.start, &absent, |encoder| {
                 encoder.encode(place.start, values, &context, payloads)
             })?;
-            if self.spec.rows && codec::is_nothing(&payloads[before..]) {
+            if layout.is_sparse() && codec::is_nothing(&payloads[before..]) {
                 payloads.truncate(before);
                 continue;
             }
@@ -242,88 +247,134 @@ impl LocalTable {
         Ok(ranges)
     }
 
-    /// What a chunk's encoder is told beside the values.
-    pub(super) fn context(
-        &self,
-        (seed, worker, table): (u64, u32, u32),
-        clock: Clock,
-        number: u32,
-        chunk: Chunk,
-    ) -> Context<'_> {
-        let place = chunk.start as usize..chunk.start as usize + chunk.len as usize;
-        Context {
-            step: clock,
-            seed: codec::stretch_seed(seed, worker, table, clock, number),
-            table_elements: self.spec.elements(),
-            start: chunk.start,
-            columns: self.spec.columns(),
-            parameters: self.values.as_slice().get(place).unwrap_or(&[]),
-            factors: None,
-        }
-    }
-
-    /// Takes the values of a chunk from a payload that its codec made. `None` when it does not fit.
-    pub(super) fn decode_chunk(&mut self, place: Range<usize>, payload: &[u8]) -> Option<()> {
-        let differences = self.codecs.differences;
-        let decoder = self.codecs.answer.as_mut()?;
-        // Where they are not, they are lent, and nobody waits for this answer any more.
-        let are_here = self.values.len() >= place.end;
-        if let Some(base) = &mut self.codecs.base {
-            // The next difference is one to this answer, whoever waits for it.
-            let base = &mut base[place.clone()];
-            decoder.decode_add(payload, base).ok()?;
-            if are_here {
-                Arc::make_mut(&mut self.values).as_mut_slice()[place].copy_from_slice(base);
+    /// Appends the payloads of a gradient that the application prepared.
+    fn encode_prepared(&mut self, layout: &Layout, plain: &Plain<'_>) -> Result<Payloads, CodecError> {
+        let TableCodecs { push, sender, payloads, .. } = self;
+        let Some(encoder) = push else {
+            return Err(CodecError::Input("no codec to be sent by".into()));
+        };
+        let (Gradient::Dense(words)
+        | Gradient::Rows { values: words, .. }
+        | Gradient::Product { values: words, .. }) = plain.gradient;
+        let (places, values) = match plain.prepared {
+            Prepared::Places { count } if count > words.len() / 2 => {
+                return Err(CodecError::Input(format!("{count} places, which do not fit its memory")));
             }
-            return Some(());
+            Prepared::Places { count } => (bytemuck::cast_slice(&words[..count]), &words[count..2 * count]),
+            Prepared::Gradient | Prepared::Chosen | Prepared::Halves => (&[][..], words),
+        };
+        let (mut ranges, mut taken) = (Vec::with_capacity(layout.chunk_count()), 0);
+        for (number, chunk) in layout.chunks() {
+            let place = elements_of(&chunk);
+            let (first, len) = (place.start, place.len());
+            let context = context(*sender, layout, plain, number, chunk);
+            let before = payloads.len();
+            match plain.prepared {
+                Prepared::Gradient => encoder.encode(first, &words[place.clone()], &context, payloads)?,
+                Prepared::Chosen => {
+                    let chosen = words[place.clone()].iter().copied().enumerate();
+                    encoder.encode_chosen(len, chosen, &context, payloads)?;
+                }
+                Prepared::Places { .. } => {
+                    let here: &[u32] = &places[taken..];
+                    let count = here.partition_point(|&place| (place as usize) < first + len);
+                    let chosen = here[..count].iter().zip(&values[taken..]);
+                    // A place before the chunk wraps round, and is refused as one beyond its end.
+                    let chosen = chosen.map(|(&place, &value)| ((place as usize).wrapping_sub(first), value));
+                    encoder.encode_chosen(len, chosen, &context, payloads)?;
+                    taken += count;
+                }
+                Prepared::Halves => {
+                    let bytes: &[u8] = bytemuck::cast_slice(words);
+                    encoder.encode_quantised(len, &bytes[2 * first..2 * (first + len)], payloads)?;
+                }
+            }
+            if Absent::in_chunk(plain.missing.ranges(), place).covers(len) {
+                payloads.truncate(before);
+            }
+            ranges.push((number, before..payloads.len()));
         }
-        if !are_here {
-            return Some(());
+        if taken < places.len() {
+            return Err(CodecError::Input("places beyond the end of the table".into()));
         }
-        let values = &mut Arc::make_mut(&mut self.values).as_mut_slice()[place];
-        match differences {
-            true => decoder.decode_add(payload, values).ok(),
-            false => decoder.decode(payload, values).ok(),
-        }
+        Ok(ranges)
     }
 
-    /// The values are about to be lent: where answers are differences to them, a copy stays.
-    pub(super) fn keep_base(&mut self) {
-        self.codecs.base = self.codecs.differences.then(|| self.values.as_slice().to_vec());
-    }
-
-    /// The values are back. The application may have changed them, and answers may have come meanwhile.
-    pub(super) fn restore_base(&mut self) {
-        if let Some(base) = self.codecs.base.take() {
-            Arc::make_mut(&mut self.values).as_mut_slice().copy_from_slice(&base);
-        }
-    }
-
-    /// Whether there is a copy that chunks have to be put into.
+    /// Whether answers are differences, which have to be added up in the base first.
     pub(super) fn has_base(&self) -> bool {
-        self.codecs.base.is_some()
+        self.base.is_some()
+    }
+
+    /// What the differences so far add up to.
+    pub(super) fn base(&self) -> Option<&[f32]> {
+        self.base.as_deref()
     }
 
     /// A chunk came whole: the next difference is one to this.
     pub(super) fn set_base(&mut self, place: Range<usize>, values: &[f32]) {
-        if let Some(base) = &mut self.codecs.base {
+        if let Some(base) = &mut self.base {
             base[place].copy_from_slice(values);
         }
     }
 
+    /// Decodes a chunk of an answer into `target`, where somebody wants it. `None` when it does not fit.
+    pub(super) fn decode_chunk(
+        &mut self,
+        place: Range<usize>,
+        payload: &[u8],
+        target: Option<&mut [f32]>,
+    ) -> Option<()> {
+        let decoder = self.answer.as_mut()?;
+        match (&mut self.base, target) {
+            // The next difference is one to this answer, whether or not somebody wants it.
+            (Some(base), target) => {
+                let base = &mut base[place];
+                decoder.decode_add(payload, base).ok()?;
+                target.into_iter().for_each(|target| target.copy_from_slice(base));
+                Some(())
+            }
+            (None, Some(target)) => decoder.decode(payload, target).ok(),
+            (None, None) => Some(()),
+        }
+    }
+
     /// The values of so many rows from a payload. `None` when it does not fit.
-    pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
+    pub(super) fn decode_rows(&mut self, layout: &Layout, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
         let elements =
-            rows.checked_mul(self.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
+            rows.checked_mul(layout.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
         let mut values = vec![0.0; elements];
-        self.codecs.answer.as_mut()?.decode(payload, &mut values).ok()?;
+        self.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)
     }
 }
 
-/// Who sends: the job's seed, the worker's rank, the table's number.
-pub(super) fn identity(seed: u64, worker: Option<WorkerId>, table: usize) -> (u64, u32, u32) {
-    (seed, worker.map_or(0, |worker| worker.0), table as u32)
+/// What a chunk's encoder is told beside the values.
+fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, chunk: Chunk) -> Context<'a> {
+    let Sender { seed, worker, table } = sender;
+    Context {
+        step: plain.clock,
+        seed: codec::stretch_seed(seed, worker, table, plain.clock, number),
+        table_elements: layout.elements() as u64,
+        start: chunk.start,
+        columns: layout.spec().columns(),
+        parameters: plain.parameters.get(elements_of(&chunk)).unwrap_or(&[]),
+        factors: None,
+    }
+}
+
+/// Makes a whole chunk of its rows, with zeros between them. `false` when it has none of them.
+fn spread_rows(to: &mut Vec<f32>, layout: &Layout, chunk: &Chunk, rows: &[u32], values: &[f32]) -> bool {
+    let width = layout.row_width();
+    let first = (chunk.start / width as u64) as u32;
+    let begin = rows.partition_point(|&row| row < first);
+    let end = rows.partition_point(|&row| row < first + chunk.len / width as u32);
+    to.clear();
+    to.resize(chunk.len as usize, 0.0);
+    for (row, values) in rows[begin..end].iter().zip(values[begin * width..].chunks_exact(width)) {
+        let at = (row - first) as usize * width;
+        to[at..at + width].copy_from_slice(values);
+    }
+    begin < end
 }
 
 #[cfg(test)]
@@ -336,7 +387,8 @@ mod tests {
     fn a_worker_that_does_not_have_a_codec_names_it() {
         let registry = Registry { codec: Axis::new("codec", &[], Vec::new()), ..Registry::builtin() };
         let policy = Policy::default().with(policy::Axis::Codec, "topk:0.1");
-        let why = TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, (0, 0, 0)).unwrap_err();
+        let why =
+            TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, Sender::default()).unwrap_err();
         assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");
     }
 }

@@ -1,196 +1,180 @@
-//! A table as a worker holds it: parameters as last pulled, and memory for gradients under way.
+//! A table as a worker holds it: where it lives, its parameters as last pulled, and memory for gradients under way.
 
-use super::encoding::TableCodecs;
-use super::{Gradient, Ticket, WorkerError};
-use crate::codec::Factors;
-use crate::consistency::PartialPull;
+use super::encoding::{Encoded, Plain, TableCodecs};
+use super::layout::Layout;
+use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
+use super::missing::Missing;
+use super::request::{Outgoing, OutgoingForm};
+use super::slab::{GradientInFlight, Prepared, Slab, SlabInFlight, ValuesInFlight};
+use super::{Gradient, WorkerError};
+use crate::codec::CodecError;
+use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
+use crate::kernels;
+use crate::lease::{Lease, Pool};
+use crate::limits;
 use crate::policy::NonFinite;
-use crate::store::{Allocate, Buffer, Place};
+use crate::store::{Allocate, Heap, Place};
 use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ShardId};
-use std::collections::BTreeMap;
+use crate::types::{Clock, ShardId, TableId};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Gradient buffers kept for the next push.
-const SPARE_BUFFERS: usize = 2;
+const SPARE_GRADIENTS: usize = 2;
 
-/// Rows that one shard holds, each with its place in what the application asked for.
-pub(super) type ShardRows = (ShardId, Vec<(u32, u32)>);
-
-/// Where servers that share memory with this process put answers, before they become the values: those may be in use.
-#[derive(Debug)]
-struct LandingPlace {
-    buffer: Arc<Buffer>,
-    /// The only pull under way, and how many servers' answers to it are not whole.
-    owner: Option<(Ticket, usize)>,
-}
-
+/// One of a job's tables.
 #[derive(Debug)]
 pub(super) struct LocalTable {
-    pub(super) spec: TableSpec,
-    /// As last pulled; a reader on another thread may hold on to it while newer values arrive.
-    pub(super) values: Arc<Buffer>,
-    pub(super) nonfinite: NonFinite,
-    pub(super) partial: Option<PartialPull>,
-    /// The last clock that was pushed.
-    pub(super) pushed: Option<Clock>,
+    layout: Layout,
+    parameters: ParameterMemory,
+    gradients: Pool,
+    codecs: TableCodecs,
+    nonfinite: NonFinite,
+    /// This worker's instance of the consistency model, once there is a plan.
+    sync: Option<SyncPolicy>,
+    /// Until they are sent.
     initial: Vec<f32>,
-    chunks: Vec<Chunk>,
-    /// Chunk numbers of each shard, ascending.
-    by_shard: Vec<(ShardId, Vec<u32>)>,
-    spare: Vec<Buffer>,
-    /// The application has the values, or an exchange has.
-    pub(super) lent: bool,
-    /// The gradient of an exchange.
-    pub(super) returned: Option<Arc<Buffer>>,
-    /// Stands where values are lent.
-    nothing: Arc<Buffer>,
-    landing: Option<LandingPlace>,
+    /// The last clock that was pushed.
+    pushed: Option<Clock>,
+    /// Iterations that were completed when parameters were last asked for.
+    pulled: Clock,
+    /// Gradients with NaN or Inf.
+    nonfinite_seen: u64,
+}
+
+/// What a plan says of a table.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) nonfinite: NonFinite,
+    pub(super) sync: SyncPolicy,
     pub(super) codecs: TableCodecs,
+}
+
+/// A pull of a whole table, and where servers that share memory with this process may put the answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reply {
+    pub(super) fetch: FetchId,
+    pub(super) place: Option<Place>,
 }
 
 impl LocalTable {
     pub(super) fn new(spec: TableSpec, initial: Vec<f32>) -> LocalTable {
+        // Row pushes differ in length from step to step; keeping their buffers would only hoard.
+        let spare = if spec.rows { 0 } else { SPARE_GRADIENTS };
         LocalTable {
-            spec,
-            values: Arc::new(Buffer::zeroed(0)),
-            nonfinite: NonFinite::default(),
-            partial: None,
-            pushed: None,
-            initial,
-            chunks: Vec::new(),
-            by_shard: Vec::new(),
-            spare: Vec::new(),
-            lent: false,
-            returned: None,
-            nothing: Arc::new(Buffer::zeroed(0)),
-            landing: None,
+            layout: Layout::new(spec),
+            parameters: ParameterMemory::new(Arc::new(Heap)),
+            gradients: Pool::new(spare),
             codecs: TableCodecs::default(),
+            nonfinite: NonFinite::default(),
+            sync: None,
+            initial,
+            pushed: None,
+            pulled: 0,
+            nonfinite_seen: 0,
         }
     }
 
-    /// Takes the plan's word on where the table lives.
-    pub(super) fn plan(
-        &mut self,
-        chunks: Vec<Chunk>,
-        nonfinite: NonFinite,
-        partial: Option<PartialPull>,
-        memory: &dyn Allocate,
-    ) {
-        let mut by_shard: BTreeMap<ShardId, Vec<u32>> = BTreeMap::new();
-        for (number, chunk) in (0..).zip(&chunks) {
-            by_shard.entry(chunk.shard).or_default().push(number);
-        }
-        self.by_shard = by_shard.into_iter().collect();
-        self.chunks = chunks;
-        self.nonfinite = nonfinite;
-        self.partial = partial;
-        if !self.spec.rows {
-            self.values = Arc::new(memory.zeroed(self.spec.elements() as usize));
-        }
+    /// Takes the plan's word on where the table lives and what holds for it.
+    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>) {
+        self.layout.place(planned.chunks);
+        self.nonfinite = planned.nonfinite;
+        self.sync = Some(planned.sync);
+        self.codecs = planned.codecs;
+        self.parameters.fill(Arc::clone(allocator), &self.layout);
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.layout.name()
     }
 
     /// The initial values, ready to be sent. Only asked for once.
-    pub(super) fn take_initial(&mut self, memory: &dyn Allocate) -> Buffer {
+    pub(super) fn take_initial(&mut self, allocator: &dyn Allocate) -> Lease {
         let initial = std::mem::take(&mut self.initial);
-        let mut buffer = memory.zeroed(initial.len());
+        let mut buffer = allocator.zeroed(initial.len());
         buffer.as_mut_slice().copy_from_slice(&initial);
-        buffer
+        self.gradients.lend(buffer)
     }
 
-    /// The shards that hold some of it, ascending.
-    pub(super) fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + '_ {
-        self.by_shard.iter().map(|(shard, _)| *shard)
+    /// The parameters as last pulled; none while they are lent.
+    pub(super) fn values(&self) -> &[f32] {
+        self.parameters.values()
     }
 
-    pub(super) fn shard_count(&self) -> usize {
-        self.by_shard.len()
-    }
-
-    /// One of [`LocalTable::shards`].
-    pub(super) fn shard(&self, index: usize) -> ShardId {
-        self.by_shard[index].0
-    }
-
-    fn numbers(&self, shard: ShardId) -> &[u32] {
-        match self.by_shard.binary_search_by_key(&shard, |(of, _)| *of) {
-            Ok(index) => &self.by_shard[index].1,
-            Err(_) => &[],
+    /// The same, for readers on other threads. The error says why there is nothing to read.
+    pub(super) fn read(&self) -> Result<Lease, WorkerError> {
+        if self.layout.is_sparse() {
+            let name = self.name();
+            return Err(WorkerError::Order(format!("table `{name}` is sparse: pull the rows to read")));
         }
+        self.check_not_lent()?;
+        Ok(self.parameters.read().expect("it is not lent"))
     }
 
-    /// Takes the values out, for somebody who lends them.
-    pub(super) fn take_values(&mut self) -> Arc<Buffer> {
-        std::mem::replace(&mut self.values, self.nothing.clone())
+    /// Whether the application has its memory as a slab, or an exchange has.
+    pub(super) fn is_lent(&self) -> bool {
+        self.parameters.is_lent()
     }
 
-    /// Where the answer to a pull may be put by servers that share memory with this process. The pull may be the only one
-    /// under way; then the place becomes the values when it is whole, and nothing is copied.
-    pub(super) fn landing(&mut self, memory: &dyn Allocate, ticket: Ticket, is_only: bool) -> Option<Place> {
-        if self.codecs.answer.is_some() {
-            return None;
-        }
-        self.values.place()?;
-        let len = self.values.len();
-        let fresh = || LandingPlace { buffer: Arc::new(memory.zeroed(len)), owner: None };
-        let landing = self.landing.get_or_insert_with(fresh);
-        if Arc::get_mut(&mut landing.buffer).is_none() {
-            // These were the values, and somebody still reads them.
-            *landing = fresh();
-        }
-        if is_only && self.partial.is_none() {
-            landing.owner = Some((ticket, self.by_shard.len()));
-        }
-        landing.buffer.place()
+    pub(super) fn codec(&self) -> String {
+        self.codecs.push_codec()
     }
 
-    /// The pull whose answer will become the values whole.
-    pub(super) fn landing_owner(&self) -> Option<Ticket> {
-        self.landing.as_ref()?.owner.map(|(ticket, _)| ticket)
+    /// Gradients with NaN or Inf that were found here.
+    pub(super) fn nonfinite_seen(&self) -> u64 {
+        self.nonfinite_seen
     }
 
-    /// Where chunks of the answer to a pull are put.
-    pub(super) fn target(&mut self, ticket: Ticket) -> &mut Arc<Buffer> {
-        match &mut self.landing {
-            Some(LandingPlace { buffer, owner: Some((owner, _)) }) if *owner == ticket => buffer,
-            _ => &mut self.values,
-        }
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.parameters.memory_bytes() + self.gradients.memory_bytes() + self.codecs.memory_bytes()
     }
 
-    /// One server's answer to a pull is whole.
-    pub(super) fn note_answer(&mut self, ticket: Ticket) {
-        let Some(LandingPlace { buffer, owner }) = &mut self.landing else { return };
-        let Some((_, left)) = owner.as_mut().filter(|(owner, _)| *owner == ticket) else { return };
-        *left -= 1;
-        if *left == 0 {
-            *owner = None;
-            std::mem::swap(buffer, &mut self.values);
-        }
+    // What the consistency model says.
+
+    pub(super) fn set_sync(&mut self, sync: SyncPolicy) {
+        self.sync = Some(sync);
     }
 
-    /// The landing belongs to no pull alone any more: what each shard has put there becomes values, and what follows does
-    /// so chunk by chunk.
-    pub(super) fn disown_landing(&mut self, received: impl Fn(ShardId) -> usize) {
-        let Some(LandingPlace { buffer, owner }) = &mut self.landing else { return };
-        *owner = None;
-        if self.lent {
-            return;
-        }
-        let values = Arc::make_mut(&mut self.values).as_mut_slice();
-        for (shard, numbers) in &self.by_shard {
-            for &number in numbers.iter().take(received(*shard)) {
-                let Chunk { start, len, .. } = self.chunks[number as usize];
-                let range = start as usize..start as usize + len as usize;
-                values[range.clone()].copy_from_slice(&buffer.as_slice()[range]);
-            }
-        }
+    /// When the worker may go on with a part of the table, if it may.
+    pub(super) fn partial_pull(&self) -> Option<PartialPull> {
+        self.sync.as_ref().and_then(SyncPolicy::partial_pull)
     }
+
+    /// Its blocks and when they are enough, if it is pulled partially. Rows are no blocks, and what is lent arrives by
+    /// exchanges, which wait for all of it.
+    pub(super) fn partial_blocks(&self) -> Option<(usize, PartialPull)> {
+        let partial = self.partial_pull().filter(|_| !self.layout.is_sparse() && !self.is_lent())?;
+        Some((self.layout.shard_count(), partial))
+    }
+
+    /// Whether parameters are asked for after a gradient of this clock.
+    pub(super) fn asks_after(&self, clock: Clock) -> bool {
+        let update = ClientUpdate { clock, pulled: self.pulled };
+        let ask = self.sync.as_ref().map(|sync| sync.model.after_client_update(&update));
+        ask != Some(Ask::Push)
+    }
+
+    /// Whether an answer that a condition stood before is taken. Rows, and what is lent, are taken always: they are waited
+    /// for.
+    pub(super) fn takes(&self, push: &ServerPush) -> bool {
+        let Some(sync) = self.sync.as_ref().filter(|_| !self.layout.is_sparse() && !self.is_lent()) else {
+            return true;
+        };
+        sync.model.after_server_push(push)
+    }
+
+    // Pushes.
 
     pub(super) fn check_not_lent(&self) -> Result<(), WorkerError> {
-        if !self.lent {
+        if !self.is_lent() {
             return Ok(());
         }
-        let name = &self.spec.name;
+        let name = self.name();
         Err(WorkerError::Order(format!(
             "table `{name}` is lent as a slab: exchange it, or give it back first"
         )))
@@ -201,140 +185,324 @@ impl LocalTable {
         if self.pushed != Some(clock) {
             return Ok(());
         }
-        let name = &self.spec.name;
+        let name = self.name();
         Err(WorkerError::Order(format!(
             "table `{name}` was pushed at clock {clock} already; call `clock` between iterations"
         )))
-    }
-
-    /// The chunks of a shard with their numbers.
-    pub(super) fn chunks_of(&self, shard: ShardId) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
-        self.numbers(shard).iter().map(|&number| (number, self.chunks[number as usize]))
-    }
-
-    /// All chunks with their numbers.
-    pub(super) fn all_chunks(&self) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
-        (0..self.chunks.len()).map(|number| (number as u32, self.chunks[number]))
-    }
-
-    pub(super) fn chunk_count(&self) -> usize {
-        self.chunks.len()
-    }
-
-    /// One of the chunks of a shard, counted from its first.
-    pub(super) fn chunk_of(&self, shard: ShardId, index: usize) -> Option<(u32, Chunk)> {
-        let number = *self.numbers(shard).get(index)?;
-        Some((number, self.chunks[number as usize]))
-    }
-
-    /// The chunk of this number.
-    pub(super) fn chunk_at(&self, number: u32) -> Chunk {
-        self.chunks[number as usize]
-    }
-
-    pub(super) fn row_width(&self) -> usize {
-        self.spec.row_elements() as usize
     }
 
     /// Whether a gradient fits, and comes at its time.
     pub(super) fn check_gradient(&self, gradient: &Gradient<'_>, clock: Clock) -> Result<(), WorkerError> {
         self.check_not_lent()?;
         self.check_clock(clock)?;
-        let name = &self.spec.name;
-        let shape = |expected: String, found: String| {
-            Err(WorkerError::Shape { table: name.clone(), expected, found })
+        self.layout.check_gradient(gradient)
+    }
+
+    /// The clock that a pull comes after: that of a push, if there was one in this iteration.
+    pub(super) fn pull_clock(&self, clock: Clock) -> Clock {
+        if self.pushed == Some(clock) { clock + 1 } else { clock }
+    }
+
+    pub(super) fn note_pushed(&mut self, clock: Clock) {
+        self.pushed = Some(clock);
+    }
+
+    /// A push of this clock was refused: it can be pushed again, corrected or later. Servers that have it take it once.
+    pub(super) fn forget_pushed(&mut self, clock: Clock) {
+        self.pushed.take_if(|pushed| *pushed == clock);
+    }
+
+    /// A gradient that the application gave, as it is sent: a copy, or what the codec makes of it.
+    pub(super) fn prepare(
+        &mut self,
+        clock: Clock,
+        gradient: Gradient<'_>,
+        allocator: &dyn Allocate,
+    ) -> Result<Outgoing, WorkerError> {
+        let values = gradient.values();
+        let missing = Missing::default();
+        if self.codecs.encodes_pushes() {
+            self.check_finite(kernels::all_finite(values), clock)?;
+            let LocalTable { layout, parameters, gradients, codecs, nonfinite, .. } = self;
+            let (prepared, parameters) = (Prepared::Gradient, parameters.values());
+            let plain = Plain { clock, gradient, prepared, missing: &missing, parameters };
+            let encoded = encode(codecs, layout, *nonfinite, &plain, gradients, allocator)?;
+            return Ok(Outgoing::encoded(encoded, layout));
+        }
+        let mut buffer = self.gradients.take(values.len(), allocator);
+        let is_finite = copy_finite(buffer.as_mut_slice(), values);
+        if let Err(error) = self.check_finite(is_finite, clock) {
+            self.gradients.keep(buffer);
+            return Err(error);
+        }
+        let form = match gradient {
+            Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense,
+            Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
         };
-        match gradient {
-            Gradient::Dense(_) | Gradient::Product { .. } if self.spec.rows => {
-                shape("rows and their gradients, as it is sparse".into(), "a dense gradient".into())
-            }
-            Gradient::Rows { .. } if !self.spec.rows => {
-                shape("a gradient of the whole table, as it is dense".into(), "single rows".into())
-            }
-            Gradient::Dense(values) | Gradient::Product { values, .. }
-                if values.len() as u64 != self.spec.elements() =>
-            {
-                let expected = format!("{} elements (shape {:?})", self.spec.elements(), self.spec.shape);
-                shape(expected, values.len().to_string())
-            }
-            Gradient::Rows { rows, values } if values.len() != rows.len() * self.row_width() => {
-                let expected = format!("{} elements for {} rows", rows.len() * self.row_width(), rows.len());
-                shape(expected, values.len().to_string())
-            }
-            Gradient::Rows { rows, .. } => self.check_rows(rows),
-            Gradient::Product { factors: Factors { rank, u, v }, .. } => {
-                let (rank, columns) = (*rank as usize, self.spec.columns());
-                let rows = (self.spec.elements() as usize).checked_div(columns).unwrap_or(0);
-                if rank > 0
-                    && (Some(u.len()), Some(v.len())) == (rows.checked_mul(rank), columns.checked_mul(rank))
-                {
-                    return Ok(());
-                }
-                let expected = format!("factors of {rows} x {rank} and {rank} x {columns} elements");
-                shape(expected, format!("{} and {}", u.len(), v.len()))
-            }
-            Gradient::Dense(_) => Ok(()),
+        Ok(Outgoing { buffer: self.gradients.lend(buffer), form, missing })
+    }
+
+    /// Counts a gradient with NaN or Inf, and refuses it under `reject`.
+    fn check_finite(&mut self, is_finite: bool, clock: Clock) -> Result<(), WorkerError> {
+        if is_finite {
+            return Ok(());
+        }
+        self.nonfinite_seen += 1;
+        if self.nonfinite == NonFinite::Reject {
+            return Err(WorkerError::NonFinite { table: self.name().to_owned(), clock });
+        }
+        Ok(())
+    }
+
+    /// A server refused what it was sent of a push that a codec made.
+    pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, encoded: Encoded) {
+        self.codecs.note_refused(&self.layout, clock, by, encoded);
+    }
+
+    // Pulls.
+
+    /// Begins a pull of the whole table.
+    pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
+        self.pulled = clock;
+        // What a codec makes is decoded into its place.
+        let wants_place = !self.codecs.encodes_answers();
+        let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
+        Reply { fetch, place }
+    }
+
+    /// Where a shard's answer is received, for drivers that receive there. `None` where it has to be looked at first.
+    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<&mut [u8]> {
+        if self.codecs.has_base() {
+            return None;
+        }
+        let index = self.layout.index_of(shard)?;
+        Some(self.parameters.back(fetch, index)?.as_mut_bytes())
+    }
+
+    /// Puts a chunk of an answer to its place in the back of a pull; `None` when that is not wanted any more.
+    pub(super) fn put_chunk(
+        &mut self,
+        place: Range<usize>,
+        values: &[f32],
+        target: Option<(FetchId, usize)>,
+    ) {
+        self.codecs.set_base(place.clone(), values);
+        if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
+            back.as_mut_slice()[place].copy_from_slice(values);
         }
     }
 
-    /// Cuts ascending rows by the shard that holds them; every row with its place in `rows`. Shards with none are
-    /// left out.
-    pub(super) fn rows_by_shard(&self, rows: &[u32]) -> Result<Vec<ShardRows>, WorkerError> {
-        self.check_rows(rows)?;
-        let mut by_shard: BTreeMap<ShardId, Vec<(u32, u32)>> = BTreeMap::new();
-        for (place, &row) in (0..).zip(rows) {
-            by_shard.entry(self.chunk_of_row(row).1.shard).or_default().push((row, place));
-        }
-        Ok(by_shard.into_iter().collect())
+    /// The same for a chunk that a codec made. `None` when it does not fit.
+    pub(super) fn decode_chunk(
+        &mut self,
+        place: Range<usize>,
+        payload: &[u8],
+        target: Option<(FetchId, usize)>,
+    ) -> Option<()> {
+        let back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
+        let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
+        self.codecs.decode_chunk(place, payload, target)
     }
 
-    pub(super) fn all_rows_by_shard(&self) -> Vec<ShardRows> {
-        let rows: Vec<u32> = (0..self.spec.shape[0] as u32).collect();
-        self.rows_by_shard(&rows).expect("all rows are rows")
+    /// The values of so many rows from what a codec made. `None` when they do not fit.
+    pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
+        self.codecs.decode_rows(&self.layout, rows, payload)
     }
 
-    /// The number of the chunk that holds a row, and the chunk.
-    pub(super) fn chunk_of_row(&self, row: u32) -> (u32, &Chunk) {
-        let element = u64::from(row) * self.row_width() as u64;
-        let number = self.chunks.partition_point(|chunk| chunk.start <= element) - 1;
-        (number as u32, &self.chunks[number])
-    }
-
-    /// Memory for a gradient of `len` elements, used again when there is some.
-    pub(super) fn take_buffer(&mut self, len: usize, memory: &dyn Allocate) -> Buffer {
-        match self.spare.iter().position(|buffer| buffer.len() == len) {
-            Some(index) => self.spare.swap_remove(index),
-            None => memory.zeroed(len),
+    /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
+    pub(super) fn arrived(&mut self, fetch: FetchId, shard: ShardId, may_go_on: impl Fn(Clock) -> bool) {
+        if let Some(index) = self.layout.index_of(shard) {
+            self.parameters.arrived(&self.layout, fetch, index, may_go_on);
         }
     }
 
-    pub(super) fn keep_buffer(&mut self, buffer: Buffer) {
-        // Row pushes differ in length from step to step; keeping their buffers would only hoard.
-        if !self.spec.rows && self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
+    /// A shard's answer will not come, or is not wanted.
+    pub(super) fn settle(&mut self, fetch: FetchId, shard: ShardId) {
+        if let Some(index) = self.layout.index_of(shard) {
+            self.parameters.settle(&self.layout, fetch, index);
         }
     }
 
-    pub(super) fn memory_bytes(&self) -> usize {
-        let landing = self.landing.as_ref().map_or(0, |landing| landing.buffer.memory_bytes());
-        landing
-            + self.codecs.memory_bytes()
-            + self.values.memory_bytes()
-            + self.spare.iter().map(Buffer::memory_bytes).sum::<usize>()
+    /// What has arrived of partial pulls is shown to the application where the worker may go on.
+    pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
+        self.parameters.publish_partial(&self.layout, may_go_on);
     }
 
-    fn check_rows(&self, rows: &[u32]) -> Result<(), WorkerError> {
-        let shape = |expected: String, found: String| {
-            Err(WorkerError::Shape { table: self.spec.name.clone(), expected, found })
+    // Slabs.
+
+    /// Lends its memory to the application, unless requests are under way.
+    pub(super) fn lend(
+        &mut self,
+        table: TableId,
+        lender: u64,
+        is_busy: bool,
+        allocator: &dyn Allocate,
+    ) -> Result<Slab, WorkerError> {
+        if self.layout.is_sparse() {
+            let name = self.name();
+            let sentence = format!("table `{name}` is sparse: it is pushed and pulled by rows");
+            return Err(WorkerError::Order(sentence));
+        }
+        self.check_not_lent()?;
+        if let Some(partial) = self.partial_pull() {
+            let (name, b) = (self.name(), partial.fraction);
+            return Err(WorkerError::Order(format!(
+                "table `{name}` is pulled partially (psp with b = {b}), and an exchange of slabs waits for all blocks: use \
+                 `push_pull`, or psp without b and tau2"
+            )));
+        }
+        if is_busy {
+            let name = self.name();
+            let sentence = format!("table `{name}` is being pushed or pulled: wait for that first");
+            return Err(WorkerError::Order(sentence));
+        }
+        let values = self.parameters.lend_slab().expect("it is not lent");
+        Ok(Slab::new(lender, table, allocator.zeroed(values.len()), values))
+    }
+
+    /// Takes a slab's memory back.
+    pub(super) fn take_back(&mut self, slab: Slab) {
+        let (gradient, mut values, _retired) = slab.into_parts();
+        // The application may have changed them, and differences may have come meanwhile.
+        if let Some(base) = self.codecs.base() {
+            values.as_mut_slice().copy_from_slice(base);
+        }
+        self.parameters.return_slab(values);
+        self.gradients.keep(gradient);
+    }
+
+    /// NaN and Inf in a slab's gradient are found here only where a codec looks at it: another pass over it would cost as much
+    /// as sending it, and servers find them too.
+    pub(super) fn check_slab(&mut self, slab: &Slab, clock: Clock) -> Result<(), WorkerError> {
+        if slab.prepared() == Prepared::Gradient && self.codecs.encodes_pushes() {
+            return self.check_finite(kernels::all_finite(slab.gradient()), clock);
+        }
+        Ok(())
+    }
+
+    /// What travels instead of a slab's gradient; `None` when that does itself.
+    pub(super) fn encode_slab(
+        &mut self,
+        slab: &Slab,
+        clock: Clock,
+        allocator: &dyn Allocate,
+    ) -> Result<Option<Encoded>, WorkerError> {
+        let prepared = slab.prepared();
+        if prepared == Prepared::Gradient && !self.codecs.encodes_pushes() {
+            return Ok(None);
+        }
+        let LocalTable { layout, gradients, codecs, nonfinite, .. } = self;
+        let gradient = Gradient::Dense(slab.gradient());
+        // Codecs that compare a gradient with the parameters find them in the slab.
+        let (missing, parameters) = (slab.missing(), slab.values());
+        let plain = Plain { clock, gradient, prepared, missing, parameters };
+        encode(codecs, layout, *nonfinite, &plain, gradients, allocator).map(Some)
+    }
+
+    /// Takes a slab for an exchange: what is sent, and where the answer is received, if one is asked for.
+    pub(super) fn begin_exchange(
+        &mut self,
+        slab: Slab,
+        encoded: Option<Encoded>,
+        clock: Clock,
+    ) -> (Outgoing, SlabInFlight, Option<Reply>) {
+        let (table, missing) = (slab.table(), slab.missing().clone());
+        let (gradient, values, retired) = slab.into_parts();
+        let (outgoing, gradient) = match encoded {
+            Some(encoded) => (Outgoing::encoded(encoded, &self.layout), GradientInFlight::Kept(gradient)),
+            None => {
+                let buffer = self.gradients.lend(gradient);
+                let outgoing = Outgoing { buffer: buffer.clone(), form: OutgoingForm::Dense, missing };
+                (outgoing, GradientInFlight::Sent(buffer))
+            }
         };
-        if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return shape("strictly ascending row numbers".into(), format!("{} before {}", pair[0], pair[1]));
+        if !self.asks_after(clock) {
+            let values = ValuesInFlight::Kept(values);
+            return (outgoing, SlabInFlight { table, gradient, values, retired }, None);
         }
-        match rows.last() {
-            Some(&row) if u64::from(row) >= self.spec.shape[0] => {
-                shape(format!("row numbers below {}", self.spec.shape[0]), row.to_string())
-            }
-            _ => Ok(()),
-        }
+        self.pulled = clock + 1;
+        let (fetch, place) = self.parameters.begin_slab(clock + 1, values);
+        let values = ValuesInFlight::Awaited(fetch);
+        (outgoing, SlabInFlight { table, gradient, values, retired }, Some(Reply { fetch, place }))
     }
+
+    /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
+    /// the application may know its address; the slab has other memory then.
+    pub(super) fn end_exchange(
+        &mut self,
+        in_flight: SlabInFlight,
+        lender: u64,
+        allocator: &dyn Allocate,
+    ) -> Slab {
+        let SlabInFlight { table, gradient, values, mut retired } = in_flight;
+        let gradient = match gradient {
+            GradientInFlight::Kept(gradient) => gradient,
+            GradientInFlight::Sent(lease) => lease.reclaim().unwrap_or_else(|lease| {
+                let gradient = memory::copied(&lease, allocator.zeroed(lease.len()));
+                retired.push(lease);
+                gradient
+            }),
+        };
+        let values = match values {
+            ValuesInFlight::Kept(values) => values,
+            ValuesInFlight::Awaited(fetch) => {
+                let (values, reserved) = self.parameters.take_slab(fetch).expect("an exchange ends once");
+                retired.extend(reserved);
+                values
+            }
+        };
+        Slab::new(lender, table, gradient, values).with_retired(retired)
+    }
+
+    /// Its memory against what is known of it. `waiting` is the number of requests that parameters are awaited from.
+    pub(super) fn check(&self, waiting: usize) -> Result<(), String> {
+        self.parameters.check().map_err(|why| format!("table `{}`: {why}", self.name()))?;
+        let blocks = self.parameters.waiting();
+        if blocks != waiting {
+            let name = self.name();
+            return Err(format!(
+                "table `{name}`: {blocks} blocks are awaited, and {waiting} requests bring some"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What a codec makes of a gradient, in memory that frames are sent from.
+fn encode(
+    codecs: &mut TableCodecs,
+    layout: &Layout,
+    nonfinite: NonFinite,
+    plain: &Plain<'_>,
+    gradients: &Pool,
+    allocator: &dyn Allocate,
+) -> Result<Encoded, WorkerError> {
+    let &Plain { clock, prepared, missing, .. } = plain;
+    if prepared == Prepared::Gradient
+        && let Some(encoded) = codecs.take_refused(clock)
+    {
+        return Ok(encoded);
+    }
+    let table = || layout.name().to_owned();
+    let payloads = codecs.encode(layout, nonfinite, plain).map_err(|why| match why {
+        CodecError::NonFinite if prepared != Prepared::Gradient => {
+            WorkerError::NonFinite { table: table(), clock }
+        }
+        why => WorkerError::Codec { table: table(), why },
+    })?;
+    let mut buffer = gradients.take(codecs.payload_elements(layout), allocator);
+    let bytes = codecs.payloads();
+    buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+    Ok(Encoded { buffer: gradients.lend(buffer), payloads: Arc::new(payloads), missing: missing.clone() })
+}
+
+/// Copies a gradient while it is in cache for the check. Whether all of it is finite.
+fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
+    let blocks = buffer.chunks_mut(limits::BLOCK_ELEMENTS).zip(gradient.chunks(limits::BLOCK_ELEMENTS));
+    let mut finite = true;
+    for (to, from) in blocks {
+        finite &= kernels::all_finite(from);
+        to.copy_from_slice(from);
+    }
+    finite
 }

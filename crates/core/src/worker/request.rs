@@ -1,102 +1,73 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
 use super::encoding::{Encoded, Payloads};
-use super::local_table::LocalTable;
+use super::layout::{Layout, RowPlace, elements_of};
+use super::local_table::{LocalTable, Reply};
+use super::memory::FetchId;
+use super::missing::Missing;
+use super::scheduler::Scheduler;
 use super::{Ticket, WorkerError};
-use crate::absence::Absent;
-use crate::limits;
+use crate::lease::Lease;
 use crate::role::{Body, Frame, Landing};
-use crate::store::{Buffer, Place};
+use crate::store::{self, Place};
 use crate::table::Chunk;
 use crate::types::{Clock, ShardId, TableId};
-use crate::wire::{Flags, Header, Kind};
-use std::ops::Range;
+use crate::wire::frame::{Form, Init, Params, Piece, Pull, Push, Subject};
 use std::sync::Arc;
 
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) shard: ShardId,
-    pub(super) table: usize,
-    pub(super) clock: Clock,
-    pub(super) ticket: Ticket,
+    shard: ShardId,
+    table: usize,
+    clock: Clock,
+    ticket: Ticket,
+    /// The pull of the whole table that this is a part of.
+    fetch: Option<FetchId>,
+    /// Where a server that shares memory with this process may put the answer.
+    reply_place: Option<Place>,
     /// Its pull waits for the scheduler (without overlap).
-    pub(super) held: bool,
+    waits_for_scheduler: bool,
     /// Chunks, or rows, of the answer that are here.
     received: usize,
-    /// Where the answer may be put, as a header says it.
-    landing: u64,
-    what: What,
+    kind: RequestKind,
 }
 
 #[derive(Debug)]
-pub(super) enum What {
-    /// Initial values.
-    Init { buffer: Option<Arc<Buffer>> },
-    /// A gradient. The buffer is there until the server has it.
-    Push {
-        buffer: Option<Arc<Buffer>>,
-        rows: Option<Arc<Vec<u32>>>,
-        /// Where in the buffer the payloads of chunks are, when a codec made them.
-        encoded: Option<Arc<Payloads>>,
-        missing: Missing,
-        want_params: bool,
-    },
-    /// Parameters. `rows` has row numbers with their place in the result.
-    Pull { rows: Option<Vec<(u32, u32)>>, now: bool },
+pub(super) enum RequestKind {
+    /// Initial values, until the server has them.
+    Init { values: Option<Lease> },
+    /// A gradient, until the server has it.
+    Push { gradient: Option<Outgoing>, want_params: bool },
+    /// Parameters: of the whole table, or of these rows.
+    Pull { rows: Option<Vec<RowPlace>>, now: bool },
 }
 
-/// Ranges of a dense table that a gradient does not have: ascending, disjoint, not empty. Usually there are none.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Missing(Option<Arc<[Range<usize>]>>);
+/// A gradient as it is sent. Requests to several shards share it.
+#[derive(Debug, Clone)]
+pub(super) struct Outgoing {
+    pub(super) buffer: Lease,
+    pub(super) form: OutgoingForm,
+    pub(super) missing: Missing,
+}
 
-impl Missing {
-    /// The error says what is wrong with the ranges for a table of so many elements.
-    pub(super) fn new(ranges: Vec<Range<usize>>, elements: usize) -> Result<Missing, String> {
-        if ranges.len() > limits::MAX_ABSENT_RANGES {
-            let most = limits::MAX_ABSENT_RANGES;
-            return Err(format!("a gradient lacks {} ranges; at most {most} can be named", ranges.len()));
-        }
-        let is_ascending = ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
-        let is_some = ranges.iter().all(|range| range.start < range.end);
-        if !is_ascending || !is_some || ranges.last().is_some_and(|last| last.end > elements) {
-            return Err(format!(
-                "the ranges that a gradient lacks are ascending, disjoint, not empty, and within its {elements} elements"
-            ));
-        }
-        Ok(Missing((!ranges.is_empty()).then(|| ranges.into())))
-    }
-
-    pub(super) fn ranges(&self) -> &[Range<usize>] {
-        self.0.as_deref().unwrap_or(&[])
-    }
-
-    /// Completes the frame of a chunk whose gradient is these bytes of a buffer. Where some of it is missing they are
-    /// copied, behind a list that says so.
-    fn frame(&self, mut header: Header, chunk: Chunk, buffer: &Arc<Buffer>, bytes: Range<usize>) -> Frame {
-        let (start, len) = (chunk.start as usize, chunk.len as usize);
-        let absent = match &self.0 {
-            None => Absent::default(),
-            Some(ranges) => Absent::in_chunk(ranges, start..start + len),
-        };
-        let body = match absent.is_empty() {
-            true => Body::Shared { buffer: Arc::clone(buffer), start: bytes.start, len: bytes.len() },
-            false => {
-                header.flags = header.flags.with(Flags::ABSENT);
-                Body::Bytes(absent.payload(len, &buffer.as_bytes()[bytes.clone()]))
-            }
-        };
-        header.payload_bytes = body.bytes().map_or(bytes.len(), <[u8]>::len) as u32;
-        Frame { header, body }
-    }
+/// What is in the memory of a gradient that is sent.
+#[derive(Debug, Clone)]
+pub(super) enum OutgoingForm {
+    /// The whole table.
+    Dense,
+    /// The values of these rows, one after the other.
+    Rows(Arc<Vec<u32>>),
+    /// What a codec made of chunks.
+    Encoded(Arc<Payloads>),
+    /// What a codec made of chunks of a sparse table.
+    EncodedRows(Arc<Payloads>),
 }
 
 /// What an acknowledgement settled.
 #[derive(Debug)]
 pub(super) struct Acknowledged {
-    pub(super) is_push: bool,
-    pub(super) buffer: Option<Arc<Buffer>>,
     /// Nothing else is to come for the request.
-    pub(super) done: bool,
+    pub(super) is_settled: bool,
 }
 
 /// What frames are made from.
@@ -104,35 +75,102 @@ pub(super) struct Acknowledged {
 pub(super) struct Context<'a> {
     pub(super) id: u64,
     pub(super) epoch: u32,
-    pub(super) overlap: bool,
-    /// Without overlap: the last clock that the scheduler let go.
-    pub(super) gone: Option<Clock>,
-    pub(super) table: &'a LocalTable,
+    pub(super) scheduler: &'a Scheduler,
+    pub(super) layout: &'a Layout,
+}
+
+/// A frame of an answer.
+#[derive(Debug)]
+pub(super) struct Answer<'a> {
+    pub(super) params: &'a Params,
+    pub(super) payload: Payload<'a>,
+    pub(super) payload_bytes: u32,
+    /// The parameters are not wanted any more.
+    pub(super) is_late: bool,
+    /// Where rows go. Empty when nobody waits for them any more.
+    pub(super) rows: &'a mut [f32],
+}
+
+/// Where the payload of a frame is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Payload<'a> {
+    /// The driver has it.
+    Bytes(&'a [u8]),
+    /// It was received where it belongs.
+    InPlace,
+}
+
+/// How far a frame brings an answer.
+struct Step {
+    /// Chunks or rows that came.
+    count: usize,
+    /// Chunks or rows that the answer has.
+    of: usize,
 }
 
 impl Request {
-    pub(super) fn new(shard: ShardId, table: usize, clock: Clock, ticket: Ticket, what: What) -> Request {
-        Request { shard, table, clock, ticket, held: false, received: 0, landing: 0, what }
+    pub(super) fn new(
+        shard: ShardId,
+        table: usize,
+        clock: Clock,
+        ticket: Ticket,
+        kind: RequestKind,
+    ) -> Request {
+        let (fetch, reply_place, waits_for_scheduler, received) = (None, None, false, 0);
+        Request { shard, table, clock, ticket, fetch, reply_place, waits_for_scheduler, received, kind }
     }
 
-    /// The answer may be put there by a server that shares memory with this process.
-    pub(super) fn landing_at(mut self, place: Option<Place>) -> Request {
-        self.landing = place.map_or(0, Place::to_bits);
+    /// Its answer is a part of a pull of the whole table.
+    pub(super) fn with_reply(mut self, reply: Option<Reply>) -> Request {
+        self.fetch = reply.map(|reply| reply.fetch);
+        self.reply_place = reply.and_then(|reply| reply.place);
         self
     }
 
-    /// Chunks of the answer that are here.
-    pub(super) fn received(&self) -> usize {
-        self.received
+    pub(super) fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    pub(super) fn table(&self) -> usize {
+        self.table
+    }
+
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    pub(super) fn fetch(&self) -> Option<FetchId> {
+        self.fetch
+    }
+
+    pub(super) fn waits_for_scheduler(&self) -> bool {
+        self.waits_for_scheduler
     }
 
     /// Whether the server must get it even when nobody waits for it any more.
     pub(super) fn must_be_sent(&self) -> bool {
-        match self.what {
-            What::Init { .. } => true,
-            What::Push { ref buffer, .. } => buffer.is_some(),
-            What::Pull { .. } => false,
+        match &self.kind {
+            RequestKind::Init { .. } => true,
+            RequestKind::Push { gradient, .. } => gradient.is_some(),
+            RequestKind::Pull { .. } => false,
         }
+    }
+
+    /// Whether it is a push that the server may not have.
+    pub(super) fn is_unacknowledged_push(&self) -> bool {
+        matches!(self.kind, RequestKind::Push { gradient: Some(_), .. })
+    }
+
+    /// Whether the server has still to say that it has what the request brings.
+    pub(super) fn wants_ack(&self) -> bool {
+        matches!(
+            self.kind,
+            RequestKind::Init { values: Some(_) } | RequestKind::Push { gradient: Some(_), .. }
+        )
     }
 
     /// Whether both bring the same push to the same server.
@@ -140,340 +178,324 @@ impl Request {
         (self.shard, self.table, self.clock) == (other.shard, other.table, other.clock)
     }
 
-    /// What it brings to the server, as long as that does not have it.
-    pub(super) fn buffer(&self) -> Option<&Arc<Buffer>> {
-        match &self.what {
-            What::Init { buffer } | What::Push { buffer, .. } => buffer.as_ref(),
-            What::Pull { .. } => None,
-        }
-    }
-
     /// What a codec made of the gradient that it brings, as long as the server does not have it.
     pub(super) fn encoded(&self) -> Option<Encoded> {
-        let What::Push { buffer, encoded, missing, .. } = &self.what else { return None };
-        Some(Encoded { buffer: buffer.clone()?, payloads: encoded.clone()?, missing: missing.clone() })
+        let RequestKind::Push { gradient: Some(Outgoing { buffer, form, missing }), .. } = &self.kind else {
+            return None;
+        };
+        let (OutgoingForm::Encoded(payloads) | OutgoingForm::EncodedRows(payloads)) = form else {
+            return None;
+        };
+        Some(Encoded { buffer: buffer.clone(), payloads: payloads.clone(), missing: missing.clone() })
     }
 
     /// Whether a consistency condition stood before the answer.
     pub(super) fn is_conditional(&self) -> bool {
-        !matches!(self.what, What::Pull { now: true, .. })
+        !matches!(self.kind, RequestKind::Pull { now: true, .. })
     }
 
     /// Whether parameters are still to come.
     pub(super) fn wants_params(&self) -> bool {
-        match self.what {
-            What::Init { .. } => false,
-            What::Push { want_params, .. } => want_params,
-            What::Pull { .. } => true,
+        match self.kind {
+            RequestKind::Init { .. } => false,
+            RequestKind::Push { want_params, .. } => want_params,
+            RequestKind::Pull { .. } => true,
         }
     }
 
     /// Hands everything that the server does not have yet to `send`.
     pub(super) fn frames(&mut self, context: &Context<'_>, send: &mut impl FnMut(Frame)) {
+        let Context { id, epoch, scheduler, layout } = *context;
         self.received = 0;
-        let mut header = Header::new(Kind::Push);
-        header.table = TableId(self.table as u32);
-        header.clock = self.clock;
-        header.request = context.id;
-        header.epoch = context.epoch;
-        header.landing = if self.wants_params() { self.landing } else { 0 };
-        let may_pull = |clock: Clock| context.overlap || clock == 0 || context.gone >= Some(clock - 1);
-        match &mut self.what {
-            What::Init { buffer } => {
-                header.kind = Kind::Init;
-                if let Some(buffer) = buffer {
-                    dense_frames(header, self.shard, (buffer, &Missing::default()), context.table, send);
-                }
+        self.waits_for_scheduler = match &self.kind {
+            RequestKind::Init { .. } | RequestKind::Pull { now: true, .. } => false,
+            RequestKind::Push { gradient: Some(_), want_params } => *want_params && !scheduler.overlaps(),
+            RequestKind::Push { gradient: None, .. } => !scheduler.may_pull(self.clock + 1),
+            RequestKind::Pull { now: false, .. } => !scheduler.may_pull(self.clock),
+        };
+        let subject = Subject { epoch, table: TableId(self.table as u32), request: id };
+        let reply_place = self.reply_place.filter(|_| self.wants_params());
+        let pull = Pull { subject, clock: self.clock, rows: None, now: false, reply_place };
+        match &self.kind {
+            RequestKind::Init { values } => {
+                values.iter().for_each(|values| init_frames(subject, self.shard, values, layout, send));
             }
-            What::Push { buffer: Some(buffer), rows, encoded, missing, want_params } => {
-                if *want_params && context.overlap {
-                    header.flags = Flags::WANT_PARAMS;
-                }
-                self.held = *want_params && !context.overlap;
-                if let Some(payloads) = encoded {
-                    let flags = if rows.is_some() { Flags::ROWS } else { Flags::default() };
-                    header.flags = header.flags.with(flags);
-                    let gradient = (&*buffer, &*missing);
-                    return encoded_frames(header, self.shard, gradient, payloads, context.table, send);
-                }
-                match rows {
-                    Some(rows) => row_frames(header, self.shard, rows, buffer.as_slice(), context.table)
-                        .into_iter()
-                        .for_each(send),
-                    None => dense_frames(header, self.shard, (buffer, missing), context.table, send),
-                }
+            RequestKind::Push { gradient: Some(gradient), want_params } => {
+                let want_params = *want_params && scheduler.overlaps();
+                let piece = Piece { chunk: 0, sequence: 0, is_last: false };
+                let (form, has_absent) = (Form::Dense, false);
+                let push =
+                    Push { subject, clock: self.clock, piece, form, has_absent, want_params, reply_place };
+                gradient.frames(push, self.shard, layout, send);
             }
-            What::Push { buffer: None, .. } => {
-                self.held = !may_pull(self.clock + 1);
-                header.clock = self.clock + 1;
-                if !self.held {
-                    send(pull_frame(header, None));
-                }
+            RequestKind::Push { gradient: None, .. } if !self.waits_for_scheduler => {
+                send(pull_frame(Pull { clock: self.clock + 1, ..pull }, None));
             }
-            What::Pull { rows, now } => {
-                self.held = !*now && !may_pull(self.clock);
-                if *now {
-                    header.flags = Flags::NOW;
-                }
-                if !self.held {
-                    send(pull_frame(header, rows.as_deref()));
-                }
+            RequestKind::Pull { rows, now } if !self.waits_for_scheduler => {
+                send(pull_frame(Pull { now: *now, ..pull }, rows.as_deref()));
             }
+            RequestKind::Push { .. } | RequestKind::Pull { .. } => {}
         }
     }
 
-    /// The server has it, or will not take it. `None` when it said so before.
+    /// The server has it, or will not take it: its memory goes home. `None` when it said so before.
     pub(super) fn acknowledge(&mut self) -> Option<Acknowledged> {
-        match &mut self.what {
-            What::Init { buffer } => Some(Acknowledged { is_push: false, buffer: buffer.take(), done: true }),
-            What::Push { buffer: None, .. } | What::Pull { .. } => None,
-            What::Push { buffer, want_params, .. } => {
-                Some(Acknowledged { is_push: true, buffer: buffer.take(), done: !*want_params })
+        match &mut self.kind {
+            RequestKind::Init { values } => values.take().map(|_| Acknowledged { is_settled: true }),
+            RequestKind::Push { gradient, want_params } => {
+                gradient.take().map(|_| Acknowledged { is_settled: !*want_params })
             }
+            RequestKind::Pull { .. } => None,
         }
     }
 
-    /// The last frame of the answer is here; whether the request is settled by it.
-    pub(super) fn answered(&mut self) -> bool {
-        match &mut self.what {
-            What::Push { want_params, buffer, .. } => {
+    /// The answer is over; whether the request is settled by it.
+    pub(super) fn end_answer(&mut self) -> bool {
+        match &mut self.kind {
+            RequestKind::Push { want_params, gradient } => {
                 *want_params = false;
-                buffer.is_none()
+                gradient.is_none()
             }
-            What::Init { .. } => false,
-            What::Pull { .. } => true,
+            RequestKind::Init { .. } => false,
+            RequestKind::Pull { .. } => true,
         }
     }
 
-    /// Puts one frame of an answer where it belongs: the table's values, or the ticket's rows. `result` is empty when
-    /// nobody waits for the rows any more, `is_late` says that the values are not wanted.
+    /// Puts one frame of an answer where it belongs: the back of its pull, or the ticket's rows.
     ///
     /// Frames come in order, and the last one completes the answer: half an answer must not pass for a whole one.
     pub(super) fn take_params(
         &mut self,
         table: &mut LocalTable,
-        header: &Header,
-        payload: Option<&[u8]>,
-        is_late: bool,
-        result: &mut [f32],
+        mut answer: Answer<'_>,
     ) -> Result<(), WorkerError> {
         // A server that cannot go on with an answer begins anew.
-        if header.part == 0 {
+        if answer.params.piece.sequence == 0 {
             self.received = 0;
         }
-        let encoded = payload.filter(|_| header.flags.has(Flags::ENCODED));
-        let decoded = match (encoded, &self.what) {
-            (Some(payload), What::Pull { rows: Some(_), .. }) => {
-                table.decode_rows(header.rows as usize, payload)
+        let step = match (&self.kind, answer.payload) {
+            (RequestKind::Pull { rows: Some(rows), .. }, Payload::Bytes(bytes)) => {
+                self.put_rows(table, rows, &mut answer, bytes)
             }
-            _ => None,
+            (RequestKind::Pull { rows: Some(_), .. }, Payload::InPlace) => None,
+            (_, payload) => self.put_chunk(table, &answer, payload),
         };
-        let plain = payload.filter(|_| encoded.is_none()).map(crate::store::floats);
-        let plain = plain.or(decoded.as_deref().map(Some));
-        let taken = match (plain, &self.what) {
-            (Some(Some(values)), What::Pull { rows: Some(rows), .. }) => {
-                self.put_rows(rows, table.row_width(), values, result)
-            }
-            (Some(Some(values)), _) => self.put_chunk(table, header.chunk, values, is_late),
-            (None, _) => match encoded {
-                Some(payload) => self.put_encoded(table, header.chunk, payload, is_late),
-                None => self.chunk_landed(table, header),
-            },
-            (Some(None), _) => None,
-        };
-        if let Some((here, expected)) = taken {
-            self.received += here;
-            if header.flags.has(Flags::LAST) == (self.received == expected) {
+        if let Some(Step { count, of }) = step {
+            self.received += count;
+            if answer.params.piece.is_last == (self.received == of) {
                 return Ok(());
             }
         }
-        Err(WorkerError::Shape {
-            table: table.spec.name.clone(),
-            expected: format!("parameters that fit shape {:?}", table.spec.shape),
-            found: format!("{} bytes for chunk {} from {}", header.payload_bytes, header.chunk, self.shard),
-        })
+        let (bytes, chunk) = (answer.payload_bytes, answer.params.piece.chunk);
+        let layout = table.layout();
+        let expected = format!("parameters that fit shape {:?}", layout.spec().shape);
+        Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
     /// Where the chunks go that come from one of an answer on.
     pub(super) fn places(
         &self,
-        table: &LocalTable,
+        layout: &Layout,
         first: usize,
         count: usize,
     ) -> impl Iterator<Item = Landing> {
-        (first..first.saturating_add(count)).map_while(|index| table.chunk_of(self.shard, index)).map(
+        (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
             |(chunk, range)| {
-                let start = range.start as usize * 4;
-                Landing { chunk, bytes: start..start + range.len as usize * 4 }
+                let place = elements_of(&range);
+                Landing { chunk, bytes: place.start * 4..place.end * 4 }
             },
         )
     }
 
-    /// The next chunk is in its place. How many came (one), and how many the answer has.
-    fn chunk_landed(&self, table: &LocalTable, header: &Header) -> Option<(usize, usize)> {
-        let (next, chunk) = table.chunk_of(self.shard, self.received)?;
-        let fits = next == header.chunk && chunk.len * 4 == header.payload_bytes;
-        fits.then(|| (1, table.chunks_of(self.shard).len()))
-    }
-
-    /// Puts an encoded chunk to its place, if it is its turn. How many came (one), and how many the answer has.
-    fn put_encoded(
-        &self,
-        table: &mut LocalTable,
-        number: u32,
-        payload: &[u8],
-        is_late: bool,
-    ) -> Option<(usize, usize)> {
-        let (_, chunk) = table.chunk_of(self.shard, self.received).filter(|(next, _)| *next == number)?;
-        if table.spec.rows {
+    /// Puts the next chunk to its place; `None` when it is another, or does not fit.
+    fn put_chunk(&self, table: &mut LocalTable, answer: &Answer<'_>, payload: Payload<'_>) -> Option<Step> {
+        let layout = table.layout();
+        if layout.is_sparse() {
             return None;
         }
-        let start = chunk.start as usize;
-        if !is_late {
-            table.decode_chunk(start..start + chunk.len as usize, payload)?;
+        let (next, chunk) = layout.chunk_of(self.shard, self.received)?;
+        let step = Step { count: 1, of: layout.chunks_of(self.shard).len() };
+        if next != answer.params.piece.chunk {
+            return None;
         }
-        Some((1, table.chunks_of(self.shard).len()))
+        let place = elements_of(&chunk);
+        // Memory that nobody wants any more is not touched.
+        let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
+        match payload {
+            Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,
+            Payload::InPlace => {}
+            Payload::Bytes(bytes) if answer.params.form.is_encoded() => {
+                table.decode_chunk(place, bytes, target)?;
+            }
+            Payload::Bytes(bytes) => {
+                let values = store::floats(bytes).filter(|values| values.len() == place.len())?;
+                table.put_chunk(place, values, target);
+            }
+        }
+        Some(step)
     }
 
-    /// Puts whole rows to their places. How many came, and how many the answer has; `None` when they do not fit.
+    /// Puts whole rows to their places; `None` when they do not fit.
     fn put_rows(
         &self,
-        rows: &[(u32, u32)],
-        width: usize,
-        values: &[f32],
-        result: &mut [f32],
-    ) -> Option<(usize, usize)> {
-        let here = values.len() / width;
-        let places =
-            rows.get(self.received..self.received + here).filter(|_| values.len() == here * width)?;
-        for ((_, place), row) in places.iter().zip(values.chunks_exact(width)) {
+        table: &mut LocalTable,
+        rows: &[RowPlace],
+        answer: &mut Answer<'_>,
+        payload: &[u8],
+    ) -> Option<Step> {
+        let decoded = match answer.params.form {
+            Form::EncodedRows { count } => Some(table.decode_rows(count as usize, payload)?),
+            Form::Encoded => return None,
+            Form::Dense | Form::Rows { .. } => None,
+        };
+        let values = match &decoded {
+            Some(decoded) => decoded.as_slice(),
+            None => store::floats(payload)?,
+        };
+        let width = table.layout().row_width();
+        let count = values.len() / width;
+        let places = rows.get(self.received..self.received + count)?;
+        if values.len() != count * width {
+            return None;
+        }
+        for (RowPlace { place, .. }, row) in places.iter().zip(values.chunks_exact(width)) {
             let start = *place as usize * width;
             // A ticket that was given up has no memory for its rows any more.
-            if let Some(target) = result.get_mut(start..start + width) {
+            if let Some(target) = answer.rows.get_mut(start..start + width) {
                 target.copy_from_slice(row);
             }
         }
-        Some((here, rows.len()))
+        Some(Step { count, of: rows.len() })
+    }
+}
+
+impl Outgoing {
+    /// What a codec made.
+    pub(super) fn encoded(encoded: Encoded, layout: &Layout) -> Outgoing {
+        let Encoded { buffer, payloads, missing } = encoded;
+        let form = if layout.is_sparse() {
+            OutgoingForm::EncodedRows(payloads)
+        } else {
+            OutgoingForm::Encoded(payloads)
+        };
+        Outgoing { buffer, form, missing }
     }
 
-    /// Puts a chunk to its place, if it is its turn. How many came (one), and how many the answer has.
-    fn put_chunk(
+    /// Hands the frames of a shard's part to `send`. `push` is what they have in common.
+    fn frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
+        match &self.form {
+            OutgoingForm::Dense => self.dense_frames(push, shard, layout, send),
+            OutgoingForm::Rows(rows) => self.row_frames(push, shard, rows, layout, send),
+            OutgoingForm::Encoded(payloads) | OutgoingForm::EncodedRows(payloads) => {
+                self.encoded_frames(push, shard, payloads, layout, send);
+            }
+        }
+    }
+
+    fn dense_frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
+        let chunks = layout.chunks_of(shard);
+        let count = chunks.len();
+        for (sequence, (number, chunk)) in (0..).zip(chunks) {
+            let place = elements_of(&chunk);
+            let (body, has_absent) = self.missing.body(&chunk, &self.buffer, place.start * 4..place.end * 4);
+            let piece = Piece { chunk: number, sequence, is_last: sequence as usize + 1 == count };
+            send(push_frame(Push { piece, has_absent, ..push }, body));
+        }
+    }
+
+    /// One frame for every chunk that has a payload; one empty frame when none of the shard's has, since the push counts for
+    /// the worker's progress all the same.
+    fn encoded_frames(
         &self,
-        table: &mut LocalTable,
-        number: u32,
-        values: &[f32],
-        is_late: bool,
-    ) -> Option<(usize, usize)> {
-        let (next, chunk) = table.chunk_of(self.shard, self.received)?;
-        if next != number || chunk.len as usize != values.len() || table.spec.rows {
-            return None;
+        push: Push,
+        shard: ShardId,
+        payloads: &Payloads,
+        layout: &Layout,
+        send: &mut impl FnMut(Frame),
+    ) {
+        let (encoded, empty) = if layout.is_sparse() {
+            (Form::EncodedRows { count: 0 }, Form::Rows { count: 0 })
+        } else {
+            (Form::Encoded, Form::Dense)
+        };
+        let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
+        let mine = || layout.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
+        let count = mine().count();
+        for (sequence, (number, range)) in (0..).zip(mine().map(|place| &payloads[place])) {
+            let chunk = layout.chunk_at(*number);
+            let (body, has_absent) = self.missing.body(&chunk, &self.buffer, range.clone());
+            let piece = Piece { chunk: *number, sequence, is_last: sequence as usize + 1 == count };
+            send(push_frame(Push { piece, form: encoded, has_absent, ..push }, body));
         }
-        let range = chunk.start as usize..chunk.start as usize + values.len();
-        table.set_base(range.clone(), values);
-        let target = table.target(self.ticket);
-        // An empty table is lent, and nobody waits for this answer any more.
-        let is_there = |there: &[f32]| there.as_ptr() == values.as_ptr();
-        let is_in_place = target.as_slice().get(range.clone()).is_none_or(is_there);
-        if !is_late && !is_in_place {
-            Arc::make_mut(target).as_mut_slice()[range].copy_from_slice(values);
+        if count == 0 {
+            let piece = Piece { is_last: true, ..push.piece };
+            send(push_frame(Push { piece, form: empty, ..push }, Body::Empty));
         }
-        Some((1, table.chunks_of(self.shard).len()))
+    }
+
+    /// One frame for every chunk that has some of the rows; one empty frame when the shard has none of them, since the
+    /// push counts for the worker's progress there too.
+    fn row_frames(
+        &self,
+        push: Push,
+        shard: ShardId,
+        rows: &[u32],
+        layout: &Layout,
+        send: &mut impl FnMut(Frame),
+    ) {
+        let width = layout.row_width();
+        let here = |(number, chunk): (u32, Chunk)| {
+            let first = (chunk.start / width as u64) as u32;
+            let begin = rows.partition_point(|&row| row < first);
+            let end = rows.partition_point(|&row| row < first + chunk.len / width as u32);
+            (begin < end).then_some((number, first, begin..end))
+        };
+        let mut chunks = layout.chunks_of(shard).filter_map(here).peekable();
+        if chunks.peek().is_none() {
+            let piece = Piece { is_last: true, ..push.piece };
+            return send(push_frame(Push { piece, form: Form::Rows { count: 0 }, ..push }, Body::Empty));
+        }
+        let values = self.buffer.as_slice();
+        let mut sequence = 0;
+        while let Some((number, first, range)) = chunks.next() {
+            let mut bytes = Vec::with_capacity(range.len() * (width + 1) * 4);
+            for &row in &rows[range.clone()] {
+                bytes.extend_from_slice(&(row - first).to_le_bytes());
+            }
+            bytes.extend_from_slice(bytemuck::cast_slice(&values[range.start * width..range.end * width]));
+            let piece = Piece { chunk: number, sequence, is_last: chunks.peek().is_none() };
+            let form = Form::Rows { count: range.len() as u32 };
+            send(push_frame(Push { piece, form, ..push }, Body::Bytes(bytes)));
+            sequence += 1;
+        }
     }
 }
 
-fn dense_frames(
-    mut header: Header,
+fn init_frames(
+    subject: Subject,
     shard: ShardId,
-    (buffer, missing): (&Arc<Buffer>, &Missing),
-    table: &LocalTable,
+    values: &Lease,
+    layout: &Layout,
     send: &mut impl FnMut(Frame),
 ) {
-    let chunks = table.chunks_of(shard);
+    let chunks = layout.chunks_of(shard);
     let count = chunks.len();
-    let flags = header.flags;
-    for (part, (number, chunk)) in (0..).zip(chunks) {
-        let (start, len) = (chunk.start as usize * 4, chunk.len as usize * 4);
-        header.chunk = number;
-        header.part = part;
-        header.flags = if part as usize + 1 == count { flags.with(Flags::LAST) } else { flags };
-        send(missing.frame(header, chunk, buffer, start..start + len));
+    for (sequence, (number, chunk)) in (0..).zip(chunks) {
+        let place = elements_of(&chunk);
+        let body = Body::Shared { buffer: values.clone(), start: place.start * 4, len: place.len() * 4 };
+        let piece = Piece { chunk: number, sequence, is_last: sequence as usize + 1 == count };
+        send(Frame { header: Init { subject, piece }.header(place.len() * 4), body });
     }
 }
 
-/// One frame for every chunk that has a payload; one empty frame when none of the shard's has, since the push counts for
-/// the worker's progress all the same.
-fn encoded_frames(
-    mut header: Header,
-    shard: ShardId,
-    (buffer, missing): (&Arc<Buffer>, &Missing),
-    payloads: &[(u32, Range<usize>)],
-    table: &LocalTable,
-    send: &mut impl FnMut(Frame),
-) {
-    let flags = header.flags;
-    let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
-    let mine = || table.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
-    let count = mine().count();
-    for (part, (number, range)) in (0..).zip(mine().map(|place| &payloads[place])) {
-        header.chunk = *number;
-        header.part = part;
-        header.flags = flags.with(Flags::ENCODED);
-        if part as usize + 1 == count {
-            header.flags = header.flags.with(Flags::LAST);
-        }
-        send(missing.frame(header, table.chunk_at(*number), buffer, range.clone()));
-    }
-    if count == 0 {
-        header.flags = flags.with(Flags::LAST);
-        send(Frame { header, body: Body::Empty });
-    }
+fn push_frame(push: Push, body: Body) -> Frame {
+    let len = body.bytes().map_or(0, <[u8]>::len);
+    Frame { header: push.header(len), body }
 }
 
-/// One frame for every chunk that has some of the rows; one empty frame when the shard has none of them, since the
-/// push counts for the worker's progress there too.
-fn row_frames(
-    mut header: Header,
-    shard: ShardId,
-    rows: &[u32],
-    values: &[f32],
-    table: &LocalTable,
-) -> Vec<Frame> {
-    let width = table.row_width();
-    header.flags = header.flags.with(Flags::ROWS);
-    let mut frames: Vec<Frame> = Vec::new();
-    for (number, chunk) in table.chunks_of(shard) {
-        let first_row = (chunk.start / width as u64) as u32;
-        let end_row = first_row + chunk.len / width as u32;
-        let begin = rows.partition_point(|&row| row < first_row);
-        let end = rows.partition_point(|&row| row < end_row);
-        if begin == end {
-            continue;
-        }
-        let mut bytes = Vec::with_capacity((end - begin) * (width + 1) * 4);
-        for &row in &rows[begin..end] {
-            bytes.extend_from_slice(&(row - first_row).to_le_bytes());
-        }
-        bytes.extend_from_slice(bytemuck::cast_slice(&values[begin * width..end * width]));
-        header.chunk = number;
-        header.part = frames.len() as u32;
-        header.rows = (end - begin) as u32;
-        header.payload_bytes = bytes.len() as u32;
-        frames.push(Frame { header, body: Body::Bytes(bytes) });
-    }
-    if frames.is_empty() {
-        frames.push(Frame { header, body: Body::Empty });
-    }
-    let last = frames.last_mut().expect("one at least");
-    last.header.flags = last.header.flags.with(Flags::LAST);
-    frames
-}
-
-fn pull_frame(mut header: Header, rows: Option<&[(u32, u32)]>) -> Frame {
-    header.kind = Kind::Pull;
-    let Some(rows) = rows else { return Frame { header, body: Body::Empty } };
-    header.flags = header.flags.with(Flags::ROWS);
-    header.rows = rows.len() as u32;
-    header.payload_bytes = rows.len() as u32 * 4;
-    let bytes = rows.iter().flat_map(|(row, _)| row.to_le_bytes()).collect();
-    Frame { header, body: Body::Bytes(bytes) }
+fn pull_frame(pull: Pull, rows: Option<&[RowPlace]>) -> Frame {
+    let Some(rows) = rows else { return Frame { header: pull.header(0), body: Body::Empty } };
+    let bytes: Vec<u8> = rows.iter().flat_map(|RowPlace { row, .. }| row.to_le_bytes()).collect();
+    let pull = Pull { rows: Some(rows.len() as u32), ..pull };
+    Frame { header: pull.header(bytes.len()), body: Body::Bytes(bytes) }
 }

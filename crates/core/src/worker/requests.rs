@@ -1,6 +1,8 @@
 //! The requests that are under way, found by number without a search.
 
-use super::request::Request;
+use super::request::{Acknowledged, Request};
+use crate::types::Clock;
+use std::collections::BTreeMap;
 
 /// Requests by number. A number is used once; its lower half is a place that is used again.
 #[derive(Debug, Default)]
@@ -9,49 +11,86 @@ pub(super) struct Requests {
     free: Vec<u32>,
     /// Requests made so far.
     made: u64,
+    /// For each clock with pushes that servers do not have: how many.
+    unacknowledged: BTreeMap<Clock, usize>,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
-    /// With its turn: how many were made before it.
-    request: Option<(u64, Request)>,
+    filed: Option<Filed>,
+}
+
+#[derive(Debug)]
+struct Filed {
+    /// How many requests were made before it.
+    turn: u64,
+    request: Request,
 }
 
 impl Requests {
     /// Files a request under a new number.
     pub(super) fn insert(&mut self, request: Request) -> u64 {
+        if request.is_unacknowledged_push() {
+            *self.unacknowledged.entry(request.clock()).or_default() += 1;
+        }
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1
         });
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        slot.request = Some((self.made, request));
+        slot.filed = Some(Filed { turn: self.made, request });
         self.made += 1;
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
     pub(super) fn get(&self, id: u64) -> Option<&Request> {
         let slot = self.slots.get(id as u32 as usize)?;
-        slot.request.as_ref().filter(|_| u64::from(slot.generation) == id >> 32).map(|(_, request)| request)
+        slot.filed.as_ref().filter(|_| u64::from(slot.generation) == id >> 32).map(|filed| &filed.request)
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Request> {
         let slot = self.slots.get_mut(id as u32 as usize)?;
         let is_it = u64::from(slot.generation) == id >> 32;
-        slot.request.as_mut().filter(|_| is_it).map(|(_, request)| request)
+        slot.filed.as_mut().filter(|_| is_it).map(|filed| &mut filed.request)
     }
 
+    /// Forgets a request that is settled, or that nobody wants any more.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
+        self.acknowledge(id);
         self.get(id)?;
         self.free.push(id as u32);
-        self.slots[id as u32 as usize].request.take().map(|(_, request)| request)
+        self.slots[id as u32 as usize].filed.take().map(|filed| filed.request)
+    }
+
+    /// The server has what a request brought, or will not take it. `None` when it said so before.
+    pub(super) fn acknowledge(&mut self, id: u64) -> Option<Acknowledged> {
+        let request = self.get_mut(id)?;
+        let (is_push, clock) = (request.is_unacknowledged_push(), request.clock());
+        let acknowledged = request.acknowledge()?;
+        if is_push && let Some(count) = self.unacknowledged.get_mut(&clock) {
+            *count -= 1;
+            if *count == 0 {
+                self.unacknowledged.remove(&clock);
+            }
+        }
+        Some(acknowledged)
+    }
+
+    /// The oldest clock with a push that some server does not have.
+    pub(super) fn oldest_unacknowledged(&self) -> Option<Clock> {
+        self.unacknowledged.keys().next().copied()
+    }
+
+    /// How many clocks have such pushes.
+    pub(super) fn clocks_unacknowledged(&self) -> usize {
+        self.unacknowledged.len()
     }
 
     /// All of them, in no order that means anything.
     pub(super) fn values(&self) -> impl Iterator<Item = &Request> {
-        self.slots.iter().filter_map(|slot| slot.request.as_ref()).map(|(_, request)| request)
+        self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
     }
 
     /// The numbers of those that are chosen, in the order in which they were made.
@@ -59,39 +98,60 @@ impl Requests {
         let filed = (0u64..).zip(&self.slots);
         let mut chosen: Vec<(u64, u64)> = filed
             .filter_map(|(index, slot)| {
-                let (turn, request) = slot.request.as_ref()?;
+                let Filed { turn, request } = slot.filed.as_ref()?;
                 choose(request).then_some((*turn, u64::from(slot.generation) << 32 | index))
             })
             .collect();
         chosen.sort_unstable();
         chosen.into_iter().map(|(_, id)| id).collect()
     }
+
+    /// What is said to be unacknowledged against the requests that are.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let mut counted: BTreeMap<Clock, usize> = BTreeMap::new();
+        for request in self.values().filter(|request| request.is_unacknowledged_push()) {
+            *counted.entry(request.clock()).or_default() += 1;
+        }
+        if counted != self.unacknowledged {
+            return Err(format!("pushes of {counted:?} wait, and {:?} are said to", self.unacknowledged));
+        }
+        let filed = self.values().count();
+        if filed + self.free.len() != self.slots.len() {
+            return Err(format!(
+                "{filed} requests and {} free places in {}",
+                self.free.len(),
+                self.slots.len()
+            ));
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Ticket;
-    use super::super::request::What;
+    use super::super::request::RequestKind;
     use super::*;
     use crate::types::{ServerId, ShardId};
 
     fn request(table: usize) -> Request {
         let shard = ShardId { server: ServerId(0), core: 0 };
-        Request::new(shard, table, 0, Ticket(0), What::Pull { rows: None, now: false })
+        Request::new(shard, table, 0, Ticket(0), RequestKind::Pull { rows: None, now: false })
     }
 
     #[test]
     fn a_number_is_used_once_and_its_place_again() {
         let mut requests = Requests::default();
         let ids: Vec<u64> = (0..3).map(|table| requests.insert(request(table))).collect();
-        assert_eq!(requests.remove(ids[0]).map(|request| request.table), Some(0));
+        assert_eq!(requests.remove(ids[0]).map(|request| request.table()), Some(0));
         let next = requests.insert(request(3));
         assert_eq!(next as u32, ids[0] as u32, "the same place");
         assert!(requests.get(ids[0]).is_none() && requests.remove(ids[0]).is_none());
         assert!(requests.get_mut(u64::MAX).is_none() && requests.get_mut(0).is_none());
-        assert_eq!(requests.get(next).map(|request| request.table), Some(3));
+        assert_eq!(requests.get(next).map(Request::table), Some(3));
         // Older ones come first, wherever they lie.
         assert_eq!(requests.numbers(|_| true), [ids[1], ids[2], next]);
         assert_eq!(requests.values().count(), 3);
+        assert_eq!(requests.check(), Ok(()));
     }
 }

@@ -4,12 +4,33 @@
 //! [`super::Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
 use super::WorkerError;
-use super::prepared::Content;
-use super::request::Missing;
-use crate::store::{Allocate, Buffer};
+use super::memory::FetchId;
+use super::missing::Missing;
+use crate::lease::Lease;
+use crate::store::Buffer;
 use crate::types::TableId;
 use std::ops::Range;
-use std::sync::Arc;
+
+/// What stands in the memory of a slab's gradient.
+///
+/// All but the first are for tables whose codec the application follows by itself, chunk by chunk: on a GPU, say, so that
+/// only what travels leaves the device. The application keeps the residual; the rest of the chain is the worker's. NaN and
+/// Inf are refused, whatever the table's policy on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Prepared {
+    /// The gradient. The table's codec, if there is one, has everything to do.
+    #[default]
+    Gradient,
+    /// The entries that are to travel, where they belong; zeros elsewhere.
+    Chosen,
+    /// Places of `count` entries as ascending 32-bit integers, and then their values.
+    Places {
+        /// How many.
+        count: usize,
+    },
+    /// The whole gradient in the two bytes a value that the codec's quantiser makes.
+    Halves,
+}
 
 /// A dense table's gradient and parameters in memory that frames are sent from, and that answers are received into.
 ///
@@ -17,41 +38,49 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Slab {
     /// The number of the worker that lent it.
-    pub(super) lender: u64,
-    pub(super) table: TableId,
-    pub(super) gradient: Unique,
-    pub(super) values: Unique,
-    pub(super) content: Content,
-    pub(super) missing: Missing,
+    lender: u64,
+    table: TableId,
+    gradient: Buffer,
+    values: Buffer,
+    prepared: Prepared,
+    missing: Missing,
+    /// Memory that it had in exchanges which failed: the application may know its address.
+    retired: Vec<Lease>,
 }
 
-/// A buffer that is counted, so that frames can be made from it, and that nobody else has.
+/// A slab while an exchange has it.
 #[derive(Debug)]
-pub(super) struct Unique(pub(super) Arc<Buffer>);
+pub(super) struct SlabInFlight {
+    pub(super) table: TableId,
+    pub(super) gradient: GradientInFlight,
+    pub(super) values: ValuesInFlight,
+    pub(super) retired: Vec<Lease>,
+}
 
-impl Unique {
-    pub(super) fn new(buffer: Buffer) -> Unique {
-        Unique(Arc::new(buffer))
-    }
+/// Where a slab's gradient is during an exchange.
+#[derive(Debug)]
+pub(super) enum GradientInFlight {
+    /// Frames are sent from it.
+    Sent(Lease),
+    /// A codec has made frames of it.
+    Kept(Buffer),
+}
 
-    /// The buffer itself, or one like it where somebody still has it.
-    pub(super) fn of(buffer: Arc<Buffer>, memory: &dyn Allocate) -> Unique {
-        match Arc::strong_count(&buffer) {
-            1 => Unique(buffer),
-            _ => {
-                let mut copy = memory.zeroed(buffer.len());
-                copy.as_mut_slice().copy_from_slice(buffer.as_slice());
-                Unique::new(copy)
-            }
-        }
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [f32] {
-        Arc::get_mut(&mut self.0).expect("nobody else has it").as_mut_slice()
-    }
+/// Where a slab's parameters are during an exchange.
+#[derive(Debug)]
+pub(super) enum ValuesInFlight {
+    /// The answer is received there.
+    Awaited(FetchId),
+    /// No answer was asked for.
+    Kept(Buffer),
 }
 
 impl Slab {
+    pub(super) fn new(lender: u64, table: TableId, gradient: Buffer, values: Buffer) -> Slab {
+        let (prepared, missing) = (Prepared::default(), Missing::default());
+        Slab { lender, table, gradient, values, prepared, missing, retired: Vec::new() }
+    }
+
     /// Which table.
     pub fn table(&self) -> TableId {
         self.table
@@ -62,9 +91,24 @@ impl Slab {
         self.gradient.as_mut_slice()
     }
 
+    /// The same, to be read.
+    pub fn gradient(&self) -> &[f32] {
+        self.gradient.as_slice()
+    }
+
+    /// The parameters as the last exchange brought them.
+    pub fn values(&self) -> &[f32] {
+        self.values.as_slice()
+    }
+
+    /// The same, to be changed: the next exchange overwrites them.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        self.values.as_mut_slice()
+    }
+
     /// Says what stands in the gradient's memory. It holds for the next exchange alone.
-    pub fn contains(&mut self, content: Content) {
-        self.content = content;
+    pub fn contains(&mut self, prepared: Prepared) {
+        self.prepared = prepared;
     }
 
     /// Says of which elements there is no gradient, in ascending ranges that have nothing in common: what no worker has a
@@ -75,26 +119,57 @@ impl Slab {
         Ok(())
     }
 
+    pub(super) fn prepared(&self) -> Prepared {
+        self.prepared
+    }
+
+    pub(super) fn missing(&self) -> &Missing {
+        &self.missing
+    }
+
     /// What an application left standing where there is no gradient is none: a codec would keep it.
     pub(super) fn clear_missing(&mut self) {
-        if self.content == Content::Gradient {
-            let missing = self.missing.clone();
-            missing.ranges().iter().for_each(|range| self.gradient_mut()[range.clone()].fill(0.0));
+        if self.prepared == Prepared::Gradient {
+            for range in self.missing.ranges() {
+                self.gradient.as_mut_slice()[range.clone()].fill(0.0);
+            }
         }
     }
 
-    /// The same, to be read.
-    pub fn gradient(&self) -> &[f32] {
-        self.gradient.0.as_slice()
+    /// A slab's table number means another table, or none, to another worker.
+    pub(super) fn check_lender(&self, worker: u64) -> Result<(), WorkerError> {
+        if self.lender == worker {
+            return Ok(());
+        }
+        let table = self.table.0;
+        Err(WorkerError::Order(format!(
+            "the slab of table {table} was lent by another worker: exchange it with the job that lent it"
+        )))
     }
 
-    /// The parameters as the last exchange brought them.
-    pub fn values(&self) -> &[f32] {
-        self.values.0.as_slice()
+    /// Its gradient, its parameters, and memory that it had before.
+    pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Lease>) {
+        (self.gradient, self.values, self.retired)
     }
 
-    /// The same, to be changed: the next exchange overwrites them.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        self.values.as_mut_slice()
+    /// Memory of an exchange that failed stays as long as the slab does.
+    pub(super) fn with_retired(mut self, retired: Vec<Lease>) -> Slab {
+        self.retired = retired;
+        self
+    }
+}
+
+impl SlabInFlight {
+    /// Bytes of memory that is not lent.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let gradient = match &self.gradient {
+            GradientInFlight::Kept(buffer) => buffer.memory_bytes(),
+            GradientInFlight::Sent(_) => 0,
+        };
+        let values = match &self.values {
+            ValuesInFlight::Kept(buffer) => buffer.memory_bytes(),
+            ValuesInFlight::Awaited(_) => 0,
+        };
+        gradient + values
     }
 }

@@ -71,6 +71,7 @@ proptest! {
             }
             worker.handle_timeout(now);
             drain(worker);
+            prop_assert_eq!(worker.check(), Ok(()));
             // A gradient under way takes a page; peers make it no more than there are pushes.
             prop_assert!(worker.memory_bytes() <= at_rest + (pushes as usize + 4) * 4096);
         }

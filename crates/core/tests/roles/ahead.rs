@@ -46,9 +46,12 @@ fn assert_both_have(pump: &mut Pump, tickets: [Ticket; 2], expected: &[f32]) {
 
 #[test]
 fn a_chunk_comes_as_soon_as_everybody_pushed_it_and_the_answer_is_whole_when_the_round_closes() {
+    let whole = ELEMENTS as u64 * 4;
     let (mut pump, tickets) = half_pushed();
     for (worker, ticket) in tickets.into_iter().enumerate() {
-        assert_eq!(pump.workers[worker].values(W), after(16), "half of it is here");
+        let report = pump.workers[worker].report();
+        assert_eq!(report.bytes_pulled, whole + whole / 2, "the initial values, and half of the answer");
+        assert_eq!(pump.workers[worker].values(W), after(0), "half a step is not shown");
         assert_eq!(pump.outcome(worker, ticket), None);
     }
     let pulled = pump.workers[0].report().bytes_pulled;

@@ -8,7 +8,7 @@ use paramill_core::policy::{Axis, Order, Policies, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, TableId};
-use paramill_core::worker::{Content, Gradient, PullOptions, Slab};
+use paramill_core::worker::{Gradient, Prepared, PullOptions, Slab};
 
 pub(super) fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
     let config = job(workers, 2, "bsp", "sgd:lr=1");
@@ -379,10 +379,10 @@ fn after_exchanges(fails: bool) -> (Vec<f32>, Vec<f32>) {
         }
         let now = pump.now;
         if fails {
-            slabs[1].contains(Content::Places { count: 1000 });
+            slabs[1].contains(Prepared::Places { count: 1000 });
             let error = pump.workers[0].exchange(now, &mut slabs).expect_err("they do not fit");
             assert!(error.to_string().contains("1000 places"), "{error}");
-            slabs[1].contains(Content::Gradient);
+            slabs[1].contains(Prepared::Gradient);
         }
         let ticket = pump.workers[0].exchange(now, &mut slabs).expect("they fit");
         pump.workers[0].clock();

@@ -6,10 +6,10 @@ use super::{EventLoop, HANDSHAKE_DEADLINE, Peer, RoleCell};
 use crate::clock;
 use crate::transport::stream::ReceiveError;
 use paramill_core::limits;
-use paramill_core::role::{Lost, Role};
+use paramill_core::role::{Landing, Lost, Role};
 use paramill_core::types::NodeId;
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Cause, Fault, Kind, Refusal, WireError};
+use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
 use rustix::event::epoll;
 
 /// Bytes that a peer may be ahead of another before it is passed over: so much stays in the nearest caches.
@@ -81,7 +81,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Reads once from a connection.
     fn read(&mut self, key: u64) -> Result<(), Lost> {
-        let EventLoop { cell, setup, connections, peers, .. } = self;
+        let EventLoop { cell, setup, connections, peers, places, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(()) };
         let is_congested = connection.is_congested();
         let Connection { wire: Wire::Stream(stream), state, closing, stranger, .. } = connection else {
@@ -114,6 +114,9 @@ impl<C: RoleCell> EventLoop<C> {
             cell.with(|role| {
                 stream.handle(limit, |header, payload| {
                     match state {
+                        State::Open { peer } if lies_in_place(role, *peer, header, payload, places) => {
+                            role.handle_landed(now, *peer, header);
+                        }
                         State::Open { peer } => role.handle_frame(now, *peer, header, payload),
                         State::AwaitHello { .. } => {
                             let greeting = greet(role, now, header, payload, peers);
@@ -196,4 +199,21 @@ impl<C: RoleCell> EventLoop<C> {
         }
         outcome
     }
+}
+
+/// Whether a peer that shares memory has put a payload where the role wants it.
+fn lies_in_place<R: Role>(
+    role: &mut R,
+    from: NodeId,
+    header: &Header,
+    payload: &[u8],
+    places: &mut Vec<Landing>,
+) -> bool {
+    if header.kind != Kind::Params || header.landing == 0 {
+        return false;
+    }
+    places.clear();
+    let Some(memory) = role.landing(from, header, 1, places) else { return false };
+    let place = places.first().and_then(|place| memory.get(place.bytes.clone()));
+    place.is_some_and(|place| std::ptr::eq(place, payload))
 }

@@ -1,7 +1,7 @@
 //! What a seed means.
 
 use crate::canary::Canary;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Play};
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::network::NetworkConfig;
@@ -90,7 +90,7 @@ impl Drawn {
 
     /// The world, set up.
     pub fn cluster(&self, canary: Option<Canary>) -> Result<Cluster, ScenarioError> {
-        let mut cluster = Cluster::with(&self.scenario, self.gradients, canary)?;
+        let mut cluster = Cluster::with(&self.scenario, self.play(canary))?;
         for (island, from, until) in &self.partitions {
             cluster.world.rules().add(Partition::new(island.clone(), *from, *until));
         }
@@ -98,6 +98,19 @@ impl Drawn {
             cluster.world.rules().add(Closed::new(*node, *from, *until));
         }
         Ok(cluster)
+    }
+
+    fn play(&self, canary: Option<Canary>) -> Play {
+        // Blocks that come late change what is read, where tables are pulled partially.
+        let watches_memory = !self.models().any(|sync| sync.starts_with("psp"));
+        Play { gradients: self.gradients, canary, watches_memory, ..Play::default() }
+    }
+
+    /// Every consistency model of the job.
+    fn models(&self) -> impl Iterator<Item = &str> {
+        let Scenario { policy, overrides, switches, .. } = &self.scenario;
+        let rules = overrides.iter().chain(switches.iter().map(|switch| &switch.change));
+        rules.filter_map(|rule| rule.policies.get(Axis::Sync)).chain([policy.get(Axis::Sync)])
     }
 
     /// Whether the job must end with the same bits with and without faults.

@@ -1,4 +1,5 @@
 use super::*;
+use paramill_core::lease::Lease;
 use paramill_core::store::{Allocate, Buffer};
 use paramill_core::wire::{Flags, HEADER_BYTES};
 use std::os::fd::AsFd;
@@ -51,7 +52,7 @@ fn params(len: usize, landing: u64) -> Header {
 
 fn shared(mut buffer: Buffer, start: usize, len: usize, value: f32) -> Body {
     buffer.as_mut_slice().fill(value);
-    Body::Shared { buffer: Arc::new(buffer), start, len }
+    Body::Shared { buffer: Lease::from(buffer), start, len }
 }
 
 fn descriptor(segment: u16, offset: u64, owner: Owner) -> [u8; DESCRIPTOR_BYTES] {

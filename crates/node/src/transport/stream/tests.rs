@@ -3,9 +3,9 @@
 use super::*;
 use crate::transport::shm::SharedAllocator;
 use paramill_core::coordinator::Coordinator;
+use paramill_core::lease::Lease;
 use paramill_core::store::Allocate;
 use std::net::TcpListener;
-use std::sync::Arc;
 
 /// No role: nothing is stored by one here.
 const NOBODY: Option<&Coordinator> = None;
@@ -46,7 +46,7 @@ fn frames_that_a_socket_takes_in_part_arrive_whole() {
             _ => {
                 let mut buffer = Buffer::zeroed(len.div_ceil(4));
                 cast_slice_mut(buffer.as_mut_slice()).fill(value);
-                Body::Shared { buffer: Arc::new(buffer), start: 0, len }
+                Body::Shared { buffer: Lease::from(buffer), start: 0, len }
             }
         };
         sender.queue(push(request, body));
@@ -82,7 +82,7 @@ fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
     let (mut worker, mut core, allocator) = shared_pair();
     let len = 4 * limits::BLOCK_ELEMENTS;
     let frames = 3 * HANDLE_BYTES / len;
-    let buffer = Arc::new(allocator.zeroed(len / 4));
+    let buffer = Lease::from(allocator.zeroed(len / 4));
     for request in 0..frames {
         let body = Body::Shared { buffer: buffer.clone(), start: 0, len };
         worker.queue(push(request as u64, body));
@@ -107,7 +107,7 @@ fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
 #[test]
 fn a_few_descriptors_wait_for_what_is_about_to_come() {
     let (mut worker, mut core, allocator) = shared_pair();
-    let buffer = Arc::new(allocator.zeroed(limits::BLOCK_ELEMENTS));
+    let buffer = Lease::from(allocator.zeroed(limits::BLOCK_ELEMENTS));
     let body = Body::Shared { buffer, start: 0, len: 4 * limits::BLOCK_ELEMENTS };
     let mut seen = Vec::new();
     worker.queue(push(1, body.clone()));

@@ -2,36 +2,36 @@
 //!
 //! A block is one table's part on one shard. Blocks of all dense tables under `psp` count together.
 
-use super::local_table::LocalTable;
+use crate::consistency::PartialPull;
 use crate::types::{Clock, Time};
 use std::time::Duration;
 
-#[derive(Debug, Default)]
-pub(super) struct PullGate {
+/// When a worker may go on although blocks are missing.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PartialPulls {
     blocks: usize,
     needed: usize,
     tau2: Duration,
-    /// Blocks are counted for the iteration after this many.
+    /// Blocks are counted for the iteration after so many.
     clock: Clock,
     arrived: usize,
     enough_since: Option<Time>,
     open: bool,
 }
 
-impl PullGate {
-    /// Counts the blocks of the tables that are pulled partially, under the strictest of their settings. Rows are no
-    /// blocks, and what is lent arrives by exchanges, which wait for all of it.
-    pub(super) fn set_blocks(&mut self, tables: &[LocalTable]) {
-        let arrives_in_blocks = |table: &&LocalTable| !table.spec.rows && !table.lent;
-        let partial = || {
-            let tables = tables.iter().filter(arrives_in_blocks);
-            tables.filter_map(|table| Some((table, table.partial.as_ref()?)))
-        };
-        self.blocks = partial().map(|(table, _)| table.shards().len()).sum();
-        let fraction = partial().map(|(_, partial)| partial.fraction).fold(0.0, f64::max);
+impl PartialPulls {
+    /// Counts the blocks of the tables that are pulled partially, each with its number of blocks, under the strictest of
+    /// their settings.
+    pub(super) fn set_blocks(&mut self, tables: impl Iterator<Item = (usize, PartialPull)>) {
+        *self = PartialPulls { blocks: 0, needed: 0, tau2: Duration::ZERO, ..*self };
+        let mut strictest = 0.0;
+        for (blocks, PartialPull { fraction, tau2 }) in tables {
+            self.blocks += blocks;
+            self.tau2 = self.tau2.max(tau2);
+            strictest = f64::max(strictest, fraction);
+        }
         // The small margin keeps 0.9 of 10 blocks at 9 although 0.9 * 10.0 may round above it.
-        self.needed = (fraction * self.blocks as f64 - 1e-9).ceil() as usize;
-        self.tau2 = partial().map(|(_, partial)| partial.tau2).max().unwrap_or_default();
+        self.needed = (strictest * self.blocks as f64 - 1e-9).ceil() as usize;
     }
 
     pub(super) fn clock(&self) -> Clock {
@@ -79,8 +79,14 @@ mod tests {
     use super::*;
 
     /// 10 blocks of which 9 are enough, then 20 ms.
-    fn gate() -> PullGate {
-        PullGate { blocks: 10, needed: 9, tau2: Duration::from_millis(20), clock: 1, ..PullGate::default() }
+    fn pulls() -> PartialPulls {
+        PartialPulls {
+            blocks: 10,
+            needed: 9,
+            tau2: Duration::from_millis(20),
+            clock: 1,
+            ..PartialPulls::default()
+        }
     }
 
     fn at(milliseconds: u64) -> Time {
@@ -89,40 +95,40 @@ mod tests {
 
     #[test]
     fn tau2_runs_from_the_block_that_made_it_enough() {
-        let mut gate = gate();
-        (0..8).for_each(|_| gate.arrived(at(5), 1));
-        assert_eq!((gate.is_open(1), gate.next_timeout()), (false, None));
-        gate.arrived(at(10), 1);
-        assert_eq!((gate.is_open(1), gate.next_timeout()), (false, Some(at(30))));
-        gate.handle_timeout(Time(at(30).0 - 1));
-        assert!(!gate.is_open(1), "just before the boundary");
-        gate.handle_timeout(at(30));
-        assert_eq!((gate.is_open(1), gate.next_timeout()), (true, None), "at the boundary");
+        let mut pulls = pulls();
+        (0..8).for_each(|_| pulls.arrived(at(5), 1));
+        assert_eq!((pulls.is_open(1), pulls.next_timeout()), (false, None));
+        pulls.arrived(at(10), 1);
+        assert_eq!((pulls.is_open(1), pulls.next_timeout()), (false, Some(at(30))));
+        pulls.handle_timeout(Time(at(30).0 - 1));
+        assert!(!pulls.is_open(1), "just before the boundary");
+        pulls.handle_timeout(at(30));
+        assert_eq!((pulls.is_open(1), pulls.next_timeout()), (true, None), "at the boundary");
     }
 
     #[test]
     fn all_blocks_open_it_at_once() {
-        let mut gate = gate();
-        (0..10).for_each(|_| gate.arrived(at(5), 1));
-        assert_eq!((gate.is_open(1), gate.next_timeout()), (true, None));
+        let mut pulls = pulls();
+        (0..10).for_each(|_| pulls.arrived(at(5), 1));
+        assert_eq!((pulls.is_open(1), pulls.next_timeout()), (true, None));
     }
 
     #[test]
     fn without_tau2_enough_is_enough() {
-        let mut gate = PullGate { tau2: Duration::ZERO, ..gate() };
-        (0..9).for_each(|_| gate.arrived(at(5), 1));
-        assert!(gate.is_open(1));
+        let mut pulls = PartialPulls { tau2: Duration::ZERO, ..pulls() };
+        (0..9).for_each(|_| pulls.arrived(at(5), 1));
+        assert!(pulls.is_open(1));
     }
 
     #[test]
     fn an_iteration_that_is_over_is_open_and_the_next_one_counts_anew() {
-        let mut gate = gate();
-        (0..9).for_each(|_| gate.arrived(at(5), 1));
-        gate.turn(2);
-        assert!(gate.is_open(1) && !gate.is_open(2));
-        assert_eq!(gate.next_timeout(), None);
+        let mut pulls = pulls();
+        (0..9).for_each(|_| pulls.arrived(at(5), 1));
+        pulls.turn(2);
+        assert!(pulls.is_open(1) && !pulls.is_open(2));
+        assert_eq!(pulls.next_timeout(), None);
         // An answer may come before the application turns its clock.
-        gate.arrived(at(6), 3);
-        assert!(gate.is_open(2) && !gate.is_open(3));
+        pulls.arrived(at(6), 3);
+        assert!(pulls.is_open(2) && !pulls.is_open(3));
     }
 }

@@ -1,0 +1,198 @@
+//! Where a table lives: its chunks, the shards that hold them, and what fits it.
+
+use super::{Gradient, WorkerError};
+use crate::codec::Factors;
+use crate::table::{Chunk, TableSpec};
+use crate::types::ShardId;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Rows that one shard holds, each with its place in what the application asked for.
+#[derive(Debug)]
+pub(super) struct ShardRows {
+    pub(super) shard: ShardId,
+    pub(super) rows: Vec<RowPlace>,
+}
+
+/// A row, and which of the rows that the application asked for it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RowPlace {
+    pub(super) row: u32,
+    pub(super) place: u32,
+}
+
+/// A table's shape, cut into chunks. There are none before the plan.
+#[derive(Debug)]
+pub(super) struct Layout {
+    spec: TableSpec,
+    chunks: Vec<Chunk>,
+    /// Chunk numbers of each shard, ascending.
+    by_shard: Vec<(ShardId, Vec<u32>)>,
+}
+
+impl Layout {
+    pub(super) fn new(spec: TableSpec) -> Layout {
+        Layout { spec, chunks: Vec::new(), by_shard: Vec::new() }
+    }
+
+    /// Takes the plan's word on where the chunks are.
+    pub(super) fn place(&mut self, chunks: Vec<Chunk>) {
+        let mut by_shard: BTreeMap<ShardId, Vec<u32>> = BTreeMap::new();
+        for (number, chunk) in (0..).zip(&chunks) {
+            by_shard.entry(chunk.shard).or_default().push(number);
+        }
+        self.by_shard = by_shard.into_iter().collect();
+        self.chunks = chunks;
+    }
+
+    pub(super) fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Whether it is pushed and pulled by rows.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.spec.rows
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.spec.elements() as usize
+    }
+
+    pub(super) fn row_width(&self) -> usize {
+        self.spec.row_elements() as usize
+    }
+
+    /// The shards that hold some of it, ascending.
+    pub(super) fn shards(&self) -> impl ExactSizeIterator<Item = ShardId> + '_ {
+        self.by_shard.iter().map(|(shard, _)| *shard)
+    }
+
+    pub(super) fn shard_count(&self) -> usize {
+        self.by_shard.len()
+    }
+
+    /// Which of [`Layout::shards`] it is.
+    pub(super) fn index_of(&self, shard: ShardId) -> Option<usize> {
+        self.by_shard.binary_search_by_key(&shard, |(of, _)| *of).ok()
+    }
+
+    fn numbers(&self, shard: ShardId) -> &[u32] {
+        self.index_of(shard).map_or(&[], |index| &self.by_shard[index].1)
+    }
+
+    /// The chunks of a shard with their numbers.
+    pub(super) fn chunks_of(&self, shard: ShardId) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
+        self.numbers(shard).iter().map(|&number| (number, self.chunks[number as usize]))
+    }
+
+    /// The elements of the chunks of one of [`Layout::shards`].
+    pub(super) fn ranges_of(&self, index: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.by_shard[index].1.iter().map(|&number| elements_of(&self.chunks[number as usize]))
+    }
+
+    /// All chunks with their numbers.
+    pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
+        (0..self.chunks.len()).map(|number| (number as u32, self.chunks[number]))
+    }
+
+    pub(super) fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// One of the chunks of a shard, counted from its first.
+    pub(super) fn chunk_of(&self, shard: ShardId, index: usize) -> Option<(u32, Chunk)> {
+        let number = *self.numbers(shard).get(index)?;
+        Some((number, self.chunks[number as usize]))
+    }
+
+    /// The chunk of this number.
+    pub(super) fn chunk_at(&self, number: u32) -> Chunk {
+        self.chunks[number as usize]
+    }
+
+    /// The number of the chunk that holds a row, and the chunk.
+    pub(super) fn chunk_of_row(&self, row: u32) -> (u32, &Chunk) {
+        let element = u64::from(row) * self.row_width() as u64;
+        let number = self.chunks.partition_point(|chunk| chunk.start <= element) - 1;
+        (number as u32, &self.chunks[number])
+    }
+
+    /// Cuts ascending rows by the shard that holds them; every row with its place in `rows`. Shards with none are
+    /// left out.
+    pub(super) fn rows_by_shard(&self, rows: &[u32]) -> Result<Vec<ShardRows>, WorkerError> {
+        self.check_rows(rows)?;
+        let mut by_shard: BTreeMap<ShardId, Vec<RowPlace>> = BTreeMap::new();
+        for (place, &row) in (0..).zip(rows) {
+            by_shard.entry(self.chunk_of_row(row).1.shard).or_default().push(RowPlace { row, place });
+        }
+        Ok(by_shard.into_iter().map(|(shard, rows)| ShardRows { shard, rows }).collect())
+    }
+
+    pub(super) fn all_rows_by_shard(&self) -> Vec<ShardRows> {
+        let rows: Vec<u32> = (0..self.spec.shape[0] as u32).collect();
+        self.rows_by_shard(&rows).expect("all rows are rows")
+    }
+
+    /// Whether a gradient fits.
+    pub(super) fn check_gradient(&self, gradient: &Gradient<'_>) -> Result<(), WorkerError> {
+        match gradient {
+            Gradient::Dense(_) | Gradient::Product { .. } if self.is_sparse() => {
+                Err(self
+                    .misfit("rows and their gradients, as it is sparse".into(), "a dense gradient".into()))
+            }
+            Gradient::Rows { .. } if !self.is_sparse() => {
+                Err(self.misfit("a gradient of the whole table, as it is dense".into(), "single rows".into()))
+            }
+            Gradient::Dense(values) | Gradient::Product { values, .. } if values.len() != self.elements() => {
+                let expected = format!("{} elements (shape {:?})", self.elements(), self.spec.shape);
+                Err(self.misfit(expected, values.len().to_string()))
+            }
+            Gradient::Rows { rows, values } if values.len() != rows.len() * self.row_width() => {
+                let expected = format!("{} elements for {} rows", rows.len() * self.row_width(), rows.len());
+                Err(self.misfit(expected, values.len().to_string()))
+            }
+            Gradient::Rows { rows, .. } => self.check_rows(rows),
+            Gradient::Product { factors, .. } => self.check_factors(factors),
+            Gradient::Dense(_) => Ok(()),
+        }
+    }
+
+    fn check_factors(&self, Factors { rank, u, v }: &Factors<'_>) -> Result<(), WorkerError> {
+        let (rank, columns) = (*rank as usize, self.spec.columns());
+        let rows = self.elements().checked_div(columns).unwrap_or(0);
+        let fits = (Some(u.len()), Some(v.len())) == (rows.checked_mul(rank), columns.checked_mul(rank));
+        if rank > 0 && fits {
+            return Ok(());
+        }
+        let expected = format!("factors of {rows} x {rank} and {rank} x {columns} elements");
+        Err(self.misfit(expected, format!("{} and {}", u.len(), v.len())))
+    }
+
+    fn check_rows(&self, rows: &[u32]) -> Result<(), WorkerError> {
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+            let found = format!("{} before {}", pair[0], pair[1]);
+            return Err(self.misfit("strictly ascending row numbers".into(), found));
+        }
+        match rows.last() {
+            Some(&row) if u64::from(row) >= self.spec.shape[0] => {
+                Err(self.misfit(format!("row numbers below {}", self.spec.shape[0]), row.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error about something that does not fit.
+    pub(super) fn misfit(&self, expected: String, found: String) -> WorkerError {
+        WorkerError::Shape { table: self.spec.name.clone(), expected, found }
+    }
+}
+
+/// Where a chunk's elements are in its table.
+pub(super) fn elements_of(chunk: &Chunk) -> Range<usize> {
+    let start = chunk.start as usize;
+    start..start + chunk.len as usize
+}

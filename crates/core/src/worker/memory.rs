@@ -1,0 +1,375 @@
+//! A dense table's parameters in a worker's memory: the front, which the application reads, and the backs, which answers
+//! are received into.
+//!
+//! Every transport receives into the back of the pull that it answers. When all shards have answered, the back becomes the
+//! front: a reader never sees a mixture of two versions. Every piece of memory is in one of three states: *ours* (a
+//! [`Buffer`] that nobody else knows of), *lent* (a [`Lease`]: readers have the front, or the application has a slab), or
+//! *in flight* (the back of a pull that some shards have not answered).
+
+use super::layout::Layout;
+use crate::lease::{Lease, Pool};
+use crate::store::{Allocate, Buffer, Place};
+use crate::types::Clock;
+use std::sync::Arc;
+
+/// Free buffers that are kept for backs.
+const SPARE_BACKS: usize = 1;
+
+/// Backs whose places are told to servers, at most. More pulls may be under way; their answers come by other ways.
+const MAX_PLACES: usize = 2;
+
+/// Numbers the pulls of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FetchId(u64);
+
+/// How a pull goes about its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FetchOptions {
+    /// The iteration that the parameters are for.
+    pub(super) clock: Clock,
+    /// Blocks become the front without those that are missing, once the worker may go on without them (PSP).
+    pub(super) is_partial: bool,
+    /// Servers that share memory with this process are told where to put the answer.
+    pub(super) wants_place: bool,
+}
+
+/// A dense table's parameters. A sparse table has none.
+#[derive(Debug)]
+pub(super) struct ParameterMemory {
+    allocator: Arc<dyn Allocate>,
+    pool: Pool,
+    len: usize,
+    /// What the application reads; `None` while a slab has the parameters.
+    front: Option<Lease>,
+    /// Pulls under way, oldest first.
+    fetches: Vec<Fetch>,
+    next_fetch: u64,
+    /// Blocks that have arrived so far.
+    arrivals: u64,
+    /// For each shard: when the block that the front has of it arrived.
+    front_arrivals: Vec<u64>,
+}
+
+/// A pull of the whole table.
+#[derive(Debug)]
+struct Fetch {
+    id: FetchId,
+    clock: Clock,
+    is_partial: bool,
+    target: Target,
+    /// For each shard.
+    blocks: Vec<Block>,
+}
+
+/// What becomes of a pull's back.
+#[derive(Debug)]
+enum Target {
+    /// It becomes the front. It is taken when something arrives, or earlier where servers are told its place.
+    Front {
+        back: Option<Buffer>,
+        /// Servers know its place, and write there.
+        is_told: bool,
+    },
+    /// It is a slab's memory, and goes back to the application.
+    Slab(Buffer),
+    /// The application has other memory since. Servers may still write to this one.
+    Abandoned { _reserved: Option<Lease> },
+}
+
+/// One shard's answer to a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Waiting,
+    /// Some of it is in the back.
+    Receiving,
+    /// It is in the back, whole.
+    Arrived {
+        at: u64,
+    },
+    /// It is in the front, or will never be.
+    Settled,
+}
+
+impl ParameterMemory {
+    /// No memory yet.
+    pub(super) fn new(allocator: Arc<dyn Allocate>) -> ParameterMemory {
+        ParameterMemory {
+            allocator,
+            pool: Pool::new(SPARE_BACKS),
+            len: 0,
+            front: None,
+            fetches: Vec::new(),
+            next_fetch: 0,
+            arrivals: 0,
+            front_arrivals: Vec::new(),
+        }
+    }
+
+    /// Takes memory for a table's parameters: zeros, until the first pull.
+    pub(super) fn fill(&mut self, allocator: Arc<dyn Allocate>, layout: &Layout) {
+        self.allocator = allocator;
+        self.len = if layout.is_sparse() { 0 } else { layout.elements() };
+        self.front = Some(self.pool.lend(self.allocator.zeroed(self.len)));
+        self.front_arrivals = vec![0; layout.shard_count()];
+    }
+
+    /// The parameters as last pulled; none while they are lent.
+    pub(super) fn values(&self) -> &[f32] {
+        self.front.as_ref().map_or(&[], |front| front.as_slice())
+    }
+
+    /// The same, for readers on other threads. `None` while they are lent.
+    pub(super) fn read(&self) -> Option<Lease> {
+        self.front.clone()
+    }
+
+    /// Whether the application has them as a slab, or an exchange of that slab.
+    pub(super) fn is_lent(&self) -> bool {
+        self.front.is_none()
+    }
+
+    /// Begins a pull. The place is where servers that share memory with this process may put the answer.
+    pub(super) fn begin(&mut self, options: FetchOptions) -> (FetchId, Option<Place>) {
+        let FetchOptions { clock, is_partial, wants_place } = options;
+        // Only memory that has a place is taken before something arrives.
+        let is_shared = self.front.as_ref().is_some_and(|front| front.place().is_some());
+        let is_told = |fetch: &&Fetch| matches!(fetch.target, Target::Front { is_told: true, .. });
+        let told = self.fetches.iter().filter(is_told).count();
+        let back = (wants_place && is_shared && told < MAX_PLACES).then(|| self.take());
+        let place = back.as_ref().and_then(Buffer::place);
+        (self.insert(clock, is_partial, Target::Front { back, is_told: place.is_some() }), place)
+    }
+
+    /// Begins a pull into a slab's memory.
+    pub(super) fn begin_slab(&mut self, clock: Clock, values: Buffer) -> (FetchId, Option<Place>) {
+        let place = values.place();
+        (self.insert(clock, false, Target::Slab(values)), place)
+    }
+
+    fn insert(&mut self, clock: Clock, is_partial: bool, target: Target) -> FetchId {
+        let id = FetchId(self.next_fetch);
+        self.next_fetch += 1;
+        let blocks = vec![Block::Waiting; self.front_arrivals.len()];
+        self.fetches.push(Fetch { id, clock, is_partial, target, blocks });
+        id
+    }
+
+    fn take(&self) -> Buffer {
+        self.pool.take(self.len, &*self.allocator)
+    }
+
+    fn index_of(&self, id: FetchId) -> Option<usize> {
+        self.fetches.iter().position(|fetch| fetch.id == id)
+    }
+
+    /// Where a shard's answer to a pull is received. `None` when it is of no use any more.
+    pub(super) fn back(&mut self, id: FetchId, shard: usize) -> Option<&mut Buffer> {
+        let index = self.index_of(id)?;
+        let ParameterMemory { pool, len, allocator, fetches, .. } = self;
+        let Fetch { target, blocks, .. } = &mut fetches[index];
+        if blocks[shard] == Block::Waiting {
+            blocks[shard] = Block::Receiving;
+        }
+        match target {
+            Target::Front { back, .. } => Some(back.get_or_insert_with(|| pool.take(*len, &**allocator))),
+            Target::Slab(values) => Some(values),
+            Target::Abandoned { .. } => None,
+        }
+    }
+
+    /// All of a shard's block is in the back. Publishes what is whole by it; `may_go_on` says whether a partial pull for an
+    /// iteration need not wait for the rest.
+    pub(super) fn arrived(
+        &mut self,
+        layout: &Layout,
+        id: FetchId,
+        shard: usize,
+        may_go_on: impl Fn(Clock) -> bool,
+    ) {
+        let Some(index) = self.index_of(id) else { return };
+        self.arrivals += 1;
+        self.fetches[index].blocks[shard] = Block::Arrived { at: self.arrivals };
+        let fetch = &self.fetches[index];
+        if fetch.waiting() == 0 || fetch.is_partial && may_go_on(fetch.clock) {
+            self.publish(layout, index);
+        }
+    }
+
+    /// A shard's block will not come, or is not wanted: that part of the front stays.
+    pub(super) fn settle(&mut self, layout: &Layout, id: FetchId, shard: usize) {
+        let Some(index) = self.index_of(id) else { return };
+        if self.fetches[index].is_waiting_for(shard) {
+            self.fetches[index].blocks[shard] = Block::Settled;
+        }
+        if self.fetches[index].waiting() == 0 {
+            self.publish(layout, index);
+        }
+    }
+
+    /// Blocks of partial pulls become the front without the missing ones where the worker may go on.
+    pub(super) fn publish_partial(&mut self, layout: &Layout, may_go_on: impl Fn(Clock) -> bool) {
+        for index in (0..self.fetches.len()).rev() {
+            let fetch = &self.fetches[index];
+            if fetch.is_partial && may_go_on(fetch.clock) {
+                self.publish(layout, index);
+            }
+        }
+    }
+
+    /// What has arrived of a pull becomes the front; the rest of the front stays as it is. The pull ends if nothing more is
+    /// to come.
+    fn publish(&mut self, layout: &Layout, index: usize) {
+        let fetch = &mut self.fetches[index];
+        let is_over = fetch.waiting() == 0;
+        let Target::Front { back, is_told } = &mut fetch.target else {
+            // A slab's memory waits for the application to fetch it.
+            if is_over && matches!(fetch.target, Target::Abandoned { .. }) {
+                self.fetches.remove(index);
+            }
+            return;
+        };
+        // A pull that was answered later may have been sent earlier: the newest block of every shard stays.
+        let front_arrivals = &self.front_arrivals;
+        let is_newer = |shard: usize, block: &Block| match block {
+            Block::Arrived { at } => *at > front_arrivals[shard],
+            Block::Waiting | Block::Receiving | Block::Settled => false,
+        };
+        let newer: Vec<bool> =
+            fetch.blocks.iter().enumerate().map(|(shard, block)| is_newer(shard, block)).collect();
+        for (shard, block) in fetch.blocks.iter_mut().enumerate() {
+            if let Block::Arrived { at } = *block {
+                self.front_arrivals[shard] = self.front_arrivals[shard].max(at);
+                *block = Block::Settled;
+            }
+        }
+        let is_free = is_over || !*is_told && !fetch.blocks.contains(&Block::Receiving);
+        let back = match back.take() {
+            Some(back) if newer.contains(&true) => self.show(layout, back, &newer, is_free),
+            other => other,
+        };
+        let fetch = &mut self.fetches[index];
+        match &mut fetch.target {
+            Target::Front { back: own, .. } if !is_over => *own = back,
+            _ => {
+                back.into_iter().for_each(|back| self.pool.keep(back));
+                self.fetches.remove(index);
+            }
+        }
+    }
+
+    /// Makes a front with these shards' blocks of the back, and the other blocks of the old front. Returns the back where it
+    /// did not become the front itself; `is_free` says that it may.
+    fn show(&mut self, layout: &Layout, mut back: Buffer, newer: &[bool], is_free: bool) -> Option<Buffer> {
+        let elements = |wanted: bool| -> usize {
+            let shards = (0..newer.len()).filter(|&shard| newer[shard] == wanted);
+            shards.flat_map(|shard| layout.ranges_of(shard)).map(|range| range.len()).sum()
+        };
+        let Some(front) = self.front.take() else { return Some(back) };
+        if is_free && elements(true) >= elements(false) {
+            copy_blocks(layout, newer, false, &front, &mut back);
+            self.front = Some(self.pool.lend(back));
+            return None;
+        }
+        // The back is still needed, or has the smaller part.
+        let mut next = match front.reclaim() {
+            Ok(front) => front,
+            Err(front) => {
+                let mut next = self.take();
+                copy_blocks(layout, newer, false, &front, &mut next);
+                next
+            }
+        };
+        copy_blocks(layout, newer, true, &back, &mut next);
+        self.front = Some(self.pool.lend(next));
+        Some(back)
+    }
+
+    /// Takes the parameters for a slab; readers keep the front that they have. `None` when they are lent already.
+    pub(super) fn lend_slab(&mut self) -> Option<Buffer> {
+        let front = self.front.take()?;
+        Some(front.reclaim().unwrap_or_else(|front| copied(&front, self.take())))
+    }
+
+    /// What a slab brings back becomes the front.
+    pub(super) fn return_slab(&mut self, values: Buffer) {
+        self.front_arrivals.fill(self.arrivals);
+        self.front = Some(self.pool.lend(values));
+    }
+
+    /// Ends the pull of an exchange: the slab's memory. Where servers may still write to it, that is reserved until they have
+    /// answered, and comes second; the slab has other memory with the same contents.
+    pub(super) fn take_slab(&mut self, id: FetchId) -> Option<(Buffer, Option<Lease>)> {
+        let index = self.index_of(id)?;
+        let is_over = self.fetches[index].waiting() == 0;
+        let target =
+            std::mem::replace(&mut self.fetches[index].target, Target::Abandoned { _reserved: None });
+        let Target::Slab(values) = target else { return None };
+        if is_over {
+            self.fetches.remove(index);
+            return Some((values, None));
+        }
+        let other = copied(&values, self.take());
+        let reserved = self.pool.lend(values);
+        self.fetches[index].target = Target::Abandoned { _reserved: Some(reserved.clone()) };
+        Some((other, Some(reserved)))
+    }
+
+    /// Blocks that are still to come, of all pulls.
+    pub(super) fn waiting(&self) -> usize {
+        self.fetches.iter().map(Fetch::waiting).sum()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let backs = self.fetches.iter().map(|fetch| match &fetch.target {
+            Target::Front { back: Some(buffer), .. } | Target::Slab(buffer) => buffer.memory_bytes(),
+            Target::Front { back: None, .. } | Target::Abandoned { .. } => 0,
+        });
+        self.pool.memory_bytes() + backs.sum::<usize>()
+    }
+
+    /// Leases against what is lent: the front, and memory that is reserved. Readers may have more.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let reserved = self
+            .fetches
+            .iter()
+            .filter(|fetch| matches!(fetch.target, Target::Abandoned { _reserved: Some(_) }));
+        let own = usize::from(self.front.is_some()) + reserved.count();
+        if self.pool.lent() < own {
+            return Err(format!("{} buffers are lent, and {own} leases are here", self.pool.lent()));
+        }
+        let slabs = self.fetches.iter().filter(|fetch| matches!(fetch.target, Target::Slab(_))).count();
+        if slabs > 1 || slabs == 1 && self.front.is_some() {
+            return Err(format!("{slabs} slabs are exchanged, and a front is {}", self.front.is_some()));
+        }
+        let is_done = |fetch: &&Fetch| fetch.waiting() == 0 && !matches!(fetch.target, Target::Slab(_));
+        match self.fetches.iter().find(is_done) {
+            Some(fetch) => Err(format!("pull {:?} is whole and is not the front", fetch.id)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Fetch {
+    fn is_waiting_for(&self, shard: usize) -> bool {
+        matches!(self.blocks[shard], Block::Waiting | Block::Receiving)
+    }
+
+    fn waiting(&self) -> usize {
+        (0..self.blocks.len()).filter(|&shard| self.is_waiting_for(shard)).count()
+    }
+}
+
+/// Copies the blocks of the shards that are chosen.
+fn copy_blocks(layout: &Layout, chosen: &[bool], wanted: bool, from: &Buffer, to: &mut Buffer) {
+    for shard in (0..chosen.len()).filter(|&shard| chosen[shard] == wanted) {
+        for range in layout.ranges_of(shard) {
+            to.as_mut_slice()[range.clone()].copy_from_slice(&from.as_slice()[range]);
+        }
+    }
+}
+
+/// The second buffer with the contents of the first.
+pub(super) fn copied(from: &Buffer, mut to: Buffer) -> Buffer {
+    to.as_mut_slice().copy_from_slice(from.as_slice());
+    to
+}

@@ -1,0 +1,51 @@
+//! What a gradient does not have.
+
+use super::layout::elements_of;
+use crate::absence::Absent;
+use crate::lease::Lease;
+use crate::limits;
+use crate::role::Body;
+use crate::table::Chunk;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Ranges of a dense table that a gradient does not have: ascending, disjoint, not empty. Usually there are none.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Missing(Option<Arc<[Range<usize>]>>);
+
+impl Missing {
+    /// The error says what is wrong with the ranges for a table of so many elements.
+    pub(super) fn new(ranges: Vec<Range<usize>>, elements: usize) -> Result<Missing, String> {
+        if ranges.len() > limits::MAX_ABSENT_RANGES {
+            let most = limits::MAX_ABSENT_RANGES;
+            return Err(format!("a gradient lacks {} ranges; at most {most} can be named", ranges.len()));
+        }
+        let is_ascending = ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        let is_some = ranges.iter().all(|range| range.start < range.end);
+        if !is_ascending || !is_some || ranges.last().is_some_and(|last| last.end > elements) {
+            return Err(format!(
+                "the ranges that a gradient lacks are ascending, disjoint, not empty, and within its {elements} elements"
+            ));
+        }
+        Ok(Missing((!ranges.is_empty()).then(|| ranges.into())))
+    }
+
+    pub(super) fn ranges(&self) -> &[Range<usize>] {
+        self.0.as_deref().unwrap_or(&[])
+    }
+
+    /// What a chunk's frame carries, and whether it begins with a list of what is missing. Where something is, the bytes are
+    /// copied behind that list.
+    pub(super) fn body(&self, chunk: &Chunk, buffer: &Lease, bytes: Range<usize>) -> (Body, bool) {
+        let place = elements_of(chunk);
+        let len = place.len();
+        let absent = match &self.0 {
+            None => Absent::default(),
+            Some(ranges) => Absent::in_chunk(ranges, place),
+        };
+        if absent.is_empty() {
+            return (Body::Shared { buffer: buffer.clone(), start: bytes.start, len: bytes.len() }, false);
+        }
+        (Body::Bytes(absent.payload(len, &buffer.as_bytes()[bytes])), true)
+    }
+}

@@ -1,0 +1,179 @@
+//! Who a worker is, whom it talks to, and what it wants to say.
+
+use super::{WorkerConfig, WorkerError};
+use crate::address::Addresses;
+use crate::link::Link;
+use crate::role::{Frame, Lost, Outbox, Output};
+use crate::types::{NodeId, ShardId, Time, WorkerId};
+use crate::wire::control::frame;
+use crate::wire::{Control, Hello, Kind, Party, Plan, Welcome};
+use std::collections::BTreeMap;
+
+/// A worker's membership in its job: identity, plan, connections, and what waits to be sent.
+#[derive(Debug)]
+pub(super) struct Session {
+    config: WorkerConfig,
+    id: Option<WorkerId>,
+    incarnation: u64,
+    plan: Option<Plan>,
+    coordinator: Link,
+    shards: BTreeMap<ShardId, Link>,
+    /// Why nothing goes on any more.
+    failed: Option<WorkerError>,
+    outputs: Outbox,
+}
+
+impl Session {
+    pub(super) fn new(now: Time, config: WorkerConfig) -> Session {
+        Session {
+            coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
+            id: config.rank,
+            config,
+            incarnation: 0,
+            plan: None,
+            shards: BTreeMap::new(),
+            failed: None,
+            outputs: Outbox::default(),
+        }
+    }
+
+    pub(super) fn id(&self) -> Option<WorkerId> {
+        self.id
+    }
+
+    /// Tells the workers of a process apart.
+    pub(super) fn number(&self) -> u64 {
+        self.config.number
+    }
+
+    pub(super) fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.plan.as_ref().map_or(0, |plan| plan.epoch)
+    }
+
+    pub(super) fn failure(&self) -> Option<&WorkerError> {
+        self.failed.as_ref()
+    }
+
+    /// The first failure counts.
+    pub(super) fn fail(&mut self, error: WorkerError) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// Addresses that this worker connects to under a plan, beside the coordinator's.
+    pub(super) fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
+        let shards = plan.shards.iter().map(|(_, addresses)| addresses);
+        let own = shards.filter(|_| self.config.aggregator.is_none());
+        self.config.aggregator.iter().chain(own)
+    }
+
+    /// Takes a plan: there is a link to each of its shards from now on.
+    pub(super) fn enter(&mut self, now: Time, plan: Plan) {
+        let rank = self.id.map_or(0, |id| id.0 as usize);
+        for (shard, addresses) in &plan.shards {
+            let peer = NodeId::Shard(*shard);
+            let link = match &self.config.aggregator {
+                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.for_caller(rank)),
+                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
+            };
+            self.shards.insert(*shard, link);
+        }
+        self.plan = Some(plan);
+    }
+
+    pub(super) fn coordinator(&self) -> &Link {
+        &self.coordinator
+    }
+
+    pub(super) fn link(&self, shard: ShardId) -> Option<&Link> {
+        self.shards.get(&shard)
+    }
+
+    pub(super) fn is_up(&self, shard: ShardId) -> bool {
+        self.link(shard).is_some_and(Link::is_up)
+    }
+
+    pub(super) fn hello(&self, peer: NodeId) -> Hello {
+        let through = match (peer, self.id, &self.config.aggregator) {
+            (NodeId::Shard(shard), Some(rank), Some(_)) => {
+                let again = self.link(shard).is_some_and(Link::was_up);
+                Some(Party::Through { rank, shard, again })
+            }
+            _ => None,
+        };
+        Hello {
+            job: self.config.job.clone(),
+            from: through.unwrap_or(Party::Worker { rank: self.id }),
+            incarnation: self.incarnation,
+        }
+    }
+
+    pub(super) fn coordinator_connected(&mut self, welcome: &Welcome) {
+        self.coordinator.connected();
+        if let NodeId::Worker(id) = welcome.you {
+            self.id = Some(id);
+            self.incarnation = welcome.incarnation;
+        }
+    }
+
+    pub(super) fn shard_connected(&mut self, shard: ShardId) {
+        self.shards.get_mut(&shard).into_iter().for_each(Link::connected);
+    }
+
+    pub(super) fn disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+        match peer {
+            NodeId::Coordinator => self.coordinator.disconnected(now, why),
+            NodeId::Shard(shard) => {
+                self.shards.get_mut(&shard).into_iter().for_each(|link| link.disconnected(now, why));
+            }
+            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
+        }
+    }
+
+    /// Connects where it is time to. Fails when a peer has been out of reach for too long.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        let Session { coordinator, shards, outputs, .. } = self;
+        outputs.extend(coordinator.poll(now));
+        let mut overdue = coordinator.overdue(now);
+        for link in shards.values_mut() {
+            outputs.extend(link.poll(now));
+            overdue = overdue.or_else(|| link.overdue(now));
+        }
+        if let Some(sentence) = overdue {
+            self.fail(WorkerError::Unreachable(sentence));
+        }
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        let links = self.shards.values().filter_map(Link::next_timeout).min();
+        self.coordinator.next_timeout().into_iter().chain(links).min()
+    }
+
+    pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
+        self.outputs.push_back(Output::Send { to, frame });
+    }
+
+    pub(super) fn tell_coordinator(&mut self, message: &Control) {
+        self.send(NodeId::Coordinator, frame(Kind::Control, message));
+    }
+
+    pub(super) fn log(&mut self, line: String) {
+        self.outputs.push_back(Output::Log(line));
+    }
+
+    pub(super) fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    pub(super) fn backlog_bytes(&self) -> usize {
+        self.outputs.bytes()
+    }
+
+    /// The bytes that wait against what waits.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.outputs.check()
+    }
+}

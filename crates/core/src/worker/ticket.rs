@@ -1,0 +1,250 @@
+//! What the application waits for.
+
+use super::WorkerError;
+use super::slab::SlabInFlight;
+use crate::status::Status;
+use crate::types::{Clock, Time};
+use std::collections::BTreeMap;
+
+/// Something the application can wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub(super) u64);
+
+/// What a ticket is for; made into a sentence when somebody asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum TicketKind {
+    Start,
+    Push { table: usize, clock: Clock },
+    Pull { table: usize, clock: Clock },
+    Exchange { clock: Clock, tables: usize },
+    Barrier(String),
+    Status,
+    Leave,
+}
+
+/// What is still to come for a ticket.
+#[derive(Debug)]
+pub(super) struct Pending {
+    kind: TicketKind,
+    since: Time,
+    acks: usize,
+    answers: usize,
+    /// The answers may be incomplete once the worker may go on with the iteration after so many (PSP).
+    partial: Option<Clock>,
+    error: Option<WorkerError>,
+    rows: Vec<f32>,
+    status: Option<Status>,
+    slabs: Vec<SlabInFlight>,
+}
+
+/// What a ticket brings, beside its end.
+#[derive(Debug, Default)]
+pub(super) struct Brought {
+    pub(super) rows: Vec<f32>,
+    pub(super) slabs: Vec<SlabInFlight>,
+}
+
+/// Tickets that nobody has redeemed.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    pending: BTreeMap<Ticket, Pending>,
+    made: u64,
+    start: Option<Ticket>,
+    leaving: Option<Ticket>,
+    statuses: Vec<Ticket>,
+}
+
+impl Pending {
+    /// Rows that the answers bring go here.
+    pub(super) fn with_rows(mut self, elements: usize) -> Pending {
+        self.rows = vec![0.0; elements];
+        self
+    }
+
+    /// It need not wait for all answers once the worker may go on with this iteration.
+    pub(super) fn with_partial(mut self, clock: Option<Clock>) -> Pending {
+        self.partial = clock;
+        self
+    }
+
+    /// Slabs that come back with it.
+    pub(super) fn with_slabs(mut self, slabs: Vec<SlabInFlight>) -> Pending {
+        self.slabs = slabs;
+        self
+    }
+
+    pub(super) fn new(kind: TicketKind, since: Time, acks: usize, answers: usize) -> Pending {
+        Pending {
+            kind,
+            since,
+            acks,
+            answers,
+            partial: None,
+            error: None,
+            rows: Vec::new(),
+            status: None,
+            slabs: Vec::new(),
+        }
+    }
+
+    pub(super) fn kind(&self) -> &TicketKind {
+        &self.kind
+    }
+
+    pub(super) fn since(&self) -> Time {
+        self.since
+    }
+
+    pub(super) fn partial(&self) -> Option<Clock> {
+        self.partial
+    }
+
+    pub(super) fn error(&self) -> Option<&WorkerError> {
+        self.error.as_ref()
+    }
+
+    /// Whether servers have still to say something.
+    pub(super) fn is_open(&self) -> bool {
+        self.acks + self.answers > 0
+    }
+
+    /// Acknowledgements and answers that are to come.
+    pub(super) fn outstanding(&self) -> (usize, usize) {
+        (self.acks, self.answers)
+    }
+
+    pub(super) fn expect(&mut self, acks: usize, answers: usize) {
+        (self.acks, self.answers) = (acks, answers);
+    }
+
+    pub(super) fn acknowledged(&mut self) {
+        self.acks = self.acks.saturating_sub(1);
+    }
+
+    pub(super) fn answered(&mut self) {
+        self.answers = self.answers.saturating_sub(1);
+    }
+
+    /// The first error counts.
+    pub(super) fn fail(&mut self, error: WorkerError) {
+        self.error.get_or_insert(error);
+    }
+
+    pub(super) fn rows_mut(&mut self) -> &mut [f32] {
+        &mut self.rows
+    }
+}
+
+impl Tickets {
+    /// The number of the next ticket.
+    pub(super) fn reserve(&mut self) -> Ticket {
+        self.made += 1;
+        Ticket(self.made)
+    }
+
+    /// Files a ticket under a number that was reserved.
+    pub(super) fn file(&mut self, ticket: Ticket, pending: Pending) {
+        self.pending.insert(ticket, pending);
+    }
+
+    pub(super) fn open(&mut self, pending: Pending) -> Ticket {
+        let ticket = self.reserve();
+        self.file(ticket, pending);
+        ticket
+    }
+
+    /// The ticket of `start`, under which initial values are exchanged.
+    pub(super) fn open_start(&mut self, now: Time) -> Ticket {
+        // One answer is outstanding until the plan is here and says what else is.
+        let ticket = self.open(Pending::new(TicketKind::Start, now, 0, 1));
+        self.start = Some(ticket);
+        ticket
+    }
+
+    pub(super) fn start(&self) -> Option<Ticket> {
+        self.start
+    }
+
+    pub(super) fn open_leave(&mut self, now: Time) -> Ticket {
+        let ticket = self.open(Pending::new(TicketKind::Leave, now, 0, 1));
+        self.leaving = Some(ticket);
+        ticket
+    }
+
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// The coordinator has noted that this worker leaves.
+    pub(super) fn left(&mut self) {
+        if let Some(ticket) = self.leaving.take() {
+            self.answered(ticket);
+        }
+    }
+
+    pub(super) fn open_status(&mut self, now: Time) -> Ticket {
+        let ticket = self.open(Pending::new(TicketKind::Status, now, 0, 1));
+        self.statuses.push(ticket);
+        ticket
+    }
+
+    pub(super) fn wants_status(&self) -> bool {
+        !self.statuses.is_empty()
+    }
+
+    /// Everybody who asked for the status gets it.
+    pub(super) fn set_status(&mut self, status: &Status) {
+        for ticket in std::mem::take(&mut self.statuses) {
+            if let Some(pending) = self.pending.get_mut(&ticket) {
+                pending.status = Some(status.clone());
+                pending.answered();
+            }
+        }
+    }
+
+    pub(super) fn take_status(&mut self, ticket: Ticket) -> Option<Status> {
+        self.pending.get_mut(&ticket)?.status.take()
+    }
+
+    pub(super) fn get(&self, ticket: Ticket) -> Option<&Pending> {
+        self.pending.get(&ticket)
+    }
+
+    pub(super) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Pending> {
+        self.pending.get_mut(&ticket)
+    }
+
+    pub(super) fn contains(&self, ticket: Ticket) -> bool {
+        self.pending.contains_key(&ticket)
+    }
+
+    pub(super) fn answered(&mut self, ticket: Ticket) {
+        self.pending.get_mut(&ticket).into_iter().for_each(Pending::answered);
+    }
+
+    pub(super) fn fail(&mut self, ticket: Ticket, error: WorkerError) {
+        if let Some(pending) = self.pending.get_mut(&ticket) {
+            pending.fail(error);
+        }
+    }
+
+    /// Forgets a ticket.
+    pub(super) fn redeem(&mut self, ticket: Ticket) -> Brought {
+        let pending = self.pending.remove(&ticket);
+        pending.map_or_else(Brought::default, |Pending { rows, slabs, .. }| Brought { rows, slabs })
+    }
+
+    /// The oldest one that servers have still to say something to.
+    pub(super) fn oldest_open(&self) -> Option<Ticket> {
+        self.pending.iter().find(|(_, pending)| pending.is_open()).map(|(ticket, _)| *ticket)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Ticket, &Pending)> {
+        self.pending.iter().map(|(ticket, pending)| (*ticket, pending))
+    }
+
+    /// Bytes that gradients of slabs under way take.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.pending.values().flat_map(|pending| &pending.slabs).map(SlabInFlight::memory_bytes).sum()
+    }
+}
