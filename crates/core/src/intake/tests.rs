@@ -61,7 +61,7 @@ impl Sink for Recorder {
 
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<u8>) -> Result<Admission<u8>, Fault> {
         self.asked_with = so_far;
-        if let Some(cause) = self.refuses.clone() {
+        if let Some(cause) = self.refuses {
             return Err(Fault { cause, message: String::new() });
         }
         let is_done = self.done.get(&frame.worker).is_some_and(|&done| frame.push.clock <= done);
