@@ -202,3 +202,70 @@ impl Aggregate {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Values;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    fn layout() -> Layout {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunks = (0..2u32).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
+        Layout::new(TableSpec::dense("w", [4]), chunks)
+    }
+
+    fn aggregate() -> Aggregate {
+        let mut buffer = Buffer::zeroed(4);
+        // Memory of an earlier sum.
+        buffer.as_mut_slice().fill(99.0);
+        Aggregate::new(Subject { table: 0, clock: 0, attempt: 0, epoch: 1 }, buffer, 2)
+    }
+
+    fn add(aggregate: &mut Aggregate, worker: u32, index: usize, values: [f32; 2], absent: &Absent) {
+        let (start, values) = (index * 2, Values::F32(&values).into());
+        let gradient = GradientFrame::Dense { index, start, values, absent };
+        aggregate.add(Time(u64::from(worker)), WorkerId(worker), gradient);
+    }
+
+    #[test]
+    fn gradients_are_added_up_and_counted_by_chunk() {
+        let (layout, mut aggregate) = (layout(), aggregate());
+        let first = Absent::in_chunk(std::slice::from_ref(&(0..1)), 0..2);
+        add(&mut aggregate, 0, 0, [0.0, 2.0], &first);
+        add(&mut aggregate, 1, 0, [0.0, 3.0], &first);
+        add(&mut aggregate, 1, 1, [4.0, 5.0], Absent::NOTHING);
+        let chunks = layout.chunks();
+        assert_eq!(aggregate.values(&chunks[0]), [0.0, 5.0]);
+        assert_eq!(aggregate.values(&chunks[1]), [4.0, 5.0]);
+        assert_eq!([aggregate.weight(0), aggregate.weight(1)], [2, 1]);
+        assert_eq!((aggregate.absent(0), aggregate.absent(1)), (&first, Absent::NOTHING));
+        assert_eq!((aggregate.last_added(), aggregate.check(&layout)), (Time(1), Ok(())));
+        let contributors: Vec<WorkerId> = aggregate.contributors().iter().copied().collect();
+        assert_eq!(contributors, [WorkerId(0), WorkerId(1)]);
+    }
+
+    #[test]
+    fn chunks_are_sealed_once_and_in_order() {
+        let mut aggregate = aggregate();
+        assert!(aggregate.is_open_at(0) && aggregate.may_wait_for(1));
+        assert_eq!(aggregate.seal(1), 0..1);
+        assert!(!aggregate.is_open_at(0) && aggregate.is_open_at(1));
+        assert_eq!(aggregate.seal(0), 1..1, "what has left does not come back");
+        assert_eq!(aggregate.seal(2), 1..2);
+        aggregate.note_slowest(0);
+        assert!(aggregate.may_wait_for(0) && !aggregate.may_wait_for(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let (layout, mut aggregate) = (layout(), aggregate());
+        aggregate.complete(WorkerId(0), Complete { route: 1, want_params: false, again: None });
+        assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
+        add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
+        assert_eq!(aggregate.check(&layout), Ok(()));
+        add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
+        assert!(aggregate.check(&layout).is_err(), "one worker twice");
+    }
+}

@@ -134,3 +134,64 @@ impl Flights {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aggregator::aggregate::Subject;
+    use crate::store::Buffer;
+
+    fn aggregate(clock: u64) -> Aggregate {
+        Aggregate::new(Subject { table: 0, clock, attempt: 0, epoch: 1 }, Buffer::zeroed(2), 1)
+    }
+
+    #[test]
+    fn frames_stay_until_they_are_noted_and_an_aggregate_until_its_last_one_is() {
+        let mut flights = Flights::default();
+        let ids = [0, 1].map(|clock| flights.open(aggregate(clock)));
+        let cargo = [(ids[0], Cargo::Chunk(0)), (ids[1], Cargo::Chunk(0)), (ids[0], Cargo::Completed)];
+        let numbers = cargo.map(|(id, cargo)| flights.launch(id, cargo).number);
+        assert_eq!((numbers, flights.check()), ([1, 2, 3], Ok(())));
+        assert!(flights.take_noted(0).is_none());
+        assert!(flights.take_noted(2).is_none(), "chunks alone end nothing");
+        assert_eq!(flights.frames().map(|flight| flight.number).collect::<Vec<_>>(), [3]);
+        assert_eq!(flights.take_noted(3).map(|aggregate| aggregate.subject().clock), Some(0));
+        assert!(flights.take_noted(3).is_none() && flights.get(ids[0]).is_none());
+        assert!(flights.get(ids[1]).is_some());
+        assert_eq!((flights.launch(ids[1], Cargo::Completed).number, flights.check()), (4, Ok(())));
+    }
+
+    #[test]
+    fn each_aggregate_has_one_deadline() {
+        let mut flights = Flights::default();
+        let ids = [0, 1].map(|clock| flights.open(aggregate(clock)));
+        flights.set_deadline(ids[0], Time(20));
+        flights.set_deadline(ids[1], Time(30));
+        flights.set_deadline(ids[0], Time(40));
+        assert_eq!((flights.next_timeout(), flights.check()), (Some(Time(30)), Ok(())));
+        assert_eq!(flights.take_due(Time(29)), None);
+        assert_eq!([flights.take_due(Time(30)), flights.take_due(Time(39))], [Some(ids[1]), None]);
+        assert!(!flights.has_deadline(ids[1]) && flights.has_deadline(ids[0]));
+        flights.clear_deadline(ids[0]);
+        assert_eq!((flights.next_timeout(), flights.take_due(Time(100))), (None, None));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut flights = Flights::default();
+        let id = flights.open(aggregate(0));
+        flights.launch(id, Cargo::Chunk(0));
+        flights.aggregates.remove(&id);
+        assert!(flights.check().is_err(), "a frame of nothing");
+        let mut flights = Flights::default();
+        let id = flights.open(aggregate(0));
+        flights.set_deadline(id, Time(1));
+        flights.deadlines.clear();
+        assert!(flights.check().is_err(), "a deadline that never comes");
+        let mut flights = Flights::default();
+        let id = flights.open(aggregate(0));
+        (0..2).for_each(|_| _ = flights.launch(id, Cargo::Chunk(0)));
+        flights.frames.pop_back();
+        assert!(flights.check().is_err(), "a number is missing");
+    }
+}

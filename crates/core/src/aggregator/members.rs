@@ -47,3 +47,21 @@ impl Members {
         self.is_connected.keys().copied()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_stays_a_member_while_it_is_not_connected() {
+        let mut members = Members::default();
+        (0..3).map(WorkerId).for_each(|worker| members.connect(worker));
+        assert_eq!([1, 1, 7].map(|rank| members.disconnect(WorkerId(rank))), [true, false, false]);
+        assert!(members.contains(WorkerId(1)) && !members.is_connected(WorkerId(1)));
+        assert!(!members.contains(WorkerId(7)) && members.is_connected(WorkerId(0)));
+        assert_eq!(members.disconnect_all(), [WorkerId(0), WorkerId(2)]);
+        assert_eq!(members.disconnect_all(), []);
+        members.remove(WorkerId(0));
+        assert_eq!(members.iter().collect::<Vec<_>>(), [WorkerId(1), WorkerId(2)]);
+    }
+}

@@ -119,3 +119,62 @@ impl Routes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(worker: u32, request: u64, aggregate: Option<AggregateId>) -> Route {
+        Route {
+            worker: WorkerId(worker),
+            table: 0,
+            clock: 0,
+            request,
+            aggregate,
+            is_push: true,
+            awaits_ack: true,
+            awaits_params: true,
+            bytes: 0,
+            reply_place: None,
+        }
+    }
+
+    #[test]
+    fn a_route_ends_with_the_last_thing_that_it_waits_for() {
+        let mut routes = Routes::default();
+        let number = routes.open(route(0, 5, None));
+        assert_eq!(routes.passed(WorkerId(0), 5).map(|(number, _)| number), Some(number));
+        assert_eq!(routes.acknowledge(number).map(|route| route.request), Some(5));
+        assert_eq!(routes.acknowledge(number), None, "once");
+        assert!(routes.get(number).is_some());
+        routes.answered(number);
+        assert!(routes.get(number).is_none() && routes.passed(WorkerId(0), 5).is_none());
+        assert_eq!(routes.check(), Ok(()));
+    }
+
+    #[test]
+    fn routes_of_one_worker_are_closed_together() {
+        let mut routes = Routes::default();
+        let aggregate = Some(AggregateId(1));
+        let numbers = [(0, 1, None), (0, 2, aggregate), (1, 1, None)]
+            .map(|(worker, request, aggregate)| routes.open(route(worker, request, aggregate)));
+        assert!(routes.passed(WorkerId(0), 2).is_none(), "it was not passed on");
+        assert!(routes.has_many(WorkerId(0), 1) && !routes.has_many(WorkerId(0), 2));
+        routes.close_all_of(WorkerId(0));
+        let is_there = numbers.map(|number| routes.get(number).is_some());
+        assert_eq!((is_there, routes.check()), ([false, false, true], Ok(())));
+        routes.clear();
+        assert!(routes.get(numbers[2]).is_none() && routes.passed(WorkerId(1), 1).is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut routes = Routes::default();
+        let number = routes.open(route(0, 1, None));
+        routes.by_number.remove(&number);
+        assert!(routes.check().is_err(), "a request without a route");
+        let mut routes = Routes::default();
+        routes.open(Route { awaits_ack: false, awaits_params: false, ..route(0, 1, None) });
+        assert!(routes.check().is_err(), "a route that ends with nothing");
+    }
+}
