@@ -9,13 +9,17 @@ import math
 import os
 import sys
 import weakref
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
 
 from . import _native
 from .arrays import FloatArray, as_array, as_output, as_rows
 from .errors import EnvironmentError, ShapeError
+from .policies import Policies
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_TIMEOUT = 60.0
 _told_alone = False
@@ -52,8 +56,7 @@ def init(
         workers=1,
         servers=1,
         cores=None,
-        sync=None,
-        optimizer=None,
+        policies={},
         seed=1,
         quiet=True,
     )
@@ -164,17 +167,11 @@ class Job:
         *,
         init: Any,
         rows: bool = False,
-        sync: Optional[str] = None,
-        codec: Optional[str] = None,
-        answer_codec: Optional[str] = None,
-        optimizer: Optional[str] = None,
-        reduce: Optional[str] = None,
-        order: Optional[str] = None,
-        nonfinite: Optional[str] = None,
+        **policies: Unpack[Policies],
     ) -> Table:
         """Creates a table with its initial values; those of rank 0 count. All workers create the same, in the same order.
 
-        Policies that are not given are the job's. A table with `rows` is pushed and pulled by single rows of its first
+        Policies (:class:`paramill.policies.Policies`) that are not given are the job's. A table with `rows` is pushed and pulled by single rows of its first
         dimension.
 
         >>> import paramill as pm
@@ -187,11 +184,6 @@ class Job:
         if isinstance(init, (list, tuple, float, int)):
             init = np.asarray(init, np.float32)
         initial = as_array(init, f"the initial value of table `{name}`")
-        texts = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "optimizer": optimizer}
-        for axis, text in texts.items():
-            if text is not None:
-                _native.check_policy(axis, text)
-        policies = {**texts, "reduce": reduce, "order": order, "nonfinite": nonfinite}
         shape = tuple(int(side) for side in np.shape(initial))
         if rows and len(shape) < 2:
             raise ShapeError(f"table `{name}` of shape {shape}: a table with rows has at least two dimensions")
@@ -238,18 +230,20 @@ class Job:
         status: dict[str, Any] = json.loads(self._native.status())
         return status
 
-    def set_sync(self, sync: str, table: str = "*", server: Optional[int] = None) -> str:
-        """Switches the consistency model of the tables that match, for all workers, while the job runs."""
-        self.start()
-        return self._native.set_sync(table, sync, server)
+    def set(self, *, table: str = "*", server: Optional[int] = None, **policies: Unpack[Policies]) -> str:
+        """Changes policies of the tables that match, for all workers, while the job runs. Returns what was done, in words.
 
-    def set_optimizer(self, optimizer: str, table: str = "*") -> str:
-        """Changes parameters of the optimizer (its learning rate, say) of the tables that match, while the job runs.
+        On return all servers follow them. What cannot change while a job runs is refused, with the reason.
 
-        On return all servers use them.
+        >>> import paramill as pm
+        >>> job = pm.init()
+        >>> w = job.table("w", init=[0.0])
+        >>> job.set(sync="asp", optimizer="sgd:lr=0.01")
+        '1 tables now have sync=asp, optimizer=sgd:lr=0.01 on all servers'
+        >>> job.close()
         """
         self.start()
-        return self._native.set_optimizer(table, optimizer)
+        return self._native.set(table, server, policies)
 
     def close(self) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from . import _native
+from .policies import JobPolicies
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Server:
     elsewhere if `listen` is not on loopback; one where `optimizer` uses norms (``lars``, ``clip=``), which are of what one data
     core holds. It cannot know what scripts give to their tables: pass ``cores=1`` for those that use norms.
 
+    `policies` are those of every table that does not say its own (:class:`paramill.policies.JobPolicies`).
+
     `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
     are threads of this process.
 
@@ -57,11 +63,10 @@ class Server:
         workers: int = 1,
         servers: int = 1,
         cores: Optional[int] = None,
-        sync: Optional[str] = None,
-        optimizer: Optional[str] = None,
         seed: int = 1,
         quiet: bool = False,
         conditions: Optional[Mapping[str, Condition]] = None,
+        **policies: Unpack[JobPolicies],
     ) -> None:
         for name, condition in (conditions or {}).items():
             _native.register_condition(name, condition.function, condition.deadline, condition.fallback)
@@ -71,8 +76,7 @@ class Server:
             workers=workers,
             servers=servers,
             cores=cores,
-            sync=sync,
-            optimizer=optimizer,
+            policies=policies,
             seed=seed,
             quiet=quiet,
         )

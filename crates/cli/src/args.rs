@@ -8,7 +8,8 @@ pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand};
+use paramill_core::policy::Axis;
 use paramill_node::pinning::Pin;
 use std::path::PathBuf;
 
@@ -38,21 +39,35 @@ impl Args {
     }
 }
 
-/// The command of `launch` comes after `--`, which is easily forgotten.
+/// Says what was probably meant.
 fn with_advice(mut error: clap::Error, words: &[String]) -> clap::Error {
-    let is_launch =
-        words.get(1).is_some_and(|word| word == "launch") && !words.iter().any(|word| word == "--");
-    if let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg)
-        && is_launch
-        && error.kind() == ErrorKind::UnknownArgument
-        && !stray.starts_with('-')
-        && let Some(place) = words.iter().position(|word| word == stray)
-    {
-        let (options, command) = (words[1..place].join(" "), words[place..].join(" "));
-        let advice = format!("put `--` before the command: paramill {options} -- {command}");
+    let Some(ContextValue::String(stray)) = error.get(ContextKind::InvalidArg) else { return error };
+    let advice = match words.get(1).map(String::as_str) {
+        Some("launch") => launch_advice(stray, words),
+        Some("set") => set_advice(stray),
+        _ => None,
+    };
+    if let Some(advice) = advice.filter(|_| error.kind() == ErrorKind::UnknownArgument) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
     }
     error
+}
+
+/// The command of `launch` comes after `--`, which is easily forgotten.
+fn launch_advice(stray: &str, words: &[String]) -> Option<String> {
+    if stray.starts_with('-') || words.iter().any(|word| word == "--") {
+        return None;
+    }
+    let place = words.iter().position(|word| word == stray)?;
+    let (options, command) = (words[1..place].join(" "), words[place..].join(" "));
+    Some(format!("put `--` before the command: paramill {options} -- {command}"))
+}
+
+/// Policies are options of other commands.
+fn set_advice(stray: &str) -> Option<String> {
+    let name = stray.strip_prefix("--")?.split('=').next()?.replace('-', "_");
+    let axis = Axis::named(&name).ok()?;
+    Some(format!("say it without dashes: paramill set URL {axis}=TEXT"))
 }
 
 const TOP_EXAMPLES: &str = "\
@@ -305,29 +320,27 @@ pub(crate) struct StatusArgs {
     pub(crate) url: String,
 }
 
-/// Change a policy of a running job.
+/// Change policies of a running job.
+///
+/// Whatever can change while a job runs changes; of the rest it says why not.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
-  paramill set 127.0.0.1:7070 --sync ssp:s=5
-  paramill set 127.0.0.1:7070 --table 'conv*' --server 1 --sync asp
-  paramill set 127.0.0.1:7070 --optimizer adamw:lr=1e-4",
-    group = ArgGroup::new("change").args(["sync", "optimizer"]).required(true).multiple(true))]
+  paramill set 127.0.0.1:7070 sync=ssp:s=5
+  paramill set 127.0.0.1:7070 sync=asp --table 'conv*' --server 1
+  paramill set 127.0.0.1:7070 optimizer=adamw:lr=1e-4 sync=bsp")]
 pub(crate) struct SetArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
+    /// What holds from now on: the name of a policy, as its option is called, and its text.
+    #[arg(value_name = "AXIS=TEXT", required = true)]
+    pub(crate) changes: Vec<String>,
     /// Only tables whose name matches (`*` and `?`).
     #[arg(long, value_name = "GLOB", default_value = "*")]
     pub(crate) table: String,
     /// Only on this server.
     #[arg(long, value_name = "ID")]
     pub(crate) server: Option<u32>,
-    /// The consistency model from now on.
-    #[arg(long, value_name = "S")]
-    pub(crate) sync: Option<String>,
-    /// The optimizer's parameters from now on, such as adamw:lr=1e-4; the rule stays what it is.
-    #[arg(long, value_name = "O")]
-    pub(crate) optimizer: Option<String>,
 }
 
 /// List every component that can be named, with its parameters.

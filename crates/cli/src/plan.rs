@@ -8,14 +8,10 @@ use crate::output::Output;
 use crate::training;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
-use paramill_core::codec::Codec;
-use paramill_core::consistency::SyncPolicy;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
-use paramill_core::optimizer::OptimizerPolicy;
+use paramill_core::policy::{Axis, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::spec::Spec;
-use paramill_core::table::{PolicyOverride, TablePolicy};
 use paramill_node::Transport;
 use paramill_node::data_cores::Choice;
 use paramill_train::WorkloadConfig;
@@ -33,7 +29,8 @@ pub(crate) struct JobPlan {
     pub(crate) inject: Vec<String>,
     pub(crate) workload: WorkloadPlan,
     pub(crate) cluster: ClusterPlan,
-    pub(crate) policy: PolicyPlan,
+    /// Of every table.
+    pub(crate) policy: Policy,
     /// Policies of single tables, on single servers.
     #[serde(rename = "override", skip_serializing_if = "Vec::is_empty")]
     pub(crate) overrides: Vec<PolicyOverride>,
@@ -81,14 +78,6 @@ impl ClusterPlan {
         let share = u64::from(rank) * u64::from(self.aggregators) / u64::from(self.workers.max(1));
         (self.aggregators > 0).then_some(share as usize)
     }
-}
-
-/// Which components decide.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct PolicyPlan {
-    pub(crate) placement: String,
-    #[serde(flatten)]
-    pub(crate) table: TablePolicy,
 }
 
 const MAX_EPOCHS: u64 = 1_000_000;
@@ -153,7 +142,6 @@ impl JobPlan {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
-        let policy = TablePolicy::default();
         let mut plan = JobPlan {
             seed: said.seed.unwrap_or(1),
             inject: said.inject.unwrap_or_default(),
@@ -177,18 +165,7 @@ impl JobPlan {
                 transport: said.cluster.transport.unwrap_or_default(),
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
-            policy: PolicyPlan {
-                placement: said.policy.placement.unwrap_or_else(|| "heuristic".to_owned()),
-                table: TablePolicy {
-                    sync: said.policy.sync.unwrap_or(policy.sync),
-                    optimizer: said.policy.optimizer.unwrap_or_else(|| info.optimizer.to_owned()),
-                    reduce: said.policy.reduce.unwrap_or(policy.reduce),
-                    order: said.policy.order.unwrap_or(policy.order),
-                    nonfinite: said.policy.nonfinite.unwrap_or(policy.nonfinite),
-                    codec: said.policy.codec.unwrap_or(policy.codec),
-                    answer_codec: said.policy.answer_codec.unwrap_or(policy.answer_codec),
-                },
-            },
+            policy: Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy),
             overrides: said.overrides.unwrap_or_default(),
         };
         if said.cluster.cores.is_some() {
@@ -201,7 +178,7 @@ impl JobPlan {
     }
 
     fn check(&self, registry: &Registry) -> Result<()> {
-        let (workload, cluster, policy) = (&self.workload, &self.cluster, &self.policy);
+        let (workload, cluster) = (&self.workload, &self.cluster);
         within("seed", self.seed, 0..=MAX_SEED)?;
         within("epochs", workload.epochs, 1..=MAX_EPOCHS)?;
         within("batch", workload.batch, 1..=MAX_BATCH)?;
@@ -213,11 +190,7 @@ impl JobPlan {
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
         self.workload_config(0).check()?;
         FaultPlan::parse(&self.inject)?.check_members(cluster.workers, cluster.servers)?;
-        check_sync(&policy.table.sync, registry)?;
-        check_optimizer(&policy.table.optimizer, registry)?;
-        Codec::parse(&registry.codec, &policy.table.codec)?;
-        Codec::for_answers(&registry.codec, &policy.table.answer_codec)?;
-        registry.placement.build(&Spec::parse(&policy.placement)?)?;
+        self.policy.check(registry)?;
         for (index, rule) in self.overrides.iter().enumerate() {
             self.check_override(rule, registry)
                 .with_context(|| format!("override {} (table = \"{}\")", index + 1, rule.table))?;
@@ -230,24 +203,11 @@ impl JobPlan {
         if let Some(server) = rule.server {
             within("server", server.0, 0..=self.cluster.servers - 1)?;
         }
-        let nothing = PolicyOverride { table: rule.table.clone(), server: rule.server, ..Default::default() };
-        ensure!(*rule != nothing, "it changes nothing; give it a `sync`, an `optimizer` or another policy");
-        rule.sync.as_deref().map_or(Ok(()), |sync| check_sync(sync, registry))?;
-        rule.optimizer.as_deref().map_or(Ok(()), |optimizer| check_optimizer(optimizer, registry))?;
-        rule.codec.as_deref().map(|codec| Codec::parse(&registry.codec, codec)).transpose()?;
-        rule.answer_codec.as_deref().map(|codec| Codec::for_answers(&registry.codec, codec)).transpose()?;
-        Ok(())
+        let is_empty = rule.policies.is_empty();
+        ensure!(!is_empty, "it changes nothing; give it a `sync`, an `optimizer` or another policy");
+        rule.check()?;
+        Ok(rule.policies.check(registry)?)
     }
-}
-
-fn check_sync(text: &str, registry: &Registry) -> Result<()> {
-    SyncPolicy::parse(&registry.consistency, text)?;
-    Ok(())
-}
-
-fn check_optimizer(text: &str, registry: &Registry) -> Result<()> {
-    OptimizerPolicy::parse(&registry.optimizer, text)?;
-    Ok(())
 }
 
 /// `workers = 0: expected 1 to 16384`.
@@ -259,7 +219,7 @@ fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: RangeI
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paramill_core::table::{Order, Reduce};
+    use paramill_core::policy::{Order, Reduce};
     use paramill_core::types::ServerId;
 
     /// A file that says everything.
@@ -294,6 +254,9 @@ mod tests {
         reduce = "sum"
         order = "ranked"
         nonfinite = "clip"
+        codec = "topk:0.01"
+        answer_codec = "f16"
+        chunk = "4KB"
 
         [[override]]
         table = "*.bias"
@@ -324,14 +287,14 @@ mod tests {
     #[test]
     fn a_file_wins_over_defaults_and_options_win_over_the_file() {
         let from_file = plan(FULL, &JobArgs::default()).unwrap();
-        assert_eq!((from_file.cluster.workers, from_file.policy.table.reduce), (8, Reduce::Sum));
+        assert_eq!((from_file.cluster.workers, from_file.policy.reduce()), (8, Reduce::Sum));
         assert_eq!(from_file.overrides[0].server, Some(ServerId(2)));
 
         let mut args = JobArgs { workers: Some(5), processes: Some(false), ..JobArgs::default() };
-        args.policy.sync = Some("bsp".into());
+        args.policy.0.set(Axis::Sync, "bsp").unwrap();
         let both = plan(FULL, &args).unwrap();
         assert_eq!((both.cluster.workers, both.cluster.processes), (5, false));
-        assert_eq!((both.policy.table.sync.as_str(), both.policy.table.order), ("bsp", Order::Ranked));
+        assert_eq!((both.policy.get(Axis::Sync), both.policy.order()), ("bsp", Order::Ranked));
     }
 
     #[test]
@@ -352,7 +315,7 @@ mod tests {
         let plan = plan("", &args).unwrap();
         let info = paramill_train::find("lr").unwrap();
         assert_eq!((plan.workload.epochs, plan.workload.batch), (info.epochs, info.batch));
-        assert_eq!(plan.policy.table.optimizer, info.optimizer);
+        assert_eq!(plan.policy.get(Axis::Optimizer), info.optimizer);
     }
 
     #[test]
@@ -375,6 +338,18 @@ mod tests {
             ("[policy]\nplacement = \"random\"", "unknown placement `random`; known: uniform"),
             ("[policy]\noptimizer = \"adam:lr=0\"", "lr"),
             ("[policy]\norder = \"any\"", "expected `arrival` or `ranked`"),
+            (
+                "[policy]\ncdoec = \"none\"",
+                "unknown policy `cdoec`; known: sync, placement, optimizer, codec",
+            ),
+            ("[policy]\nsync = \"asp\"\ncdoec = \"none\"", "line 3, column 1"),
+            ("[policy]\nchunk = \"3MB\"", "chunk: `3MB`: expected 4B to 2MB in steps of 4 bytes"),
+            ("[[override]]\ntable = \"w\"\nchunk = \"4KB\"", "chunk: it is the same for the whole job"),
+            (
+                "[[override]]\ntable = \"w\"\nserver = 1\ncodec = \"f16\"",
+                "the same on all servers of a table",
+            ),
+            ("[[override]]\ntabel = \"w\"", "unknown policy `tabel`"),
             ("[[override]]\ntable = \"w\"", "override 1 (table = \"w\"): it changes nothing"),
             ("[[override]]\ntable = \"w\"\nserver = 2\nsync = \"asp\"", "server = 2: expected 0 to 1"),
             ("[[override]]\ntable = \"w\"\nsync = \"x\"", "unknown consistency model `x`"),

@@ -34,8 +34,7 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
 /// The job as its coordinator sees it.
 pub(crate) fn job_config(plan: &JobPlan, name: &str) -> JobConfig {
     JobConfig {
-        placement: plan.policy.placement.clone(),
-        policy: plan.policy.table.clone(),
+        policy: plan.policy.clone(),
         overrides: plan.overrides.clone(),
         seed: plan.seed,
         ..JobConfig::new(name, plan.cluster.workers, plan.cluster.servers)

@@ -26,7 +26,7 @@ const WORLD: &str = r#"
     servers = 2
     cores = 2
     iterations = 12
-    chunk_elements = 256
+    chunk = "1KB"
     placement = "uniform"
 
     [[tables]]

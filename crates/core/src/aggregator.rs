@@ -12,15 +12,14 @@ mod sums;
 mod table;
 
 use crate::address::Addresses;
-use crate::codec::{Codec, Decoder, Encoder};
-use crate::consistency::{Apply, SyncPolicy};
+use crate::codec::{Decoder, Encoder};
+use crate::consistency::Apply;
 use crate::limits;
 use crate::link::Link;
-use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Axis, Order, Policies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::table::{Order, PolicyOverride, chunks};
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
@@ -146,8 +145,10 @@ impl Aggregator {
             Control::Plan(plan) => self.take_plan(now, *plan),
             Control::Members { workers, .. } => self.take_members(&workers),
             Control::SetSync { table, server, sync } => {
-                let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
-                self.set_sync(rule);
+                let mut policies = Policies::default();
+                if policies.set(Axis::Sync, sync).is_ok() {
+                    self.set_sync(PolicyOverride::new(table, policies).on(server));
+                }
             }
             // Gradients are added up the same way, whatever steps are made with them.
             Control::SetOptimizer { .. } => {}
@@ -165,9 +166,10 @@ impl Aggregator {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.stop(Some(error));
         }
-        let chunks = chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
-        self.zeros = vec![0; plan.chunk_elements.max(limits::CHUNK_ELEMENTS as u32) as usize * 4];
+        let longest = chunks.iter().flatten().map(|chunk| chunk.len).max();
+        self.zeros = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0) as usize)];
         let me = self.id.map_or(0, |id| id.0 as usize);
         for (index, (shard, addresses)) in (0u64..).zip(&plan.shards) {
             let addresses = addresses.for_caller(me + shard.core as usize);
@@ -194,26 +196,26 @@ impl Aggregator {
                     continue;
                 }
                 let policy = plan.policy_of(TableId(number as u32), lane.shard.server);
-                let sync = SyncPolicy::parse(&self.registry.consistency, &policy.sync);
-                let optimizer = OptimizerPolicy::parse(&self.registry.optimizer, &policy.optimizer);
+                let sync = policy.sync(&self.registry);
+                let optimizer = policy.optimizer(&self.registry);
                 // What cannot be read here is refused by the servers.
                 let (Ok(sync), Ok(optimizer)) = (sync, optimizer) else { continue };
-                if let Ok(codec) = Codec::parse(&self.registry.codec, &policy.codec)
+                if let Ok(codecs) = policy.codecs(&self.registry)
                     && table.decoder.is_none()
                 {
-                    let is_encoded = !codec.is_none() && !plan.tables[number].rows;
-                    let codec = Arc::new(codec.of_sums());
+                    let is_encoded = !codecs.push.is_none() && !plan.tables[number].rows;
+                    let codec = Arc::new(codecs.push.of_sums());
                     table.encoder = is_encoded.then(|| Encoder::new(codec.clone(), table.elements()));
                     table.decoder = Some(Decoder::new(codec));
                     // No worker has such a rank.
                     table.identity = (plan.seed, !self.id.map_or(0, |id| id.0), number as u32);
                 }
-                if let Ok(codec) = Codec::for_answers(&self.registry.codec, &policy.answer_codec) {
-                    self.copies.set_codec(number, codec);
+                if let Ok(codecs) = policy.codecs(&self.registry) {
+                    self.copies.set_codec(number, codecs.answer);
                 }
                 let on_arrival = sync.model.apply() == Apply::OnArrival;
                 // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
-                let alone = policy.order == Order::Ranked && !on_arrival
+                let alone = policy.order() == Order::Ranked && !on_arrival
                     || sync.model.wants_significance()
                     || on_arrival && optimizer.needs_norms();
                 let is_patient = sync.model.waits_for_all();
@@ -222,7 +224,7 @@ impl Aggregator {
                     adds_up: !plan.tables[number].rows && !alone,
                     hold: hold.max(self.config.hold),
                     is_patient,
-                    nonfinite: policy.nonfinite,
+                    nonfinite: policy.nonfinite(),
                 });
             }
         }

@@ -16,6 +16,7 @@ pub use config::JobConfig;
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::policy::Axis;
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Lost, Outbox, Output, Role};
@@ -221,16 +222,13 @@ impl Coordinator {
     fn handle_command(&mut self, now: Time, asker: NodeId, message: Control) {
         match message {
             Control::StatusQuery => self.query_status(now, asker),
-            Control::SetSync { table, server, sync } => {
-                let outcome = self.set_sync(now, table, server, sync);
-                if let Ok(sentence) = &outcome {
+            Control::Set(rule) => {
+                // A learning rate may follow a schedule from step to step: that is not news.
+                let is_news = rule.policies.iter().any(|(axis, _)| axis != Axis::Optimizer);
+                let outcome = self.set(now, rule);
+                if let (true, Ok(sentence)) = (is_news, &outcome) {
                     self.log(sentence.clone());
                 }
-                self.answer_change(asker, outcome);
-            }
-            // A learning rate may follow a schedule from step to step: that is not news.
-            Control::SetOptimizer { table, server, optimizer } => {
-                let outcome = self.set_optimizer(table, server, optimizer);
                 self.answer_change(asker, outcome);
             }
             other => self.log(format!("ignored a `{}` message from {asker}", other.name())),

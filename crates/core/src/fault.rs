@@ -15,7 +15,7 @@
 //! | --- | --- |
 //! | `slow=4x` | everything the node does takes that much longer (nodes only) |
 //! | `pause=2s@10s` | the node stands still for 2 s from second 10 on (nodes only) |
-//! | `crash@5s` | the node is gone from second 5 on (nodes only) |
+//! | `crash@5s[,restart=2s]` | the node is gone from second 5 on; 2 s later it is started anew (nodes only) |
 //! | `delay=4s[,p=0.01]` | after `pull`, that answer alone is late; else all that follows on the connection waits |
 //! | `reset[,p=0.001]` | the connection breaks when a frame is sent on it |
 //! | `trace=PATH[,scale=F]` | the times of steps are replayed from a file (workers only) |
@@ -80,8 +80,13 @@ pub enum Effect {
         /// From when on.
         at: Time,
     },
-    /// The node is gone from this time on.
-    Crash(Time),
+    /// The node is gone.
+    Crash {
+        /// From when on.
+        at: Time,
+        /// How long after that it is started anew, if it is. A process cannot do that for itself: who started it does.
+        restart: Option<Duration>,
+    },
     /// Messages are late.
     Delay {
         /// By how much.
@@ -202,13 +207,17 @@ impl FaultPlan {
         })
     }
 
-    /// When `node` is gone, if ever.
-    pub fn crash_at(&self, node: NodeId) -> Option<Time> {
-        let time = |rule: &Rule| match rule.effect {
-            Effect::Crash(at) if rule.selector.names(node) => Some(at),
+    /// When `node` is gone, and how long after that it is started anew, if it is.
+    pub fn crashes(&self, node: NodeId) -> impl Iterator<Item = (Time, Option<Duration>)> + '_ {
+        self.rules.iter().filter_map(move |rule| match rule.effect {
+            Effect::Crash { at, restart } if rule.selector.names(node) => Some((at, restart)),
             _ => None,
-        };
-        self.rules.iter().filter_map(time).min()
+        })
+    }
+
+    /// When `node` is gone for the first time, if ever.
+    pub fn crash_at(&self, node: NodeId) -> Option<Time> {
+        self.crashes(node).map(|(at, _)| at).min()
     }
 }
 
@@ -386,7 +395,7 @@ mod tests {
             "worker=*:slow=2x",
             "server=1:pause=2s@10s",
             "server=*:pause=1s@3s",
-            "worker=1:crash@5s",
+            "worker=1:crash@5s,restart=2s",
             "worker=*:crash@9s",
         ]);
         assert_eq!(plan.compute_factor(WorkerId(2)), 8.0);
@@ -399,6 +408,10 @@ mod tests {
         assert_eq!(plan.crash_at(worker(1)), Some(Time::ZERO + 5 * second));
         assert_eq!(plan.crash_at(worker(0)), Some(Time::ZERO + 9 * second));
         assert_eq!(plan.crash_at(NodeId::Coordinator), None);
+        let crashes = |node| plan.crashes(node).collect::<Vec<_>>();
+        let at = |seconds| Time::ZERO + seconds * second;
+        assert_eq!(crashes(worker(1)), [(at(5), Some(2 * second)), (at(9), None)]);
+        assert_eq!(crashes(worker(0)), [(at(9), None)]);
     }
 
     #[test]

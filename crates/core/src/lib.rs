@@ -20,6 +20,7 @@ pub mod limits;
 pub mod link;
 pub mod optimizer;
 pub mod placement;
+pub mod policy;
 pub mod prng;
 pub mod registry;
 pub mod role;

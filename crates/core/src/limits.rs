@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-/// Parameters in one chunk, unless a job says otherwise: 32 KB of f32.
-pub const CHUNK_ELEMENTS: usize = 8192;
+/// Parameters that are worked on at once where their number is free: 32 KB of f32 stay in the nearest caches.
+pub const BLOCK_ELEMENTS: usize = 8192;
+/// Parameters in a row of a table of rows.
+pub const MAX_ROW_ELEMENTS: usize = 8192;
 /// Ranges without a gradient that a push of a chunk, or an exchange of a table, may name.
 pub const MAX_ABSENT_RANGES: usize = 65_536;
 /// The largest payload of a data frame.
 pub const MAX_DATA_BYTES: usize = 4 << 20;
-/// The most parameters in one chunk: with a row number before every one of them they still fit a data frame.
-pub const MAX_CHUNK_ELEMENTS: usize = MAX_DATA_BYTES / 8;
+/// The most parameters in one data frame, and so in one chunk: a row number before every one of them still fits.
+pub const MAX_DATA_ELEMENTS: usize = MAX_DATA_BYTES / 8;
 /// Chunks in one job. Everybody keeps a list of them.
 pub const MAX_CHUNKS: u64 = 1 << 24;
 /// The largest payload of a control frame.
@@ -66,7 +68,8 @@ pub const MAX_HELLO_BYTES: usize = 4096;
 /// Commands (`paramill status`, `paramill set`) that may be connected to a coordinator. A further one takes the place of the
 /// one that has been silent longest.
 pub const MAX_COMMANDS: usize = 32;
-/// The largest payload of a frame from a command: a glob, the text form of a policy, and the numbers beside them.
+/// The largest payload of a frame from a command: a glob, the text of a policy or several short ones, and
+/// the names and numbers beside them.
 pub const MAX_COMMAND_BYTES: usize = MAX_NAME_BYTES + MAX_POLICY_BYTES + 64;
 /// From this part of a process's file descriptors on, connections of strangers are a crowd: those that have not said who they
 /// are, and commands. A newcomer then takes the place of one that has not said hello within [`HELLO_GRACE`].

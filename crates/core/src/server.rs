@@ -561,7 +561,7 @@ impl Role for Shard {
         self.outputs.check()?;
         self.delivery.check()?;
         self.tables.check()?;
-        let waiting = self.tables.iter().map(|table| table.controller.waiting_count()).sum();
+        let waiting: usize = self.tables.iter().map(|table| table.controller.waiting_count()).sum();
         if self.delivery.waiting_count() != waiting {
             let kept = self.delivery.waiting_count();
             return Err(format!("{waiting} pulls wait for their tables' controllers, and {kept} are kept"));

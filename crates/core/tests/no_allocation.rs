@@ -8,7 +8,7 @@
 mod load;
 
 use load::{Load, Work};
-use paramill_core::table::TablePolicy;
+use paramill_core::policy::{Axis, Policy};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -66,8 +66,7 @@ fn steady_rounds_take_no_memory_for_chunks() {
     for optimizer in ["sgd", "adam:lr=0.001"] {
         for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000), (5, 50, 100), (40, 10, 100)] {
             for codec in ["none", "f16", "topk:0.1", "int8"] {
-                let (optimizer, codec) = (optimizer.into(), codec.into());
-                let policy = TablePolicy { optimizer, codec, ..TablePolicy::default() };
+                let policy = Policy::default().with(Axis::Optimizer, optimizer).with(Axis::Codec, codec);
                 let work = Work { workers, tables, elements, policy };
                 assert_eq!(allocations(&work), 0, "{work:?}");
             }
@@ -79,7 +78,7 @@ fn steady_rounds_take_no_memory_for_chunks() {
 #[test]
 fn rounds_after_an_absence_take_no_memory_either() {
     for (workers, tables, elements) in [(1, 1, 20_000), (2, 3, 20_000)] {
-        let policy = TablePolicy { optimizer: "adam:lr=0.001".into(), ..TablePolicy::default() };
+        let policy = Policy::default().with(Axis::Optimizer, "adam:lr=0.001");
         let work = Work { workers, tables, elements, policy };
         let mut load = Load::new(work.clone());
         load.round();

@@ -3,9 +3,9 @@
 use crate::transport::tcp;
 use crate::url::JobUrl;
 use paramill_core::limits;
+use paramill_core::policy::PolicyOverride;
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::Status;
-use paramill_core::types::ServerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, WireError, padded,
@@ -98,29 +98,10 @@ impl Admin {
         }
     }
 
-    /// Switches the consistency model of the tables that match, on one server or on all. The answer is a sentence.
-    pub fn set_sync(
-        &mut self,
-        table: &str,
-        server: Option<ServerId>,
-        sync: &str,
-    ) -> Result<String, AdminError> {
-        match self.ask(&Control::SetSync { table: table.into(), server, sync: sync.into() })? {
-            Control::Done(sentence) => Ok(sentence),
-            other => Err(AdminError::Unexpected(format!("{other:?}"))),
-        }
-    }
-
-    /// Changes parameters of the optimizer of the tables that match, on one server or on all. The rule stays. Servers
-    /// follow it soon; a status that is asked for next comes after that. The answer is a sentence.
-    pub fn set_optimizer(
-        &mut self,
-        table: &str,
-        server: Option<ServerId>,
-        optimizer: &str,
-    ) -> Result<String, AdminError> {
-        let optimizer = optimizer.into();
-        match self.ask(&Control::SetOptimizer { table: table.into(), server, optimizer })? {
+    /// Changes policies of the tables that match, on one server or on all. Everybody follows it soon; a status that is asked
+    /// for next comes after the servers do. The answer is a sentence, or why it cannot be changed while the job runs.
+    pub fn set(&mut self, change: PolicyOverride) -> Result<String, AdminError> {
+        match self.ask(&Control::Set(change))? {
             Control::Done(sentence) => Ok(sentence),
             other => Err(AdminError::Unexpected(format!("{other:?}"))),
         }

@@ -46,8 +46,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub use paramill_core::lease::Lease;
+pub use paramill_core::policy::{Axis, NonFinite, Order, Policies, PolicyOverride, Reduce};
 pub use paramill_core::store::Buffer;
-pub use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TableSpec};
+pub use paramill_core::table::TableSpec;
 pub use paramill_core::types::{TableId, WorkerId};
 pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
 pub use slab::{Exchange, Slab};

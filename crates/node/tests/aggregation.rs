@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::status::Status;
-use paramill_core::table::{Reduce, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, WorkerId};
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{ClientError, Job, JobOptions};
@@ -18,14 +19,13 @@ const ELEMENTS: usize = 50_000;
 const STEPS: u32 = 8;
 
 fn job_config(workers: u32, codec: &str) -> JobConfig {
-    let policy = TablePolicy {
-        optimizer: "sgd:lr=1".into(),
-        reduce: Reduce::Sum,
-        codec: codec.into(),
-        answer_codec: codec.into(),
-        ..TablePolicy::default()
-    };
-    JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, 2) }
+    let policy = Policy::default()
+        .with(Axis::Optimizer, "sgd:lr=1")
+        .with(Axis::Reduce, "sum")
+        .with(Axis::Codec, codec)
+        .with(Axis::AnswerCodec, codec);
+    let policy = policy.with(Axis::Placement, "uniform");
+    JobConfig { policy, ..JobConfig::new("test", workers, 2) }
 }
 
 /// A job's servers and aggregators, over TCP or in memory.

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::table::{NonFinite, PolicyOverride, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, TableId, WorkerId};
 use paramill_node::client::{ClientError, Job, JobOptions, WorkerError};
 use paramill_node::server::{self, Server, ServerConfig};
@@ -15,8 +16,9 @@ const ELEMENTS: usize = 20_000;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn config(workers: u32, servers: u32, sync: &str) -> JobConfig {
-    let policy = TablePolicy { sync: sync.into(), optimizer: "sgd:lr=1".into(), ..TablePolicy::default() };
-    JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, servers) }
+    let policy = Policy::default().with(Axis::Sync, sync).with(Axis::Optimizer, "sgd:lr=1");
+    let policy = policy.with(Axis::Placement, "uniform");
+    JobConfig { policy, ..JobConfig::new("test", workers, servers) }
 }
 
 fn start_servers(job: &JobConfig) -> Vec<Server> {
@@ -48,12 +50,7 @@ fn stop(servers: Vec<Server>) {
 
 /// The worker believes that NaN is clipped, as it is on the first server; the second one refuses it.
 fn refusing_nan_late(workers: u32, sync: &str) -> JobConfig {
-    let rule = PolicyOverride {
-        table: "*".into(),
-        server: Some(ServerId(0)),
-        nonfinite: Some(NonFinite::Clip),
-        ..PolicyOverride::default()
-    };
+    let rule = PolicyOverride::new("*", Policies::of([(Axis::NonFinite, "clip")])).on(ServerId(0));
     JobConfig { overrides: vec![rule], ..config(workers, 2, sync) }
 }
 

@@ -5,8 +5,9 @@
 use paramill_core::address::Addresses;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{TableId, WorkerId};
 use paramill_core::worker::Gradient;
 use paramill_node::Hub;
@@ -20,13 +21,12 @@ use std::time::Duration;
 const ELEMENTS: usize = 100_000;
 
 fn job_config(workers: u32, servers: u32, sync: &str) -> JobConfig {
-    let policy = TablePolicy {
-        sync: sync.into(),
-        optimizer: "momentum:lr=0.1".into(),
-        order: Order::Ranked,
-        ..TablePolicy::default()
-    };
-    JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", workers, servers) }
+    let policy = Policy::default()
+        .with(Axis::Sync, sync)
+        .with(Axis::Optimizer, "momentum:lr=0.1")
+        .with(Axis::Order, "ranked");
+    let policy = policy.with(Axis::Placement, "uniform");
+    JobConfig { policy, ..JobConfig::new("test", workers, servers) }
 }
 
 /// Starts all servers of a job; `hub` chooses the in-memory transport.
@@ -217,16 +217,17 @@ fn status_and_set_work_while_a_job_runs() {
 
     let url = format!("paramill://{}/test", servers[0].coordinator()).parse().unwrap();
     let mut admin = Admin::connect(&url, Duration::from_secs(5)).unwrap();
+    let sync = |table: &str, sync: &str| PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)]));
     let status = admin.status().unwrap();
     assert_eq!(status.phase, "running with 1 workers");
     assert_eq!(status.shards.len(), 2);
     assert!(status.shards.iter().all(|shard| shard.tables[0].version == 1 && shard.tables[0].sync == "bsp"));
-    let sentence = admin.set_sync("w", None, "ssp:s=3").unwrap();
-    assert_eq!(sentence, "1 tables now use ssp:s=3 on all servers");
-    for (table, sync, expected) in
+    let sentence = admin.set(sync("w", "ssp:s=3")).unwrap();
+    assert_eq!(sentence, "1 tables now have sync=ssp:s=3 on all servers");
+    for (table, model, expected) in
         [("w", "sps:s=3", "unknown consistency model `sps`"), ("x", "bsp", "no table matches `x`")]
     {
-        let error = admin.set_sync(table, None, sync).unwrap_err().to_string();
+        let error = admin.set(sync(table, model)).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     assert!(admin.status().unwrap().shards.iter().all(|shard| shard.tables[0].sync == "ssp:s=3"));
@@ -428,7 +429,7 @@ fn reading_does_not_hold_the_worker_up() {
 #[test]
 fn delays_over_sockets_hold_a_connection_and_lose_nothing() {
     let mut config = job_config(2, 1, "bsp");
-    config.policy.optimizer = "sgd:lr=1".into();
+    config.policy.set(Axis::Optimizer, "sgd:lr=1").unwrap();
     let servers = start_servers(&config, 1, None);
     let faults = FaultPlan::parse(&["worker=1:delay=100ms"]).unwrap();
     std::thread::scope(|scope| {

@@ -2,10 +2,11 @@
 
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
-use paramill_core::table::{TablePolicy, TableSpec};
-use paramill_core::types::WorkerId;
+use paramill_core::table::TableSpec;
+use paramill_core::types::{ServerId, WorkerId};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
@@ -22,7 +23,7 @@ const ELEMENTS: usize = 4 << 20;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn start_server(workers: u32) -> Server {
-    let policy = TablePolicy { sync: "asp".into(), ..TablePolicy::default() };
+    let policy = Policy::default().with(Axis::Sync, "asp");
     let job = JobConfig { policy, ..JobConfig::new("test", workers, 1) };
     let config =
         ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
@@ -173,7 +174,8 @@ fn a_command_that_announces_more_than_any_command_needs_is_told_so() {
     let mut peer = Raw::connect(server.coordinator());
     assert_eq!(peer.greet_as_command().0, Kind::Welcome);
     let (table, sync) = ("t".repeat(limits::MAX_NAME_BYTES), "s".repeat(limits::MAX_POLICY_BYTES));
-    peer.send(&frame(Kind::Control, &Control::SetSync { table, server: None, sync }));
+    let change = PolicyOverride::new(table, Policies::of([(Axis::AnswerCodec, sync)])).on(ServerId(u32::MAX));
+    peer.send(&frame(Kind::Control, &Control::Set(change)));
     let fault: Fault = decode("fault", &peer.receive().1).unwrap();
     assert!(fault.message.contains("the job has not started"), "{fault}");
     server.stop();

@@ -7,10 +7,11 @@
 use paramill_core::address::LOCAL;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
 use paramill_core::store::Place;
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{TableId, WorkerId};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
@@ -31,7 +32,7 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const ELEMENTS: usize = 100_000;
-const CHUNK_BYTES: usize = limits::CHUNK_ELEMENTS * 4;
+const CHUNK_BYTES: usize = limits::BLOCK_ELEMENTS * 4;
 
 /// A worker of a job that speaks for itself on its connections to the data core.
 struct Impostor {
@@ -42,7 +43,7 @@ struct Impostor {
 
 /// A job with an honest worker and one that is not.
 fn job_with_impostor() -> (Server, Job, TableId, Impostor) {
-    let policy = TablePolicy { sync: "asp".into(), ..TablePolicy::default() };
+    let policy = Policy::default().with(Axis::Sync, "asp");
     let coordinate = Some(JobConfig { policy, ..JobConfig::new("test", 2, 1) });
     let config = ServerConfig { coordinate, log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
     let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
@@ -191,10 +192,10 @@ fn liars_are_cut_off_and_leave_nothing_behind() {
     let mine = sealed(megabyte);
     rustix::io::pwrite(&mine, bytemuck::cast_slice(&[4.0f32; 8192]), 4096).unwrap();
     send_with(&honest, &share(1, megabyte), &[mine.try_clone().unwrap()]);
-    for part in 0..ELEMENTS.div_ceil(limits::CHUNK_ELEMENTS) as u32 {
+    for part in 0..ELEMENTS.div_ceil(limits::BLOCK_ELEMENTS) as u32 {
         let mut header = push(part, 0);
-        let left = ELEMENTS - part as usize * limits::CHUNK_ELEMENTS;
-        if left <= limits::CHUNK_ELEMENTS {
+        let left = ELEMENTS - part as usize * limits::BLOCK_ELEMENTS;
+        if left <= limits::BLOCK_ELEMENTS {
             header.payload_bytes = left as u32 * 4;
             header.flags = header.flags.with(Flags::LAST);
         }

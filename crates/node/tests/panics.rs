@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::role::Body;
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, WorkerId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{HEADER_BYTES, Header, Kind, Welcome, padded};
@@ -33,7 +34,7 @@ fn options(address: &str) -> JobOptions {
 }
 
 fn started() -> (Server, Job, TableId) {
-    let policy = TablePolicy { sync: "asp".into(), ..TablePolicy::default() };
+    let policy = Policy::default().with(Axis::Sync, "asp");
     let coordinate = Some(JobConfig { policy, ..JobConfig::new("test", 1, 1) });
     let config = ServerConfig {
         coordinate,

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
-use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::WorkerId;
 use paramill_node::Transport;
 use paramill_node::client::{Gradient, Job, JobOptions};
@@ -34,7 +35,7 @@ fn options(server: &Server, rank: u32, transport: Transport) -> JobOptions {
 
 /// Trains a dense table with copies, another with slabs, and a sparse one; every worker's final parameters.
 fn train(servers: Transport, workers: Transport) -> Vec<Vec<f32>> {
-    let policy = TablePolicy { order: Order::Ranked, ..TablePolicy::default() };
+    let policy = Policy::default().with(Axis::Order, "ranked");
     let server = start(&JobConfig { policy, ..JobConfig::new("test", 2, 1) }, 2, servers);
     let gradient = |rank: u32, step: u32| -> Vec<f32> {
         (0..ELEMENTS).map(|i| (i % 101) as f32 / 7.0 + (rank * 3 + step) as f32).collect()

@@ -5,6 +5,7 @@
 use crate::arrays;
 use crate::condition;
 use crate::errors::{admin, client, raise};
+use crate::policy::Texts;
 use crate::slab::{self, Exchange, Slab};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyReadwriteArrayDyn};
@@ -116,11 +117,11 @@ impl Job {
         shape: Vec<u64>,
         initial: PyReadonlyArrayDyn<'_, f32>,
         rows: bool,
-        policies: Policies,
+        policies: Texts,
     ) -> PyResult<u32> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
-        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: policies.into_override()? };
+        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: policies.0 };
         Ok(py.detach(|| job.create_table(spec, initial)).map_err(client)?.0)
     }
 
@@ -235,16 +236,11 @@ impl Job {
         serde_json::to_string(&status).map_err(|error| raise("ParamillError", error))
     }
 
-    /// Switches the consistency model of the tables that match.
-    #[pyo3(signature = (table, sync, server))]
-    fn set_sync(&self, py: Python<'_>, table: &str, sync: &str, server: Option<u32>) -> PyResult<String> {
-        self.with_admin(py, |admin| admin.set_sync(table, server.map(ServerId), sync))
-    }
-
-    /// Changes the optimizer's parameters of the tables that match; on return all servers use them.
-    fn set_optimizer(&self, py: Python<'_>, table: &str, optimizer: &str) -> PyResult<String> {
+    /// Changes policies of the tables that match; on return all servers follow them.
+    fn set(&self, py: Python<'_>, table: &str, server: Option<u32>, policies: Texts) -> PyResult<String> {
+        let change = PolicyOverride::new(table, policies.0).on(server.map(ServerId));
         self.with_admin(py, |admin| {
-            let done = admin.set_optimizer(table, None, optimizer)?;
+            let done = admin.set(change)?;
             // Servers report after what they were told before.
             admin.status().map(|_| done)
         })
@@ -309,37 +305,6 @@ impl Drop for Job {
         if std::process::id() != self.process {
             std::mem::forget(self.lock().take());
         }
-    }
-}
-
-/// Policies of one table, as texts.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-struct Policies {
-    sync: Option<String>,
-    codec: Option<String>,
-    answer_codec: Option<String>,
-    optimizer: Option<String>,
-    reduce: Option<String>,
-    order: Option<String>,
-    nonfinite: Option<String>,
-}
-
-impl Policies {
-    fn into_override(self) -> PyResult<Option<PolicyOverride>> {
-        let texts = serde_json::json!({
-            "table": "",
-            "sync": self.sync,
-            "codec": self.codec,
-            "answer_codec": self.answer_codec,
-            "optimizer": self.optimizer,
-            "reduce": self.reduce,
-            "order": self.order,
-            "nonfinite": self.nonfinite,
-        });
-        let policy: PolicyOverride =
-            serde_json::from_value(texts).map_err(|error| raise("PolicyError", error))?;
-        Ok((policy != PolicyOverride::default()).then_some(policy))
     }
 }
 

@@ -22,7 +22,7 @@ mod _native {
     #[pymodule_export]
     use super::job::{Handle, Job, environment_url, identity};
     #[pymodule_export]
-    use super::policy::{check_policy, optimizer_parameters, pulls_partially};
+    use super::policy::{check_policies, optimizer_parameters, pulls_partially};
     #[pymodule_export]
     use super::server::Server;
     #[pymodule_export]

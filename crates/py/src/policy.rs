@@ -2,24 +2,35 @@
 
 use crate::condition;
 use crate::errors::raise;
-use paramill_core::codec::Codec;
 use paramill_core::consistency::{ClientSync, SyncPolicy};
 use paramill_core::optimizer::OptimizerPolicy;
+use paramill_core::policy::{Axis, Policies};
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 
-/// Whether a policy's text means something; the error names what is known.
-#[pyfunction]
-pub(crate) fn check_policy(axis: &str, text: &str) -> PyResult<String> {
-    let registry = condition::registry();
-    let canonical = match axis {
-        "sync" => SyncPolicy::parse(&registry.consistency, text).map(|policy| policy.to_string()),
-        "optimizer" => OptimizerPolicy::parse(&registry.optimizer, text).map(|policy| policy.to_string()),
-        "codec" => Codec::parse(&registry.codec, text).map(|_| text.to_owned()),
-        "answer_codec" => Codec::for_answers(&registry.codec, text).map(|_| text.to_owned()),
-        other => return Err(raise("PolicyError", format!("no policy is called `{other}`"))),
-    };
-    canonical.map_err(|error| raise("PolicyError", error))
+/// Policies by name, as keyword arguments; `None` says nothing. All of them mean something.
+pub(crate) struct Texts(pub(crate) Policies);
+
+impl<'py> FromPyObject<'_, 'py> for Texts {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Texts> {
+        let mut policies = Policies::default();
+        for (name, text) in given.extract::<BTreeMap<String, Option<String>>>()? {
+            let fault = |error| raise("PolicyError", error);
+            let axis = Axis::named(&name).map_err(fault)?;
+            if let Some(text) = text {
+                policies.set(axis, text).map_err(fault)?;
+            }
+        }
+        policies.check(&condition::registry()).map_err(|error| raise("PolicyError", error))?;
+        Ok(Texts(policies))
+    }
 }
+
+/// Whether policies mean something; the error names what is known.
+#[pyfunction]
+pub(crate) fn check_policies(_policies: Texts) {}
 
 /// The rule that an optimizer's text names, and every parameter of it with its value, also those that the text leaves out.
 #[pyfunction]

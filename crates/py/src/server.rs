@@ -2,9 +2,10 @@
 
 use crate::condition;
 use crate::errors::raise;
+use crate::policy::Texts;
 use crate::waiting::until_due;
 use paramill_core::coordinator::JobConfig;
-use paramill_core::table::TablePolicy;
+use paramill_core::policy::Policy;
 use paramill_node::data_cores::Choice;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
@@ -24,7 +25,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts the first server of a job; it listens when this returns.
     #[new]
-    #[pyo3(signature = (job, *, listen, workers, servers, cores, sync, optimizer, seed, quiet))]
+    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet))]
     #[allow(clippy::too_many_arguments, reason = "all are named where it is called")]
     fn new(
         py: Python<'_>,
@@ -33,18 +34,12 @@ impl Server {
         workers: u32,
         servers: u32,
         cores: Option<u32>,
-        sync: Option<String>,
-        optimizer: Option<String>,
+        policies: Texts,
         seed: u64,
         quiet: bool,
     ) -> PyResult<Server> {
         let registry = Arc::new(condition::registry());
-        let default = TablePolicy::default();
-        let policy = TablePolicy {
-            sync: sync.unwrap_or(default.sync.clone()),
-            optimizer: optimizer.unwrap_or(default.optimizer.clone()),
-            ..default
-        };
+        let policy = Policy::default().under(policies.0);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let chosen = match cores {
             Some(cores) => Choice { cores, why: None },

@@ -3,10 +3,10 @@
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
-use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome};
-use std::collections::{BTreeMap, BTreeSet};
+use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A bug to plant in every shard of a job.
+/// A bug to plant in every shard or every worker of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Canary {
     /// A push that is sent again after a broken connection is applied again. Found by counting pushes.
@@ -17,11 +17,31 @@ pub enum Canary {
     Absent,
     /// Worker 0 is sent other parameters than everybody else. Found by comparing what is sent of a version.
     Partial,
+    /// A frame that waited is sent with the header that it was made with, though its payload is newer. Found by comparing
+    /// what is sent of a version.
+    Stale,
+    /// A push is acknowledged when its first frame is here. Found by counting pushes when the rest does not come.
+    Early,
+    /// An application reads what is received before all of it is here. Found by comparing what it reads.
+    Reused,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 4] = [Canary::Forgetful, Canary::Hasty, Canary::Absent, Canary::Partial];
+    pub const ALL: [Canary; 7] = [
+        Canary::Forgetful,
+        Canary::Hasty,
+        Canary::Absent,
+        Canary::Partial,
+        Canary::Stale,
+        Canary::Early,
+        Canary::Reused,
+    ];
+
+    /// Whether it is a bug of shards; else it is one of workers.
+    pub fn is_of_shards(self) -> bool {
+        self != Canary::Reused
+    }
 }
 
 /// A shard with a bug.
@@ -34,12 +54,21 @@ pub struct BrokenShard {
     /// Gradients that came again, to be added to the next push of the same chunk.
     again: BTreeMap<(NodeId, TableId, u32), Vec<f32>>,
     pulls: u64,
+    /// Frames that the shard itself does not know of.
+    outputs: VecDeque<Output>,
 }
 
 impl BrokenShard {
     /// Plants a bug in a shard.
     pub fn new(shard: Shard, canary: Canary) -> BrokenShard {
-        BrokenShard { shard, canary, seen: BTreeSet::new(), again: BTreeMap::new(), pulls: 0 }
+        BrokenShard {
+            shard,
+            canary,
+            seen: BTreeSet::new(),
+            again: BTreeMap::new(),
+            pulls: 0,
+            outputs: VecDeque::new(),
+        }
     }
 
     /// The shard inside.
@@ -129,6 +158,13 @@ impl Role for BrokenShard {
             (Canary::Forgetful, Kind::Push) => self.apply_again(now, from, header, payload),
             (Canary::Hasty, Kind::Push | Kind::Pull) => self.answer_at_once(now, from, header, payload),
             (Canary::Absent, Kind::Push | Kind::Pull) => self.forget_some(now, from, header, payload),
+            (Canary::Early, Kind::Push) => {
+                if header.part == 0 && !header.flags.has(Flags::LAST) {
+                    let frame = ack::frame(&[header.request]);
+                    self.outputs.push_back(Output::Send { to: from, frame });
+                }
+                self.shard.handle_frame(now, from, header, payload);
+            }
             _ => self.shard.handle_frame(now, from, header, payload),
         }
     }
@@ -160,7 +196,7 @@ impl Role for BrokenShard {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        let mut output = self.shard.poll_output()?;
+        let mut output = self.outputs.pop_front().or_else(|| self.shard.poll_output())?;
         if let Output::Send { to: NodeId::Worker(WorkerId(0)), frame } = &mut output
             && frame.header.kind == Kind::Params
             && self.canary == Canary::Partial
@@ -174,7 +210,9 @@ impl Role for BrokenShard {
     }
 
     fn refresh(&self, header: &mut Header) {
-        self.shard.refresh(header);
+        if self.canary != Canary::Stale {
+            self.shard.refresh(header);
+        }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {

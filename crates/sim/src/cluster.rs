@@ -17,6 +17,7 @@ use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Worker, WorkerConfig};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,21 +30,55 @@ const OPERATOR: NodeId = NodeId::Admin(0);
 pub struct Cluster {
     /// The nodes and the network between them.
     pub world: World<Actor>,
+    builder: Rc<Builder>,
+    /// Processes that were started anew.
+    lives: u64,
+}
+
+/// How applications and shards behave.
+#[derive(Debug, Clone, Copy)]
+pub struct Play {
+    /// What workers push.
+    pub gradients: Gradients,
+    /// Whether dense tables are exchanged as slabs.
+    pub slabs: bool,
+    /// The probability that a gradient has a NaN.
+    pub nan_p: f64,
+    /// Whether memory is watched while applications read it.
+    pub watches_memory: bool,
+    /// A planted bug.
+    pub canary: Option<Canary>,
+}
+
+impl Default for Play {
+    fn default() -> Play {
+        Play {
+            gradients: Gradients::Quadratic,
+            slabs: false,
+            nan_p: 0.0,
+            watches_memory: false,
+            canary: None,
+        }
+    }
+}
+
+/// Makes the processes of a job, at its start and when one is started anew.
+#[derive(Debug)]
+struct Builder {
     scenario: Scenario,
+    play: Play,
+    faults: FaultPlan,
+    registry: Arc<Registry>,
 }
 
 impl Cluster {
     /// Sets up a scenario, its faults included. Step traces are read from their files.
     pub fn new(scenario: &Scenario) -> Result<Cluster, ScenarioError> {
-        Cluster::with(scenario, Gradients::Quadratic, None)
+        Cluster::with(scenario, Play::default())
     }
 
-    /// Sets up a scenario whose workers push these gradients, and whose shards have this bug, if any.
-    pub fn with(
-        scenario: &Scenario,
-        gradients: Gradients,
-        canary: Option<Canary>,
-    ) -> Result<Cluster, ScenarioError> {
+    /// Sets up a scenario whose applications and shards behave so.
+    pub fn with(scenario: &Scenario, play: Play) -> Result<Cluster, ScenarioError> {
         scenario.check()?;
         let registry = Arc::new(Registry::builtin());
         let config = scenario.job_config(JOB);
@@ -51,42 +86,49 @@ impl Cluster {
         config.check(&registry).map_err(value)?;
         config.check_tables(&registry, &scenario.table_specs()).map_err(value)?;
         for switch in &scenario.switches {
-            paramill_core::consistency::SyncPolicy::parse(&registry.consistency, &switch.sync)
-                .map_err(value)?;
+            switch.change.policies.check(&registry).map_err(value)?;
         }
         let faults = scenario.fault_plan()?;
-        let mut cluster = Cluster {
-            world: World::new(scenario.network.clone(), scenario.seed),
-            scenario: scenario.clone(),
-        };
-        cluster.add_coordinator(config, &registry);
-        cluster.shard_ids().for_each(|id| cluster.add_shard(id, canary, &registry));
-        cluster.aggregator_ids().for_each(|id| cluster.add_aggregator(id, &registry));
-        cluster.worker_ids().for_each(|id| cluster.add_worker(id, gradients, &faults, &registry));
-        cluster.inject(&faults);
+        let builder = Builder { scenario: scenario.clone(), play, faults, registry };
+        let world = World::new(scenario.network.clone(), scenario.seed);
+        let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0 };
+        cluster.add_coordinator(config);
+        cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
+        cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
+        cluster.worker_ids().for_each(|id| cluster.add_node(NodeId::Worker(id)));
+        cluster.inject();
         Ok(cluster)
+    }
+
+    /// A shard, an aggregator or a worker dies at `at`, and is started anew a while later: a new process, which has to find
+    /// out how things stand.
+    pub fn crash_and_restart(&mut self, node: NodeId, at: Time, after: Duration) {
+        self.world.crash(node, at);
+        self.lives += 1;
+        let (builder, life) = (self.builder.clone(), self.lives);
+        self.world.restart(node, at + after, move |now| builder.actor(now, node, life));
     }
 
     /// The scenario.
     pub fn scenario(&self) -> &Scenario {
-        &self.scenario
+        &self.builder.scenario
     }
 
     /// The workers, by rank.
     pub fn worker_ids(&self) -> impl Iterator<Item = WorkerId> + use<> {
-        (0..self.scenario.workers).map(WorkerId)
+        (0..self.scenario().workers).map(WorkerId)
     }
 
     /// The data cores, by server and core.
     pub fn shard_ids(&self) -> impl Iterator<Item = ShardId> + use<> {
-        let cores = self.scenario.cores;
-        (0..self.scenario.servers)
+        let cores = self.scenario().cores;
+        (0..self.scenario().servers)
             .flat_map(move |server| (0..cores).map(move |core| ShardId { server: ServerId(server), core }))
     }
 
     /// The aggregators.
     pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
-        (0..self.scenario.aggregators).map(AggregatorId)
+        (0..self.scenario().aggregators).map(AggregatorId)
     }
 
     /// An aggregator.
@@ -116,7 +158,7 @@ impl Cluster {
 
     /// A table's parameters, put together from all shards.
     pub fn parameters(&self, table: TableId) -> Vec<f32> {
-        let elements = self.scenario.table_specs()[table.0 as usize].elements();
+        let elements = self.scenario().table_specs()[table.0 as usize].elements();
         let mut values = vec![f32::NAN; elements as usize];
         for id in self.shard_ids() {
             self.shard(id).for_each_chunk(table, |start, chunk| {
@@ -138,106 +180,128 @@ impl Cluster {
         Ok(self.world.ended(NodeId::Coordinator).is_some())
     }
 
-    fn add_coordinator(&mut self, config: JobConfig, registry: &Arc<Registry>) {
-        let host = HostId(self.scenario.servers + self.scenario.workers);
-        let coordinator = Box::new(Coordinator::new(config, registry.clone(), self.scenario.seed));
+    fn add_coordinator(&mut self, config: JobConfig) {
+        let Builder { scenario, registry, .. } = &*self.builder;
+        let host = HostId(scenario.servers + scenario.workers);
+        let coordinator = Box::new(Coordinator::new(config, registry.clone(), scenario.seed));
         let actor = Actor::Coordinator(coordinator);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
-        if !self.scenario.switches.is_empty() {
-            let operator = Box::new(Operator::new(JOB, COORDINATOR, self.scenario.switches.clone()));
+        if !scenario.switches.is_empty() {
+            let operator = Box::new(Operator::new(JOB, COORDINATOR, scenario.switches.clone()));
             self.world.add(OPERATOR, "operator", host, Duration::ZERO, Actor::Operator(operator));
         }
     }
 
-    fn add_shard(&mut self, id: ShardId, canary: Option<Canary>, registry: &Arc<Registry>) {
-        let address = format!("shard {} {}", id.server.0, id.core);
-        let config = ShardConfig {
-            job: JOB.into(),
-            process: u64::from(id.server.0),
-            server: Some(id.server),
-            core: id.core,
-            cores: self.scenario.cores,
-            addresses: address.as_str().into(),
-            coordinator: COORDINATOR.into(),
+    fn add_node(&mut self, node: NodeId) {
+        let builder = &self.builder;
+        let Scenario { servers, workers, colocated, network, .. } = &builder.scenario;
+        let busy = Duration::from_nanos((network.handling_us * 1e3) as u64);
+        let (host, handling) = match node {
+            NodeId::Shard(id) => (id.server.0, busy),
+            NodeId::Worker(id) => (if *colocated { id.0 } else { servers + id.0 }, Duration::ZERO),
+            // On a host of its own, as one of a rack is.
+            NodeId::Aggregator(id) => (servers + workers + 1 + id.0, busy),
+            _ => (servers + workers, Duration::ZERO),
         };
-        let shard = Shard::new(Time::ZERO, config, registry.clone());
-        let shard = match canary {
-            None => Actor::Shard(Box::new(shard)),
-            Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
-        };
-        let handling = Duration::from_nanos((self.scenario.network.handling_us * 1e3) as u64);
-        self.world.add(NodeId::Shard(id), &address, self.server_host(id.server), handling, shard);
+        let actor = builder.actor(Time::ZERO, node, 0);
+        self.world.add(node, &address(node), HostId(host), handling, actor);
     }
 
-    fn add_aggregator(&mut self, id: AggregatorId, registry: &Arc<Registry>) {
-        let Scenario { servers, workers, hold_ms, network, .. } = &self.scenario;
-        let address = aggregator_address(id);
-        let config = AggregatorConfig {
-            job: JOB.into(),
-            process: u64::from(id.0),
-            id: Some(id),
-            addresses: address.as_str().into(),
-            coordinator: COORDINATOR.into(),
-            hold: Duration::from_secs_f64(hold_ms * 1e-3),
-        };
-        // On a host of its own, as one of a rack is.
-        let host = HostId(servers + workers + 1 + id.0);
-        let handling = Duration::from_nanos((network.handling_us * 1e3) as u64);
-        let aggregator = Box::new(Aggregator::new(Time::ZERO, config, registry.clone()));
-        let actor = Actor::Aggregator(aggregator);
-        self.world.add(NodeId::Aggregator(id), &address, host, handling, actor);
-    }
-
-    fn add_worker(
-        &mut self,
-        id: WorkerId,
-        gradients: Gradients,
-        faults: &FaultPlan,
-        registry: &Arc<Registry>,
-    ) {
-        let Scenario { seed, servers, colocated, compute, .. } = &self.scenario;
-        let config = WorkerConfig {
-            job: JOB.into(),
-            rank: Some(id),
-            coordinator: COORDINATOR.into(),
-            aggregator: self.scenario.aggregator_of(id).map(|id| aggregator_address(id).into()),
-            number: id.0.into(),
-        };
-        let program = Program {
-            worker: id,
-            tables: self.scenario.table_specs(),
-            gradients,
-            iterations: self.scenario.iterations,
-            seed: *seed,
-            compute: ComputeClock::new(compute.clone(), faults.clone(), *seed, id),
-        };
-        let host = HostId(if *colocated { id.0 } else { servers + id.0 });
-        let player = Player::new(Worker::new(Time::ZERO, config, registry.clone()), program);
-        let address = format!("worker {}", id.0);
-        let actor = Actor::Worker(Box::new(player));
-        self.world.add(NodeId::Worker(id), &address, host, Duration::ZERO, actor);
-    }
-
-    fn inject(&mut self, faults: &FaultPlan) {
+    fn inject(&mut self) {
+        let builder = self.builder.clone();
         let shards = self.shard_ids().map(NodeId::Shard);
         for node in shards.chain(self.worker_ids().map(NodeId::Worker)).collect::<Vec<_>>() {
-            for (at, length) in faults.pauses(node) {
+            for (at, length) in builder.faults.pauses(node) {
                 self.world.pause(node, at, length);
             }
-            if let Some(at) = faults.crash_at(node) {
-                self.world.crash(node, at);
+            for (at, restart) in builder.faults.crashes(node) {
+                match restart {
+                    Some(after) => self.crash_and_restart(node, at, after),
+                    None => self.world.crash(node, at),
+                }
             }
-            self.world.slow_down(node, faults.slowdown(node));
+            self.world.slow_down(node, builder.faults.slowdown(node));
         }
-        let injected = Injected::new(faults, self.scenario.seed);
+        let injected = Injected::new(&builder.faults, builder.scenario.seed);
         if !injected.is_empty() {
             self.world.rules().add(injected);
         }
     }
 }
 
-fn aggregator_address(id: AggregatorId) -> String {
-    format!("aggregator {}", id.0)
+impl Builder {
+    /// A process, the `life`-th of all that were started anew, or the first of its node when that is 0.
+    fn actor(&self, now: Time, node: NodeId, life: u64) -> Actor {
+        match node {
+            NodeId::Shard(id) => self.shard(now, id, life),
+            NodeId::Aggregator(id) => self.aggregator(now, id, life),
+            NodeId::Worker(id) => self.worker(now, id, life),
+            other => unreachable!("{other} is started once"),
+        }
+    }
+
+    fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
+        let config = ShardConfig {
+            job: JOB.into(),
+            process: life << 32 | u64::from(id.server.0),
+            server: Some(id.server),
+            core: id.core,
+            cores: self.scenario.cores,
+            addresses: address(NodeId::Shard(id)).as_str().into(),
+            coordinator: COORDINATOR.into(),
+        };
+        let shard = Shard::new(now, config, self.registry.clone());
+        match self.play.canary.filter(|canary| canary.is_of_shards()) {
+            None => Actor::Shard(Box::new(shard)),
+            Some(canary) => Actor::Broken(Box::new(BrokenShard::new(shard, canary))),
+        }
+    }
+
+    fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
+        let config = AggregatorConfig {
+            job: JOB.into(),
+            process: life << 32 | u64::from(id.0),
+            id: Some(id),
+            addresses: address(NodeId::Aggregator(id)).as_str().into(),
+            coordinator: COORDINATOR.into(),
+            hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
+        };
+        Actor::Aggregator(Box::new(Aggregator::new(now, config, self.registry.clone())))
+    }
+
+    fn worker(&self, now: Time, id: WorkerId, life: u64) -> Actor {
+        let Builder { scenario, play, .. } = self;
+        let aggregator = scenario.aggregator_of(id).map(|id| address(NodeId::Aggregator(id)));
+        let config = WorkerConfig {
+            job: JOB.into(),
+            rank: Some(id),
+            coordinator: COORDINATOR.into(),
+            aggregator: aggregator.map(|address| address.as_str().into()),
+            number: life << 32 | u64::from(id.0),
+        };
+        let program = Program {
+            worker: id,
+            tables: scenario.table_specs(),
+            gradients: play.gradients,
+            iterations: scenario.iterations,
+            seed: scenario.seed,
+            compute: ComputeClock::new(scenario.compute.clone(), self.faults.clone(), scenario.seed, id),
+            slabs: play.slabs,
+            nan_p: play.nan_p,
+            watches_memory: play.watches_memory,
+            canary: play.canary,
+        };
+        let player = Player::new(now, Worker::new(now, config, self.registry.clone()), program);
+        Actor::Worker(Box::new(player))
+    }
+}
+
+/// Where a node is reached.
+fn address(node: NodeId) -> String {
+    match node {
+        NodeId::Shard(id) => format!("shard {} {}", id.server.0, id.core),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -245,6 +309,7 @@ mod tests {
     use super::*;
     use crate::network::NetworkConfig;
     use crate::world::{Ended, Unobserved};
+    use paramill_core::policy::Axis;
 
     fn finished(scenario: &Scenario) -> Cluster {
         let mut cluster = Cluster::new(scenario).unwrap();
@@ -268,7 +333,7 @@ mod tests {
             ["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "drop:n=2", "pssp:s=1,c=0.5", "psp:c=2,b=0.5"]
         {
             let text = format!(
-                "sync = '{sync}'\nworkers = 3\nservers = 2\ncores = 2\niterations = 30\nchunk_elements = 8\n\
+                "sync = '{sync}'\nworkers = 3\nservers = 2\ncores = 2\niterations = 30\nchunk = '32B'\n\
                  [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
             );
             let cluster = finished(&Scenario::parse(&text).unwrap());
@@ -296,8 +361,7 @@ mod tests {
             network,
             aggregators: 1,
             iterations: 2,
-            chunk_elements: 8,
-            ..Scenario::new(2, 1, 100)
+            ..Scenario::new(2, 1, 100).with(Axis::Chunk, "32B")
         };
         for heal_ms in 0..150 {
             let mut cluster = Cluster::new(&scenario).unwrap();
@@ -335,12 +399,14 @@ mod tests {
 
     fn tagged_with(aggregators: u32, sync: &str, more: &str) -> Cluster {
         let text = format!(
-            "{more}sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk_elements = 8\norder = 'arrival'\n\
+            "{more}sync = '{sync}'\nworkers = 6\nservers = 2\ncores = 2\niterations = 20\nchunk = '32B'\norder = 'arrival'\n\
              reduce = 'sum'\noptimizer = 'sgd:lr=1'\naggregators = {aggregators}\n\
              [[tables]]\nname = 'w'\nshape = [100]\n[[tables]]\nname = 'rows'\nshape = [40, 3]\nrows = true\n"
         );
         let scenario = Scenario::parse(&text).unwrap();
-        let mut cluster = Cluster::with(&scenario, Gradients::Tagged { workers: 6 }, None).unwrap();
+        let mut cluster =
+            Cluster::with(&scenario, Play { gradients: Gradients::Tagged { workers: 6 }, ..Play::default() })
+                .unwrap();
         assert!(cluster.run(Time::from_secs_f64(1e3), &mut Unobserved).unwrap());
         cluster
     }

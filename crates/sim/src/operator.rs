@@ -38,8 +38,7 @@ impl Operator {
             return;
         }
         self.asked = true;
-        let Switch { table, server, sync, .. } = switch.clone();
-        let frame = frame(Kind::Control, &Control::SetSync { table, server, sync });
+        let frame = frame(Kind::Control, &Control::Set(switch.change.clone()));
         self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
     }
 }

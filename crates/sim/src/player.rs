@@ -1,15 +1,18 @@
 //! A worker and the application that drives it: the same role as in a real process, trained in virtual time.
 //!
 //! An iteration pulls the rows it needs of sparse tables, computes, pushes every table, and waits for the parameters
-//! that follow.
+//! that follow. Nothing changes what it reads while it computes: a player remembers a digest, and its check fails when
+//! memory is not what it was.
 
+use crate::canary::Canary;
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
+use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
-use paramill_core::wire::{Header, Hello, Refusal, Welcome};
-use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerError};
+use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
+use paramill_core::worker::{Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
 use std::time::Duration;
 
 /// What the application does.
@@ -27,6 +30,15 @@ pub struct Program {
     pub seed: u64,
     /// Computation times.
     pub compute: ComputeClock,
+    /// Whether dense tables are exchanged as slabs.
+    pub slabs: bool,
+    /// The probability that a gradient has a NaN in it. The application tries again without it where it is told, and goes
+    /// on where a server refuses it.
+    pub nan_p: f64,
+    /// Whether memory is watched while it is read.
+    pub watches_memory: bool,
+    /// A bug to plant in the application.
+    pub canary: Option<Canary>,
 }
 
 /// A worker with its application.
@@ -38,6 +50,14 @@ pub struct Player {
     /// The rows that this iteration works on, for each sparse table, and their values.
     rows: Vec<(Vec<u32>, Vec<f32>)>,
     gradient: Vec<f32>,
+    /// The slabs of dense tables, while the application has them.
+    slabs: Vec<Slab>,
+    /// Digests of the dense tables that the computation at hand reads.
+    read: Vec<(TableId, u64)>,
+    /// What changed while it was read.
+    torn: Option<String>,
+    /// NaNs that were put into gradients.
+    nans: u64,
     times: Times,
     stop: Option<Output>,
 }
@@ -79,6 +99,8 @@ enum State {
     Waiting {
         since: Time,
         tickets: Vec<Ticket>,
+        /// The exchange of all slabs.
+        exchange: Option<Ticket>,
     },
     Leaving(Ticket),
     Over,
@@ -87,16 +109,32 @@ enum State {
 
 impl Player {
     /// A worker that declares its tables and joins at once.
-    pub fn new(mut worker: Worker, program: Program) -> Player {
-        let state = declare_and_start(&mut worker, &program).map_or_else(State::Failed, State::Starting);
+    pub fn new(now: Time, mut worker: Worker, program: Program) -> Player {
+        let state = declare_and_start(now, &mut worker, &program).map_or_else(State::Failed, State::Starting);
         let rows = vec![Default::default(); program.tables.len()];
-        let (times, gradient) = (Times::default(), Vec::new());
-        Player { worker, program, state, rows, gradient, times, stop: None }
+        Player {
+            worker,
+            program,
+            state,
+            rows,
+            gradient: Vec::new(),
+            slabs: Vec::new(),
+            read: Vec::new(),
+            torn: None,
+            nans: 0,
+            times: Times::default(),
+            stop: None,
+        }
     }
 
     /// The role.
     pub fn worker(&self) -> &Worker {
         &self.worker
+    }
+
+    /// NaNs that were put into gradients so far.
+    pub fn nans(&self) -> u64 {
+        self.nans
     }
 
     /// Iterations completed.
@@ -120,7 +158,7 @@ impl Player {
     pub(crate) fn progress(&self) -> Progress {
         let open = match &self.state {
             State::Pulling { tickets, .. } => tickets.len(),
-            State::Waiting { tickets, .. } => tickets.len(),
+            State::Waiting { tickets, exchange, .. } => tickets.len() + usize::from(exchange.is_some()),
             _ => 0,
         };
         Progress { clock: self.clock(), state: std::mem::discriminant(&self.state), open }
@@ -157,7 +195,7 @@ impl Player {
                 Some((_, ticket)) => self.worker.explain(now, *ticket),
                 None => format!("is about to compute iteration {clock}"),
             },
-            State::Waiting { tickets, .. } => match tickets.first() {
+            State::Waiting { tickets, exchange, .. } => match tickets.first().or(exchange.as_ref()) {
                 Some(ticket) => self.worker.explain(now, *ticket),
                 None => format!("is about to begin iteration {clock}"),
             },
@@ -184,7 +222,7 @@ impl Player {
                 let outcome = self.worker.outcome(*ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = Some(now);
-                Some(outcome.and_then(|()| self.begin(now)))
+                Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
             State::Pulling { since, tickets } => {
                 while let Some(&(table, ticket)) = tickets.last() {
@@ -197,17 +235,30 @@ impl Player {
                 self.times.waited += now.since(*since);
                 let time = self.program.compute.step(self.worker.current_clock());
                 self.times.computed += time;
+                self.remember_read();
                 Some(Ok(State::Computing { until: now + time }))
             }
-            State::Computing { until } if *until <= now => Some(self.push(now)),
+            State::Computing { until } if *until <= now => {
+                self.compare_read();
+                Some(self.push(now))
+            }
             State::Computing { .. } => None,
-            State::Waiting { since, tickets } => {
+            State::Waiting { since, tickets, exchange } => {
                 while let Some(&ticket) = tickets.last() {
                     if let Err(error) = self.worker.outcome(ticket)? {
                         return Some(Err(error));
                     }
                     self.worker.redeem(ticket);
                     tickets.pop();
+                }
+                if let Some(ticket) = *exchange {
+                    match self.worker.outcome(ticket)? {
+                        Err(error) if !is_nan(&error) || self.program.nan_p == 0.0 => {
+                            return Some(Err(error));
+                        }
+                        _ => self.slabs = self.worker.redeem_slabs(ticket),
+                    }
+                    *exchange = None;
                 }
                 self.times.waited += now.since(*since);
                 Some(self.begin(now))
@@ -240,35 +291,142 @@ impl Player {
         Ok(State::Pulling { since: now, tickets })
     }
 
-    fn push(&mut self, now: Time) -> Result<State, WorkerError> {
-        let clock = self.worker.current_clock();
-        let Program { worker, tables, gradients, seed, .. } = &self.program;
-        let mut tickets = Vec::with_capacity(tables.len());
-        for (index, spec) in tables.iter().enumerate() {
-            let table = TableId(index as u32);
-            let push = PushId { seed: *seed, worker: *worker, clock, table };
-            self.gradient.clear();
-            let gradient = if spec.rows {
-                let (rows, values) = &self.rows[index];
-                gradients.extend_rows(&push, rows, spec.row_elements(), values, &mut self.gradient);
-                Gradient::Rows { rows, values: &self.gradient }
-            } else {
-                gradients.extend(&push, 0, self.worker.values(table), &mut self.gradient);
-                Gradient::Dense(&self.gradient)
-            };
-            tickets.push(self.worker.push(now, table, gradient, !spec.rows)?);
+    /// Takes the memory of dense tables, where it is exchanged.
+    fn take_slabs(&mut self) -> Result<(), WorkerError> {
+        let dense = (0..).map(TableId).zip(&self.program.tables).filter(|(_, spec)| !spec.rows);
+        for (table, _) in dense.filter(|_| self.program.slabs) {
+            self.slabs.push(self.worker.slab(table)?);
         }
+        Ok(())
+    }
+
+    fn push(&mut self, now: Time) -> Result<State, WorkerError> {
+        let mut tickets = Vec::with_capacity(self.program.tables.len());
+        for index in 0..self.program.tables.len() {
+            if self.program.slabs && !self.program.tables[index].rows {
+                continue;
+            }
+            let nan = self.nan(index);
+            let ticket = match self.push_table(now, index, nan) {
+                // Nothing was sent: it is told to correct the gradient.
+                Err(error) if nan && is_nan(&error) => self.push_table(now, index, false)?,
+                pushed => pushed?,
+            };
+            tickets.push(ticket);
+        }
+        let exchange = match self.slabs.is_empty() {
+            true => None,
+            false => match self.exchange(now, true) {
+                Err(error) if is_nan(&error) => Some(self.exchange(now, false)?),
+                exchanged => Some(exchanged?),
+            },
+        };
         self.worker.clock();
-        Ok(State::Waiting { since: now, tickets })
+        Ok(State::Waiting { since: now, tickets, exchange })
+    }
+
+    fn push_id(&self, table: TableId) -> PushId {
+        let Program { seed, worker, .. } = self.program;
+        PushId { seed, worker, clock: self.worker.current_clock(), table }
+    }
+
+    fn push_table(&mut self, now: Time, index: usize, nan: bool) -> Result<Ticket, WorkerError> {
+        let (table, push) = (TableId(index as u32), self.push_id(TableId(index as u32)));
+        let Program { tables, gradients, .. } = &self.program;
+        let (rows, values) = &self.rows[index];
+        self.gradient.clear();
+        if tables[index].rows {
+            gradients.extend_rows(&push, rows, tables[index].row_elements(), values, &mut self.gradient);
+        } else {
+            gradients.extend(&push, 0, self.worker.values(table), &mut self.gradient);
+        }
+        if nan {
+            spoil(&mut self.gradient, push.clock);
+        }
+        let gradient = match tables[index].rows {
+            true => Gradient::Rows { rows, values: &self.gradient },
+            false => Gradient::Dense(&self.gradient),
+        };
+        self.worker.push(now, table, gradient, !tables[index].rows)
+    }
+
+    /// Exchanges all slabs.
+    fn exchange(&mut self, now: Time, may_have_nan: bool) -> Result<Ticket, WorkerError> {
+        let mut slabs = std::mem::take(&mut self.slabs);
+        for slab in &mut slabs {
+            let table = slab.table();
+            let push = self.push_id(table);
+            self.gradient.clear();
+            self.program.gradients.extend(&push, 0, slab.values(), &mut self.gradient);
+            if may_have_nan && self.nan(table.0 as usize) {
+                spoil(&mut self.gradient, push.clock);
+            }
+            slab.gradient_mut().copy_from_slice(&self.gradient);
+        }
+        let exchanged = self.worker.exchange(now, &mut slabs);
+        self.slabs = slabs;
+        exchanged
+    }
+
+    /// Whether the gradient of a table has a NaN in this iteration.
+    fn nan(&mut self, index: usize) -> bool {
+        let Program { seed, worker, nan_p, .. } = self.program;
+        let label = u64::from(worker.0) << 48 | (index as u64) << 40 | self.worker.current_clock();
+        let is_nan = nan_p > 0.0 && Prng::fork(seed ^ 0x4e61_4e, label).chance(nan_p);
+        self.nans += u64::from(is_nan);
+        is_nan
+    }
+
+    /// The dense tables as the application reads them.
+    fn digests(&self) -> Vec<(TableId, u64)> {
+        let digest = |values: &[f32]| xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(values));
+        let lent = self.slabs.iter().map(|slab| (slab.table(), digest(slab.values())));
+        let dense = (0..).map(TableId).zip(&self.program.tables).filter(|(_, spec)| !spec.rows);
+        let own = dense.filter(|_| !self.program.slabs);
+        lent.chain(own.map(|(table, _)| (table, digest(self.worker.values(table))))).collect()
+    }
+
+    fn remember_read(&mut self) {
+        if self.program.watches_memory && self.read.is_empty() {
+            self.read = self.digests();
+        }
+    }
+
+    /// Nothing may have changed what the computation read.
+    fn compare_read(&mut self) {
+        if !self.program.watches_memory {
+            return;
+        }
+        let now = self.digests();
+        let known = std::mem::take(&mut self.read);
+        let changed =
+            |(table, digest): &&(TableId, u64)| known.iter().any(|(t, d)| t == table && d != digest);
+        if let Some((table, _)) = now.iter().find(changed) {
+            let name = &self.program.tables[table.0 as usize].name;
+            let clock = self.worker.current_clock();
+            self.torn = Some(format!("table `{name}` changed while iteration {clock} read it"));
+        }
     }
 }
 
-fn declare_and_start(worker: &mut Worker, program: &Program) -> Result<Ticket, WorkerError> {
+/// Whether a gradient was refused for a NaN.
+fn is_nan(error: &WorkerError) -> bool {
+    matches!(error, WorkerError::NonFinite { .. } | WorkerError::Refused { cause: Cause::NonFinite, .. })
+}
+
+fn spoil(gradient: &mut [f32], clock: Clock) {
+    if !gradient.is_empty() {
+        let place = clock as usize % gradient.len();
+        gradient[place] = f32::NAN;
+    }
+}
+
+fn declare_and_start(now: Time, worker: &mut Worker, program: &Program) -> Result<Ticket, WorkerError> {
     for (index, spec) in program.tables.iter().enumerate() {
         let at = |element| program.gradients.initial(program.seed, TableId(index as u32), element);
         worker.declare(spec.clone(), (0..spec.elements()).map(at).collect())?;
     }
-    worker.start(Time::ZERO)
+    worker.start(now)
 }
 
 impl Role for Player {
@@ -306,7 +464,13 @@ impl Role for Player {
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
-        self.worker.landing(from, header, frames, places)
+        let memory = self.worker.landing(from, header, frames, places)?;
+        if self.program.canary == Some(Canary::Reused) && self.read.is_empty() {
+            // The bug: what is received is read before all of it is here.
+            let digest = xxhash_rust::xxh3::xxh3_64(memory);
+            self.read = vec![(header.table, digest)];
+        }
+        Some(memory)
     }
 
     fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
@@ -344,6 +508,9 @@ impl Role for Player {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.worker.check()
+        match &self.torn {
+            Some(what) => Err(what.clone()),
+            None => self.worker.check(),
+        }
     }
 }

@@ -181,6 +181,7 @@ impl Report {
 mod tests {
     use super::*;
     use crate::compute::ComputeModel;
+    use paramill_core::policy::Axis;
 
     fn hash(scenario: &Scenario) -> String {
         let report = run_scenario(scenario).unwrap();
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_report_and_another_seed_another() {
         let compute = ComputeModel { jitter: 1.0, ..Default::default() };
-        let scenario = Scenario { sync: "ssp:s=1".into(), compute, ..Scenario::new(3, 2, 200) };
+        let scenario = Scenario { compute, ..Scenario::new(3, 2, 200).with(Axis::Sync, "ssp:s=1") };
         let report = run_scenario(&scenario).unwrap();
         assert_eq!(report, run_scenario(&scenario).unwrap());
         assert_eq!(report.iterations, 150);
@@ -213,7 +214,7 @@ mod tests {
     /// Some frames of a late answer are slowed with their connection, others not: they used to overtake each other.
     #[test]
     fn late_answers_on_slow_connections_stay_whole() {
-        let calm = Scenario { chunk_elements: 8, ..Scenario::new(3, 2, 300) };
+        let calm = Scenario::new(3, 2, 300).with(Axis::Chunk, "32B");
         let faults = ["pull:delay=20ms,p=0.3", "link:delay=1ms,p=0.3"];
         let rough = Scenario { faults: faults.map(String::from).to_vec(), ..calm.clone() };
         assert_eq!(hash(&calm), hash(&rough));
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn partially_synchronous_with_everybody_is_synchronous() {
         let bsp = Scenario::new(4, 2, 300);
-        let psp = Scenario { sync: "psp:c=4,b=1".into(), ..bsp.clone() };
+        let psp = bsp.clone().with(Axis::Sync, "psp:c=4,b=1");
         assert_eq!(hash(&bsp), hash(&psp));
     }
 

@@ -8,13 +8,15 @@ use crate::network::NetworkConfig;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
 use paramill_core::limits;
-use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
-use paramill_core::types::{AggregatorId, ServerId, WorkerId};
-use serde::{Deserialize, Serialize};
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
+use paramill_core::table::TableSpec;
+use paramill_core::types::{AggregatorId, WorkerId};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A job to run. Everything has a default but the tables.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(default)]
 pub struct Scenario {
     /// Everything random follows from it.
     pub seed: u64,
@@ -31,23 +33,10 @@ pub struct Scenario {
     pub hold_ms: f64,
     /// Iterations that each worker does.
     pub iterations: u64,
-    /// Placement, in text form.
-    pub placement: String,
-    /// Consistency model, in text form.
-    pub sync: String,
-    /// Optimizer, in text form.
-    pub optimizer: String,
-    /// Codec of pushes, in text form.
-    pub codec: String,
-    /// Codec of answers, in text form.
-    pub answer_codec: String,
-    /// Mean or sum over workers.
-    pub reduce: Reduce,
-    /// Order in which gradients of a round are added. Ranked, unless the file says otherwise: a scenario should end
-    /// with the same bits wherever it runs.
-    pub order: Order,
-    /// Elements per chunk.
-    pub chunk_elements: u32,
+    /// The policy of every table, before the overrides. In a file each axis is a key of its own. Gradients are added by
+    /// rank, unless the file says otherwise: a scenario should end with the same bits wherever it runs.
+    #[serde(flatten, deserialize_with = "policy")]
+    pub policy: Policy,
     /// Whether server `i` and worker `i` are on the same host.
     pub colocated: bool,
     /// The run is given up after this many seconds of virtual time.
@@ -58,7 +47,7 @@ pub struct Scenario {
     pub tables: Vec<TableConfig>,
     /// Policies of single tables or servers.
     pub overrides: Vec<PolicyOverride>,
-    /// Changes of the consistency model while the job runs.
+    /// Changes of policies while the job runs.
     pub switches: Vec<Switch>,
     /// Rates and delays.
     pub network: NetworkConfig,
@@ -79,20 +68,14 @@ pub struct TableConfig {
     pub rows: bool,
 }
 
-/// A change of the consistency model.
+/// A change of policies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Switch {
     /// When, in seconds of virtual time.
     pub at_s: f64,
-    /// Glob on table names.
-    #[serde(default = "every_table")]
-    pub table: String,
-    /// Only on this server.
-    #[serde(default)]
-    pub server: Option<ServerId>,
-    /// The model from then on.
-    pub sync: String,
+    /// What holds from then on, and for which tables.
+    #[serde(flatten)]
+    pub change: PolicyOverride,
 }
 
 /// Why a scenario cannot be run.
@@ -127,14 +110,7 @@ impl Default for Scenario {
             aggregators: 0,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
-            placement: "heuristic".into(),
-            sync: "bsp".into(),
-            optimizer: "sgd:lr=0.1".into(),
-            codec: "none".into(),
-            answer_codec: "none".into(),
-            reduce: Reduce::default(),
-            order: Order::Ranked,
-            chunk_elements: limits::CHUNK_ELEMENTS as u32,
+            policy: Policy::default().with(Axis::Order, "ranked"),
             colocated: false,
             limit_s: 1e6,
             faults: Vec::new(),
@@ -152,6 +128,11 @@ impl Scenario {
     pub fn new(workers: u32, servers: u32, elements: u64) -> Scenario {
         let table = TableConfig { name: "w".into(), shape: vec![elements], rows: false };
         Scenario { workers, servers, tables: vec![table], ..Scenario::default() }
+    }
+
+    /// The same with another text for an axis, which must be one that stands in the code ([`Policy::with`]).
+    pub fn with(self, axis: Axis, text: impl Into<String>) -> Scenario {
+        Scenario { policy: self.policy.with(axis, text), ..self }
     }
 
     /// Reads a scenario file and checks it.
@@ -223,10 +204,8 @@ impl Scenario {
     /// The job as its coordinator sees it, whoever drives it.
     pub fn job_config(&self, job: &str) -> JobConfig {
         JobConfig {
-            placement: self.placement.clone(),
-            policy: self.policy(),
+            policy: self.policy.clone(),
             overrides: self.overrides.clone(),
-            chunk_elements: self.chunk_elements,
             seed: self.seed,
             ..JobConfig::new(job, self.workers, self.servers)
         }
@@ -237,36 +216,38 @@ impl Scenario {
         let share = u64::from(worker.0) * u64::from(self.aggregators) / u64::from(self.workers);
         (self.aggregators > 0).then_some(AggregatorId(share as u32))
     }
-
-    /// The policy of every table, before the overrides.
-    pub fn policy(&self) -> TablePolicy {
-        TablePolicy {
-            sync: self.sync.clone(),
-            optimizer: self.optimizer.clone(),
-            reduce: self.reduce,
-            order: self.order,
-            nonfinite: NonFinite::Reject,
-            codec: self.codec.clone(),
-            answer_codec: self.answer_codec.clone(),
-        }
-    }
 }
 
 fn require(holds: bool, why: impl FnOnce() -> String) -> Result<(), ScenarioError> {
     if holds { Ok(()) } else { Err(ScenarioError::Value(why())) }
 }
 
-fn every_table() -> String {
-    "*".into()
+/// The keys of a file that are none of [`Scenario`]'s other fields.
+fn policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Policy, D::Error> {
+    let mut policies = Policies::default();
+    for (name, value) in toml::Table::deserialize(deserializer)? {
+        let axis = Axis::named(&name).map_err(|_| D::Error::custom(unknown_field(&name)))?;
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        policies.set(axis, text).map_err(D::Error::custom)?;
+    }
+    Ok(Scenario::default().policy.under(policies))
+}
+
+fn unknown_field(name: &str) -> String {
+    let fields = toml::Table::try_from(Scenario::default()).unwrap_or_default();
+    let fields: Vec<String> = fields.keys().map(|field| format!("`{field}`")).collect();
+    format!("unknown field `{name}`, expected one of {}", fields.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paramill_core::policy::Order;
 
     const SMALL: &str = r#"
         workers = 3
         sync = "ssp:s=3"
+        chunk = "4KB"
         faults = ["worker=2:slow=4x", "pull:delay=4s,p=0.0016"]
 
         [[tables]]
@@ -292,9 +273,11 @@ mod tests {
     #[test]
     fn a_file_says_what_differs_from_the_defaults() {
         let scenario = Scenario::parse(SMALL).unwrap();
-        assert_eq!((scenario.workers, scenario.servers, scenario.order), (3, 2, Order::Ranked));
+        assert_eq!((scenario.workers, scenario.servers, scenario.policy.order()), (3, 2, Order::Ranked));
         assert_eq!(scenario.table_specs()[1], TableSpec::sparse("rows", 100, 8));
-        assert_eq!(scenario.switches[0].table, "*");
+        let asp = Policies::of([(Axis::Sync, "bsp")]);
+        assert_eq!(scenario.switches[0].change, PolicyOverride::new("*", asp));
+        assert_eq!(scenario.policy.chunk_elements(), 1024);
         assert_eq!(Scenario::parse(&toml::to_string(&scenario).unwrap()), Ok(scenario));
     }
 
@@ -315,6 +298,15 @@ mod tests {
             ("aggregators=5\n[[tables]]\nname='w'\nshape=[1]", "aggregators = 5: expected at most one"),
             ("hold_ms=-1\n[[tables]]\nname='w'\nshape=[1]", "hold_ms = -1: expected 0 to 10000"),
             ("seed = \n", "TOML parse error"),
+            (
+                "order = 'any'\n[[tables]]\nname='w'\nshape=[1]",
+                "order: `any`: expected `arrival` or `ranked`",
+            ),
+            ("chunk = '3MB'\n[[tables]]\nname='w'\nshape=[1]", "expected 4B to 2MB"),
+            (
+                "[[tables]]\nname='w'\nshape=[1]\n[[switches]]\nat_s = 1\nsnyc='asp'",
+                "unknown policy `snyc`; known: sync",
+            ),
         ] {
             let error = Scenario::parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");

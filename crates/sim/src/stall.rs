@@ -122,7 +122,7 @@ fn patience_s(scenario: &Scenario, faults: &FaultPlan) -> f64 {
 
 /// Frames of gradients and parameters in an iteration of all workers.
 fn frames_of_a_round(scenario: &Scenario) -> f64 {
-    let chunks = |elements: u64| elements.div_ceil(u64::from(scenario.chunk_elements.max(1)));
+    let chunks = |elements: u64| elements.div_ceil(scenario.policy.chunk_elements() as u64);
     let chunks: u64 = scenario.table_specs().iter().map(|table| chunks(table.elements())).sum();
     2.0 * f64::from(scenario.workers) * chunks as f64
 }
@@ -130,7 +130,7 @@ fn frames_of_a_round(scenario: &Scenario) -> f64 {
 fn planned_until(scenario: &Scenario, faults: &FaultPlan) -> Time {
     let faults = faults.rules().iter().filter_map(|rule| match rule.effect {
         Effect::Pause { length, at } => Some(at + length),
-        Effect::Crash(at) => Some(at),
+        Effect::Crash { at, restart } => Some(at + restart.unwrap_or_default()),
         _ => None,
     });
     let switches = scenario.switches.iter().map(|switch| Time::from_secs_f64(switch.at_s));
@@ -142,6 +142,7 @@ mod tests {
     use crate::compute::ComputeModel;
     use crate::report::{Report, run_scenario};
     use crate::scenario::Scenario;
+    use paramill_core::policy::Axis;
 
     fn run(faults: &[&str], scenario: Scenario) -> Report {
         let faults = faults.iter().map(|fault| fault.to_string()).collect();
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_job_in_which_no_answer_ever_gets_through_whole_ends_too() {
-        let scenario = Scenario { chunk_elements: 8, ..Scenario::new(2, 1, 4000) };
+        let scenario = Scenario::new(2, 1, 4000).with(Axis::Chunk, "32B");
         let report = run(&["pull:reset,p=0.1"], scenario);
         let why = report.stalled.unwrap();
         assert!(why.contains("worker 0 waits for "), "{why}");

@@ -78,11 +78,11 @@ fn filtered_parameters_stay_near_the_true_ones() {
         let text = format!(
             "workers = {workers}\nservers = {}\ncores = {}\niterations = 40\nseed = {seed}\nreduce = 'sum'\n\
              optimizer = 'sgd:lr={lr}'\ncodec = 'dvf:delta={}'\nanswer_codec = 'dvf:delta={delta}'\n\
-             chunk_elements = {}\nplacement = 'uniform'\n[[tables]]\nname = 'w'\nshape = [{elements}]\n",
+             chunk = '{}B'\nplacement = 'uniform'\n[[tables]]\nname = 'w'\nshape = [{elements}]\n",
             1 + prng.below(3),
             1 + prng.below(2),
             delta / lr,
-            1 + prng.below(700),
+            4 * (1 + prng.below(700)),
         );
         let scenario = Scenario::parse(&text).unwrap();
         let mut cluster = Cluster::new(&scenario).unwrap();

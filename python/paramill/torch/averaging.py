@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 from types import SimpleNamespace
-from typing import Any, Callable, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional
 
 import torch
 from torch import Tensor
 
 from ..errors import OrderError, PolicyError
 from ..job import Job
+from ..policies import Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
 from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining, names_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Models under which the gradients of a round make one step.
 ROUND_BASED = ("bsp", "drop", "psp")
@@ -35,23 +39,22 @@ class AveragingOptimizer(DistributedOptimizer):
     >>> optimizer.job.close()
     """
 
+    FIXED = tuple(AveragedBucket.POLICIES)
+
     def __init__(  # noqa: no call of the parent's: groups and state are another optimizer's
         self,
         optimizer: torch.optim.Optimizer,
         *,
         job: Optional[Job] = None,
-        sync: Optional[str] = None,
-        codec: Optional[str] = None,
-        answer_codec: Optional[str] = None,
         device_codec: Optional[bool] = None,
-        order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
+        **policies: Unpack[Policies],
     ) -> None:
         check_needs_no_closure(optimizer)
-        sync = "bsp" if sync is None else sync
+        sync = policies.get("sync") or "bsp"
         if sync.partition(":")[0] not in ROUND_BASED:
             raise PolicyError(
                 f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
@@ -71,10 +74,10 @@ class AveragingOptimizer(DistributedOptimizer):
                 names = names_in(group, len(group["params"]), f"{number}.")
                 for name, parameter in zip(names, group["params"]):
                     (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
-            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "order": order, **AveragedBucket.POLICIES}
+            own: Policies = {**policies, "sync": sync, **AveragedBucket.POLICIES}
             buckets = pack(trained, AveragedBucket, pack_bytes // 4)
             for bucket in buckets:
-                bucket.declare(self.job, "", policies)
+                bucket.declare(self.job, "", own)
             self._frozen = pack(frozen, Bucket, pack_bytes // 4)
             for bucket in self._frozen:
                 bucket.declare(self.job, "")

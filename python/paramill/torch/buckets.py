@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, PolicyError
 from ..job import Exchange, Handle, Job, Slab, Table
+from ..policies import UNCOMPRESSED, Policies
 from .compression import Chain, Compressor
 from .devices import Lane, lane_of
 
@@ -17,9 +18,6 @@ from .devices import Lane, lane_of
 ALIGNMENT = 16
 # Gradient and parameters, in the host's memory and in the device's, and what is compressed there.
 MOST_KNOWN_VIEWS = 5
-
-# What is said of a table alone: `sync`, `codec`, `answer_codec`, `order`, `reduce` and `optimizer`.
-Policies = Mapping[str, Optional[str]]
 
 
 class Slot:
@@ -277,7 +275,7 @@ class AveragedBucket(Bucket):
     too, since it would be the mean of an earlier round otherwise. :class:`PresenceBucket` tells it from a mean of zero.
     """
 
-    POLICIES = {"optimizer": "sgd:lr=1,weight_decay=1,absent=zeros", "reduce": "mean"}
+    POLICIES: Policies = {"optimizer": "sgd:lr=1,weight_decay=1,absent=zeros", "reduce": "mean"}
     stays = False
 
     def begin(self, device_codec: Optional[bool] = None) -> None:
@@ -307,7 +305,7 @@ class PresenceBucket(Bucket):
     number is refused only then, and are received after them.
     """
 
-    POLICIES = {**AveragedBucket.POLICIES, "codec": "none", "answer_codec": "none"}
+    POLICIES: Policies = {**AveragedBucket.POLICIES, **UNCOMPRESSED}
     stays = False
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -340,7 +338,7 @@ class BufferBucket(Bucket):
     """Buffers (batch-norm statistics), averaged over the workers: each pushes how far its own are from the last mean."""
 
     # A codec would keep what it leaves out, and that is in the next difference anyway.
-    POLICIES = {"optimizer": "sgd:lr=1", "reduce": "mean", "codec": "none", "answer_codec": "none"}
+    POLICIES: Policies = {"optimizer": "sgd:lr=1", "reduce": "mean", **UNCOMPRESSED}
     stays = False
 
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:

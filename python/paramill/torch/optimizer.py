@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from typing import Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -13,11 +13,15 @@ from torch import Tensor
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
+from ..policies import Policies
 from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
 from .rules import check_groups, from_torch, number, parse_optimizer, text_of
 from .watch import WatchedBucket, WatchedRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_PACK_BYTES = 1 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
@@ -36,13 +40,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
-    :param sync: consistency model, such as ``"ssp:s=3"``; the job's otherwise. Without `b` and `tau2` of ``psp``
-    :param codec: how gradients are compressed, such as ``"topk:0.01+f16"``; the job's otherwise
-    :param answer_codec: how parameters are compressed on their way back; the job's otherwise
+    :param policies: those of these parameters (:class:`paramill.policies.Policies`); the job's otherwise. `sync` is without
+        `b` and `tau2` of ``psp``; with ``reduce="sum"`` the gradients of N workers count N times as much as their mean
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
-    :param reduce: ``"mean"``, or ``"sum"``: the gradients of N workers then count N times as much as their mean
-    :param order: ``"ranked"`` makes sums bit-reproducible under round-based models
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
     :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
@@ -51,6 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :param pack_bytes: small parameters are packed into tables of about this many bytes
     """
 
+    # Policies that follow from how it works.
+    FIXED: Sequence[str] = ()
     # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others wait for.
     _step_supports_amp_scaling = True
     grad_scale: Optional[Tensor]
@@ -66,16 +69,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     f"{type(params).__name__} steps here, with gradients that servers average: it takes no rule of the servers "
                     f"besides, and not {arguments[0]!r}"
                 )
-        signature = inspect.signature(cls.__init__).parameters
-        known = list(signature)[1:]
-        # A subclass that hands keywords on has them checked by whom it hands them to.
-        takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.values())
-        for name in options:
-            if name not in known and not takes_any:
-                raise PolicyError(
-                    f"{cls.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
-                    'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
-                )
+        check_keywords(cls, options)
         return object.__new__(cls)
 
     def __init__(
@@ -84,19 +78,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: str = "sgd:lr=0.1",
         *,
         job: Optional[Job] = None,
-        sync: Optional[str] = None,
-        codec: Optional[str] = None,
-        answer_codec: Optional[str] = None,
         device_codec: Optional[bool] = None,
-        reduce: Optional[str] = None,
-        order: Optional[str] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
+        **policies: Unpack[Policies],
     ) -> None:
         check_is_text(optimizer)
+        sync = policies.get("sync")
         check_sync(sync)
         groups = named_groups(params)
         rule, defaults = parse_for_groups(optimizer, groups)
@@ -109,7 +100,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._told: list[str] = []
         self._told = self._texts()
         with joining(job) as self.job:
-            policies = {"sync": sync, "codec": codec, "answer_codec": answer_codec, "reduce": reduce, "order": order}
             dense: list[Bucket] = []
             rows: list[WatchedRows] = []
             self._frozen: list[Bucket] = []
@@ -118,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             unknown = set(sparse)
             for index, group in enumerate(self.param_groups):
                 slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
-                own = {**policies, "optimizer": self._told[index]}
+                own: Policies = {**policies, "optimizer": self._told[index]}
                 of_rows = [slot for slot in slots if slot.name in unknown]
                 unknown -= {slot.name for slot in of_rows}
                 trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
@@ -280,7 +270,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             values["lr"] = max(float(values["lr"]), SMALLEST_LR)
             texts.append(text_of(self._rule, values))
             if texts[-1:] != self._told[index : index + 1]:
-                _native.check_policy("optimizer", texts[-1])
+                _native.check_policies({"optimizer": texts[-1]})
         return texts
 
     def _check_read(self) -> None:
@@ -316,7 +306,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._exchanger.receive()
             for index, (new, old) in enumerate(zip(texts, self._told)):
                 if new != old and index in self._trained:
-                    self.job.set_optimizer(new, table=f"{self._prefix(index)}*")
+                    self.job.set(optimizer=new, table=f"{self._prefix(index)}*")
         self._told = texts
 
 
@@ -332,6 +322,20 @@ def check_is_text(optimizer: Any) -> None:
         f"pm.torch.rule_of({name}, lr=...) gives the text, and DistributedOptimizer({name}(model.parameters(), lr=...)) "
         "steps here with averaged gradients"
     )
+
+
+def check_keywords(kind: type[DistributedOptimizer], options: Iterable[str]) -> None:
+    """Refuses what neither an optimizer nor a policy is called; a subclass that hands keywords on has its own names."""
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD and each.name != "policies" for each in parameters)
+    own = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD][1:]
+    known = [*own, *(name for name in Policies.__annotations__ if name not in [*own, *kind.FIXED])]
+    for name in options:
+        if name not in known and not hands_on:
+            raise PolicyError(
+                f"{kind.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
+                'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
+            )
 
 
 def check_sync(sync: Optional[str], of: str = "") -> None:

@@ -78,7 +78,7 @@ def rule_of(optimizer: type[torch.optim.Optimizer], **options: Any) -> str:
         elif value != defaults[key]:
             raise PolicyError(f"the servers' rule `{rule}` has no `{key}`; {instead}")
     text = f"{rule}:{','.join(parts)}"
-    _native.check_policy("optimizer", text)
+    _native.check_policies({"optimizer": text})
     return text
 
 

@@ -157,7 +157,7 @@ pub(crate) struct CodecArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
     /// Values that are encoded at a time.
-    #[arg(long, value_name = "N", default_value_t = paramill_core::limits::CHUNK_ELEMENTS)]
+    #[arg(long, value_name = "N", default_value_t = paramill_core::limits::BLOCK_ELEMENTS)]
     pub(crate) chunk: usize,
     /// Rounds; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 3)]

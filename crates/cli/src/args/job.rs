@@ -1,13 +1,11 @@
 //! The options that describe a job, shared by the commands that run or print one.
 
 use crate::duration::Span;
-use clap::Args as ClapArgs;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use paramill_core::table::{NonFinite, Order, Reduce};
+use clap::builder::PossibleValuesParser;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgMatches, Args as ClapArgs, Command, FromArgMatches};
+use paramill_core::policy::{Axis, Info, Policies, Text};
 use paramill_node::Transport;
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error, StringDeserializer};
 use std::path::PathBuf;
 
 /// A job as far as it was typed. Nothing here has a default: a config file may say it.
@@ -66,64 +64,64 @@ pub(crate) struct JobArgs {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// Policies as far as they were typed.
-#[derive(Debug, Clone, Default, ClapArgs)]
-#[command(next_help_heading = "Policies (see `paramill components`)")]
-pub(crate) struct PolicyArgs {
-    /// Consistency model, such as bsp, asp, ssp:s=3 or pssp:s=3,c=0.5 [default: bsp].
-    #[arg(long, value_name = "S")]
-    pub(crate) sync: Option<String>,
-    /// Which server holds what [default: heuristic].
-    #[arg(long, value_name = "P")]
-    pub(crate) placement: Option<String>,
-    /// How gradients change parameters, such as adam:lr=1e-3 [default: the workload's, or sgd:lr=0.1 without one].
-    #[arg(long, value_name = "O")]
-    pub(crate) optimizer: Option<String>,
-    /// How gradients become fewer bytes on their way to the servers, such as topk:0.01+f16 [default: none].
-    #[arg(long, value_name = "C")]
-    pub(crate) codec: Option<String>,
-    /// The same for parameters on their way to the workers, such as f16 or dvf:delta=1e-3 [default: none].
-    #[arg(long, value_name = "C")]
-    pub(crate) answer_codec: Option<String>,
-    /// How the gradients of a round become one [default: mean].
-    #[arg(long, value_parser = named::<Reduce>(&["mean", "sum"]))]
-    pub(crate) reduce: Option<Reduce>,
-    /// In which order they are added: as they arrive, or by rank, which is reproducible bit for bit [default:
-    /// arrival].
-    #[arg(long, value_parser = named::<Order>(&["arrival", "ranked"]))]
-    pub(crate) order: Option<Order>,
-    /// What happens to a gradient with NaN or Inf in it [default: reject].
-    #[arg(long, value_parser = named::<NonFinite>(&["reject", "clip"]))]
-    pub(crate) nonfinite: Option<NonFinite>,
-}
+/// Policies as far as they were typed: an option for every axis.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PolicyArgs(pub(crate) Policies);
 
 impl PolicyArgs {
     /// The same options, to be given to another process.
     pub(crate) fn as_arguments(&self) -> Vec<String> {
-        let lower = |choice: &dyn std::fmt::Debug| format!("{choice:?}").to_lowercase();
-        [
-            ("--sync", self.sync.clone()),
-            ("--placement", self.placement.clone()),
-            ("--optimizer", self.optimizer.clone()),
-            ("--codec", self.codec.clone()),
-            ("--answer-codec", self.answer_codec.clone()),
-            ("--reduce", self.reduce.map(|choice| lower(&choice))),
-            ("--order", self.order.map(|choice| lower(&choice))),
-            ("--nonfinite", self.nonfinite.map(|choice| lower(&choice))),
-        ]
-        .into_iter()
-        .filter_map(|(option, value)| Some(format!("{option}={}", value?)))
-        .collect()
+        self.0.iter().map(|(axis, text)| format!("--{}={text}", long(axis))).collect()
     }
 }
 
-/// Reads a choice by the name that config files use for it.
-fn named<T>(names: &'static [&'static str]) -> impl TypedValueParser<Value = T>
-where
-    T: for<'de> Deserialize<'de> + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(names).try_map(|name| {
-        let deserializer: StringDeserializer<Error> = name.into_deserializer();
-        T::deserialize(deserializer)
-    })
+impl FromArgMatches for PolicyArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<PolicyArgs, clap::Error> {
+        let mut typed = PolicyArgs::default();
+        typed.update_from_arg_matches(matches)?;
+        Ok(typed)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for axis in Axis::all() {
+            if let Some(text) = matches.get_one::<String>(axis.info().name) {
+                let invalid = |error| clap::Error::raw(ErrorKind::ValueValidation, error);
+                self.0.set(axis, text).map_err(invalid)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ClapArgs for PolicyArgs {
+    fn augment_args(command: Command) -> Command {
+        command.args(Axis::all().map(option))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        PolicyArgs::augment_args(command)
+    }
+}
+
+fn option(axis: Axis) -> Arg {
+    let Info { name, about, default, text, .. } = axis.info();
+    // A job with a workload has its optimizer from that.
+    let workload = if axis == Axis::Optimizer { "the workload's, or " } else { "" };
+    let arg = Arg::new(*name)
+        .long(long(axis))
+        .help(format!("{about} [default: {workload}{default}]"))
+        .help_heading("Policies (see `paramill components`)");
+    match text {
+        Text::Choice(choices) => arg.value_parser(PossibleValuesParser::new(*choices)),
+        Text::Bytes => {
+            let read = move |text: &str| Policies::default().set(axis, text).map(|()| text.to_owned());
+            arg.value_name("BYTES").value_parser(read)
+        }
+        Text::Component(_) => arg.value_name("TEXT"),
+    }
+}
+
+/// The option of an axis, without its dashes.
+fn long(axis: Axis) -> String {
+    axis.info().name.replace('_', "-")
 }

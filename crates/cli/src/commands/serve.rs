@@ -8,9 +8,9 @@ use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
 use anyhow::{Context, anyhow};
 use paramill_core::limits;
+use paramill_core::policy::{Axis, Policies};
 use paramill_core::registry::Registry;
 use paramill_core::status::JobSize;
-use paramill_core::table::TablePolicy;
 use paramill_core::types::ServerId;
 use paramill_node::admin::{Admin, AdminError};
 use paramill_node::data_cores::Choice;
@@ -110,7 +110,8 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     };
     // A server knows no workload whose optimizer could be the default.
     if job.config.is_none() {
-        job.policy.optimizer.get_or_insert_with(|| TablePolicy::default().optimizer);
+        let default = Policies::of([(Axis::Optimizer, Axis::Optimizer.info().default)]);
+        job.policy.0 = job.policy.0.over(default);
     }
     let host = args.host.first().map(String::as_str);
     let listen = listening::address(args.listen.as_deref(), host, url::DEFAULT_PORT);
@@ -126,9 +127,9 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
             "waits for {} and {}; {}, {}, {}",
             count(cluster.workers, "worker"),
             count(cluster.servers, "server"),
-            policy.table.sync,
-            policy.table.optimizer,
-            policy.placement
+            policy.get(Axis::Sync),
+            policy.get(Axis::Optimizer),
+            policy.get(Axis::Placement)
         ))?;
     }
     Ok(ServerConfig {

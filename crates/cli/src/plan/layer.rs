@@ -4,7 +4,7 @@ use crate::args::JobArgs;
 use crate::duration::Span;
 use crate::input::read_text;
 use anyhow::{Context, Result, anyhow};
-use paramill_core::table::{NonFinite, Order, PolicyOverride, Reduce};
+use paramill_core::policy::{Policies, PolicyOverride};
 use paramill_node::Transport;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub(crate) struct Layer {
     pub(super) inject: Option<Vec<String>>,
     pub(super) workload: WorkloadLayer,
     pub(super) cluster: ClusterLayer,
-    pub(super) policy: PolicyLayer,
+    pub(super) policy: Policies,
     #[serde(rename = "override")]
     pub(super) overrides: Option<Vec<PolicyOverride>>,
 }
@@ -48,19 +48,6 @@ pub(super) struct ClusterLayer {
     pub(super) timeout: Option<Span>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct PolicyLayer {
-    pub(super) sync: Option<String>,
-    pub(super) placement: Option<String>,
-    pub(super) optimizer: Option<String>,
-    pub(super) codec: Option<String>,
-    pub(super) answer_codec: Option<String>,
-    pub(super) reduce: Option<Reduce>,
-    pub(super) order: Option<Order>,
-    pub(super) nonfinite: Option<NonFinite>,
-}
-
 impl Layer {
     /// What a config file (or, for `-`, stdin) says. Paths in it are relative to the current folder, as those of options are.
     pub(super) fn read(path: &Path) -> Result<Layer> {
@@ -77,7 +64,6 @@ impl Layer {
 
     /// What the options say.
     pub(super) fn of(args: &JobArgs) -> Layer {
-        let policy = &args.policy;
         Layer {
             seed: args.seed,
             inject: (!args.inject.is_empty()).then(|| args.inject.clone()),
@@ -102,23 +88,14 @@ impl Layer {
                 transport: args.transport,
                 timeout: args.timeout,
             },
-            policy: PolicyLayer {
-                sync: policy.sync.clone(),
-                placement: policy.placement.clone(),
-                optimizer: policy.optimizer.clone(),
-                codec: policy.codec.clone(),
-                answer_codec: policy.answer_codec.clone(),
-                reduce: policy.reduce,
-                order: policy.order,
-                nonfinite: policy.nonfinite,
-            },
+            policy: args.policy.0.clone(),
             overrides: None,
         }
     }
 
     /// This layer where it says something, else the one below.
     pub(super) fn over(self, below: Layer) -> Layer {
-        let (workload, cluster, policy) = (self.workload, self.cluster, self.policy);
+        let (workload, cluster) = (self.workload, self.cluster);
         Layer {
             seed: self.seed.or(below.seed),
             inject: self.inject.or(below.inject),
@@ -142,16 +119,7 @@ impl Layer {
                 transport: cluster.transport.or(below.cluster.transport),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },
-            policy: PolicyLayer {
-                sync: policy.sync.or(below.policy.sync),
-                placement: policy.placement.or(below.policy.placement),
-                optimizer: policy.optimizer.or(below.policy.optimizer),
-                codec: policy.codec.or(below.policy.codec),
-                answer_codec: policy.answer_codec.or(below.policy.answer_codec),
-                reduce: policy.reduce.or(below.policy.reduce),
-                order: policy.order.or(below.policy.order),
-                nonfinite: policy.nonfinite.or(below.policy.nonfinite),
-            },
+            policy: self.policy.over(below.policy),
             overrides: self.overrides.or(below.overrides),
         }
     }

@@ -5,6 +5,7 @@ use crate::output::{Align, Output, Table, bytes};
 use crate::plan::JobPlan;
 use crate::plot::{Body, Chart, Line};
 use anyhow::{Context, Result};
+use paramill_core::policy::{Axis, Policy};
 use serde::Serialize;
 
 /// The result of a training job. With `--json` this is the object on stdout.
@@ -14,11 +15,8 @@ pub(crate) struct TrainReport {
     pub(crate) workers: u32,
     pub(crate) servers: u32,
     pub(crate) processes: bool,
-    pub(crate) sync: String,
-    pub(crate) placement: String,
-    pub(crate) optimizer: String,
-    pub(crate) codec: String,
-    pub(crate) answer_codec: String,
+    #[serde(flatten)]
+    pub(crate) policy: Policy,
     pub(crate) epochs: u64,
     pub(crate) seed: u64,
     /// Steps of all workers together.
@@ -68,11 +66,7 @@ impl TrainReport {
             workers: plan.cluster.workers,
             servers: plan.cluster.servers,
             processes: plan.cluster.processes,
-            sync: plan.policy.table.sync.clone(),
-            placement: plan.policy.placement.clone(),
-            optimizer: plan.policy.table.optimizer.clone(),
-            codec: plan.policy.table.codec.clone(),
-            answer_codec: plan.policy.table.answer_codec.clone(),
+            policy: plan.policy.clone(),
             epochs: plan.workload.epochs,
             seed: plan.seed,
             steps,
@@ -109,10 +103,7 @@ impl TrainReport {
             "job",
             format!("{}, {} workers and {} servers as {place}", self.workload, self.workers, self.servers),
         );
-        row("policies", format!("{}, {}, {}", self.sync, self.optimizer, self.placement));
-        if (self.codec.as_str(), self.answer_codec.as_str()) != ("none", "none") {
-            row("codecs", format!("{} for pushes, {} for answers", self.codec, self.answer_codec));
-        }
+        row("policies", self.policies_text());
         row("loss", format!("{:.4} training, {:.4} held out", self.loss, self.test_loss));
         row(&self.metric.name, format!("{:.4}", self.metric.value));
         for metric in &self.extra {
@@ -137,12 +128,21 @@ impl TrainReport {
     /// The loss over time.
     pub(crate) fn chart(&self) -> Chart {
         Chart {
-            title: format!("{}: {} workers, {}", self.workload, self.workers, self.sync),
+            title: format!("{}: {} workers, {}", self.workload, self.workers, self.policy.get(Axis::Sync)),
             x_label: "seconds".into(),
             y_label: "training loss".into(),
             // More lines than colours tell nothing.
             body: Body::Lines(self.curve.lines.iter().take(7).cloned().collect()),
         }
+    }
+
+    /// `bsp, sgd:lr=0.1, heuristic; codec=topk:0.01`.
+    fn policies_text(&self) -> String {
+        const NAMED: [Axis; 3] = [Axis::Sync, Axis::Optimizer, Axis::Placement];
+        let changed = self.policy.changed();
+        let others = changed.iter().filter(|(axis, _)| !NAMED.contains(axis));
+        let others = others.map(|(axis, text)| format!("; {axis}={text}")).collect::<String>();
+        NAMED.map(|axis| self.policy.get(axis)).join(", ") + &others
     }
 
     /// `0: 92%, 1: 6%, 3: 2% (mean 0.12, max 3)`.

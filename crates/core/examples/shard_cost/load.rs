@@ -3,12 +3,13 @@
 use paramill_core::absence::Absent;
 use paramill_core::codec::{Codec, Context, Encoder};
 use paramill_core::placement::Part;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::role::{Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::store::Buffer;
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 /// What one read from a socket brings of one worker before it is another's turn.
 const READ_BYTES: usize = 1 << 20;
-const CHUNK_ELEMENTS: usize = 8192;
+const CHUNK: usize = paramill_core::limits::BLOCK_ELEMENTS;
 
 /// What is pushed and pulled.
 #[derive(Debug, Clone)]
@@ -29,7 +30,7 @@ pub(crate) struct Work {
     /// Elements in each.
     pub(crate) elements: usize,
     /// Policy of all tables.
-    pub(crate) policy: TablePolicy,
+    pub(crate) policy: Policy,
 }
 
 /// A shard that has its initial values, and the workers' next frames.
@@ -85,7 +86,6 @@ impl Load {
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
             shards: vec![(id, ["here".to_owned()].into_iter().collect())],
-            chunk_elements: CHUNK_ELEMENTS as u32,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
             overrides: Vec::new(),
@@ -96,10 +96,10 @@ impl Load {
         let bytes = message.body.bytes().expect("a control message has its bytes with it");
         shard.handle_frame(Time::ZERO, NodeId::Coordinator, &message.header, bytes);
         let chunks = tables.flat_map(|table| {
-            let count = work.elements.div_ceil(CHUNK_ELEMENTS);
+            let count = work.elements.div_ceil(CHUNK);
             (0..count).map(move |chunk| {
-                let start = chunk * CHUNK_ELEMENTS;
-                let len = CHUNK_ELEMENTS.min(work.elements - start);
+                let start = chunk * CHUNK;
+                let len = CHUNK.min(work.elements - start);
                 (table, chunk as u32, start, len, chunk + 1 == count)
             })
         });
@@ -110,7 +110,7 @@ impl Load {
             *value = (at % 251) as f32 / 1000.0 - 0.1;
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
-        let encoded = encoded(&work.policy.codec, chunks.iter().map(|chunk| chunk.3));
+        let encoded = encoded(work.policy.get(Axis::Codec), chunks.iter().map(|chunk| chunk.3));
         let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0, lacks: None };
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0);
@@ -149,7 +149,7 @@ impl Load {
         while begin < self.chunks.len() {
             let mut end = begin;
             let mut bytes = 0;
-            while end < self.chunks.len() && bytes < READ_BYTES - CHUNK_ELEMENTS * 4 {
+            while end < self.chunks.len() && bytes < READ_BYTES - CHUNK * 4 {
                 bytes += self.chunks[end].3 * 4;
                 end += 1;
             }
@@ -214,7 +214,7 @@ impl Load {
         }
         header.payload_bytes = (len * 4) as u32;
         // Frames of one read lie one after the other.
-        let start = (place * len.next_multiple_of(16) * 4) % (READ_BYTES - CHUNK_ELEMENTS * 4);
+        let start = (place * len.next_multiple_of(16) * 4) % (READ_BYTES - CHUNK * 4);
         (header, start.next_multiple_of(64), len * 4)
     }
 }

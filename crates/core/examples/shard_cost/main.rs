@@ -12,7 +12,7 @@
 mod load;
 
 use load::{Load, Work};
-use paramill_core::table::TablePolicy;
+use paramill_core::policy::{Axis, Policy};
 use std::time::Instant;
 
 /// Nanoseconds per push frame with its share of acknowledgements, steps and answers; the best of some tries.
@@ -32,7 +32,7 @@ fn cost(work: Work) -> (f64, f64) {
 }
 
 fn main() {
-    let policy = |optimizer: &str| TablePolicy { optimizer: optimizer.into(), ..TablePolicy::default() };
+    let policy = |optimizer: &str| Policy::default().with(Axis::Optimizer, optimizer);
     let sgd = policy("sgd:lr=0.1");
     println!(
         "{:>8} {:>9} {:>8} {:>12} {:>10} {:>8}",
@@ -40,7 +40,8 @@ fn main() {
     );
     let show = |work: Work| {
         let (workers, tables, elements) = (work.workers, work.tables, work.elements);
-        let (optimizer, codec) = (work.policy.optimizer.clone(), work.policy.codec.clone());
+        let (optimizer, codec) =
+            (work.policy.get(Axis::Optimizer).to_owned(), work.policy.get(Axis::Codec).to_owned());
         let (ns, megabytes) = cost(work);
         let per_frame = elements.min(8192);
         println!(
@@ -53,7 +54,7 @@ fn main() {
         let number = |text: &String| text.parse::<usize>().unwrap_or_else(|_| panic!("`{text}`: a number"));
         let mut policy = rest.first().map_or(sgd, |optimizer| policy(optimizer));
         if let Some(codec) = rest.get(1) {
-            policy.codec.clone_from(codec);
+            policy = policy.with(Axis::Codec, codec);
         }
         return show(Work {
             workers: number(workers) as u32,
@@ -73,7 +74,7 @@ fn main() {
         }
     }
     for codec in ["f16", "bf16"] {
-        let policy = TablePolicy { codec: codec.into(), ..sgd.clone() };
+        let policy = sgd.clone().with(Axis::Codec, codec);
         show(Work { workers: 2, tables: 161, elements: 159_000, policy });
     }
     for optimizer in ["momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"] {

@@ -185,7 +185,7 @@ impl Codec {
                 ));
             }
             if let Some(low_rank) = name_of(Kind::LowRank)
-                && quantiser.bound(limits::CHUNK_ELEMENTS).of_norm > FINE
+                && quantiser.bound(limits::BLOCK_ELEMENTS).of_norm > FINE
             {
                 return refuse(format!(
                     "`{name}` is too coarse for the matrices of `{low_rank}`, whose errors multiply: take f16 or bf16"

@@ -4,10 +4,11 @@ use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Axis, Policy, PolicyOverride, Reduce};
 use crate::registry::Registry;
-use crate::spec::{Spec, SpecError};
+use crate::spec::SpecError;
 use crate::status::JobSize;
-use crate::table::{PolicyOverride, Reduce, TablePolicy, TableSpec, glob_matches};
+use crate::table::{TableSpec, glob_matches};
 use crate::types::ServerId;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,14 +22,10 @@ pub struct JobConfig {
     pub workers: u32,
     /// Servers to wait for.
     pub servers: u32,
-    /// Placement, in text form.
-    pub placement: String,
     /// Policies of every table.
-    pub policy: TablePolicy,
+    pub policy: Policy,
     /// Exceptions from them.
     pub overrides: Vec<PolicyOverride>,
-    /// Elements per chunk.
-    pub chunk_elements: u32,
     /// Everything random follows from it.
     pub seed: u64,
     /// A worker that is silent for this long is declared dead.
@@ -42,10 +39,8 @@ impl JobConfig {
             job: job.into(),
             workers,
             servers,
-            placement: "heuristic".into(),
-            policy: TablePolicy::default(),
+            policy: Policy::default(),
             overrides: Vec::new(),
-            chunk_elements: limits::CHUNK_ELEMENTS as u32,
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
         }
@@ -53,11 +48,12 @@ impl JobConfig {
 
     /// What servers have to know before they start their data cores. Policies that tables bring along are not known yet.
     pub fn size(&self, registry: &Registry) -> JobSize {
-        let needs_norms = |text: &&String| {
+        let needs_norms = |text: &&str| {
             OptimizerPolicy::parse(&registry.optimizer, text).is_ok_and(|policy| policy.needs_norms())
         };
-        let exceptions = self.overrides.iter().filter_map(|rule| rule.optimizer.as_ref());
-        let norms = std::iter::once(&self.policy.optimizer).chain(exceptions).find(needs_norms).cloned();
+        let exceptions = self.overrides.iter().filter_map(|rule| rule.policies.get(Axis::Optimizer));
+        let texts = std::iter::once(self.policy.get(Axis::Optimizer)).chain(exceptions);
+        let norms = texts.into_iter().find(needs_norms).map(str::to_owned);
         JobSize { workers: self.workers, servers: self.servers, norms }
     }
 
@@ -73,7 +69,6 @@ impl JobConfig {
         };
         range("workers", self.workers.into(), limits::MAX_WORKERS.into())?;
         range("servers", self.servers.into(), limits::MAX_SERVERS.into())?;
-        range("chunk elements", self.chunk_elements.into(), limits::MAX_CHUNK_ELEMENTS as u64)?;
         let fault = |why: String| Err(SpecError::Parameter { component: "job".into(), why });
         if self.job.is_empty() || self.job.len() > limits::MAX_NAME_BYTES {
             return fault(format!(
@@ -86,39 +81,22 @@ impl JobConfig {
             let (count, most) = (self.overrides.len(), limits::MAX_OVERRIDES);
             return fault(format!("{count} exceptions from its policies: expected at most {most}"));
         }
-        registry.placement.build(&Spec::parse(&self.placement)?)?;
-        OptimizerPolicy::parse(&registry.optimizer, &self.policy.optimizer)?;
-        let sync = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?;
-        Codec::parse(&registry.codec, &self.policy.codec)?;
-        let answers = Codec::for_answers(&registry.codec, &self.policy.answer_codec)?;
-        check_answers(&answers, &sync)?;
+        self.policy.check(registry)?;
+        check_answers(&self.policy.codecs(registry)?.answer, &self.policy.sync(registry)?)?;
         self.overrides.iter().try_for_each(|rule| self.check_rule(registry, rule))
     }
 
     /// Whether an exception from the job's policies can be made. The job's own policies must be valid.
     pub(super) fn check_rule(&self, registry: &Registry, rule: &PolicyOverride) -> Result<(), SpecError> {
         let fault = |why: String| Err(SpecError::Parameter { component: "job".into(), why });
-        if let Err(why) = rule.check() {
-            return fault(why);
-        }
+        rule.check()?;
+        rule.policies.check(registry)?;
         if let Some(server) = rule.server.filter(|server| server.0 >= self.servers) {
             let last = self.servers - 1;
             return fault(format!("an exception for {server}: the job has servers 0 to {last}"));
         }
-        if let Some(optimizer) = &rule.optimizer {
-            OptimizerPolicy::parse(&registry.optimizer, optimizer)?;
-        }
-        if rule.server.is_some() && (rule.codec.is_some() || rule.answer_codec.is_some()) {
-            return fault("a codec is the same on all servers of a table: leave out `server`".into());
-        }
-        if let Some(codec) = &rule.codec {
-            Codec::parse(&registry.codec, codec)?;
-        }
-        if let Some(codec) = &rule.answer_codec {
-            Codec::for_answers(&registry.codec, codec)?;
-        }
-        let overlap = SyncPolicy::parse(&registry.consistency, &self.policy.sync)?.overlap;
-        match &rule.sync {
+        let overlap = self.policy.sync(registry)?.overlap;
+        match rule.policies.get(Axis::Sync) {
             // The scheduler between push and pull is the whole job's.
             Some(sync) if SyncPolicy::parse(&registry.consistency, sync)?.overlap != overlap => {
                 fault(format!("`{sync}`: `overlap` is the same for all tables of a job"))
@@ -170,23 +148,23 @@ pub(super) fn check_table(
     registry: &Registry,
     (tables, table): (&[TableSpec], &TableSpec),
     servers: u32,
-    job: &TablePolicy,
+    job: &Policy,
     overrides: &[PolicyOverride],
 ) -> Result<(), SpecError> {
     let fault = |why: String| SpecError::Parameter { component: format!("table `{}`", table.name), why };
     let mut before: Option<(ServerId, SyncPolicy)> = None;
-    for server in servers_apart(table, servers, overrides) {
+    for server in servers_apart(servers, overrides) {
         let policy = table.policy_on(server, job, overrides);
-        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync)?;
-        let answers = Codec::for_answers(&registry.codec, &policy.answer_codec)?;
+        let (sync, codecs) = (policy.sync(registry)?, policy.codecs(registry)?);
+        let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
         if table.rows && answers.is_for_differences() {
             return Err(fault(format!(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
-                 rows; give it answer_codec=none, or a quantiser such as f16"
+                 rows; give it {}=none, or a quantiser such as f16",
+                Axis::AnswerCodec
             )));
         }
-        let pushes = Codec::parse(&registry.codec, &policy.codec)?;
         if table.rows && pushes.needs_parameters() {
             return Err(fault(format!(
                 "`{pushes}` compares a gradient with the parameters that a worker holds, and workers hold nothing of a \
@@ -199,7 +177,7 @@ pub(super) fn check_table(
                  everything; leave b and tau2 out"
             )));
         }
-        if policy.reduce == Reduce::Sum && sync.model.lr_factor(1, 2) != 1.0 {
+        if policy.reduce() == Reduce::Sum && sync.model.lr_factor(1, 2) != 1.0 {
             return Err(fault(format!(
                 "under `{sync}` the learning rate grows with the gradients in a round, and with reduce=sum the gradient \
                  would grow with them too; use reduce=mean"
@@ -219,9 +197,8 @@ pub(super) fn check_table(
 }
 
 /// Servers on which a table's policies may differ: those that an exception names, and one of the others.
-fn servers_apart(table: &TableSpec, servers: u32, overrides: &[PolicyOverride]) -> BTreeSet<ServerId> {
-    let mut apart: BTreeSet<ServerId> =
-        overrides.iter().chain(&table.policy).filter_map(|rule| rule.server).collect();
+fn servers_apart(servers: u32, overrides: &[PolicyOverride]) -> BTreeSet<ServerId> {
+    let mut apart: BTreeSet<ServerId> = overrides.iter().filter_map(|rule| rule.server).collect();
     let other = (0..servers).map(ServerId).find(|server| !apart.contains(server));
     apart.extend(other);
     apart

@@ -4,13 +4,12 @@ use super::Coordinator;
 use super::config;
 use super::gate::Gate;
 use super::members::Member;
-use crate::consistency::SyncPolicy;
 use crate::limits;
-use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Axis, Policy, PolicyOverride};
 use crate::role::Output;
-use crate::spec::Spec;
+use crate::spec::{Spec, SpecError};
 use crate::status::MemberState;
-use crate::table::{PolicyOverride, TableSpec, glob_matches};
+use crate::table::{TableSpec, glob_matches};
 use crate::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{self, Cause, Control, Fault, Kind, Plan};
@@ -55,10 +54,9 @@ impl Coordinator {
             if !names.insert(&table.name) {
                 return Err(format!("{worker} declared table `{}` twice", table.name));
             }
-            if let Some(rule) = &table.policy {
-                let fits = self.config.check_rule(&self.registry, rule);
-                fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
-            }
+            let own = PolicyOverride::new("*", table.policy.clone());
+            let fits = self.config.check_rule(&self.registry, &own);
+            fits.map_err(|error| format!("table `{}`: {error}", table.name))?;
         }
         self.config.check_tables(&self.registry, tables).map_err(|error| error.to_string())
     }
@@ -108,8 +106,7 @@ impl Coordinator {
         if let Err(why) = fits {
             return self.end(Some(format!("the job cannot be planned: {why}")));
         }
-        let sync =
-            SyncPolicy::parse(&self.registry.consistency, &plan.policy_of(TableId(0), ServerId(0)).sync);
+        let sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
         let sync = sync.expect("checked before the job started");
         if !sync.overlap {
             self.gate = Some(Gate::new(sync, self.workers.keys().copied(), plan.seed));
@@ -126,7 +123,7 @@ impl Coordinator {
     }
 
     fn make_plan(&self) -> Plan {
-        let placement = Spec::parse(&self.config.placement)
+        let placement = Spec::parse(self.config.policy.get(Axis::Placement))
             .and_then(|spec| self.registry.placement.build(&spec))
             .expect("checked before the job started");
         let sizes: Vec<_> = self.tables.iter().map(TableSpec::size).collect();
@@ -137,7 +134,6 @@ impl Coordinator {
             parts: placement.place(&sizes, self.config.servers),
             tables: self.tables.clone(),
             shards: self.shards.keys().map(|id| (*id, addresses(id))).collect(),
-            chunk_elements: self.config.chunk_elements,
             members: self
                 .workers
                 .iter()
@@ -188,166 +184,123 @@ impl Coordinator {
         workers.into_iter().for_each(|id| self.send_plan(NodeId::Worker(id)));
     }
 
-    /// Switches a consistency model, for those who are here and for those who come back.
-    pub(super) fn set_sync(
-        &mut self,
-        now: Time,
-        table: String,
-        server: Option<ServerId>,
-        sync: String,
-    ) -> Result<String, String> {
-        let rule = PolicyOverride { table, server, sync: Some(sync), ..PolicyOverride::default() };
-        let sentence = self.check_switch(&rule)?;
-        let message = self.keep_switch(rule)?;
-        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
-        let first_sync = plan.policy_of(TableId(0), ServerId(0)).sync;
-        if let Some(gate) = &mut self.gate
-            && let Ok(policy) = SyncPolicy::parse(&self.registry.consistency, &first_sync)
-        {
-            gate.set_policy(now, policy);
-        }
-        self.open_gate();
-        self.tell_shards(&message);
-        self.tell_aggregators(&message);
-        self.tell_workers(&message);
-        Ok(sentence)
-    }
-
-    /// Changes parameters of an optimizer, for those who are here and for those who come back.
-    pub(super) fn set_optimizer(
-        &mut self,
-        table: String,
-        server: Option<ServerId>,
-        optimizer: String,
-    ) -> Result<String, String> {
-        let (matched, place) = self.check_change(&table, server, &optimizer)?;
-        let parse = |text: &str| {
-            OptimizerPolicy::parse(&self.registry.optimizer, text).map_err(|error| error.to_string())
-        };
-        let (new, plan) = (parse(&optimizer)?, self.plan.as_ref());
-        for (number, spec) in (0..).zip(plan.iter().flat_map(|plan| &plan.tables)) {
-            let (Some(plan), true) = (plan, glob_matches(&table, &spec.name)) else { continue };
-            let old = plan.policy_of(TableId(number), server.unwrap_or(ServerId(0))).optimizer;
-            if !new.can_follow(&parse(&old)?) {
-                return Err(format!(
-                    "table `{}` is stepped by {old}: its parameters can be changed while it runs, but not the rule, \
-                     nor whether gradients are clipped",
-                    spec.name
-                ));
-            }
-        }
-        let rule = PolicyOverride { table, server, optimizer: Some(optimizer), ..PolicyOverride::default() };
-        let message = self.keep_switch(rule)?;
-        self.tell_shards(&message);
-        Ok(format!("{matched} tables now step with {new} on {place}"))
-    }
-
-    /// Writes a change down, in the place of an earlier one that it replaces.
-    fn keep_switch(&mut self, rule: PolicyOverride) -> Result<Control, String> {
-        let first = self.config.overrides.len();
-        let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
-        let replaced = |old: &PolicyOverride| {
-            old.table == rule.table && old.server == rule.server && old.sync.is_some() == rule.sync.is_some()
-        };
-        if let Some(old) = plan.overrides.iter().skip(first).position(replaced) {
-            plan.overrides.remove(first + old);
-        }
-        let message = switch(&rule);
-        plan.overrides.push(rule);
-        Ok(message)
-    }
-
-    /// Whether a switch of the consistency model can be made; the sentence that says what it does.
-    fn check_switch(&self, rule: &PolicyOverride) -> Result<String, String> {
-        let sync = rule.sync.as_deref().unwrap_or_default();
-        let (matched, place) = self.check_change(&rule.table, rule.server, sync)?;
-        let policy =
-            SyncPolicy::parse(&self.registry.consistency, sync).map_err(|error| error.to_string())?;
-        if policy.overlap != self.gate.is_none() {
-            return Err("`overlap` is fixed when the job starts".into());
-        }
-        let Some(plan) = &self.plan else { return Err("the job has not started".into()) };
-        let overrides: Vec<PolicyOverride> = plan.overrides.iter().chain([rule]).cloned().collect();
-        for (number, table) in (0..).zip(&plan.tables) {
-            if !glob_matches(&rule.table, &table.name) {
-                continue;
-            }
-            let lends = |(_, member): &(&WorkerId, &Member)| {
-                member.is_live() && member.report.slabs.contains(&TableId(number))
-            };
-            if policy.partial_pull().is_some()
-                && let Some((worker, _)) = self.workers.iter().find(lends)
-            {
-                return Err(format!(
-                    "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{policy}` needs \
-                     `push_pull`; switch to psp without b and tau2",
-                    table.name
-                ));
-            }
-            config::check_table(
-                &self.registry,
-                (&plan.tables, table),
-                self.config.servers,
-                &plan.policy,
-                &overrides,
-            )
-            .map_err(|error| error.to_string())?;
-        }
-        Ok(format!("{matched} tables now use {policy} on {place}"))
-    }
-
-    /// Whether there is something to change: how many tables, and where, in words.
-    fn check_change(
-        &self,
-        glob: &str,
-        server: Option<ServerId>,
-        text: &str,
-    ) -> Result<(usize, String), String> {
+    /// Changes policies, for those who are here and for those who come back. Returns the sentence that says what was done.
+    pub(super) fn set(&mut self, now: Time, rule: PolicyOverride) -> Result<String, String> {
         let Some(plan) = &self.plan else {
             return Err(format!("the job has not started ({})", self.phase()));
         };
-        if glob.len() > limits::MAX_NAME_BYTES || text.len() > limits::MAX_POLICY_BYTES {
-            return Err(format!(
-                "a glob has at most {} bytes, a policy {}",
-                limits::MAX_NAME_BYTES,
-                limits::MAX_POLICY_BYTES
-            ));
+        let sentence = self.check_set(plan, &rule)?;
+        let messages = switch(&rule);
+        let first = self.config.overrides.len();
+        let Some(plan) = &mut self.plan else { return Err("the job has not started".into()) };
+        let mut switches = plan.overrides.split_off(first);
+        switches.retain(|known| !known.is_replaced_by(&rule));
+        plan.overrides.extend(switches);
+        plan.overrides.push(rule);
+        let first_sync = plan.policy_of(TableId(0), ServerId(0)).sync(&self.registry);
+        if let (Some(gate), Ok(policy)) = (&mut self.gate, first_sync) {
+            gate.set_policy(now, policy);
+        }
+        self.open_gate();
+        for message in messages {
+            self.tell_shards(&message);
+            if matches!(message, Control::SetSync { .. }) {
+                self.tell_aggregators(&message);
+                self.tell_workers(&message);
+            }
+        }
+        Ok(sentence)
+    }
+
+    /// Whether policies can be changed so while the job runs; the sentence that says what it does.
+    fn check_set(&self, plan: &Plan, rule: &PolicyOverride) -> Result<String, String> {
+        let text = |error: SpecError| error.to_string();
+        let fixed = |(axis, _): (Axis, &str)| Some((axis, axis.info().fixed?));
+        if let Some((axis, why)) = rule.policies.iter().find_map(fixed) {
+            return Err(format!("`{axis}` cannot be changed while a job runs: {why}"));
+        }
+        if rule.policies.is_empty() {
+            return Err("no policy is named".into());
         }
         if plan.overrides.len() >= limits::MAX_OVERRIDES {
             return Err(format!("there are {} exceptions already; repeat one of them", plan.overrides.len()));
         }
-        let matched = plan.tables.iter().filter(|table| glob_matches(glob, &table.name)).count();
-        if matched == 0 {
-            return Err(format!("no table matches `{glob}`; the job has {}", config::names(&plan.tables)));
+        if let Some(server) = rule.server.filter(|server| server.0 >= self.config.servers) {
+            let last = self.config.servers - 1;
+            return Err(format!("there is no {server}; the job has servers 0 to {last}"));
         }
-        if let Some(server) = server
-            && server.0 >= self.config.servers
-        {
+        rule.check().map_err(text)?;
+        rule.policies.check(&self.registry).map_err(text)?;
+        let is_meant = |table: &&TableSpec| glob_matches(&rule.table, &table.name);
+        let matched = plan.tables.iter().filter(is_meant).count();
+        if matched == 0 {
             return Err(format!(
-                "there is no {server}; the job has servers 0 to {}",
-                self.config.servers - 1
+                "no table matches `{}`; the job has {}",
+                rule.table,
+                config::names(&plan.tables)
             ));
         }
-        let place = server.map_or("all servers".into(), |server| server.to_string());
-        Ok((matched, place))
+        let overrides: Vec<PolicyOverride> = plan.overrides.iter().chain([rule]).cloned().collect();
+        for (number, table) in (0..).map(TableId).zip(&plan.tables).filter(|(_, table)| is_meant(table)) {
+            let server = rule.server.unwrap_or(ServerId(0));
+            let (old, new) =
+                (plan.policy_of(number, server), table.policy_on(server, &plan.policy, &overrides));
+            self.check_switch(number, table, &new)?;
+            if !new
+                .optimizer(&self.registry)
+                .map_err(text)?
+                .can_follow(&old.optimizer(&self.registry).map_err(text)?)
+            {
+                return Err(format!(
+                    "table `{}` is stepped by {}: its parameters can be changed while it runs, but not the rule, nor whether \
+                     gradients are clipped",
+                    table.name,
+                    old.get(Axis::Optimizer)
+                ));
+            }
+            let (registry, servers) = (&self.registry, self.config.servers);
+            config::check_table(registry, (&plan.tables, table), servers, &plan.policy, &overrides)
+                .map_err(text)?;
+        }
+        let place = rule.server.map_or("all servers".into(), |server| server.to_string());
+        Ok(format!("{matched} tables now have {} on {place}", rule.policies))
+    }
+
+    /// Whether a table can go over to a consistency model.
+    fn check_switch(&self, number: TableId, table: &TableSpec, policy: &Policy) -> Result<(), String> {
+        let sync = policy.sync(&self.registry).map_err(|error| error.to_string())?;
+        if sync.overlap != self.gate.is_none() {
+            return Err("`overlap` is fixed when the job starts".into());
+        }
+        let lends =
+            |(_, member): &(&WorkerId, &Member)| member.is_live() && member.report.slabs.contains(&number);
+        match self.workers.iter().find(lends) {
+            Some((worker, _)) if sync.partial_pull().is_some() => Err(format!(
+                "table `{}` is exchanged as a slab by {worker}, and such exchanges wait for all blocks: `{sync}` needs \
+                 `push_pull`; switch to psp without b and tau2",
+                table.name
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Tells who was away which models were switched since the job began.
     pub(super) fn repeat_switches(&mut self, to: NodeId) {
         let overrides = self.plan.iter().flat_map(|plan| &plan.overrides);
-        let switches: Vec<Control> = overrides.skip(self.config.overrides.len()).map(switch).collect();
+        let switches: Vec<Control> = overrides.skip(self.config.overrides.len()).flat_map(switch).collect();
         switches.iter().for_each(|message| self.send(to, message));
     }
 }
 
 /// A change as others are told of it.
-fn switch(rule: &PolicyOverride) -> Control {
-    let (table, server) = (rule.table.clone(), rule.server);
-    match (&rule.sync, &rule.optimizer) {
-        (Some(sync), _) => Control::SetSync { table, server, sync: sync.clone() },
-        (None, optimizer) => {
-            let optimizer = optimizer.clone().expect("a change names a model or an optimizer");
-            Control::SetOptimizer { table, server, optimizer }
+fn switch(rule: &PolicyOverride) -> Vec<Control> {
+    let told = |(axis, text): (Axis, &str)| {
+        let (table, server, text) = (rule.table.clone(), rule.server, text.to_owned());
+        match axis {
+            Axis::Sync => Some(Control::SetSync { table, server, sync: text }),
+            Axis::Optimizer => Some(Control::SetOptimizer { table, server, optimizer: text }),
+            _ => None,
         }
-    }
+    };
+    rule.policies.iter().filter_map(told).collect()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const SELECTORS: &str = "worker=N, worker=*, server=N, server=*, pull, push, link";
 const EFFECTS: &str =
-    "slow=4x, pause=2s@10s, crash@5s, delay=4s[,p=0.01], reset[,p=0.01], trace=PATH[,scale=1]";
+    "slow=4x, pause=2s@10s, crash@5s[,restart=2s], delay=4s[,p=0.01], reset[,p=0.01], trace=PATH[,scale=1]";
 /// No fault lasts longer than this many seconds; it keeps every sum of times far from overflow.
 const MAX_SECONDS: f64 = 1e7;
 
@@ -59,7 +59,13 @@ fn effect(text: &str) -> Result<Effect, String> {
         Some(extra) => Err(format!("`{extra}` does not belong to this effect; effects: {EFFECTS}")),
     };
     if let Some(at) = head.strip_prefix("crash@") {
-        return no_options(Effect::Crash(Time::ZERO + duration(at)?));
+        let at = Time::ZERO + duration(at)?;
+        let restart = match options.first().map(|option| option.strip_prefix("restart=")) {
+            Some(Some(after)) if options.len() == 1 => Some(duration(after)?),
+            None => None,
+            Some(_) => return no_options(Effect::Crash { at, restart: None }),
+        };
+        return Ok(Effect::Crash { at, restart });
     }
     match head.split_once('=') {
         None if head == "reset" => Ok(Effect::Reset { p: probability(&options)? }),
@@ -89,7 +95,7 @@ fn check(rule: Rule) -> Result<Rule, String> {
     let (allowed, needs) = match rule.effect {
         Effect::Slow(_) => (is_node, "slow needs worker=N or server=N before it"),
         Effect::Pause { .. } => (is_node, "pause needs worker=N or server=N before it"),
-        Effect::Crash(_) => (is_node, "crash needs worker=N or server=N before it"),
+        Effect::Crash { .. } => (is_node, "crash needs worker=N or server=N before it"),
         Effect::Trace { .. } => (is_worker, "trace needs worker=N before it"),
         Effect::Delay { .. } | Effect::Reset { .. } => (true, ""),
     };
@@ -186,7 +192,10 @@ impl fmt::Display for Effect {
         match self {
             Effect::Slow(factor) => write!(f, "slow={factor}x"),
             Effect::Pause { length, at } => write!(f, "pause={}@{}", Words(*length), since_zero(at)),
-            Effect::Crash(at) => write!(f, "crash@{}", since_zero(at)),
+            Effect::Crash { at, restart } => {
+                write!(f, "crash@{}", since_zero(at))?;
+                restart.map_or(Ok(()), |after| write!(f, ",restart={}", Words(after)))
+            }
             Effect::Delay { by, p } => {
                 write!(f, "delay={}", Words(*by))?;
                 option(f, "p", *p)
@@ -218,6 +227,7 @@ mod tests {
             "server=1:pause=2s@10s",
             "server=*:pause=1.5s@20ms",
             "worker=1:crash@5s",
+            "worker=1:crash@5s,restart=20ms",
             "link:reset,p=0.001",
             "worker=0:reset",
             "worker=*:trace=steps.csv,scale=0.5",
@@ -240,6 +250,9 @@ mod tests {
             ("worker=2:slow=nanx", "a factor of at least 1"),
             ("pull:slow=2x", "slow needs worker=N or server=N"),
             ("link:crash@5s", "crash needs"),
+            ("worker=1:crash@5s,restart=soon", "expected a time"),
+            ("worker=1:crash@5s,restart=1s,restart=2s", "does not belong"),
+            ("worker=1:crash@5s,p=0.1", "does not belong"),
             ("server=0:trace=x.csv", "trace needs worker=N"),
             ("worker=2:sleep=4s", "unknown effect `sleep=4s`; known: slow=4x"),
             ("server=1:pause=2s", "as in pause=2s@10s"),

@@ -2,7 +2,7 @@
 
 use crate::codec::Content;
 use crate::kernels;
-use crate::table::NonFinite;
+use crate::policy::NonFinite;
 
 /// Looks for NaN and Inf, and does what the table's policy says.
 #[derive(Debug, Default)]

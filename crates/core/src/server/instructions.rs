@@ -7,7 +7,7 @@ use crate::consistency::SyncPolicy;
 use crate::optimizer::OptimizerPolicy;
 use crate::prng::Prng;
 use crate::role::Output;
-use crate::table::{self, glob_matches};
+use crate::table::glob_matches;
 use crate::types::{ServerId, TableId, Time, WorkerId};
 use crate::wire::Plan;
 use crate::wire::control::{self, Control};
@@ -42,7 +42,7 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
-        let chunks = table::chunks(&plan.tables, &plan.parts, &plan.cores(), plan.chunk_elements as usize);
+        let chunks = plan.chunks();
         let workers = || plan.live_members().map(|member| member.worker);
         plan.live_members().for_each(|member| self.members.insert(member.worker, member.incarnation));
         let mut tables = Vec::with_capacity(plan.tables.len());

@@ -7,16 +7,16 @@ mod store;
 
 use super::delivery::ParameterState;
 use super::rounds::{Accumulators, Round, Rounds};
-use crate::codec::Codec;
 use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
+use crate::policy::{Order, Policy};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::store::floats;
-use crate::table::{Chunk, Layout, TablePolicy, TableSpec};
+use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::frame::{Piece, Sum};
 use crate::wire::{Cause, Fault};
@@ -48,7 +48,7 @@ pub(super) struct ChunkView {
 pub(super) struct TablePart {
     layout: Layout,
     pub(super) controller: Controller,
-    policy: TablePolicy,
+    order: Order,
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
@@ -64,25 +64,25 @@ impl TablePart {
     pub(super) fn new(
         registry: &Registry,
         spec: TableSpec,
-        policy: TablePolicy,
+        policy: Policy,
         chunks: impl Iterator<Item = (u32, Chunk)>,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
     ) -> Result<TablePart, String> {
         let text = |error: SpecError| error.to_string();
-        let sync = SyncPolicy::parse(&registry.consistency, &policy.sync).map_err(text)?;
-        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &policy.optimizer).map_err(text)?;
-        let codec = Codec::parse(&registry.codec, &policy.codec).map_err(text)?;
+        let sync = policy.sync(registry).map_err(text)?;
+        let optimizer = policy.optimizer(registry).map_err(text)?;
+        let codec = policy.codecs(registry).map_err(text)?.push;
         let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
         let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
         let layout = Layout::new(spec, chunks);
         Ok(TablePart {
             controller: Controller::new(sync, workers, seed),
-            store: Store::new(&layout, optimizer, policy.reduce)?,
+            store: Store::new(&layout, optimizer, policy.reduce())?,
             layout,
             rounds: Rounds::default(),
-            intake: Intake::new(codec.map(Arc::new), policy.nonfinite),
-            policy,
+            intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
+            order: policy.order(),
             answer_codecs,
             sums_are_exact_from: 0,
             initialised_chunks: 0,
@@ -135,7 +135,7 @@ impl TablePart {
             rounds: &mut self.rounds,
             store: &mut self.store,
             accumulators,
-            order: self.policy.order,
+            order: self.order,
             sums_are_exact_from: self.sums_are_exact_from,
         };
         (&mut self.intake, sink)
@@ -193,18 +193,12 @@ impl TablePart {
 
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
     pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
-        let text = optimizer.to_string();
-        let can_follow = self.store.set_optimizer(optimizer);
-        if can_follow {
-            self.policy.optimizer = text;
-        }
-        can_follow
+        self.store.set_optimizer(optimizer)
     }
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
     pub(super) fn set_sync(&mut self, now: Time, sync: SyncPolicy, accumulators: &mut Accumulators) {
         let flush = sync.model.apply() == Apply::OnArrival;
-        self.policy.sync = sync.to_string();
         self.controller.set_policy(now, sync);
         if flush {
             // Each gradient weighs what it would have weighed under the new model.

@@ -21,18 +21,13 @@ pub struct Chunk {
     pub len: u32,
 }
 
-/// Cuts the parts of every table into chunks of at most `chunk_elements` (whole rows) and gives each to a core of its
+/// Cuts the parts of every table into chunks of at most `size` (whole rows) and gives each to a core of its
 /// server. Everybody who knows the parts derives the same chunks.
 ///
 /// The cores of a server end up with the same number of elements, but for one chunk. A part goes to the least loaded
 /// cores in runs of neighbouring chunks: a small one stays on one core, a large one has a run on every core, so that
 /// all of them work on it at once.
-pub fn chunks(
-    tables: &[TableSpec],
-    parts: &[Vec<Part>],
-    cores: &[u32],
-    chunk_elements: usize,
-) -> Vec<Vec<Chunk>> {
+pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], size: usize) -> Vec<Vec<Chunk>> {
     let mut total = vec![0u64; cores.len()];
     for part in parts.iter().flatten() {
         total[part.server.0 as usize] += part.len;
@@ -44,7 +39,7 @@ pub fn chunks(
         .collect();
     let mut cut = |table: &TableSpec, parts: &[Part]| {
         let row = table.row_elements().max(1);
-        let step = (chunk_elements as u64 / row).max(1) * row;
+        let step = (size as u64 / row).max(1) * row;
         let mut chunks = Vec::new();
         for part in parts {
             servers[part.server.0 as usize].take(part, step, &mut chunks);
@@ -114,9 +109,9 @@ mod tests {
     }
 
     /// Whole tables on one server.
-    fn on_one_server(tables: &[TableSpec], cores: u32, chunk_elements: usize) -> Vec<Vec<Chunk>> {
+    fn on_one_server(tables: &[TableSpec], cores: u32, size: usize) -> Vec<Vec<Chunk>> {
         let parts: Vec<Vec<Part>> = tables.iter().map(|table| vec![part(0, 0, table.elements())]).collect();
-        chunks(tables, &parts, &[cores], chunk_elements)
+        chunks(tables, &parts, &[cores], size)
     }
 
     fn loads(chunks: &[Vec<Chunk>], cores: &[u32]) -> Vec<Vec<u64>> {
@@ -142,7 +137,7 @@ mod tests {
         });
         let cores = proptest::collection::vec(1u32..10, 1..4);
         let tables = proptest::collection::vec((table, any::<u64>()), 1..40);
-        (tables, cores, 64usize..2000).prop_map(|(tables, cores, chunk_elements)| {
+        (tables, cores, 64usize..2000).prop_map(|(tables, cores, size)| {
             let servers = cores.len() as u64;
             // In two parts wherever the number says, or in one.
             let cut = |table: &TableSpec, number: u64| {
@@ -154,7 +149,7 @@ mod tests {
                 }
             };
             let parts = tables.iter().map(|(table, number)| cut(table, *number)).collect();
-            (tables.into_iter().map(|(table, _)| table).collect(), parts, cores, chunk_elements)
+            (tables.into_iter().map(|(table, _)| table).collect(), parts, cores, size)
         })
     }
 

@@ -95,7 +95,7 @@ impl Pack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::PolicyOverride;
+    use crate::policy::{Axis, Policies};
 
     fn names(packs: &[Pack]) -> Vec<&str> {
         packs.iter().map(|pack| pack.spec().name.as_str()).collect()
@@ -103,14 +103,14 @@ mod tests {
 
     #[test]
     fn small_tensors_share_a_table_and_others_keep_theirs() {
-        let own = PolicyOverride { sync: Some("asp".into()), ..PolicyOverride::default() };
+        let own = Policies::of([(Axis::Sync, "asp")]);
         let tensors = [
             TableSpec::dense("conv", [64, 3, 7, 7]),
             TableSpec::dense("scale", [64]),
-            TableSpec { policy: Some(own.clone()), ..TableSpec::dense("loose", [10]) },
+            TableSpec { policy: own.clone(), ..TableSpec::dense("loose", [10]) },
             TableSpec::dense("shift", [8, 8]),
             TableSpec::sparse("rows", 4, 4),
-            TableSpec { policy: Some(own.clone()), ..TableSpec::dense("looser", [20]) },
+            TableSpec { policy: own.clone(), ..TableSpec::dense("looser", [20]) },
             TableSpec::dense("scalar", []),
         ];
         let packs = Pack::divide(tensors.clone(), 64);
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(packs[0].spec(), &tensors[0]);
         assert_eq!(packs[3].spec(), &tensors[4]);
         assert_eq!(packs[1].spec().shape, [129]);
-        assert_eq!(packs[2].spec().policy, Some(own));
+        assert_eq!(packs[2].spec().policy, own);
         let places: Vec<_> = packs[1].tensors().iter().map(|packed| (packed.number, &packed.place)).collect();
         assert_eq!(places, [(1, &(0..64)), (3, &(64..128)), (6, &(128..129))]);
     }

@@ -5,9 +5,10 @@ use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
+use crate::policy::PolicyOverride;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
-use crate::table::{PolicyOverride, TableSpec};
+use crate::table::TableSpec;
 use crate::types::{Clock, ServerId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 

@@ -4,7 +4,8 @@ use super::bounded::sequence;
 use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
-use crate::table::{PolicyOverride, TablePolicy, TableSpec, glob_matches};
+use crate::policy::{Policy, PolicyOverride};
+use crate::table::{Chunk, TableSpec, chunks, glob_matches};
 use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -31,13 +32,11 @@ pub struct Plan {
     /// Every shard and where it is reached, ordered.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub shards: Vec<(ShardId, Addresses)>,
-    /// Elements per chunk.
-    pub chunk_elements: u32,
     /// Every rank that was ever taken, ordered, with its last incarnation.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub members: Vec<Member>,
     /// The job's policy.
-    pub policy: TablePolicy,
+    pub policy: Policy,
     /// Exceptions from it, made when the job was set up.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
     pub overrides: Vec<PolicyOverride>,
@@ -217,8 +216,13 @@ impl Plan {
         cores
     }
 
+    /// The chunks of every table, and who holds each. The plan must have passed [`Plan::check`].
+    pub fn chunks(&self) -> Vec<Vec<Chunk>> {
+        chunks(&self.tables, &self.parts, &self.cores(), self.policy.chunk_elements())
+    }
+
     /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions, then switches.
-    pub fn policy_of(&self, table: TableId, server: ServerId) -> TablePolicy {
+    pub fn policy_of(&self, table: TableId, server: ServerId) -> Policy {
         let rules = self.overrides.iter().chain(self.switches.iter().map(|switch| &switch.rule));
         self.tables[table.0 as usize].policy_on(server, &self.policy, rules)
     }
@@ -263,19 +267,12 @@ impl Plan {
             Change::Policy(_) if self.switches.len() >= limits::MAX_OVERRIDES => {
                 Err(format!("there are {} switches of policies already", self.switches.len()))
             }
-            Change::Policy(rule) => rule.check(),
+            Change::Policy(rule) => rule.check().map_err(|error| error.to_string()),
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => Ok(()),
         }
     }
 
     fn check_tables(&self) -> Result<(), String> {
-        if !(1..=limits::MAX_CHUNK_ELEMENTS).contains(&(self.chunk_elements as usize)) {
-            return Err(format!(
-                "chunks of {} elements: expected 1 to {}",
-                self.chunk_elements,
-                limits::MAX_CHUNK_ELEMENTS
-            ));
-        }
         if self.tables.is_empty() || self.tables.len() != self.parts.len() {
             return Err(format!("{} tables, and parts of {}", self.tables.len(), self.parts.len()));
         }
@@ -288,12 +285,12 @@ impl Plan {
                 return Err(format!("two tables are called `{}`", spec.name));
             }
             check_parts(spec, parts, servers)?;
-            chunks += chunks_at_most(spec, parts, u64::from(self.chunk_elements));
+            chunks += chunks_at_most(spec, parts, self.policy.chunk_elements() as u64);
         }
         if chunks > limits::MAX_CHUNKS {
             return Err(format!(
                 "its tables make {chunks} chunks of {} elements; there may be {}: make chunks larger",
-                self.chunk_elements,
+                self.policy.chunk_elements(),
                 limits::MAX_CHUNKS
             ));
         }
@@ -320,15 +317,15 @@ fn check_parts(spec: &TableSpec, parts: &[Part], servers: u32) -> Result<(), Str
     Err(format!("the parts of table `{}` have {next} elements, it has {}", spec.name, spec.elements()))
 }
 
-fn chunks_at_most(spec: &TableSpec, parts: &[Part], chunk_elements: u64) -> u64 {
-    let rows_per_chunk = (chunk_elements / spec.row_elements()).max(1);
+fn chunks_at_most(spec: &TableSpec, parts: &[Part], size: u64) -> u64 {
+    let rows_per_chunk = (size / spec.row_elements()).max(1);
     spec.elements() / (rows_per_chunk * spec.row_elements()) + parts.len() as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::chunks;
+    use crate::policy::{Axis, Policies};
     use proptest::prelude::*;
 
     fn part(server: u32, start: u64, len: u64) -> Part {
@@ -345,9 +342,8 @@ mod tests {
             tables: vec![TableSpec::dense("w", [10]), TableSpec::sparse("rows", 4, 3)],
             parts: vec![vec![part(0, 0, 6), part(1, 6, 4)], vec![part(1, 0, 12)]],
             shards: vec![shard(0, 0), shard(0, 1), shard(1, 0)],
-            chunk_elements: 4,
             members: vec![Member::original(WorkerId(0), 1), Member::original(WorkerId(1), 2)],
-            policy: TablePolicy::default(),
+            policy: Policy::default().with(Axis::Chunk, "16B"),
             overrides: vec![],
             switches: vec![],
             seed: 0,
@@ -363,7 +359,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 23] = [
+        let cases: [(&str, Spoil); 21] = [
             ("there is no server", |plan| plan.shards.clear()),
             ("server 4294967295 core 0 is out of order", |plan| plan.shards.push(shard(u32::MAX, 0))),
             ("out of order", |plan| plan.shards.push(shard(1, 0))),
@@ -378,8 +374,6 @@ mod tests {
             ("ranks", |plan| plan.members.clear()),
             ("ranks", |plan| plan.members.swap(0, 1)),
             ("ranks", |plan| plan.members.push(Member::original(WorkerId(u32::MAX), 0))),
-            ("chunks of 0 elements", |plan| plan.chunk_elements = 0),
-            ("chunks of 4294967295 elements", |plan| plan.chunk_elements = u32::MAX),
             ("2 tables, and parts of 1", |plan| plan.parts.truncate(1)),
             ("expected 1 to", |plan| plan.tables[0].shape = vec![u64::MAX, u64::MAX]),
             ("two tables are called `w`", |plan| plan.tables[1].name = "w".into()),
@@ -407,18 +401,11 @@ mod tests {
     fn change() -> impl Strategy<Value = Change> {
         let worker = || (0u32..4).prop_map(WorkerId);
         let rule = (0usize..3, any::<bool>(), 0usize..4).prop_map(|(table, server, axis)| {
-            let rule = PolicyOverride {
-                table: ["*", "w", "rows"][table].into(),
-                server: server.then_some(ServerId(1)),
-                ..PolicyOverride::default()
-            };
-            let text = || Some("text".to_owned());
-            match axis {
-                0 => PolicyOverride { sync: text(), ..rule },
-                1 => PolicyOverride { optimizer: text(), ..rule },
-                2 => PolicyOverride { codec: text(), server: None, ..rule },
-                _ => PolicyOverride { sync: text(), codec: text(), server: None, ..rule },
-            }
+            let axes: &[Axis] =
+                [&[Axis::Sync][..], &[Axis::Optimizer], &[Axis::Codec], &[Axis::Sync, Axis::Codec]][axis];
+            let on_one = server && !axes.contains(&Axis::Codec);
+            let policies = Policies::of(axes.iter().map(|axis| (*axis, "text")));
+            PolicyOverride::new(["*", "w", "rows"][table], policies).on(on_one.then_some(ServerId(1)))
         });
         prop_oneof![
             (worker(), 10u64..14).prop_map(|(worker, incarnation)| Change::Joining { worker, incarnation }),
@@ -487,28 +474,31 @@ mod tests {
     #[test]
     fn frames_of_a_table_are_stale_when_its_codec_has_changed_since() {
         let mut plan = plan();
-        let rule = |table: &str| PolicyOverride { table: table.into(), ..PolicyOverride::default() };
-        let text = || Some("f16".to_owned());
-        plan.apply(2, &Change::Policy(PolicyOverride { sync: text(), ..rule("*") }));
-        plan.apply(3, &Change::Policy(PolicyOverride { codec: text(), ..rule("w") }));
+        let rule = |table: &str, axis, text: &str| {
+            Change::Policy(PolicyOverride::new(table, Policies::of([(axis, text)])))
+        };
+        plan.apply(2, &rule("*", Axis::Sync, "f16"));
+        plan.apply(3, &rule("w", Axis::Codec, "f16"));
         plan.apply(4, &Change::Left { worker: WorkerId(0) });
         assert_eq!([0, 1].map(|table| plan.valid_from(TableId(table))), [3, 1]);
-        plan.apply(5, &Change::Policy(PolicyOverride { answer_codec: text(), ..rule("*") }));
+        plan.apply(5, &rule("*", Axis::AnswerCodec, "f16"));
         assert_eq!([0, 1].map(|table| plan.valid_from(TableId(table))), [5, 5]);
     }
 
     #[test]
     fn a_switch_takes_the_place_of_an_earlier_one_that_says_nothing_else() {
         let mut plan = plan();
-        let rule = |table: &str| PolicyOverride { table: table.into(), ..PolicyOverride::default() };
-        let text = |text: &str| Some(text.to_owned());
-        plan.apply(2, &Change::Policy(PolicyOverride { sync: text("asp"), ..rule("*") }));
-        plan.apply(3, &Change::Policy(PolicyOverride { optimizer: text("sgd"), ..rule("*") }));
-        plan.apply(4, &Change::Policy(PolicyOverride { sync: text("bsp"), ..rule("*") }));
-        plan.apply(5, &Change::Policy(PolicyOverride { sync: text("asp"), ..rule("w") }));
+        let rule = |table: &str, axis, text: &str| {
+            Change::Policy(PolicyOverride::new(table, Policies::of([(axis, text)])))
+        };
+        plan.apply(2, &rule("*", Axis::Sync, "asp"));
+        plan.apply(3, &rule("*", Axis::Optimizer, "sgd"));
+        plan.apply(4, &rule("*", Axis::Sync, "bsp"));
+        plan.apply(5, &rule("w", Axis::Sync, "asp"));
         let epochs: Vec<u32> = plan.switches.iter().map(|switch| switch.epoch).collect();
         assert_eq!(epochs, [3, 4, 5]);
-        assert_eq!([0, 1].map(|table| plan.policy_of(TableId(table), ServerId(0)).sync), ["asp", "bsp"]);
+        let sync = |table| plan.policy_of(TableId(table), ServerId(0)).get(Axis::Sync).to_owned();
+        assert_eq!([0, 1].map(sync), ["asp", "bsp"]);
     }
 
     #[test]

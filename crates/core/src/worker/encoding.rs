@@ -5,12 +5,13 @@ use super::layout::{Layout, elements_of};
 use super::missing::Missing;
 use super::slab::Prepared;
 use crate::absence::Absent;
-use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
+use crate::codec::{self, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
 use crate::lease::Lease;
 use crate::limits;
+use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
-use crate::table::{Chunk, NonFinite, TablePolicy, TableSpec};
+use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -83,12 +84,11 @@ impl TableCodecs {
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
-        policy: &TablePolicy,
+        policy: &Policy,
         sender: Sender,
     ) -> Result<TableCodecs, String> {
         let fault = |error| format!("table `{}`: {error}", spec.name);
-        let push = Codec::parse(&registry.codec, &policy.codec).map_err(fault)?;
-        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec).map_err(fault)?;
+        let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
         let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
         let base = answer.is_for_differences() && !spec.rows;
         Ok(TableCodecs {
@@ -340,9 +340,8 @@ impl TableCodecs {
 
     /// The values of so many rows from a payload. `None` when it does not fit.
     pub(super) fn decode_rows(&mut self, layout: &Layout, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
-        let elements = rows
-            .checked_mul(layout.row_width())
-            .filter(|&elements| elements <= limits::MAX_CHUNK_ELEMENTS)?;
+        let elements =
+            rows.checked_mul(layout.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
         let mut values = vec![0.0; elements];
         self.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)
@@ -381,12 +380,13 @@ fn spread_rows(to: &mut Vec<f32>, layout: &Layout, chunk: &Chunk, rows: &[u32], 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy;
     use crate::registry::Axis;
 
     #[test]
     fn a_worker_that_does_not_have_a_codec_names_it() {
         let registry = Registry { codec: Axis::new("codec", &[], Vec::new()), ..Registry::builtin() };
-        let policy = TablePolicy { codec: "topk:0.1".into(), ..TablePolicy::default() };
+        let policy = Policy::default().with(policy::Axis::Codec, "topk:0.1");
         let why =
             TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, Sender::default()).unwrap_err();
         assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");

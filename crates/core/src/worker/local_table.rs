@@ -12,8 +12,9 @@ use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy}
 use crate::kernels;
 use crate::lease::{Lease, Pool};
 use crate::limits;
+use crate::policy::NonFinite;
 use crate::store::{Allocate, Heap, Place};
-use crate::table::{Chunk, NonFinite, TableSpec};
+use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
 use std::ops::Range;
 use std::sync::Arc;
@@ -497,7 +498,7 @@ fn encode(
 
 /// Copies a gradient while it is in cache for the check. Whether all of it is finite.
 fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
-    let blocks = buffer.chunks_mut(limits::CHUNK_ELEMENTS).zip(gradient.chunks(limits::CHUNK_ELEMENTS));
+    let blocks = buffer.chunks_mut(limits::BLOCK_ELEMENTS).zip(gradient.chunks(limits::BLOCK_ELEMENTS));
     let mut finite = true;
     for (to, from) in blocks {
         finite &= kernels::all_finite(from);

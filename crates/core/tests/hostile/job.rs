@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::words::{control_frame, data_frame};
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::worker::{Gradient, PullOptions};
 use proptest::prelude::*;
 
@@ -76,7 +77,7 @@ proptest! {
                 Act::Reset(worker, peer) => pump.reset(pump.worker_node(worker), peer),
                 Act::Switch(model) => {
                     let sync = MODELS[model].to_owned();
-                    pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
+                    pump.command("test", &Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)]))));
                 }
                 Act::Iterate(worker) => iterate(&mut pump, worker, &mut steps),
                 Act::Pass(milliseconds) => pump.pass(f64::from(milliseconds) / 1000.0),

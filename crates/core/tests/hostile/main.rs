@@ -11,8 +11,9 @@ mod words;
 mod worker;
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Order, Policy};
 use paramill_core::role::{Body, Frame, Output, Role};
-use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::{Control, Kind, control};
 use pump::Pump;
@@ -24,13 +25,12 @@ const ROWS: TableId = TableId(1);
 const ELEMENTS: usize = 20;
 
 fn config(workers: u32, sync: &str, order: Order) -> JobConfig {
-    let policy = TablePolicy {
-        sync: sync.into(),
-        optimizer: "momentum:lr=0.1".into(),
-        order,
-        ..TablePolicy::default()
-    };
-    JobConfig { policy, placement: "uniform".into(), chunk_elements: 4, ..JobConfig::new("test", workers, 2) }
+    let policy = Policy::default()
+        .with(Axis::Sync, sync)
+        .with(Axis::Optimizer, "momentum:lr=0.1")
+        .with(Axis::Order, order.to_string());
+    let policy = policy.with(Axis::Placement, "uniform").with(Axis::Chunk, "16B");
+    JobConfig { policy, ..JobConfig::new("test", workers, 2) }
 }
 
 /// A job of two servers that has started: `w` of 20 elements, `rows` of 10 rows of 2, in chunks of 4.

@@ -1,9 +1,10 @@
 //! What a hostile peer may say: frames that are nearly right, messages with absurd contents, and noise.
 
 use paramill_core::placement::Part;
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
-use paramill_core::table::{PolicyOverride, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
     Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Member, Party, Plan, control,
@@ -176,16 +177,16 @@ fn sync() -> impl Strategy<Value = String> {
     prop_oneof![8 => prop::sample::select(&MODELS[..]).prop_map(String::from), 1 => Just("(".repeat(100_000))]
 }
 
+/// One policy, if its text can be written down at all.
+fn policies(axis: Axis, text: Option<String>) -> Policies {
+    let mut policies = Policies::default();
+    _ = text.map(|text| policies.set(axis, text));
+    policies
+}
+
 fn table() -> impl Strategy<Value = TableSpec> {
     let side = prop_oneof![6 => 1u64..9, 1 => Just(0), 1 => Just(u64::MAX), 1 => Just(1 << 33)];
-    let policy = prop::option::weighted(
-        0.2,
-        (name(), prop::option::of(sync())).prop_map(|(table, sync)| PolicyOverride {
-            table,
-            sync,
-            ..PolicyOverride::default()
-        }),
-    );
+    let policy = prop::option::weighted(0.2, sync()).prop_map(|sync| policies(Axis::Sync, sync));
     (name(), vec(side, 0..4), any::<bool>(), policy).prop_map(|(name, shape, rows, policy)| TableSpec {
         name,
         shape,
@@ -208,9 +209,8 @@ fn plan() -> impl Strategy<Value = Plan> {
         tables: honest_tables(),
         parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
         shards: vec![shard(0, 0), shard(1, 0)],
-        chunk_elements: 4,
         members: (0..3).map(|rank| Member::original(WorkerId(rank), u64::from(rank) + 1)).collect(),
-        policy: TablePolicy::default(),
+        policy: Policy::default().with(Axis::Chunk, "16B"),
         overrides: vec![],
         switches: vec![],
         seed: 0,
@@ -227,10 +227,10 @@ fn plan() -> impl Strategy<Value = Plan> {
                 4 => plan.parts.iter_mut().flatten().for_each(|part| part.server = ServerId(small)),
                 5 => plan.shards.push(shard(small, small)),
                 6 => plan.shards.clear(),
-                7 => plan.chunk_elements = small,
+                7 => _ = plan.policy.set(Axis::Chunk, format!("{}B", u64::from(small) * 4)),
                 8 => plan.members.push(Member::original(WorkerId(small), number)),
-                9 => plan.policy.sync = sync,
-                10 => plan.policy.optimizer = sync,
+                9 => _ = plan.policy.set(Axis::Sync, sync),
+                10 => _ = plan.policy.set(Axis::Optimizer, sync),
                 _ => plan.parts.clear(),
             }
         }
@@ -276,6 +276,10 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
                 optimizer: optimizer.into()
             }
         ),
+        (name(), prop::option::of(small()), prop::sample::select(Axis::all().collect::<Vec<_>>()), sync())
+            .prop_map(|(table, server, axis, text)| {
+                Control::Set(PolicyOverride::new(table, policies(axis, Some(text))).on(server.map(ServerId)))
+            }),
         (name(), prop::option::of(small()), sync()).prop_map(|(table, server, sync)| Control::SetSync {
             table,
             server: server.map(ServerId),

@@ -5,7 +5,8 @@
 use super::pump::Pump;
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
-use paramill_core::table::{Order, TablePolicy, TableSpec};
+use paramill_core::policy::{Axis, Order, Policy};
+use paramill_core::table::TableSpec;
 use paramill_core::worker::Slab;
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(policy: TablePolicy, workers: u32, through: &[usize]) -> Run {
+    fn new(policy: Policy, workers: u32, through: &[usize]) -> Run {
         let config = JobConfig { policy, ..job(workers, 2, "bsp", "sgd") };
         let mut pump = Pump::with_aggregators(config, 2, through);
         let initial = (0..ELEMENTS).map(|at| (at as f32 - 20.0) / 8.0).collect();
@@ -61,8 +62,13 @@ impl Run {
     }
 }
 
-fn policy(sync: &str, optimizer: &str, order: Order) -> TablePolicy {
-    TablePolicy { sync: sync.into(), optimizer: optimizer.into(), order, ..TablePolicy::default() }
+fn policy(sync: &str, optimizer: &str, order: Order) -> Policy {
+    Policy::default()
+        .with(Axis::Sync, sync)
+        .with(Axis::Optimizer, optimizer)
+        .with(Axis::Order, order.to_string())
+        .with(Axis::Placement, "uniform")
+        .with(Axis::Chunk, "32B")
 }
 
 /// Whole numbers, so that sums are the same in any order.
@@ -82,7 +88,7 @@ const RULES: [&str; 7] = [
 
 /// Steps that leave a part out are, to that part, as if they had not been: neither decay nor momentum moves it, and Adam
 /// does not count them.
-fn leaves_out(policy: &TablePolicy, through: &[usize]) {
+fn leaves_out(policy: &Policy, through: &[usize]) {
     let what = format!("{policy:?} through {through:?}");
     let (mut with, mut everything, mut part) = (
         Run::new(policy.clone(), 2, through),
@@ -138,7 +144,7 @@ fn an_aggregator_says_what_is_absent_from_all() {
     for (sync, through) in [("bsp", &[0, 0][..]), ("bsp", &[0, 1]), ("bsp", &[0])] {
         leaves_out(&policy(sync, "adamw:lr=0.1,weight_decay=0.1", Order::Arrival), through);
     }
-    let codec = TablePolicy { codec: "f16".into(), ..policy("bsp", "momentum:lr=0.5", Order::Arrival) };
+    let codec = policy("bsp", "momentum:lr=0.5", Order::Arrival).with(Axis::Codec, "f16");
     leaves_out(&codec, &[0, 0]);
 }
 
@@ -189,7 +195,7 @@ fn codecs_leave_it_out() {
     ] {
         for through in [&[][..], &[0, 0]] {
             let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
-            let policy = TablePolicy { codec: codec.into(), ..policy };
+            let policy = policy.with(Axis::Codec, codec);
             let mut run = Run::new(policy, 2, through);
             let initial = run.pump.parameters(W, ELEMENTS);
             for step in 0..4 {
@@ -222,7 +228,7 @@ fn what_is_frozen_does_not_move_whatever_its_codec_keeps() {
     for codec in KEEPING {
         for through in [&[][..], &[0, 0]] {
             let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
-            let mut run = Run::new(TablePolicy { codec: codec.into(), ..policy }, 2, through);
+            let mut run = Run::new(policy.with(Axis::Codec, codec), 2, through);
             for step in 0..3 {
                 run.step(|worker, at| gradient(step, worker, at) + 0.3, |_| Vec::new());
             }
@@ -244,7 +250,7 @@ fn what_a_codec_keeps_of_a_frozen_chunk_is_as_it_was_when_it_is_used_again() {
     for codec in ["topk:0.25", "threshold:4.5", "onebit", "ef+int8", "dgc:ratio=0.25,warmup=0"] {
         for through in [&[][..], &[0, 0]] {
             let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
-            let policy = TablePolicy { codec: codec.into(), ..policy };
+            let policy = policy.with(Axis::Codec, codec);
             let (mut with, mut without) =
                 (Run::new(policy.clone(), 2, through), Run::new(policy, 2, through));
             for step in 0..6 {
@@ -266,7 +272,7 @@ fn what_a_codec_keeps_of_a_frozen_chunk_is_as_it_was_when_it_is_used_again() {
 fn what_is_owed_waits_and_is_delivered_when_there_is_a_gradient_again() {
     for through in [&[][..], &[0, 0]] {
         let plain = policy("bsp", "sgd:lr=1", Order::Arrival);
-        let policy = TablePolicy { codec: "topk:0.25".into(), ..plain.clone() };
+        let policy = plain.clone().with(Axis::Codec, "topk:0.25");
         let (mut run, mut plain) = (Run::new(policy, 2, through), Run::new(plain, 2, through));
         for step in 0..3 {
             let gradient = |worker: usize, at: usize| {
@@ -290,7 +296,7 @@ fn what_is_owed_waits_and_is_delivered_when_there_is_a_gradient_again() {
 fn thresholds_are_passed_together_with_what_was_held() {
     for codec in ["threshold:4.5", "dvf:delta=4.5"] {
         let policy = policy("bsp", "sgd:lr=1", Order::Arrival);
-        let mut run = Run::new(TablePolicy { codec: codec.into(), ..policy }, 1, &[]);
+        let mut run = Run::new(policy.with(Axis::Codec, codec), 1, &[]);
         let initial = run.pump.parameters(W, ELEMENTS);
         run.step(|_, _| 4.0, |_| Vec::new());
         // DVF's threshold falls below 4 meanwhile, and to 1.7 in the end.
@@ -307,7 +313,7 @@ fn thresholds_are_passed_together_with_what_was_held() {
 fn a_rule_can_have_zeros_for_what_is_absent() {
     for through in [&[][..], &[0, 0]] {
         let policy = policy("bsp", "sgd:lr=1,weight_decay=1,absent=zeros", Order::Arrival);
-        let mut run = Run::new(TablePolicy { codec: "topk:0.25".into(), ..policy }, 2, through);
+        let mut run = Run::new(policy.with(Axis::Codec, "topk:0.25"), 2, through);
         let means = run.step(|_, at| 1.0 + at as f32, |_| Vec::new());
         assert!(means[8..16].iter().any(|mean| *mean != 0.0), "{means:?}");
         for _ in 0..3 {
@@ -370,7 +376,7 @@ fn ranges_that_cannot_be_are_refused_and_hold_for_one_exchange() {
 #[test]
 fn chunks_without_a_gradient_are_not_sent() {
     for codec in ["none", "f16"] {
-        let policy = TablePolicy { codec: codec.into(), ..policy("bsp", "sgd:lr=1", Order::Arrival) };
+        let policy = policy("bsp", "sgd:lr=1", Order::Arrival).with(Axis::Codec, codec);
         let mut run = Run::new(policy, 1, &[]);
         run.step(|_, _| 1.0, |_| vec![0..50]);
         let chunks = run.pump.workers[0].chunk_starts(W).unwrap().len() as u64;

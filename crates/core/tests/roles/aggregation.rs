@@ -3,7 +3,8 @@
 use super::{W, job};
 use crate::pump::Pump;
 use paramill_core::coordinator::JobConfig;
-use paramill_core::table::{Order, Reduce, TablePolicy, TableSpec};
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
+use paramill_core::table::TableSpec;
 use paramill_core::wire::Control;
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 
@@ -11,7 +12,7 @@ const ELEMENTS: usize = 50;
 
 fn arrival(workers: u32, servers: u32, sync: &str) -> JobConfig {
     let config = job(workers, servers, sync, "sgd:lr=1");
-    JobConfig { policy: TablePolicy { order: Order::Arrival, ..config.policy.clone() }, ..config }
+    JobConfig { policy: config.policy.clone().with(Axis::Order, "arrival"), ..config }
 }
 
 fn started(config: JobConfig, through: &[usize]) -> Pump {
@@ -165,7 +166,7 @@ fn connections_may_break_at_any_time_and_every_gradient_counts_once() {
 #[test]
 fn a_member_that_dies_is_not_waited_for() {
     let mut config = arrival(4, 1, "bsp");
-    config.policy.reduce = Reduce::Sum;
+    config.policy.set(Axis::Reduce, "sum").unwrap();
     let mut pump = started(config, &[0, 0, 1, 1]);
     pump.isolate(pump.worker_node(1));
     let tickets: Vec<_> = [0, 2, 3].map(|worker| (worker, push(&mut pump, worker))).to_vec();
@@ -257,7 +258,7 @@ fn models_are_switched_in_the_middle_of_everything() {
     for sync in ["asp", "pssp:s=1,alpha=significance", "ssp:s=2", "bsp", "drop:n=2", "bsp"] {
         let first = push(&mut pump, 0);
         pump.run();
-        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        pump.command("test", &Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)]))));
         let mut tickets: Vec<_> = (1..4).map(|worker| (worker, push(&mut pump, worker))).collect();
         tickets.push((0, first));
         pump.pass(2.0);
@@ -272,7 +273,7 @@ fn models_are_switched_in_the_middle_of_everything() {
 fn workers_have_what_the_servers_have_after_a_switch() {
     let (_, mut pump) = after_rounds(arrival(2, 1, "bsp"), &[0, 0], 5);
     for sync in ["ssp:s=1", "bsp"] {
-        pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync: sync.into() });
+        pump.command("test", &Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)]))));
         let tickets = [0, 1].map(|worker| (worker, push(&mut pump, worker)));
         pump.pass(0.1);
         assert_done(&mut pump, &tickets);

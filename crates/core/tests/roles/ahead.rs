@@ -3,7 +3,7 @@
 use super::pump::Pump;
 use super::{W, job, started};
 use paramill_core::coordinator::JobConfig;
-use paramill_core::table::Order;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::wire::Control;
 use paramill_core::worker::{Gradient, Ticket};
 
@@ -13,7 +13,7 @@ const ELEMENTS: usize = 32;
 /// Two workers and a table of four chunks. The first worker has pushed; of the other's push two chunks are here.
 fn half_pushed() -> (Pump, [Ticket; 2]) {
     let mut config: JobConfig = job(2, 1, "bsp", "sgd:lr=1");
-    config.policy.order = Order::Arrival;
+    config.policy.set(Axis::Order, "arrival").unwrap();
     let mut pump = started(config, 1, ELEMENTS);
     let mut push = |worker: usize, gradient: f32| {
         let now = pump.now;
@@ -79,7 +79,7 @@ fn an_answer_begins_anew_when_the_model_is_switched_in_the_middle_of_it() {
         // The rest of the push waits for the switch.
         let second = pump.worker_node(1);
         pump.hold(second, SHARD);
-        let switch = Control::SetSync { table: "*".into(), server: None, sync: sync.into() };
+        let switch = Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)])));
         pump.command("test", &switch);
         pump.release();
         pump.run();

@@ -4,19 +4,20 @@ use super::pump::Pump;
 use super::{W, job, started};
 use paramill_core::codec::Factors;
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Order, Policies, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::table::{Order, PolicyOverride, Reduce, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, TableId};
 use paramill_core::worker::{Gradient, Prepared, PullOptions, Slab};
 
 pub(super) fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig {
     let config = job(workers, 2, "bsp", "sgd:lr=1");
-    let policy = TablePolicy {
-        codec: codec.into(),
-        answer_codec: answers.into(),
-        reduce: Reduce::Sum,
-        ..config.policy.clone()
-    };
+    let policy = config
+        .policy
+        .clone()
+        .with(Axis::Codec, codec)
+        .with(Axis::AnswerCodec, answers)
+        .with(Axis::Reduce, "sum");
     JobConfig { policy, ..config }
 }
 
@@ -41,8 +42,8 @@ fn step(pump: &mut Pump, gradient: impl Fn(usize, usize) -> f32) {
 
 /// The same job with workers that go through aggregators, which add up what arrives as it does.
 pub(super) fn through_aggregators(config: JobConfig, through: &[usize], elements: usize) -> Pump {
-    let order = if through.is_empty() { config.policy.order } else { Order::Arrival };
-    let policy = TablePolicy { order, ..config.policy.clone() };
+    let order = if through.is_empty() { config.policy.order() } else { Order::Arrival };
+    let policy = config.policy.clone().with(Axis::Order, order.to_string());
     let mut pump = Pump::with_aggregators(JobConfig { policy, ..config }, 2, through);
     let initial = (0..elements).map(|i| i as f32).collect();
     pump.declare_and_start(&[(TableSpec::dense("w", [elements as u64]), initial)]);
@@ -77,7 +78,7 @@ fn a_lossless_codec_changes_no_bit() {
     for order in [Order::Ranked, Order::Arrival] {
         let run = |codec: &str, answers: &str| {
             let config = with_codecs(3, codec, answers);
-            let policy = TablePolicy { order, ..config.policy.clone() };
+            let policy = config.policy.clone().with(Axis::Order, order.to_string());
             let mut pump = started(JobConfig { policy, ..config }, 2, 100);
             for round in 0..4 {
                 step(&mut pump, |worker, element| uneven(worker + round, element));
@@ -244,7 +245,8 @@ fn what_is_sent_again_after_a_broken_connection_counts_once() {
 fn factors_travel_instead_of_their_product() {
     let (rows, columns, rank) = (40usize, 30usize, 2usize);
     let run = |codec: &str, offers: bool| {
-        let config = JobConfig { chunk_elements: 600, ..with_codecs(2, codec, "none") };
+        let mut config = with_codecs(2, codec, "none");
+        config.policy.set(Axis::Chunk, "2400B").unwrap();
         let mut pump = Pump::new(config, 1);
         let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
         pump.start(&[(spec, vec![0.0; rows * columns])]);
@@ -354,10 +356,9 @@ fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
         assert!(error.contains(reason), "{error}");
     }
     let psp = with_codecs(2, "none", "topk:0.1");
-    let policy = TablePolicy { sync: "psp:c=1,b=0.5".into(), ..psp.policy.clone() };
+    let policy = psp.policy.clone().with(Axis::Sync, "psp:c=1,b=0.5");
     assert!(refusal(JobConfig { policy, ..psp }).contains("drops late answers"));
-    let codec = Some("f16".to_owned());
-    let rule = PolicyOverride { table: "*".into(), server: Some(ServerId(0)), codec, ..Default::default() };
+    let rule = PolicyOverride::new("*", Policies::of([(Axis::Codec, "f16")])).on(ServerId(0));
     let config = JobConfig { overrides: vec![rule], ..with_codecs(2, "none", "none") };
     assert!(refusal(config).contains("the same on all servers"));
 }
@@ -365,7 +366,7 @@ fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
 /// Two tables are exchanged; with `fails` the second is wrong at first, and the exchange is made once more.
 fn after_exchanges(fails: bool) -> (Vec<f32>, Vec<f32>) {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
-    config.policy.codec = "topk:0.2".into();
+    config.policy.set(Axis::Codec, "topk:0.2").unwrap();
     let mut pump = Pump::new(config, 1);
     let table = |name: &str| (TableSpec::dense(name, [40]), vec![0.0; 40]);
     pump.start(&[table("w"), table("v")]);

@@ -13,7 +13,8 @@ mod pump;
 mod slabs;
 
 use paramill_core::coordinator::JobConfig;
-use paramill_core::table::{NonFinite, Order, PolicyOverride, TablePolicy, TableSpec};
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
+use paramill_core::table::TableSpec;
 use paramill_core::types::TableId;
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use pump::Pump;
@@ -21,18 +22,13 @@ use pump::Pump;
 const W: TableId = TableId(0);
 
 fn job(workers: u32, servers: u32, sync: &str, optimizer: &str) -> JobConfig {
-    let policy = TablePolicy {
-        sync: sync.into(),
-        optimizer: optimizer.into(),
-        order: Order::Ranked,
-        ..Default::default()
-    };
-    JobConfig {
-        policy,
-        placement: "uniform".into(),
-        chunk_elements: 8,
-        ..JobConfig::new("test", workers, servers)
-    }
+    let policy = Policy::default()
+        .with(Axis::Sync, sync)
+        .with(Axis::Optimizer, optimizer)
+        .with(Axis::Order, "ranked")
+        .with(Axis::Placement, "uniform")
+        .with(Axis::Chunk, "32B");
+    JobConfig { policy, ..JobConfig::new("test", workers, servers) }
 }
 
 fn started(config: JobConfig, cores: u32, elements: usize) -> Pump {
@@ -148,7 +144,7 @@ fn shape_order_and_nan_are_errors_that_change_nothing() {
 #[test]
 fn the_server_clips_nan_when_told_to() {
     let mut config = job(1, 1, "asp", "sgd:lr=1");
-    config.policy.nonfinite = NonFinite::Clip;
+    config.policy.set(Axis::NonFinite, "clip").unwrap();
     let mut pump = started(config, 1, 3);
     pump.workers[0].push(pump.now, W, Gradient::Dense(&[f32::NAN, 2.0, f32::NEG_INFINITY]), true).unwrap();
     pump.run();
@@ -198,11 +194,10 @@ fn workers_that_declare_other_tables_are_told_which() {
 #[test]
 fn policies_follow_globs_and_tables() {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
-    config.overrides =
-        vec![PolicyOverride { table: "a*".into(), sync: Some("asp".into()), ..Default::default() }];
+    config.overrides = vec![PolicyOverride::new("a*", Policies::of([(Axis::Sync, "asp")]))];
     let mut pump = Pump::new(config, 1);
-    let own = PolicyOverride { optimizer: Some("sgd:lr=2".into()), ..Default::default() };
-    let special = TableSpec { policy: Some(own), ..TableSpec::dense("b", [1]) };
+    let own = Policies::of([(Axis::Optimizer, "sgd:lr=2")]);
+    let special = TableSpec { policy: own, ..TableSpec::dense("b", [1]) };
     pump.start(&[(TableSpec::dense("a", [1]), vec![0.0]), (special, vec![0.0])]);
     pump.workers[0].push(pump.now, TableId(0), Gradient::Dense(&[1.0]), true).unwrap();
     pump.workers[0].push(pump.now, TableId(1), Gradient::Dense(&[1.0]), true).unwrap();

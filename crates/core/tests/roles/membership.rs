@@ -2,10 +2,11 @@
 
 use super::pump::Pump;
 use super::{W, job, started};
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::Role;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::table::{TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Hello, Kind, Member, Party, Plan};
@@ -86,9 +87,8 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         tables: vec![TableSpec::dense("w", [20])],
         parts: vec![vec![]],
         shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
-        chunk_elements: 8,
         members: vec![Member::original(WorkerId(0), 1)],
-        policy: TablePolicy::default(),
+        policy: Policy::default().with(Axis::Chunk, "32B"),
         overrides: vec![],
         switches: vec![],
         seed: 0,
@@ -208,8 +208,9 @@ fn a_switch_reaches_who_was_away() {
     let mut pump = started(job(1, 2, "bsp", "sgd:lr=1"), 1, 50);
     pump.isolate(SHARD);
     pump.reset(pump.worker_node(0), 0);
-    let set =
-        |table: &str, sync: &str| Control::SetSync { table: table.into(), server: None, sync: sync.into() };
+    let set = |table: &str, sync: &str| {
+        Control::Set(PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)])))
+    };
     pump.command("test", &set("w", "ssp:s=3"));
     pump.command("test", &set("*", "asp"));
     pump.command("test", &set("w", "psp:c=1,b=0.5"));
@@ -236,10 +237,8 @@ fn another_learning_rate_reaches_who_was_away_and_keeps_the_velocity() {
     };
     step(&mut pump);
     pump.isolate(SHARD);
-    let set = |optimizer: &str| Control::SetOptimizer {
-        table: "w".into(),
-        server: None,
-        optimizer: optimizer.into(),
+    let set = |optimizer: &str| {
+        Control::Set(PolicyOverride::new("w", Policies::of([(Axis::Optimizer, optimizer)])))
     };
     pump.command("test", &set("momentum:lr=0.25,beta=0.5"));
     pump.command("test", &set("momentum:lr=0.5,beta=0.5"));
@@ -259,8 +258,8 @@ fn a_switch_without_overlap_is_one_of_the_scheduler_too() {
     pump.workers[0].clock();
     pump.run();
     assert_eq!(pump.outcome(0, ticket), None);
-    let sync = "asp:overlap=false".into();
-    pump.command("test", &Control::SetSync { table: "*".into(), server: None, sync });
+    let sync = "asp:overlap=false";
+    pump.command("test", &Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)]))));
     assert_eq!(pump.outcome(0, ticket), Some(Ok(())), "{}", pump.explain(0, ticket));
 }
 

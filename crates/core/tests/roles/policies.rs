@@ -3,21 +3,17 @@
 use super::pump::Pump;
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::registry::Registry;
-use paramill_core::table::{PolicyOverride, Reduce, TablePolicy, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::ServerId;
 use paramill_core::wire::Control;
 use paramill_core::worker::WorkerError;
 
 fn under(sync: &str, codec: &str, answer_codec: &str) -> JobConfig {
     let config = job(2, 2, sync, "sgd:lr=1");
-    let policy =
-        TablePolicy { codec: codec.into(), answer_codec: answer_codec.into(), ..config.policy.clone() };
+    let policy = config.policy.clone().with(Axis::Codec, codec).with(Axis::AnswerCodec, answer_codec);
     JobConfig { policy, ..config }
-}
-
-fn rule(table: &str) -> PolicyOverride {
-    PolicyOverride { table: table.into(), ..PolicyOverride::default() }
 }
 
 fn tables() -> [TableSpec; 2] {
@@ -44,22 +40,18 @@ fn codecs_that_do_nothing_for_rows_are_refused_wherever_they_come_from() {
         assert_eq!(outcome(&config, &tables()[..1]), Ok(()), "a dense table has it");
 
         // The same from an exception, and from the table itself.
-        let own = PolicyOverride {
-            codec: Some(codec.into()),
-            answer_codec: Some(answers.into()),
-            ..PolicyOverride::default()
-        };
+        let own = Policies::of([(Axis::Codec, codec), (Axis::AnswerCodec, answers)]);
         let plain = under("bsp", "none", "none");
-        let overrides = vec![PolicyOverride { table: "r*".into(), ..own.clone() }];
+        let overrides = vec![PolicyOverride::new("r*", own.clone())];
         let error = outcome(&JobConfig { overrides, ..plain.clone() }, &tables()).unwrap_err();
         assert!(error.contains(expected), "{error}");
         let [dense, rows] = tables();
-        let error = outcome(&plain, &[dense, TableSpec { policy: Some(own), ..rows }]).unwrap_err();
+        let error = outcome(&plain, &[dense, TableSpec { policy: own, ..rows }]).unwrap_err();
         assert!(error.contains(expected), "{error}");
 
         // The remedy helps.
         let none =
-            PolicyOverride { codec: Some("none".into()), answer_codec: Some("none".into()), ..rule("rows") };
+            PolicyOverride::new("rows", Policies::of([(Axis::Codec, "none"), (Axis::AnswerCodec, "none")]));
         assert_eq!(outcome(&JobConfig { overrides: vec![none], ..config }, &tables()), Ok(()));
     }
     assert_eq!(outcome(&under("bsp", "topk:0.1", "f16"), &tables()), Ok(()), "these work for rows");
@@ -67,12 +59,12 @@ fn codecs_that_do_nothing_for_rows_are_refused_wherever_they_come_from() {
 
 #[test]
 fn an_exception_that_no_table_matches_is_refused_with_the_tables_there_are() {
-    let overrides = vec![PolicyOverride { sync: Some("asp".into()), ..rule("nomatch*") }];
+    let overrides = vec![PolicyOverride::new("nomatch*", Policies::of([(Axis::Sync, "asp")]))];
     let config = JobConfig { overrides, ..under("bsp", "none", "none") };
     let error = outcome(&config, &tables()).unwrap_err();
     assert!(error.contains("table `nomatch*`: no table matches; the job has dense, rows"), "{error}");
 
-    let server = PolicyOverride { server: Some(ServerId(2)), sync: Some("asp".into()), ..rule("*") };
+    let server = PolicyOverride::new("*", Policies::of([(Axis::Sync, "asp")])).on(ServerId(2));
     let config = JobConfig { overrides: vec![server], ..under("bsp", "none", "none") };
     let error = config.check(&Registry::builtin()).unwrap_err().to_string();
     assert!(error.contains("an exception for server 2: the job has servers 0 to 1"), "{error}");
@@ -80,8 +72,8 @@ fn an_exception_that_no_table_matches_is_refused_with_the_tables_there_are() {
 
 #[test]
 fn differences_are_refused_under_partial_pulling_whoever_says_which() {
-    let differences = PolicyOverride { answer_codec: Some("topk:0.1".into()), ..rule("dense") };
-    let psp = PolicyOverride { sync: Some("psp:c=1,b=0.5".into()), ..rule("dense") };
+    let differences = PolicyOverride::new("dense", Policies::of([(Axis::AnswerCodec, "topk:0.1")]));
+    let psp = PolicyOverride::new("dense", Policies::of([(Axis::Sync, "psp:c=1,b=0.5")]));
     let dense = &tables()[..1];
     for (sync, overrides) in [
         ("psp:c=1,b=0.5", vec![differences.clone()]),
@@ -102,10 +94,10 @@ fn differences_are_refused_under_partial_pulling_whoever_says_which() {
 #[test]
 fn a_sum_is_not_scaled_by_its_gradients_twice() {
     let mut config = under("psp:c=1", "none", "none");
-    config.policy.reduce = Reduce::Sum;
+    config.policy.set(Axis::Reduce, "sum").unwrap();
     let error = outcome(&config, &tables()).unwrap_err();
     assert!(error.contains("table `dense`: under `psp:c=1`") && error.contains("use reduce=mean"), "{error}");
-    config.policy.sync = "bsp".into();
+    config.policy.set(Axis::Sync, "bsp").unwrap();
     assert_eq!(outcome(&config, &tables()), Ok(()));
 }
 
@@ -113,7 +105,7 @@ fn a_sum_is_not_scaled_by_its_gradients_twice() {
 #[test]
 fn partial_pulling_is_the_same_on_all_servers() {
     let on_one =
-        |sync: &str| PolicyOverride { server: Some(ServerId(1)), sync: Some(sync.into()), ..rule("dense") };
+        |sync: &str| PolicyOverride::new("dense", Policies::of([(Axis::Sync, sync)])).on(ServerId(1));
     for (job, one, fits) in [
         ("bsp", "psp:c=1,b=0.5", false),
         ("psp:c=1,b=0.5", "psp:c=1,b=0.9", false),
@@ -157,15 +149,16 @@ fn a_job_whose_policies_do_not_fit_its_tables_does_not_start() {
 #[test]
 fn a_switch_is_checked_with_the_policies_that_it_meets() {
     let mut config = under("bsp", "none", "none");
-    config.overrides = vec![PolicyOverride { answer_codec: Some("topk:0.1".into()), ..rule("dense") }];
+    config.overrides = vec![PolicyOverride::new("dense", Policies::of([(Axis::AnswerCodec, "topk:0.1")]))];
     let mut pump = Pump::new(config, 1);
     pump.start(&[
         (TableSpec::dense("dense", [40]), vec![0.0; 40]),
         (TableSpec::dense("other", [40]), vec![0.0; 40]),
     ]);
     let switch = |pump: &mut Pump, table: &str, server: Option<u32>, sync: &str| {
-        let message =
-            Control::SetSync { table: table.into(), server: server.map(ServerId), sync: sync.into() };
+        let message = Control::Set(
+            PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)])).on(server.map(ServerId)),
+        );
         pump.command("test", &message);
         let report = pump.shards[0].report(pump.now).expect("it has joined");
         report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()

@@ -2,6 +2,7 @@
 
 use crate::pump::Pump;
 use crate::{W, job, started};
+use paramill_core::policy::Axis;
 use paramill_core::worker::{Gradient, Ticket};
 
 const ELEMENTS: usize = 32;
@@ -55,7 +56,7 @@ fn blocks_of_an_iteration_that_is_over_are_dropped_and_no_push_is_lost() {
 fn with_all_blocks_no_answer_is_dropped() {
     let run = |sync: &str, answer_codec: &str| {
         let mut config = job(2, 2, sync, "sgd:lr=1");
-        config.policy.answer_codec = answer_codec.into();
+        config.policy.set(Axis::AnswerCodec, answer_codec).unwrap();
         let mut pump = started(config, 2, ELEMENTS);
         iterate(&mut pump, 0);
         iterate(&mut pump, 0);

@@ -2,9 +2,9 @@
 
 use super::pump::Pump;
 use super::{W, job, started};
-use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::role::Role;
-use paramill_core::table::{PolicyOverride, TableSpec};
+use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, TableId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Kind};
@@ -43,7 +43,7 @@ fn given_up(pump: &mut Pump, mut slabs: Vec<Slab>, gradient: f32) -> Vec<Slab> {
 #[test]
 fn differences_that_come_while_a_slab_is_lent_are_kept() {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
-    config.policy.answer_codec = "topk:1".into();
+    config.policy.set(Axis::AnswerCodec, "topk:1").unwrap();
     let mut pump = started(config, 1, ELEMENTS);
     let slab = pump.workers[0].slab(W).expect("nothing of it is under way");
     let slabs = exchanged(&mut pump, vec![slab], 1.0);
@@ -78,7 +78,7 @@ fn differences_that_come_while_a_slab_is_lent_are_kept() {
 fn significance_is_the_same_for_slabs_and_copies() {
     let run = |lent: bool| {
         let mut config = job(1, 1, "bsp", "sgd:lr=1");
-        config.policy.codec = "significance:0.5,decay=false".into();
+        config.policy.set(Axis::Codec, "significance:0.5,decay=false").unwrap();
         let mut pump = started(config, 1, ELEMENTS);
         if lent {
             let slab = pump.workers[0].slab(W).expect("nothing of it is under way");
@@ -113,9 +113,9 @@ fn a_slab_of_another_worker_is_refused_and_still_of_use_to_its_own() {
 
 fn two_tables(sync: &str, lent: &str) -> Pump {
     let mut config = job(1, 2, sync, "sgd:lr=1");
-    config.overrides =
-        vec![PolicyOverride { table: "lent".into(), sync: Some(lent.into()), ..Default::default() }];
-    let mut pump = Pump::new(JobConfig { placement: "uniform".into(), ..config }, 1);
+    config.overrides = vec![PolicyOverride::new("lent", Policies::of([(Axis::Sync, lent)]))];
+    config.policy.set(Axis::Placement, "uniform").unwrap();
+    let mut pump = Pump::new(config, 1);
     pump.start(&["w", "lent"].map(|name| (TableSpec::dense(name, [ELEMENTS as u64]), vec![0.0; ELEMENTS])));
     pump
 }
@@ -146,7 +146,7 @@ fn a_table_that_is_pulled_partially_is_not_lent() {
 #[test]
 fn what_is_lent_is_not_switched_to_partial_pulling() {
     let mut pump = two_tables("bsp", "bsp");
-    let switch = Control::SetSync { table: "*".into(), server: None, sync: "psp:c=1,b=0.5".into() };
+    let switch = Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, "psp:c=1,b=0.5")])));
     let models = |pump: &mut Pump| {
         pump.command("test", &switch);
         let report = pump.shards[0].report(pump.now).expect("it has joined");
@@ -156,7 +156,8 @@ fn what_is_lent_is_not_switched_to_partial_pulling() {
     pump.run();
     assert_eq!(models(&mut pump), ["bsp", "bsp"], "it was refused");
     // A switch that the coordinator agreed to before it heard of the loan.
-    let message = frame(Kind::Control, &switch);
+    let told = Control::SetSync { table: "*".into(), server: None, sync: "psp:c=1,b=0.5".into() };
+    let message = frame(Kind::Control, &told);
     let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
     pump.workers[0].handle_frame(pump.now, NodeId::Coordinator, &message.header, &payload);
     pump.run();

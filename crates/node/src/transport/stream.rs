@@ -20,11 +20,11 @@ use std::os::unix::net::UnixStream;
 /// Bytes received at once at most: many chunks per system call, and no more than stay in the nearest caches until they are
 /// added and what follows from them has left. They are whole frames of a long push, so that none is left in part, which
 /// would have to be moved.
-const RECEIVE_BYTES: usize = 8 * (HEADER_BYTES + 4 * limits::CHUNK_ELEMENTS);
+const RECEIVE_BYTES: usize = 8 * (HEADER_BYTES + 4 * limits::BLOCK_ELEMENTS);
 /// The same where payloads lie elsewhere.
 const RECEIVE_DESCRIPTORS: usize = 16 << 10;
 /// Payloads of a peer's memory that are handled at once, which stay in the caches as those do that were received.
-const HANDLE_BYTES: usize = 8 * 4 * limits::CHUNK_ELEMENTS;
+const HANDLE_BYTES: usize = 8 * 4 * limits::BLOCK_ELEMENTS;
 /// Bytes that are made at once for a socket with shared memory beside it.
 const SEND_DESCRIPTORS: usize = 16 << 10;
 /// Turns that a few descriptors wait for more: those of a peer whose buffer is full of them. Other peers may always bring

@@ -11,6 +11,7 @@ use crate::cluster::Cluster;
 use crate::gradient::{tag, touched_rows};
 use crate::rule::FrameView;
 use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::policy::Axis;
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{Flags, Kind, ack};
 use std::collections::BTreeMap;
@@ -32,14 +33,14 @@ pub struct ExactlyOnce {
 impl ExactlyOnce {
     /// For a job whose workers push tags under `sgd:lr=1` and a sum over workers.
     pub fn new(scenario: &Scenario) -> Result<ExactlyOnce, ScenarioError> {
-        let switched = scenario.switches.iter().map(|switch| &switch.sync);
-        let overridden = scenario.overrides.iter().filter_map(|rule| rule.sync.as_ref());
-        let mut models = switched.chain(overridden).chain([&scenario.sync]);
+        let rules = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
+        let exceptions = rules.filter_map(|rule| rule.policies.get(Axis::Sync));
+        let mut models = exceptions.chain([scenario.policy.get(Axis::Sync)]);
         Ok(ExactlyOnce {
             layout: Layout::new(scenario)?,
             workers: scenario.workers,
             seed: scenario.seed,
-            may_drop: models.any(|sync| drops(sync)),
+            may_drop: models.any(drops),
             issued: BTreeMap::new(),
             requests: BTreeMap::new(),
             acknowledged: BTreeMap::new(),

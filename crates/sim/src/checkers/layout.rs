@@ -2,6 +2,7 @@
 
 use crate::rule::FrameView;
 use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::policy::Axis;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::{Chunk, TableSpec, chunks};
@@ -17,13 +18,13 @@ pub(super) struct Layout {
 impl Layout {
     pub(super) fn new(scenario: &Scenario) -> Result<Layout, ScenarioError> {
         let tables = scenario.table_specs();
-        let placement = Spec::parse(&scenario.placement)
+        let placement = Spec::parse(scenario.policy.get(Axis::Placement))
             .and_then(|spec| Registry::builtin().placement.build(&spec))
             .map_err(|error| ScenarioError::Value(error.to_string()))?;
         let sizes: Vec<_> = tables.iter().map(TableSpec::size).collect();
         let parts = placement.place(&sizes, scenario.servers);
         let cores = vec![scenario.cores; scenario.servers as usize];
-        let chunks = chunks(&tables, &parts, &cores, scenario.chunk_elements as usize);
+        let chunks = chunks(&tables, &parts, &cores, scenario.policy.chunk_elements());
         Ok(Layout { tables, chunks })
     }
 

@@ -3,8 +3,9 @@
 
 use crate::rule::FrameView;
 use crate::scenario::Scenario;
+use paramill_core::policy::{Axis, PolicyOverride};
 use paramill_core::spec::Spec;
-use paramill_core::table::{PolicyOverride, glob_matches};
+use paramill_core::table::glob_matches;
 use paramill_core::types::{NodeId, ShardId, TableId};
 use paramill_core::wire::{Control, Kind, control};
 use std::collections::BTreeMap;
@@ -33,9 +34,9 @@ impl Policies {
         let mut models = BTreeMap::new();
         for shard in shards {
             for (number, name) in (0..).zip(&tables) {
-                let policy =
-                    PolicyOverride::resolve(&scenario.policy(), &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), vec![Model::of(&policy.sync)]);
+                let job = scenario.policy.clone();
+                let policy = PolicyOverride::resolve(job, &scenario.overrides, name, shard.server);
+                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))]);
             }
         }
         Policies { tables, models }

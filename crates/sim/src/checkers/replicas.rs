@@ -87,14 +87,15 @@ mod tests {
     use super::*;
     use crate::canary::Canary;
     use crate::checkers::Checkers;
-    use crate::gradient::Gradients;
+    use crate::cluster::Play;
     use crate::scenario::Scenario;
     use paramill_core::types::Time;
 
     #[test]
     fn a_worker_that_is_sent_other_bits_is_named() {
         let scenario = Scenario::new(3, 1, 50);
-        let mut cluster = Cluster::with(&scenario, Gradients::Quadratic, Some(Canary::Partial)).unwrap();
+        let mut cluster =
+            Cluster::with(&scenario, Play { canary: Some(Canary::Partial), ..Play::default() }).unwrap();
         let mut checkers = Checkers::default();
         checkers.add(Replicas::new(&cluster).unwrap());
         let violation = cluster.run(Time::from_secs_f64(10.0), &mut checkers).unwrap_err();

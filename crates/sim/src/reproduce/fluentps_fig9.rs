@@ -17,6 +17,7 @@ use crate::compute::ComputeModel;
 use crate::network::NetworkConfig;
 use crate::report::{Report, run_scenarios};
 use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::policy::Axis;
 use serde::Serialize;
 
 /// Iterations of every worker; figures are given per 100 of them.
@@ -224,7 +225,7 @@ fn scenario(seed: u64, iterations: u64, setting: Setting, sync: &str) -> Scenari
     Scenario {
         seed,
         iterations,
-        sync: sync.into(),
+        policy: Scenario::default().policy.with(Axis::Sync, sync),
         network,
         compute: ComputeModel { step_ms: STEP_MS, jitter, straggle_p, straggle_factor },
         ..Scenario::new(WORKERS, 1, ELEMENTS)

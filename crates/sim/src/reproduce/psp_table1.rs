@@ -17,6 +17,7 @@ use crate::compute::ComputeModel;
 use crate::network::NetworkConfig;
 use crate::report::{Report, run_scenarios};
 use crate::scenario::{Scenario, ScenarioError, TableConfig};
+use paramill_core::policy::Axis;
 use serde::Serialize;
 
 /// The paper's 90 epochs.
@@ -168,8 +169,7 @@ fn scenario(seed: u64, sync: &str, tables: u32, iterations: u64) -> Scenario {
     Scenario {
         seed,
         iterations,
-        sync: sync.into(),
-        placement: "uniform".into(),
+        policy: Scenario::default().policy.with(Axis::Sync, sync).with(Axis::Placement, "uniform"),
         colocated: true,
         tables: (0..tables).map(table).collect(),
         faults: vec![LATE.into()],

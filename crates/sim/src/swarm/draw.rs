@@ -1,14 +1,15 @@
 //! What a seed means.
 
 use crate::canary::Canary;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Play};
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::network::NetworkConfig;
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
+use paramill_core::policy::{Axis, Order, Policies, Policy, PolicyOverride};
 use paramill_core::prng::Prng;
-use paramill_core::table::{Order, PolicyOverride, Reduce, glob_matches};
+use paramill_core::table::glob_matches;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -58,11 +59,10 @@ impl Drawn {
         let mut scenario = dice.job(seed);
         let tagged = dice.chance(0.7);
         let gradients = if tagged {
-            scenario.optimizer = "sgd:lr=1".into();
-            scenario.reduce = Reduce::Sum;
+            scenario = scenario.with(Axis::Optimizer, "sgd:lr=1").with(Axis::Reduce, "sum");
             Gradients::Tagged { workers: scenario.workers }
         } else {
-            scenario.optimizer = dice.pick(&OPTIMIZERS).to_owned();
+            scenario = scenario.with(Axis::Optimizer, dice.pick(&OPTIMIZERS));
             Gradients::Quadratic
         };
         dice.models(&mut scenario, tagged);
@@ -90,7 +90,7 @@ impl Drawn {
 
     /// The world, set up.
     pub fn cluster(&self, canary: Option<Canary>) -> Result<Cluster, ScenarioError> {
-        let mut cluster = Cluster::with(&self.scenario, self.gradients, canary)?;
+        let mut cluster = Cluster::with(&self.scenario, self.play(canary))?;
         for (island, from, until) in &self.partitions {
             cluster.world.rules().add(Partition::new(island.clone(), *from, *until));
         }
@@ -100,12 +100,27 @@ impl Drawn {
         Ok(cluster)
     }
 
+    fn play(&self, canary: Option<Canary>) -> Play {
+        // Blocks that come late change what is read, where tables are pulled partially.
+        let watches_memory = !self.models().any(|sync| sync.starts_with("psp"));
+        Play { gradients: self.gradients, canary, watches_memory, ..Play::default() }
+    }
+
+    /// Every consistency model of the job.
+    fn models(&self) -> impl Iterator<Item = &str> {
+        let Scenario { sync, overrides, switches, .. } = &self.scenario;
+        let overridden = overrides.iter().filter_map(|rule| rule.sync.as_deref());
+        let switched = switches.iter().map(|switch| switch.sync.as_str());
+        overridden.chain(switched).chain([sync.as_str()])
+    }
+
     /// Whether the job must end with the same bits with and without faults.
     pub fn has_calm_twin(&self) -> bool {
-        let Scenario { sync, order, overrides, switches, .. } = &self.scenario;
-        let synchronous = sync.starts_with("bsp") && overrides.is_empty() && switches.is_empty();
+        let Scenario { policy, overrides, switches, .. } = &self.scenario;
+        let synchronous =
+            policy.get(Axis::Sync).starts_with("bsp") && overrides.is_empty() && switches.is_empty();
         synchronous
-            && *order == Order::Ranked
+            && policy.order() == Order::Ranked
             && self.mortal.is_empty()
             && self.gradients == Gradients::Quadratic
     }
@@ -118,7 +133,7 @@ impl Drawn {
 
 impl fmt::Display for Drawn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Scenario { workers, servers, cores, iterations, sync, optimizer, placement, .. } = &self.scenario;
+        let Scenario { workers, servers, cores, iterations, policy, .. } = &self.scenario;
         write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
         if self.scenario.aggregators > 0 {
             let Scenario { aggregators, hold_ms, .. } = &self.scenario;
@@ -129,12 +144,12 @@ impl fmt::Display for Drawn {
             let kind = if table.rows { "sparse" } else { "dense" };
             format!("{kind} {:?}", table.shape)
         });
-        write!(f, "{}; {sync}, {optimizer}, {placement}", tables.collect::<Vec<_>>().join(" + "))?;
+        write!(f, "{}; {}", tables.collect::<Vec<_>>().join(" + "), policy.changed())?;
         for rule in &self.scenario.overrides {
-            write!(f, "; {} on `{}`", rule.sync.as_deref().unwrap_or_default(), rule.table)?;
+            write!(f, "; {} on `{}`", rule.policies, rule.table)?;
         }
         for switch in &self.scenario.switches {
-            write!(f, "; {} from {:.2} s on", switch.sync, switch.at_s)?;
+            write!(f, "; {} from {:.2} s on", switch.change.policies, switch.at_s)?;
         }
         for fault in &self.scenario.faults {
             write!(f, "; {fault}")?;
@@ -205,9 +220,10 @@ impl Dice {
             servers: self.whole(1, 4) as u32,
             cores: self.whole(1, 2) as u32,
             iterations: self.whole(3, 60),
-            placement: self.pick(&PLACEMENTS).to_owned(),
-            order: if self.chance(0.5) { Order::Ranked } else { Order::Arrival },
-            chunk_elements: self.whole(6, 64) as u32,
+            policy: Policy::default()
+                .with(Axis::Placement, self.pick(&PLACEMENTS))
+                .with(Axis::Order, if self.chance(0.5) { "ranked" } else { "arrival" })
+                .with(Axis::Chunk, format!("{}B", 4 * self.whole(6, 64))),
             colocated: self.chance(0.3),
             tables,
             network,
@@ -239,34 +255,33 @@ impl Dice {
                 (true, false) => format!("{name}:exec=soft"),
             }
         };
-        scenario.sync = model();
+        let first = model();
         let (another, a_third, a_fourth) = (model(), model(), model());
         let partial = |sync: &str| sync.starts_with("psp:");
         if self.chance(0.1) {
             // The baseline without overlap has one scheduler, and so one model.
-            scenario.sync = "bsp:overlap=false".into();
+            scenario.policy = scenario.policy.clone().with(Axis::Sync, "bsp:overlap=false");
             return;
         }
+        scenario.policy = scenario.policy.clone().with(Axis::Sync, first.as_str());
         // Workers take partial pulling from the plan, where it holds for a table on all servers alike.
         if self.chance(0.2) {
-            let server = (!partial(&another) && !partial(&scenario.sync) && self.chance(0.5))
+            let server = (!partial(&another) && !partial(&first) && self.chance(0.5))
                 .then(|| ServerId(self.whole(0, u64::from(scenario.servers) - 1) as u32));
             let table = self.pick(&["*0", "conv*", "*"]).to_owned();
             // An exception that no table matches would be refused.
             if scenario.tables.iter().any(|known| glob_matches(&table, &known.name)) {
-                scenario.overrides.push(PolicyOverride {
-                    table,
-                    server,
-                    sync: Some(another),
-                    ..Default::default()
-                });
+                scenario
+                    .overrides
+                    .push(PolicyOverride::new(table, Policies::of([(Axis::Sync, another)])).on(server));
             }
         }
         for sync in [a_third, a_fourth] {
             if self.chance(0.3) {
                 let at_s = self.between(0.0, 2.0);
                 let table = self.pick(&["*", "*", "fc*", "*1"]).to_owned();
-                scenario.switches.push(Switch { at_s, table, server: None, sync });
+                let change = PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)]));
+                scenario.switches.push(Switch { at_s, change });
             }
         }
     }

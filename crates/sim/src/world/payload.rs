@@ -8,6 +8,10 @@ const SPARE_BUFFERS: usize = 1024;
 /// Copies of what a role stores that are remembered until its next event.
 const REMEMBERED: usize = 8;
 
+/// Gradients of at most so many bytes are copied, as a socket does. Longer ones stay where they are, as in memory that
+/// both ends share, and cost no time.
+const COPIED_BYTES: usize = 4096;
+
 /// The bytes of a frame that its sender's link has taken.
 #[derive(Debug)]
 pub(super) enum Payload {
@@ -40,15 +44,25 @@ pub(super) struct Copies {
 impl Copies {
     /// The bytes of a frame as they are now.
     pub(super) fn take(&mut self, role: &impl Role, body: Body) -> Payload {
-        if !matches!(body, Body::Stored { .. }) {
+        let is_taken = match &body {
+            Body::Stored { .. } => true,
+            Body::Shared { len, .. } => *len <= COPIED_BYTES,
+            Body::Empty | Body::Bytes(_) => false,
+        };
+        if !is_taken {
             return Payload::Body(body);
         }
-        if let Some((_, bytes)) = self.recent.iter().find(|(known, _)| *known == body) {
+        let is_stored = matches!(body, Body::Stored { .. });
+        let mut recent = self.recent.iter().filter(|_| is_stored);
+        if let Some((_, bytes)) = recent.find(|(known, _)| *known == body) {
             return Payload::Copy(bytes.clone());
         }
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.extend_from_slice(role.payload(&body));
         let bytes = Arc::new(bytes);
+        if !is_stored {
+            return Payload::Copy(bytes);
+        }
         if self.recent.len() == REMEMBERED {
             self.recent.swap_remove(0);
         }

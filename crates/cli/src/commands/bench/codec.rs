@@ -98,7 +98,7 @@ fn check(args: &CodecArgs) -> Result<()> {
     );
     ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity {}: expected 0 to 1", args.sparsity);
     ensure!((1..=1000).contains(&args.rounds), "--rounds {}: expected 1 to 1000", args.rounds);
-    let longest = paramill_core::limits::MAX_CHUNK_ELEMENTS;
+    let longest = paramill_core::limits::MAX_DATA_ELEMENTS;
     ensure!((1..=longest).contains(&args.chunk), "--chunk {}: expected 1 to {longest}", args.chunk);
     Ok(())
 }

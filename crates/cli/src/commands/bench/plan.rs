@@ -7,8 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
 use paramill_core::optimizer::OptimizerPolicy;
+use paramill_core::policy::Axis;
 use paramill_core::registry::Registry;
-use paramill_core::table::{Pack, TablePolicy, TableSpec};
+use paramill_core::table::{Pack, TableSpec};
 use paramill_node::pinning::Pin;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -108,11 +109,11 @@ impl Exchange {
     /// The job as its coordinator sees it.
     pub(super) fn job_config(&self) -> JobConfig {
         let job = JobConfig::new(JOB, self.workers, self.servers);
-        JobConfig {
-            policy: TablePolicy { optimizer: self.optimizer.clone(), ..TablePolicy::default() },
-            placement: self.placement.clone().unwrap_or_else(|| job.placement.clone()),
-            ..job
+        let mut policy = job.policy.clone().with(Axis::Optimizer, self.optimizer.clone());
+        if let Some(placement) = &self.placement {
+            policy = policy.with(Axis::Placement, placement);
         }
+        JobConfig { policy, ..job }
     }
 
     /// The tables of the job.

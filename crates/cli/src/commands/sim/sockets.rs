@@ -160,7 +160,7 @@ fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Admin::connect(url, ADMIN_TIMEOUT)?.set_sync(&switch.table, switch.server, &switch.sync)?;
+        Admin::connect(url, ADMIN_TIMEOUT)?.set(switch.change)?;
     }
     Ok(())
 }

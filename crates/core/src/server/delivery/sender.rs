@@ -73,7 +73,7 @@ impl Sender<'_> {
 
     /// Sends single rows, which are gathered now.
     pub(super) fn send_rows(&mut self, rows: &[u32], to: NodeId, reply: &Reply) {
-        let rows_per_frame = (limits::CHUNK_ELEMENTS / self.table.row_width()).max(1);
+        let rows_per_frame = (limits::BLOCK_ELEMENTS / self.table.row_width()).max(1);
         let frames = rows.len().div_ceil(rows_per_frame).max(1);
         for sequence in 0..frames {
             let begin = sequence * rows_per_frame;

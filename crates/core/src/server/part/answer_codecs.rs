@@ -3,10 +3,10 @@
 use super::TablePart;
 use crate::codec::{Codec, Context, Decoder, Encoder};
 use crate::kernels;
+use crate::policy::Policy;
 use crate::registry::Registry;
-use crate::spec::SpecError;
 use crate::store::Buffer;
-use crate::table::{TablePolicy, TableSpec};
+use crate::table::TableSpec;
 use crate::types::NodeId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,10 +41,9 @@ impl AnswerCodecs {
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
-        policy: &TablePolicy,
+        policy: &Policy,
     ) -> Result<AnswerCodecs, String> {
-        let answer = Codec::for_answers(&registry.codec, &policy.answer_codec)
-            .map_err(|error: SpecError| error.to_string())?;
+        let answer = policy.codecs(registry).map_err(|error| error.to_string())?.answer;
         if spec.rows && answer.is_for_differences() {
             // Single rows are pulled now and then: there is nothing that they could be a difference to.
             return Err(format!("`{answer}` makes differences, and rows are not answered by them"));

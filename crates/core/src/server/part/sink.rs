@@ -4,8 +4,9 @@ use super::store::{Arrival, EarlyStep, Store};
 use crate::consistency::{Admit, Controller};
 use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink, SumGradient};
 use crate::limits;
+use crate::policy::{Order, Reduce};
 use crate::server::rounds::{Accumulators, Rounds, Staged, UnitGradient};
-use crate::table::{Layout, Order, Reduce};
+use crate::table::Layout;
 use crate::types::Clock;
 use crate::wire::{Cause, Fault, frame};
 

@@ -5,9 +5,10 @@ use crate::absence::Absent;
 use crate::intake::GradientFrame;
 use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
+use crate::policy::Reduce;
 use crate::server::rounds::{Accumulators, Round, Staged, UnitGradient};
 use crate::store::Buffer;
-use crate::table::{Layout, Reduce};
+use crate::table::Layout;
 use crate::types::Clock;
 use std::ops::Range;
 

@@ -4,7 +4,7 @@ mod encoded;
 
 use super::*;
 use crate::limits;
-use crate::table::{NonFinite, Order, Reduce};
+use crate::policy::{Axis, Order};
 use crate::types::{ServerId, ShardId};
 use crate::wire::frame::FromWorker;
 use crate::wire::{Flags, Header, Kind};
@@ -19,28 +19,28 @@ struct Bench {
 const CHUNKS: u32 = 3;
 const ELEMENTS: usize = 6;
 
-fn policy(sync: &str) -> TablePolicy {
-    TablePolicy { sync: sync.into(), optimizer: "sgd:lr=1".into(), ..TablePolicy::default() }
+fn policy(sync: &str) -> Policy {
+    Policy::default().with(Axis::Sync, sync).with(Axis::Optimizer, "sgd:lr=1")
 }
 
-fn ranked(sync: &str) -> TablePolicy {
-    TablePolicy { order: Order::Ranked, ..policy(sync) }
+fn ranked(sync: &str) -> Policy {
+    policy(sync).with(Axis::Order, "ranked")
 }
 
-fn sum(sync: &str) -> TablePolicy {
-    TablePolicy { reduce: Reduce::Sum, ..policy(sync) }
+fn sum(sync: &str) -> Policy {
+    policy(sync).with(Axis::Reduce, "sum")
 }
 
 impl Bench {
-    fn new(policy: TablePolicy, workers: u32) -> Bench {
+    fn new(policy: Policy, workers: u32) -> Bench {
         Bench::of(TableSpec::dense("w", [ELEMENTS as u64]), policy, workers)
     }
 
-    fn sparse(policy: TablePolicy, workers: u32) -> Bench {
+    fn sparse(policy: Policy, workers: u32) -> Bench {
         Bench::of(TableSpec::sparse("w", ELEMENTS as u64, 1), policy, workers)
     }
 
-    fn of(spec: TableSpec, policy: TablePolicy, workers: u32) -> Bench {
+    fn of(spec: TableSpec, policy: Policy, workers: u32) -> Bench {
         let shard = ShardId { server: ServerId(0), core: 0 };
         let chunks =
             (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
@@ -155,8 +155,8 @@ fn header(clock: Clock, part: u32) -> Header {
 fn ranked_sums_do_not_depend_on_who_comes_first_and_arrival_sums_do() {
     // 1e8 + 1 is 1e8 in f32: the order of additions shows.
     let values = [1e8, 1.0, -1e8];
-    let result = |policy: TablePolicy, order: [u32; 3]| {
-        let mut bench = Bench::new(TablePolicy { reduce: Reduce::Sum, ..policy }, 3);
+    let result = |policy: Policy, order: [u32; 3]| {
+        let mut bench = Bench::new(policy.with(Axis::Reduce, "sum"), 3);
         for worker in order {
             assert_eq!(bench.push(worker, 0, values[worker as usize]), Ok(Taken::Whole));
         }
@@ -207,7 +207,7 @@ fn a_push_with_nan_goes_on_where_it_was_refused_once_it_is_corrected() {
 
 #[test]
 fn nan_is_clipped_where_it_stands_when_told_to() {
-    let mut bench = Bench::new(TablePolicy { nonfinite: NonFinite::Clip, ..policy("bsp") }, 1);
+    let mut bench = Bench::new(policy("bsp").with(Axis::NonFinite, "clip"), 1);
     bench.frame(0, 0, 0, 1.0).unwrap();
     let middle = header(0, 1);
     assert_eq!(bench.take(0, &middle, bytemuck::cast_slice(&[f32::INFINITY, 5.0])), Ok(Taken::Stepped));
@@ -244,7 +244,8 @@ fn a_switch_in_the_middle_of_a_push_loses_neither_half() {
                 [("bsp", "asp"), ("asp", "bsp"), ("bsp", "psp:c=2"), ("ssp:s=2", "drop:n=2")]
             {
                 let what = format!("{optimizer} {order:?} {before} -> {after}");
-                let policy = TablePolicy { optimizer: optimizer.into(), order, ..sum(before) };
+                let policy =
+                    sum(before).with(Axis::Optimizer, optimizer).with(Axis::Order, order.to_string());
                 let mut bench = Bench::new(policy, 2);
                 bench.frames(0, 0, 0..2, 1.0).unwrap();
                 bench.set(after);
@@ -284,7 +285,7 @@ fn rows_are_a_mean_over_all_workers_however_few_touched_them() {
 fn norms_are_those_of_whole_gradients_also_where_each_is_a_step_at_once() {
     // Every chunk has norm 10 * sqrt(2), the gradient 10 * sqrt(6): clipped to a tenth.
     let clip = format!("sgd:lr=1,clip={}", 6f32.sqrt());
-    let mut bench = Bench::new(TablePolicy { optimizer: clip, ..policy("asp") }, 1);
+    let mut bench = Bench::new(policy("asp").with(Axis::Optimizer, clip), 1);
     bench.frames(0, 0, 0..2, 10.0).unwrap();
     assert_eq!(bench.chunks(), [0.0; 3], "nothing before the norm is known");
     assert!(bench.part.memory_bytes() > Bench::new(policy("asp"), 1).part.memory_bytes());
@@ -293,7 +294,7 @@ fn norms_are_those_of_whole_gradients_also_where_each_is_a_step_at_once() {
         assert!((value + 1.0).abs() < 1e-5, "{value}");
     }
     let lars = "lars:lr=1,trust=0.5,beta=0";
-    let mut bench = Bench::new(TablePolicy { optimizer: lars.into(), ..policy("asp") }, 1);
+    let mut bench = Bench::new(policy("asp").with(Axis::Optimizer, lars), 1);
     bench.part.store.initialise(0, &[4.0; ELEMENTS]);
     bench.push(0, 0, 10.0).unwrap();
     // trust * |w| / |g| * g = 0.5 * 4 / 10 * 10.
@@ -319,7 +320,7 @@ fn late_gradients_are_dropped_whole_or_from_the_frame_on_that_came_too_late() {
         bench.push(0, 1, 1.0).unwrap();
         assert_eq!(bench.version(), 2, "{sync}");
     }
-    let mut bench = Bench::new(TablePolicy { order: Order::Ranked, ..sum("drop:n=2") }, 3);
+    let mut bench = Bench::new(sum("drop:n=2").with(Axis::Order, "ranked"), 3);
     bench.frames(2, 0, 0..1, 100.0).unwrap();
     bench.push(0, 0, 1.0).unwrap();
     bench.push(1, 0, 1.0).unwrap();
@@ -386,7 +387,7 @@ fn a_chunk_is_taken_once_in_a_push_and_in_its_turn() {
 #[test]
 fn a_push_that_was_given_up_for_a_later_one_does_not_come_back() {
     for policy in [sum("bsp"), sum("asp")] {
-        let what = policy.sync.clone();
+        let what = policy.get(Axis::Sync).to_owned();
         let mut bench = Bench::new(policy, 1);
         bench.frames(0, 0, 0..2, 1.0).unwrap();
         bench.frames(0, 1, 0..1, 10.0).unwrap();
@@ -489,7 +490,7 @@ proptest! {
     ) {
         let optimizer = if needs_norms { "sgd:lr=1,clip=1e30" } else { "sgd:lr=1" };
         let order = if is_ranked { Order::Ranked } else { Order::Arrival };
-        let mut bench = Bench::new(TablePolicy { optimizer: optimizer.into(), order, ..sum(MODELS[first]) }, 3);
+        let mut bench = Bench::new(sum(MODELS[first]).with(Axis::Optimizer, optimizer).with(Axis::Order, order.to_string()), 3);
         let empty = bench.part.memory_bytes();
         let mut workers = Workers::default();
         for act in acts {
@@ -555,7 +556,7 @@ fn a_list_of_absent_ranges_that_cannot_be_is_refused_and_changes_nothing() {
 /// A round that is applied in two parts, since the model was switched in between, counts for each what is in it.
 #[test]
 fn a_switch_does_not_mix_up_what_is_absent() {
-    let mut bench = Bench::new(TablePolicy { optimizer: "sgd:lr=1,weight_decay=1".into(), ..sum("bsp") }, 2);
+    let mut bench = Bench::new(sum("bsp").with(Axis::Optimizer, "sgd:lr=1,weight_decay=1"), 2);
     bench.part.store.initialise(0, &[8.0; ELEMENTS]);
     let push = |bench: &mut Bench, worker, clock, is_absent: bool| {
         for part in 0..CHUNKS {

@@ -80,7 +80,7 @@ fn shared_pair() -> (StreamConnection, StreamConnection, SharedAllocator) {
 #[test]
 fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
     let (mut worker, mut core, allocator) = shared_pair();
-    let len = 4 * limits::CHUNK_ELEMENTS;
+    let len = 4 * limits::BLOCK_ELEMENTS;
     let frames = 3 * HANDLE_BYTES / len;
     let buffer = Lease::from(allocator.zeroed(len / 4));
     for request in 0..frames {
@@ -107,8 +107,8 @@ fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
 #[test]
 fn a_few_descriptors_wait_for_what_is_about_to_come() {
     let (mut worker, mut core, allocator) = shared_pair();
-    let buffer = Lease::from(allocator.zeroed(limits::CHUNK_ELEMENTS));
-    let body = Body::Shared { buffer, start: 0, len: 4 * limits::CHUNK_ELEMENTS };
+    let buffer = Lease::from(allocator.zeroed(limits::BLOCK_ELEMENTS));
+    let body = Body::Shared { buffer, start: 0, len: 4 * limits::BLOCK_ELEMENTS };
     let mut seen = Vec::new();
     worker.queue(push(1, body.clone()));
     assert_eq!(worker.flush(NOBODY, true).unwrap(), Flushed::Enough);

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use paramill_core::codec::{Codec, Context, Decoder, Encoder};
 use paramill_core::kernels;
-use paramill_core::limits::CHUNK_ELEMENTS;
+use paramill_core::limits::BLOCK_ELEMENTS;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_train::{Touched, Workload, WorkloadConfig};
@@ -55,10 +55,10 @@ impl Link {
     fn send(&mut self, clock: u64, update: &[f32], sum: &mut [f32]) -> Result<u64> {
         let mut bytes = 0;
         for (number, (update, sum)) in
-            update.chunks(CHUNK_ELEMENTS).zip(sum.chunks_mut(CHUNK_ELEMENTS)).enumerate()
+            update.chunks(BLOCK_ELEMENTS).zip(sum.chunks_mut(BLOCK_ELEMENTS)).enumerate()
         {
             self.payload.clear();
-            let (context, start) = (Context { step: clock, ..Context::default() }, number * CHUNK_ELEMENTS);
+            let (context, start) = (Context { step: clock, ..Context::default() }, number * BLOCK_ELEMENTS);
             let kept = self.encoder.residual().get(start..start + update.len());
             let is_update = |at: &usize| update[*at] + kept.map_or(0.0, |kept| kept[*at]) != 0.0;
             self.sent[1] += (0..update.len()).filter(is_update).count() as u64;

@@ -15,7 +15,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(policy: TablePolicy) -> Pair {
+    fn new(policy: Policy) -> Pair {
         let shard = ShardId { server: ServerId(0), core: 0 };
         let start = |number: u32| u64::from(number) * LEN as u64;
         let chunks =
@@ -87,13 +87,11 @@ fn what_is_added_from_the_decoder_is_what_was_decoded() {
     ];
     for codec in codecs {
         for (sync, optimizer, order) in ways {
-            let policy = TablePolicy {
-                codec: codec.into(),
-                sync: sync.into(),
-                optimizer: optimizer.into(),
-                order,
-                ..TablePolicy::default()
-            };
+            let policy = Policy::default()
+                .with(Axis::Codec, codec)
+                .with(Axis::Sync, sync)
+                .with(Axis::Optimizer, optimizer)
+                .with(Axis::Order, order.to_string());
             let (mut encoded, mut plain) = (Pair::new(policy.clone()), Pair::new(policy));
             let (chain, _) = encoder(codec);
             let mut decoder = Decoder::new(chain);
@@ -122,7 +120,7 @@ fn what_is_added_from_the_decoder_is_what_was_decoded() {
 #[test]
 fn a_payload_that_is_refused_leaves_no_trace_in_the_sum() {
     for codec in ["topk:0.2", "threshold:1+bitmap", "f16", "lossless+lz4", "onebit", "topk:0.3+int8+lz4"] {
-        let policy = TablePolicy { codec: codec.into(), ..policy("bsp") };
+        let policy = policy("bsp").with(Axis::Codec, codec);
         let (mut attacked, mut quiet) = (Pair::new(policy.clone()), Pair::new(policy));
         let (_, mut encoder) = encoder(codec);
         let mut prng = Prng::new(3);
@@ -159,7 +157,7 @@ fn a_payload_that_is_refused_leaves_no_trace_in_the_sum() {
 /// Rows of a dense table would pass an aggregator by, and a sum with the same gradient would follow.
 #[test]
 fn rows_that_a_codec_made_are_refused_by_a_dense_table() {
-    let policy = TablePolicy { codec: "f16".into(), ..policy("bsp") };
+    let policy = policy("bsp").with(Axis::Codec, "f16");
     let mut pair = Pair::new(policy);
     let (_, mut encoder) = encoder("f16");
     let payload = payload(&mut encoder, &mut Prng::new(1), 0, 0);

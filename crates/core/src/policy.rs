@@ -1,0 +1,258 @@
+//! Policies: what a job's owner chooses, as text, along one list of axes.
+//!
+//! [`AXES`] is the list. A [`Policy`] has a text for every axis, [`Policies`] for some of them, and a [`PolicyOverride`]
+//! says for which tables, on which server, some of them are others. Command line, config files, scenarios, the plan on the
+//! wire and Python embed these values; nobody else writes the axes down.
+
+mod axis;
+mod serde_map;
+mod typed;
+
+pub use axis::{AXES, Axis, Info, Scope, Text};
+pub use typed::{Codecs, NonFinite, Order, Reduce};
+
+use crate::consistency::SyncPolicy;
+use crate::limits;
+use crate::optimizer::OptimizerPolicy;
+use crate::registry::Registry;
+use crate::spec::SpecError;
+use crate::table::glob_matches;
+use crate::types::ServerId;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The texts of some axes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Policies(BTreeMap<Axis, String>);
+
+impl Policies {
+    /// These texts.
+    ///
+    /// # Panics
+    ///
+    /// Where a text is none of the axis's choices. It is for texts that stand in the code: what somebody typed goes
+    /// through [`Policies::set`].
+    pub fn of<T: Into<String>>(texts: impl IntoIterator<Item = (Axis, T)>) -> Policies {
+        let mut policies = Policies::default();
+        for (axis, text) in texts {
+            policies.set(axis, text).unwrap_or_else(|error| panic!("{error}"));
+        }
+        policies
+    }
+
+    /// Reads `AXIS=TEXT`, as it is typed.
+    pub fn parse<'a>(assignments: impl IntoIterator<Item = &'a str>) -> Result<Policies, SpecError> {
+        let mut policies = Policies::default();
+        for assignment in assignments {
+            let syntax = |why: &str| SpecError::Syntax { text: assignment.to_owned(), why: why.to_owned() };
+            let (name, text) = assignment
+                .split_once('=')
+                .ok_or_else(|| syntax("expected AXIS=TEXT, such as sync=ssp:s=5"))?;
+            let axis = Axis::named(name.trim())?;
+            if policies.get(axis).is_some() {
+                return Err(syntax(&format!("`{axis}` is given twice")));
+            }
+            policies.set(axis, text.trim())?;
+        }
+        Ok(policies)
+    }
+
+    /// Writes a text down. Numbers and choices are checked at once, the name of a component by [`Policies::check`].
+    pub fn set(&mut self, axis: Axis, text: impl Into<String>) -> Result<(), SpecError> {
+        let text = text.into();
+        axis.check_text(&text)?;
+        self.0.insert(axis, text);
+        Ok(())
+    }
+
+    /// What is said about an axis.
+    pub fn get(&self, axis: Axis) -> Option<&str> {
+        self.0.get(&axis).map(String::as_str)
+    }
+
+    /// The axes that something is said about, and what, in the order of the list.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (Axis, &str)> {
+        self.0.iter().map(|(axis, text)| (*axis, text.as_str()))
+    }
+
+    /// Whether nothing is said.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// These where they say something, else those below.
+    pub fn over(self, below: Policies) -> Policies {
+        let mut texts = below.0;
+        texts.extend(self.0);
+        Policies(texts)
+    }
+
+    /// Whether every text means something.
+    pub fn check(&self, registry: &Registry) -> Result<(), SpecError> {
+        self.iter().try_for_each(|(axis, text)| axis.check(registry, text))
+    }
+}
+
+/// `sync=asp, codec=f16`.
+impl fmt::Display for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (axis, text)) in self.iter().enumerate() {
+            write!(f, "{}{axis}={text}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// A text for every axis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy(Policies);
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy(Policies(AXES.iter().map(|info| (info.axis, info.default.to_owned())).collect()))
+    }
+}
+
+impl Policy {
+    /// The text of an axis.
+    pub fn get(&self, axis: Axis) -> &str {
+        self.0.get(axis).expect("a policy has a text for every axis")
+    }
+
+    /// Another text for an axis.
+    pub fn set(&mut self, axis: Axis, text: impl Into<String>) -> Result<(), SpecError> {
+        self.0.set(axis, text)
+    }
+
+    /// The same with another text for an axis.
+    ///
+    /// # Panics
+    ///
+    /// Where the text is none of the axis's choices; see [`Policies::of`].
+    pub fn with(mut self, axis: Axis, text: impl Into<String>) -> Policy {
+        self.set(axis, text).unwrap_or_else(|error| panic!("{error}"));
+        self
+    }
+
+    /// The same where these say nothing.
+    pub fn under(self, policies: Policies) -> Policy {
+        Policy(policies.over(self.0))
+    }
+
+    /// What differs from the defaults.
+    pub fn changed(&self) -> Policies {
+        let differs = |(axis, text): &(Axis, &str)| axis.info().default != *text;
+        Policies(self.0.iter().filter(differs).map(|(axis, text)| (axis, text.to_owned())).collect())
+    }
+
+    /// Whether every text means something.
+    pub fn check(&self, registry: &Registry) -> Result<(), SpecError> {
+        self.0.check(registry)
+    }
+
+    /// The consistency model.
+    pub fn sync(&self, registry: &Registry) -> Result<SyncPolicy, SpecError> {
+        SyncPolicy::parse(&registry.consistency, self.get(Axis::Sync))
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self, registry: &Registry) -> Result<OptimizerPolicy, SpecError> {
+        OptimizerPolicy::parse(&registry.optimizer, self.get(Axis::Optimizer))
+    }
+
+    /// The codecs of both directions.
+    pub fn codecs(&self, registry: &Registry) -> Result<Codecs, SpecError> {
+        typed::codecs(registry, self.get(Axis::Codec), self.get(Axis::AnswerCodec))
+    }
+
+    /// Mean or sum over workers.
+    pub fn reduce(&self) -> Reduce {
+        if self.get(Axis::Reduce) == "sum" { Reduce::Sum } else { Reduce::Mean }
+    }
+
+    /// Order of additions.
+    pub fn order(&self) -> Order {
+        if self.get(Axis::Order) == "ranked" { Order::Ranked } else { Order::Arrival }
+    }
+
+    /// NaN and Inf.
+    pub fn nonfinite(&self) -> NonFinite {
+        if self.get(Axis::NonFinite) == "clip" { NonFinite::Clip } else { NonFinite::Reject }
+    }
+
+    /// Parameters in one chunk; whole rows, and at least one, of a table of rows.
+    pub fn chunk_elements(&self) -> usize {
+        typed::chunk_elements(self.get(Axis::Chunk)).expect("texts are checked when they are written down")
+    }
+}
+
+/// Replaces some policies for the tables whose name matches a glob, on one server or on all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyOverride {
+    /// Glob on the table's name (`*` and `?`).
+    pub table: String,
+    /// Only on this server.
+    pub server: Option<ServerId>,
+    /// What is other there.
+    pub policies: Policies,
+}
+
+impl PolicyOverride {
+    /// Other policies for the tables that match, on all servers.
+    pub fn new(table: impl Into<String>, policies: Policies) -> PolicyOverride {
+        PolicyOverride { table: table.into(), server: None, policies }
+    }
+
+    /// The same on one server only, if one is named.
+    pub fn on(self, server: impl Into<Option<ServerId>>) -> PolicyOverride {
+        PolicyOverride { server: server.into(), ..self }
+    }
+
+    /// Whether it may be said of some tables, or of one server: what it names is neither the whole job's, nor the same on all
+    /// servers of a table. Whether its texts mean something is seen by [`Policies::check`].
+    pub fn check(&self) -> Result<(), SpecError> {
+        if self.table.len() > limits::MAX_NAME_BYTES {
+            let why = format!("its glob has more than {} bytes", limits::MAX_NAME_BYTES);
+            return Err(SpecError::Parameter { component: "an exception".into(), why });
+        }
+        let of_job = self.policies.iter().find(|(axis, _)| axis.info().scope == Scope::Job);
+        let of_table = self.policies.iter().find(|(axis, _)| axis.info().scope == Scope::Table);
+        match (of_job, of_table, self.server) {
+            (Some((axis, _)), ..) => Err(axis.fault("it is the same for the whole job")),
+            (None, Some((axis, _)), Some(_)) => {
+                Err(axis.fault("it is the same on all servers of a table: leave out `server`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether nothing is left of it once a later one holds.
+    pub fn is_replaced_by(&self, later: &PolicyOverride) -> bool {
+        let is_said_again = |(axis, _)| later.policies.get(axis).is_some();
+        self.table == later.table && self.server == later.server && self.policies.iter().all(is_said_again)
+    }
+
+    /// Whether frames of a table mean something else once it holds.
+    pub fn changes_frames(&self) -> bool {
+        self.policies.iter().any(|(axis, _)| axis.changes_frames())
+    }
+
+    /// Whether it holds for a table on a server.
+    pub fn is_for(&self, table: &str, server: ServerId) -> bool {
+        glob_matches(&self.table, table) && self.server.is_none_or(|only| only == server)
+    }
+
+    /// The policy of `table` on `server` after all overrides; later ones win.
+    pub fn resolve<'a>(
+        base: Policy,
+        overrides: impl IntoIterator<Item = &'a PolicyOverride>,
+        table: &str,
+        server: ServerId,
+    ) -> Policy {
+        let holds = |rule: &&PolicyOverride| rule.is_for(table, server);
+        overrides.into_iter().filter(holds).fold(base, |policy, rule| policy.under(rule.policies.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

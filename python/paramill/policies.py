@@ -1,0 +1,37 @@
+"""The policies that can be said, wherever keyword arguments are: for type checkers. Native code has the list, and checks it."""
+
+from __future__ import annotations
+
+from typing import Literal, Optional, TypedDict
+
+
+class Policies(TypedDict, total=False):
+    """What can be said of a table. What is not said, or is None, is the job's."""
+
+    #: Consistency model, such as ``"ssp:s=3"``.
+    sync: Optional[str]
+    #: How gradients change parameters, such as ``"adamw:lr=1e-3"``.
+    optimizer: Optional[str]
+    #: How gradients are compressed, such as ``"topk:0.01+f16"``.
+    codec: Optional[str]
+    #: How parameters are compressed on their way back, such as ``"f16"``.
+    answer_codec: Optional[str]
+    #: Whether the gradients of a round become their mean or their sum.
+    reduce: Optional[Literal["mean", "sum"]]
+    #: ``"ranked"`` makes sums bit-reproducible under round-based models.
+    order: Optional[Literal["arrival", "ranked"]]
+    #: What happens to a gradient with NaN or Inf in it.
+    nonfinite: Optional[Literal["reject", "clip"]]
+
+
+class JobPolicies(Policies, total=False):
+    """What can be said of a job."""
+
+    #: Which server holds what.
+    placement: Optional[str]
+    #: Bytes of parameters that travel in one frame, such as ``"32KB"``.
+    chunk: Optional[str]
+
+
+#: As it is, in both directions.
+UNCOMPRESSED: Policies = {"codec": "none", "answer_codec": "none"}
