@@ -236,8 +236,8 @@ fn a_job_that_cannot_work_is_bad_usage() {
 
 #[test]
 fn every_policy_is_an_option_and_a_key_of_the_file() {
-    let help = text(&paramill(&["train", "--help"]).stdout);
-    let printed = text(&paramill(&["config"]).stdout);
+    let help = stdout(&paramill(&["train", "--help"]));
+    let printed = stdout(&paramill(&["config"]));
     for (name, default) in [
         ("sync", "bsp"),
         ("placement", "heuristic"),
