@@ -108,10 +108,9 @@ impl Drawn {
 
     /// Every consistency model of the job.
     fn models(&self) -> impl Iterator<Item = &str> {
-        let Scenario { sync, overrides, switches, .. } = &self.scenario;
-        let overridden = overrides.iter().filter_map(|rule| rule.sync.as_deref());
-        let switched = switches.iter().map(|switch| switch.sync.as_str());
-        overridden.chain(switched).chain([sync.as_str()])
+        let Scenario { policy, overrides, switches, .. } = &self.scenario;
+        let rules = overrides.iter().chain(switches.iter().map(|switch| &switch.change));
+        rules.filter_map(|rule| rule.policies.get(Axis::Sync)).chain([policy.get(Axis::Sync)])
     }
 
     /// Whether the job must end with the same bits with and without faults.
