@@ -27,7 +27,7 @@ mod tables;
 mod ticket;
 
 pub use error::WorkerError;
-pub use gradient::Gradient;
+pub use gradient::{Gradient, PullOptions};
 pub use session::WorkerConfig;
 pub use slab::{Prepared, Slab};
 pub use ticket::Ticket;
@@ -47,10 +47,10 @@ use crate::wire::frame::{Form, Params};
 use crate::wire::{Cause, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use allocation::Allocation;
 use barriers::Barriers;
-use local_table::{LocalTable, Reply};
+use local_table::LocalTable;
 use partial_pull::PartialPulls;
 use reporter::Reporter;
-use request::{Answer, Outgoing, Payload, Request, RequestKind};
+use request::{Answer, Payload, Request, RequestKind, Submission};
 use requests::Requests;
 use scheduler::Scheduler;
 use session::Session;
@@ -61,24 +61,6 @@ use ticket::{Outstanding, Pending, TicketKind, Tickets};
 
 /// Rows that one pull frame asks for at most.
 const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
-
-/// What a pull asks for.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PullOptions<'a> {
-    /// Only these rows of a sparse table. All of a dense one otherwise.
-    pub rows: Option<&'a [u32]>,
-    /// Answer at once with what is there, whatever the consistency model.
-    pub now: bool,
-}
-
-/// A table's part of what is submitted in one go.
-#[derive(Debug)]
-struct Submission {
-    table: usize,
-    gradient: Outgoing,
-    /// The parameters that follow are wanted there.
-    reply: Option<Reply>,
-}
 
 /// One worker of a job.
 #[derive(Debug)]

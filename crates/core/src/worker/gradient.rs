@@ -1,4 +1,4 @@
-//! Gradients as the application gives them.
+//! What the application gives to a push, and asks of a pull.
 
 use crate::codec::Factors;
 
@@ -33,4 +33,13 @@ impl<'a> Gradient<'a> {
             }
         }
     }
+}
+
+/// What a pull asks for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PullOptions<'a> {
+    /// Only these rows of a sparse table. All of a dense one otherwise.
+    pub rows: Option<&'a [u32]>,
+    /// Answer at once with what is there, whatever the consistency model.
+    pub now: bool,
 }
