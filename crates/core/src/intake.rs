@@ -188,14 +188,19 @@ impl<D: Copy, K: Default> Intake<D, K> {
             None => false,
         };
         push.took(piece.chunk);
+        if piece.is_last {
+            // A push of one frame is never under way, but gives up one that is.
+            let known = under_way.remove(worker);
+            let push = match begun {
+                Some(push) => push,
+                None => known.expect("a frame of it was just taken"),
+            };
+            sink.complete(frame, push);
+            return Ok(Taken::Whole);
+        }
         // Only a frame that was taken begins a push, and gives up one that was under way.
         if let Some(push) = begun {
             under_way.begin(push);
-        }
-        if piece.is_last {
-            let push = under_way.remove(worker).expect("a frame of it was just taken");
-            sink.complete(frame, push);
-            return Ok(Taken::Whole);
         }
         Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
     }
