@@ -102,7 +102,7 @@ impl TableShard {
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        intake.take(sink.layout, frame, &mut sink)
+        intake.take(frame, &mut sink)
     }
 
     /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
@@ -238,8 +238,7 @@ impl TableShard {
     /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the cells that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        let under_way = self.intake.under_way(worker).map(Push::clock);
-        self.intake.remove_worker(worker);
+        let under_way = self.intake.remove_worker(worker);
         self.forget_receiver(NodeId::Worker(worker));
         self.rounds.mark_inexact(self.version() + limits::MAX_ROUNDS_AHEAD);
         self.controller.remove_worker(worker, under_way);

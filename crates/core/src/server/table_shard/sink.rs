@@ -40,6 +40,10 @@ impl Sink for GradientSink<'_> {
     type Destination = Admit;
     type Kept = Kept;
 
+    fn layout(&self) -> &Layout {
+        self.layout
+    }
+
     /// Decided at a push's first frame, and anew when the round that it went to has closed.
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<Admit>) -> Result<Admission<Admit>, Fault> {
         let (worker, clock, table) = (frame.worker, frame.push.clock, self.layout.name());
