@@ -197,6 +197,16 @@ impl<D: Copy, K: Default> Intake<D, K> {
             None => false,
         };
         push.took(piece.chunk);
+        if piece.is_last {
+            // A push of one frame is never under way, but gives up one that is.
+            let known = under_way.remove(worker);
+            let push = match begun {
+                Some(push) => push,
+                None => known.expect("a frame of it was just taken"),
+            };
+            sink.complete(frame, push);
+            return Ok(Taken::Whole);
+        }
         // Only a frame that was taken begins a push, and gives up one that was under way.
         if piece.is_last {
             let known = under_way.remove(worker);

@@ -122,12 +122,14 @@ impl Shard {
         }
     }
 
-    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: FromWorker, payload: &[u8]) {
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
         let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
         let result = result.and_then(|table| match frame {
-            FromWorker::Init(init) => self.handle_init(now, table, worker, &init, payload),
-            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
-            FromWorker::Pull(pull) => self.handle_pull(now, table, worker, &pull, payload),
+            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
+            FromWorker::Push(push) => {
+                self.handle_push(table, &PushFrame { now, worker, push: *push, payload })
+            }
+            FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
         if let Err(fault) = result {
             let Subject { table, request, .. } = *frame.subject();
@@ -179,7 +181,7 @@ impl Shard {
     }
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
-        let PushFrame { now, worker, push, payload } = *frame;
+        let PushFrame { now, worker, ref push, payload } = *frame;
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -190,8 +192,10 @@ impl Shard {
                 return Err(fault);
             }
         };
-        if push.piece.sequence == 0 && push.want_params && !push.form.is_rows() {
-            self.delivery.expect(&PendingPull::after_push(worker, &push));
+        // An answer to a push of one frame is complete with the round: nothing of it can be sent before.
+        let is_begun = push.piece.sequence == 0 && !push.piece.is_last;
+        if is_begun && push.want_params && !push.form.is_rows() {
+            self.delivery.expect(&PendingPull::after_push(worker, push));
         }
         match taken {
             Taken::Ignored | Taken::Partly => {}
@@ -202,7 +206,7 @@ impl Shard {
             Taken::Whole => {
                 self.tables.settle(now, table, &mut self.delivery);
                 if push.want_params {
-                    self.ask(now, PendingPull::after_push(worker, &push));
+                    self.ask(now, PendingPull::after_push(worker, push));
                 } else {
                     self.delivery.complete(worker, push.subject.request);
                 }
@@ -294,7 +298,7 @@ impl Shard {
                     return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
                 }
                 self.delivery.reach_through(worker, id);
-                self.handle_worker_frame(now, worker, frame, payload);
+                self.handle_worker_frame(now, worker, &frame, payload);
             }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
@@ -480,7 +484,7 @@ impl Role for Shard {
         }
         match (from, header.kind) {
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
-                Some(frame) => self.handle_worker_frame(now, worker, frame, payload),
+                Some(frame) => self.handle_worker_frame(now, worker, &frame, payload),
                 None => {
                     let message = format!("a server does not take {kind:?} frames from a worker");
                     let fault = Fault { cause: Cause::Protocol, message };

@@ -37,11 +37,13 @@ impl Members {
     }
 
     /// Which incarnation of a worker takes part, if one does.
+    #[inline]
     pub(super) fn incarnation(&self, worker: WorkerId) -> Option<u64> {
         *self.incarnations.get(worker.0 as usize)?
     }
 
     /// Whether a worker takes part.
+    #[inline]
     pub(super) fn has(&self, worker: WorkerId) -> bool {
         self.incarnation(worker).is_some()
     }
@@ -53,6 +55,7 @@ impl Members {
     }
 
     /// A worker brought so much of a push that a round waits for.
+    #[inline]
     pub(super) fn note_progress(&mut self, worker: WorkerId, clock: Clock, bytes: u64) {
         let rank = worker.0 as usize;
         if self.progress.len() <= rank {

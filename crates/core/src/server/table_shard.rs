@@ -266,6 +266,9 @@ impl TableShard {
     /// The payload that brings a chunk to a receiver; `None` if it is read from [`TableShard::parameter_bytes`] when it
     /// leaves.
     pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
+        if !self.fixes_answers() {
+            return None;
+        }
         let version = self.version_of(index);
         let values = &self.store.parameters()[self.layout.chunks()[index].range()];
         self.answer_codecs.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)

@@ -25,6 +25,7 @@ impl Tables {
     }
 
     /// The place of a table that something of is on this shard.
+    #[inline]
     pub(super) fn place(&self, id: TableId) -> Result<usize, Fault> {
         let fault = |message| Err(Fault { cause: Cause::Shape, message });
         let place = id.0 as usize;
@@ -37,10 +38,12 @@ impl Tables {
         }
     }
 
+    #[inline]
     pub(super) fn get(&self, table: usize) -> &TableShard {
         &self.tables[table]
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, table: usize) -> &mut TableShard {
         &mut self.tables[table]
     }

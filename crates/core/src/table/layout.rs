@@ -55,6 +55,7 @@ impl Layout {
     }
 
     /// Whether single rows are pushed and pulled.
+    #[inline]
     pub(crate) fn is_sparse(&self) -> bool {
         self.spec.rows
     }
@@ -69,6 +70,7 @@ impl Layout {
         self.elements
     }
 
+    #[inline]
     pub(crate) fn chunks(&self) -> &[LocalChunk] {
         &self.chunks
     }
@@ -114,6 +116,7 @@ impl Layout {
 
     /// The chunk of a frame that is one of a whole table's: they come in the order of the chunks on the shard, and the
     /// last one says so.
+    #[inline]
     pub(crate) fn chunk_in_turn(&self, piece: Piece) -> Result<LocalChunk, Fault> {
         let (index, count) = (piece.sequence as usize, self.chunks.len());
         match self.chunks.get(index) {
