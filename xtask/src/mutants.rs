@@ -47,7 +47,7 @@ impl Options {
 
 fn shard(text: &str) -> Result<(usize, usize)> {
     let (number, count) = text.split_once('/').context("--shard takes I/N, from 0/N on")?;
-    let (number, count) = (number.parse()?, count.parse()?);
+    let (number, count): (usize, usize) = (number.parse()?, count.parse()?);
     ensure!(number < count, "--shard {text}: expected 0/{count} to {}/{count}", count.saturating_sub(1));
     Ok((number, count))
 }
