@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(scenario.table_specs()[1], TableSpec::sparse("rows", 100, 8));
         let asp = Policies::of([(Axis::Sync, "bsp")]);
         assert_eq!(scenario.switches[0].change, PolicyOverride::new("*", asp));
-        assert_eq!(scenario.policy.chunk_elements(), 1024);
+        assert_eq!(scenario.policy.get(Axis::Chunk), "4KB");
         assert_eq!(Scenario::parse(&toml::to_string(&scenario).unwrap()), Ok(scenario));
     }
 

@@ -1,6 +1,6 @@
 //! One table on one shard: the layout of its chunks, its parameters, its open rounds, its codecs and its controller.
 
-mod answer_codecs;
+mod answer_encoders;
 mod gradient;
 mod round;
 mod rounds;
@@ -22,7 +22,7 @@ use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::Fault;
 use crate::wire::frame::{Piece, Sum};
-use answer_codecs::{AnswerCodecs, AnswerPayload, ChunkToSend};
+use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(super) struct TableShard {
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
-    answer_codecs: AnswerCodecs,
+    answer_encoders: AnswerEncoders,
 }
 
 impl TableShard {
@@ -73,7 +73,7 @@ impl TableShard {
         let optimizer = policy.optimizer(registry).map_err(text)?;
         let codec = policy.codecs(registry).map_err(text)?.push;
         let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
-        let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
+        let answer_encoders = AnswerEncoders::new(registry, &spec, &policy)?;
         let layout = Layout::new(spec, chunks);
         Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
@@ -82,7 +82,7 @@ impl TableShard {
             rounds: Rounds::default(),
             intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
             order: policy.order(),
-            answer_codecs,
+            answer_encoders,
         })
     }
 
@@ -271,18 +271,18 @@ impl TableShard {
         }
         let version = self.version_of(index);
         let values = &self.store.parameters()[self.layout.chunks()[index].range()];
-        self.answer_codecs.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
+        self.answer_encoders.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
     }
 
     /// The payload of an answer with rows that [`TableShard::check_rows`] let pass.
     pub(super) fn encode_rows(&mut self, rows: &[u32]) -> AnswerPayload {
         let bytes = self.store.gather_rows(&self.layout, rows);
-        self.answer_codecs.encode_rows(&self.layout, bytes)
+        self.answer_encoders.encode_rows(&self.layout, bytes)
     }
 
     /// A worker or an aggregator may not have what was sent to it.
     pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
-        self.answer_codecs.forget(receiver);
+        self.answer_encoders.forget(receiver);
     }
 
     /// Rounds that are closed.
@@ -314,7 +314,7 @@ impl TableShard {
 
     /// Whether answers are made when they are due, and not when they leave.
     pub(super) fn fixes_answers(&self) -> bool {
-        self.answer_codecs.fixes_answers()
+        self.answer_encoders.fixes_answers()
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
@@ -356,7 +356,10 @@ impl TableShard {
     pub(super) fn memory_bytes(&self) -> usize {
         let under_way: usize =
             self.intake.pushes().map(|push: &Push<_, Kept>| push.kept.memory_bytes()).sum();
-        self.store.memory_bytes() + self.answer_codecs.memory_bytes() + self.rounds.memory_bytes() + under_way
+        self.store.memory_bytes()
+            + self.answer_encoders.memory_bytes()
+            + self.rounds.memory_bytes()
+            + under_way
     }
 
     pub(super) fn report(&self, now: Time) -> TableReport {

@@ -24,7 +24,7 @@ impl Layout {
         let sizes: Vec<_> = tables.iter().map(TableSpec::size).collect();
         let parts = placement.place(&sizes, scenario.servers);
         let cores = vec![scenario.cores; scenario.servers as usize];
-        let chunks = chunks(&tables, &parts, &cores, scenario.policy.chunk_elements());
+        let chunks = chunks(&tables, &parts, &cores, &scenario.policy);
         Ok(Layout { tables, chunks })
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A shard's end of a table's answer codec, if it has one.
 #[derive(Debug)]
-pub(super) struct AnswerCodecs {
+pub(super) struct AnswerEncoders {
     codec: Option<AnswerCodec>,
 }
 
@@ -61,19 +61,19 @@ struct Mirror {
     has: Vec<bool>,
 }
 
-impl AnswerCodecs {
+impl AnswerEncoders {
     /// What a table's policy asks for. The error names what this server does not have.
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
         policy: &Policy,
-    ) -> Result<AnswerCodecs, String> {
+    ) -> Result<AnswerEncoders, String> {
         let answer = policy.codecs(registry).map_err(|error| error.to_string())?.answer;
         if spec.rows && answer.is_for_differences() {
             // Single rows are pulled now and then: there is nothing that they could be a difference to.
             return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
         }
-        Ok(AnswerCodecs { codec: (!answer.is_none()).then(|| AnswerCodec::new(Arc::new(answer))) })
+        Ok(AnswerEncoders { codec: (!answer.is_none()).then(|| AnswerCodec::new(Arc::new(answer))) })
     }
 
     /// Whether answers are made when they are due, and not when they leave.
