@@ -4,12 +4,13 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod accumulators;
 mod aggregators;
 mod delivery;
 mod instructions;
 mod members;
-mod part;
-mod rounds;
+mod table_shard;
+
 mod tables;
 mod timers;
 
@@ -243,7 +244,7 @@ impl Shard {
             // Pulls that come before the initial values are not delayed by a condition.
             return self.delivery.wait_for_values(pull);
         }
-        match table.controller.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
+        match table.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
             PullOutcome::Answer { .. } => self.delivery.answer(&pull, table),
             PullOutcome::Wait => self.delivery.wait(pull, table),
         }
@@ -258,10 +259,7 @@ impl Shard {
     /// A worker's connection is gone: it asks again for what it still wants.
     fn lose_worker(&mut self, worker: WorkerId) {
         self.delivery.lose_worker(worker);
-        for table in self.tables.iter_mut() {
-            table.controller.cancel(worker);
-            table.forget_receiver(NodeId::Worker(worker));
-        }
+        self.tables.iter_mut().for_each(|table| table.lose_worker(worker));
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
@@ -561,7 +559,7 @@ impl Role for Shard {
         self.outputs.check()?;
         self.delivery.check()?;
         self.tables.check()?;
-        let waiting: usize = self.tables.iter().map(|table| table.controller.waiting_count()).sum();
+        let waiting: usize = self.tables.iter().map(|table| table.waiting_count()).sum();
         if self.delivery.waiting_count() != waiting {
             let kept = self.delivery.waiting_count();
             return Err(format!("{waiting} pulls wait for their tables' controllers, and {kept} are kept"));

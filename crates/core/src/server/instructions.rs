@@ -1,7 +1,7 @@
 //! What the coordinator says: the plan, who is there, and policies that change.
 
 use super::Shard;
-use super::part::TablePart;
+use super::table_shard::TableShard;
 use super::tables::Tables;
 use crate::consistency::SyncPolicy;
 use crate::optimizer::OptimizerPolicy;
@@ -52,7 +52,7 @@ impl Shard {
             let policy = plan.policy_of(TableId(number as u32), id.server);
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
-            match TablePart::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
+            match TableShard::new(&self.registry, spec.clone(), policy, own, workers(), seed) {
                 Ok(table) => tables.push(table),
                 Err(error) => {
                     let error = format!("table `{}`: {error}", spec.name);
@@ -99,8 +99,7 @@ impl Shard {
             }
             match SyncPolicy::parse(&self.registry.consistency, sync) {
                 // It may be told again after a broken connection; that is no switch.
-                Ok(policy)
-                    if policy.to_string() == self.tables.get(table).controller.policy().to_string() => {}
+                Ok(policy) if policy.to_string() == self.tables.get(table).sync().to_string() => {}
                 Ok(policy) => {
                     self.tables.set_sync(now, table, policy);
                     // Chunks may be stepped once more in the same round.
