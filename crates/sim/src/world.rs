@@ -227,6 +227,13 @@ impl<R: Role> World<R> {
         self.set_timer(index, self.now);
     }
 
+    /// Others reach a node at this address too.
+    pub fn add_address(&mut self, id: NodeId, address: &str) {
+        if let Some(&node) = self.by_id.get(&id) {
+            self.by_address.insert(address.to_owned(), node);
+        }
+    }
+
     /// Virtual time.
     pub fn now(&self) -> Time {
         self.now

@@ -43,7 +43,8 @@ impl Layout {
         frame: &FrameView<'a>,
     ) -> Option<(u64, impl Iterator<Item = f32> + 'a)> {
         let header = frame.header;
-        if header.kind != Kind::Params || header.flags.has(Flags::ROWS) {
+        let is_other = [Flags::ROWS, Flags::SAME, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
+        if header.kind != Kind::Params || is_other {
             return None;
         }
         let chunk = self.chunks.get(header.table.0 as usize)?.get(header.chunk as usize)?;

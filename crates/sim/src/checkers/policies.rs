@@ -2,8 +2,9 @@
 //! a shard.
 
 use crate::rule::FrameView;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::policy::{Axis, PolicyOverride};
+use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::table::glob_matches;
 use paramill_core::types::{NodeId, ShardId, TableId};
@@ -29,17 +30,20 @@ pub(super) struct Model {
 }
 
 impl Policies {
-    pub(super) fn new(scenario: &Scenario, shards: impl Iterator<Item = ShardId>) -> Policies {
+    pub(super) fn new(
+        scenario: &Scenario,
+        shards: impl Iterator<Item = ShardId>,
+    ) -> Result<Policies, ScenarioError> {
         let tables: Vec<String> = scenario.tables.iter().map(|table| table.name.clone()).collect();
         let mut models = BTreeMap::new();
         for shard in shards {
             for (number, name) in (0..).zip(&tables) {
                 let job = scenario.policy.clone();
                 let policy = PolicyOverride::resolve(job, &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))]);
+                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))?]);
             }
         }
-        Policies { tables, models }
+        Ok(Policies { tables, models })
     }
 
     /// The model of a table on a shard.
@@ -60,31 +64,34 @@ impl Policies {
     }
 
     /// Follows a switch that is delivered to a shard; says which tables changed there.
-    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Vec<(ShardId, TableId)> {
+    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Result<Vec<(ShardId, TableId)>, String> {
         let (NodeId::Coordinator, NodeId::Shard(shard), Kind::Control) =
             (frame.from, frame.to, frame.header.kind)
         else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let Ok(Control::SetSync { table: glob, server, sync }) =
             control::decode::<Control>("control message", frame.payload)
         else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         if server.is_some_and(|only| only != shard.server) {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         let matched = (0..).zip(&self.tables).filter(|(_, name)| glob_matches(&glob, name));
         let changed: Vec<_> = matched.map(|(number, _)| (shard, TableId(number))).collect();
+        let model = Model::of(&sync).map_err(|error| error.to_string())?;
         for key in &changed {
-            self.models.entry(*key).or_default().push(Model::of(&sync));
+            self.models.entry(*key).or_default().push(model.clone());
         }
-        changed
+        Ok(changed)
     }
 }
 
 impl Model {
-    fn of(sync: &str) -> Model {
+    /// What is known of a model by its text form. One that is registered and not known here is an error: what it promises
+    /// would not be checked.
+    fn of(sync: &str) -> Result<Model, ScenarioError> {
         let spec = Spec::parse(sync).ok();
         let number = |key: &str| {
             let value =
@@ -95,9 +102,16 @@ impl Model {
             Some("bsp" | "drop" | "psp") => (Some(0), true),
             Some("ssp") => (number("s"), false),
             Some("dsps") => (number("max"), false),
+            Some("asp" | "pssp" | "when") => (None, false),
+            Some(name) if Registry::builtin().consistency.entry(name).is_ok() => {
+                let why =
+                    format!("the checkers know no consistency model `{name}`: say there what it promises");
+                return Err(ScenarioError::Value(why));
+            }
+            // A bare condition.
             _ => (None, false),
         };
-        Model { sync: sync.to_owned(), bound, on_round }
+        Ok(Model { sync: sync.to_owned(), bound, on_round })
     }
 }
 
@@ -106,18 +120,26 @@ pub(super) fn drops(sync: &str) -> bool {
     sync.starts_with("drop") || sync.starts_with("psp:")
 }
 
+/// Whether a round may close without all gradients, though they are applied later.
+pub(super) fn closes_early(sync: &str) -> bool {
+    sync.starts_with("when:") && sync.contains("push=")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn bounds_follow_the_text_form() {
-        let bound = |sync: &str| Model::of(sync).bound;
+        let bound = |sync: &str| Model::of(sync).unwrap().bound;
         assert_eq!(
             (bound("bsp"), bound("ssp:s=3,exec=soft"), bound("dsps:min=1,max=8")),
             (Some(0), Some(3), Some(8))
         );
         assert_eq!((bound("asp"), bound("pssp:s=3,c=0.5"), bound("psp:c=2")), (None, None, Some(0)));
+        for entry in Registry::builtin().consistency.entries() {
+            assert!(Model::of(entry.example).is_ok(), "{}", entry.name);
+        }
         assert!(drops("drop:n=3") && drops("psp:c=2") && !drops("pssp:s=1,c=1"));
     }
 }

@@ -29,7 +29,7 @@ impl Replicas {
     pub fn new(cluster: &Cluster) -> Result<Replicas, ScenarioError> {
         Ok(Replicas {
             layout: Layout::new(cluster.scenario())?,
-            policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
+            policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             seen: BTreeMap::new(),
             switched: !cluster.scenario().switches.is_empty(),
         })
@@ -38,7 +38,7 @@ impl Replicas {
 
 impl Checker for Replicas {
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        for (shard, table) in self.policies.on_delivered(frame) {
+        for (shard, table) in self.policies.on_delivered(frame)? {
             // A switch may step what was aggregated under the old model without a new version.
             let chunks = (0..).zip(self.layout.chunks(table));
             for (number, _) in chunks.filter(|(_, chunk)| chunk.shard == shard) {
