@@ -208,11 +208,6 @@ impl<D: Copy, K: Default> Intake<D, K> {
             return Ok(Taken::Whole);
         }
         // Only a frame that was taken begins a push, and gives up one that was under way.
-        if piece.is_last {
-            let known = under_way.remove(worker);
-            sink.complete(frame, begun.or(known).expect("a frame of it was just taken"));
-            return Ok(Taken::Whole);
-        }
         if let Some(push) = begun {
             under_way.begin(push);
         }
