@@ -311,18 +311,22 @@ mod tests {
 
     #[test]
     fn planted_bugs_are_found_each_by_its_own_promise() {
-        let found = |canary| hunt(canary, 0, 100).map(|result| result.outcome);
         for (canary, sentence) in [
             (Canary::Forgetful, "a push was applied twice"),
             (Canary::Hasty, "asks for"),
-            (Canary::Partial, ""),
+            (Canary::Partial, "with other bits than"),
+            (Canary::Absent, "after everything had healed"),
+            (Canary::Stale, "with other bits than"),
+            (Canary::Early, "an acknowledged push was lost"),
+            (Canary::Reused, "changed while"),
         ] {
-            let outcome = found(canary);
-            let Some(Outcome::Correctness(what)) = &outcome else { panic!("{canary:?}: {outcome:?}") };
-            assert!(what.contains(sentence), "{canary:?}: {what}");
+            // A bug may be seen by its consequences first; the promise that it breaks is broken soon.
+            let is_it = |seed| match run_seed(seed, Some(canary)).outcome {
+                Outcome::Correctness(what) | Outcome::Liveness(what) => what.contains(sentence),
+                Outcome::Passed | Outcome::Crash(_) => false,
+            };
+            assert!((0..400).any(is_it), "{canary:?} is not found");
         }
-        let outcome = found(Canary::Absent);
-        assert!(matches!(outcome, Some(Outcome::Liveness(_))), "{outcome:?}");
     }
 
     #[test]

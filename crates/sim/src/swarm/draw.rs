@@ -66,7 +66,7 @@ impl Drawn {
         // Faults are for the time that the job takes, more or less.
         let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
         let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
-        let (faults, mortal) = faults(&mut dice, &scenario, heal_at);
+        let (faults, mut mortal) = faults(&mut dice, &scenario, heal_at);
         scenario.faults = faults;
         let mut partitions = partitions(&mut dice, &scenario, heal_at);
         let mut closures = closures(&mut dice, &scenario, heal_at);
@@ -74,6 +74,10 @@ impl Drawn {
         let mut dice = Dice::new(Prng::fork(seed, 0x6167_6772));
         aggregators(&mut dice, &mut scenario, &mut partitions, &mut closures);
         let restarts = restarts(&mut dice, &scenario, heal_at);
+        // What an aggregator held is lost with it: its workers are told to give up.
+        let is_restarted = |id| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(id));
+        let behind = (0..scenario.workers).map(WorkerId);
+        mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
         let mut dice = Dice::new(Prng::fork(seed, 0x636f_6465));
@@ -81,8 +85,11 @@ impl Drawn {
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         // Slabs are not pulled partially.
         let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
-        // What a server refuses is not counted.
-        let nan_p = if dice.chance(0.3) && !(exact && slabs) { dice.magnitude(0.005, 0.2) } else { 0.0 };
+        // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
+        // second table, which they have to read before they can push the first again.
+        let has_sparse = scenario.tables.iter().any(|table| table.rows);
+        let may_refuse = slabs && (exact || has_sparse || scenario.tables.len() > 1);
+        let nan_p = if dice.chance(0.3) && !may_refuse { dice.magnitude(0.005, 0.2) } else { 0.0 };
         let play = Play {
             gradients,
             slabs,
