@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use paramill_core::coordinator::JobConfig;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
-use paramill_core::table::TablePolicy;
 use paramill_core::types::WorkerId;
 use paramill_node::client::{Job, JobOptions, TableSpec};
 use paramill_node::server::{self, ServerConfig};
@@ -29,8 +29,11 @@ enum Way {
 /// Returns how many different versions they saw.
 fn versions_seen(way: Way) -> usize {
     let registry = Arc::new(Registry::builtin());
-    let policy = TablePolicy { sync: "bsp".into(), optimizer: "sgd:lr=1".into(), ..TablePolicy::default() };
-    let config = JobConfig { policy, placement: "uniform".into(), ..JobConfig::new("test", 1, 2) };
+    let policy = Policy::default()
+        .with(Axis::Sync, "bsp")
+        .with(Axis::Optimizer, "sgd:lr=1")
+        .with(Axis::Placement, "uniform");
+    let config = JobConfig { policy, ..JobConfig::new("test", 1, 2) };
     let hub = matches!(way, Way::Memory).then(Hub::new);
     let transport = match way {
         Way::Memory => Transport::default(),
