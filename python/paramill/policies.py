@@ -5,23 +5,33 @@ from __future__ import annotations
 from typing import Literal, Optional, TypedDict
 
 
-class Policies(TypedDict, total=False):
-    """What can be said of a table. What is not said, or is None, is the job's."""
+class AveragingPolicies(TypedDict, total=False):
+    """What can be said of tables whose gradients are averaged, and stepped with elsewhere."""
 
     #: Consistency model, such as ``"ssp:s=3"``.
     sync: Optional[str]
-    #: How gradients change parameters, such as ``"adamw:lr=1e-3"``.
-    optimizer: Optional[str]
     #: How gradients are compressed, such as ``"topk:0.01+f16"``.
     codec: Optional[str]
     #: How parameters are compressed on their way back, such as ``"f16"``.
     answer_codec: Optional[str]
-    #: Whether the gradients of a round become their mean or their sum.
-    reduce: Optional[Literal["mean", "sum"]]
     #: ``"ranked"`` makes sums bit-reproducible under round-based models.
     order: Optional[Literal["arrival", "ranked"]]
     #: What happens to a gradient with NaN or Inf in it.
     nonfinite: Optional[Literal["reject", "clip"]]
+
+
+class OptimizerPolicies(AveragingPolicies, total=False):
+    """What can be said of tables whose optimizer is said by itself."""
+
+    #: Whether the gradients of a round become their mean or their sum.
+    reduce: Optional[Literal["mean", "sum"]]
+
+
+class Policies(OptimizerPolicies, total=False):
+    """What can be said of a table. What is not said, or is None, is the job's."""
+
+    #: How gradients change parameters, such as ``"adamw:lr=1e-3"``.
+    optimizer: Optional[str]
 
 
 class JobPolicies(Policies, total=False):

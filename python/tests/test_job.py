@@ -130,19 +130,41 @@ def test_anything_with_a_buffer_or_dlpack_is_an_array() -> None:
     assert np.shares_memory(as_output(own, (3,), "x"), own)
 
 
+def test_chunks_of_any_size_train_the_same() -> None:
+    def train(chunk: str) -> list[float]:
+        with pm.Server(chunk=chunk) as server, pm.init(server.url) as job:
+            w = job.table("w", init=np.zeros(5000, np.float32), optimizer="sgd:lr=0.5")
+            for _ in range(2):
+                w.update(w.value - np.arange(5000, dtype=np.float32))
+                job.clock()
+                w.sync()
+            values: list[float] = w.value.tolist()
+            return values
+
+    assert train("4KB") == train("32KB") == train("1MB")
+    with pytest.raises(pm.errors.PolicyError, match="chunk: `3MB`: expected 4B to 2MB"):
+        pm.Server(chunk="3MB")
+    with pm.init() as job, pytest.raises(pm.errors.PolicyError, match="unknown policy `cdoec`; known: sync, placement"):
+        job.table("w", init=[0.0], cdoec="none")  # type: ignore[call-arg]
+
+
 def test_optimizers_can_be_changed_while_running(serve: Callable[..., str]) -> None:
     with pm.init(serve(1, "--optimizer=momentum:lr=1")) as job:
         w = job.table("w", init=np.zeros(2, np.float32))
         job.start()
-        sentence = job.set_optimizer("momentum:lr=0.25,beta=0")
-        assert sentence == "1 tables now step with momentum:lr=0.25,beta=0 on all servers"
+        sentence = job.set(optimizer="momentum:lr=0.25,beta=0")
+        assert sentence == "1 tables now have optimizer=momentum:lr=0.25,beta=0 on all servers"
         w.update(np.ones(2, np.float32))
         job.clock()
         w.sync()
         assert w.value.tolist() == [-0.25, -0.25]
         with pytest.raises(pm.errors.PolicyError, match="but not the rule"):
-            job.set_optimizer("adam:lr=1")
-        assert "1 tables now use asp" in job.set_sync("asp")
+            job.set(optimizer="adam:lr=1")
+        assert "1 tables now have sync=asp on server 0" in job.set(sync="asp", table="w*", server=0)
+        with pytest.raises(pm.errors.PolicyError, match="`reduce` cannot be changed while a job runs: gradients of the open"):
+            job.set(reduce="sum")
+        with pytest.raises(pm.errors.PolicyError, match="unknown policy `snyc`; known: sync, placement, optimizer"):
+            job.set(snyc="asp")  # type: ignore[call-arg]
         assert job.status()["shards"][0]["tables"][0]["name"] == "w"
 
 

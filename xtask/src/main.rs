@@ -1,5 +1,6 @@
 //! Development commands, run as `cargo xtask NAME`. They need nothing but cargo; those about the Python package need Python.
 
+mod mutants;
 mod python;
 mod stages;
 mod tidy;
@@ -22,6 +23,9 @@ Commands:
   tidy          Only the rules of the house: file sizes, names, purity of core, links, dependencies
   lint          Only clippy, with warnings as errors
   fmt           Format all code; with --check only say what would change
+  mutants       Whether tests notice changes of core: makes --sample N of them (100), each by itself, and runs core's and
+                the simulator's tests. With --shard I/N a part of the sample, with --json a report as JSON. Takes hours;
+                installs cargo-mutants
   help          This text
 ";
 
@@ -41,6 +45,9 @@ fn main() -> ExitCode {
         ["lint"] => stages::run(&root, &[stages::SETUP, stages::LINT]),
         ["fmt"] => stages::run(&root, &[stages::SETUP, stages::FORMAT]),
         ["fmt", "--check"] => stages::run(&root, &[stages::SETUP, stages::FORMAT_CHECK]),
+        ["mutants", rest @ ..] => {
+            mutants::Options::parse(rest).and_then(|options| mutants::run(&root, &options))
+        }
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

@@ -137,7 +137,8 @@ pub(crate) fn cargo_program() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
-fn answers(program: &str, arguments: &[&str]) -> bool {
+/// Whether a program is there, and takes these arguments.
+pub(crate) fn answers(program: &str, arguments: &[&str]) -> bool {
     let status = Command::new(program).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }

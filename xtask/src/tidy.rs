@@ -11,6 +11,7 @@ mod purity;
 mod rust_source;
 mod size;
 mod text;
+mod types;
 
 use anyhow::{Result, bail};
 use files::File;
@@ -82,6 +83,7 @@ fn check_files(files: &[File]) -> Vec<Finding> {
         if file.has_extension("rs") {
             let code = rust_source::mask(&file.text);
             findings.extend(size::check(file, &code));
+            findings.extend(types::check(file, &code));
             findings.extend(purity::check(file, &code));
         }
     }

@@ -255,7 +255,6 @@ mod tests {
         order = "ranked"
         nonfinite = "clip"
         codec = "topk:0.01"
-        answer_codec = "f16"
         chunk = "4KB"
 
         [[override]]

@@ -217,9 +217,11 @@ fn a_job_that_cannot_work_is_bad_usage() {
         ),
         (vec!["--optimizer", "adm:lr=1"], "error: unknown optimizer `adm`; known: sgd, momentum"),
         (vec!["--sync", "ssp:t=3"], "unknown field `t`"),
-        (vec!["--workers", "0"], "error: workers = 0: expected 1 to 4096"),
+        (vec!["--workers", "0"], "error: workers = 0: expected 1 to 16384"),
         (vec!["--workers", "many"], "invalid value 'many' for '--workers <N>'"),
         (vec!["--order", "any"], "[possible values: arrival, ranked]"),
+        (vec!["--chunk", "3MB"], "expected 4B to 2MB in steps of 4 bytes, such as 4KB, 32KB or 1MB"),
+        (vec!["--answer-codec", "zip"], "error: unknown codec `zip`; known: "),
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),
         (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
@@ -228,6 +230,41 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--config", "/dev/zero"], "the config file /dev/zero: it is longer than 16 MiB"),
     ] {
         let message = refusal(&[&["config"], arguments.as_slice()].concat());
+        assert!(message.contains(expected), "{arguments:?}:\n{message}");
+    }
+}
+
+#[test]
+fn every_policy_is_an_option_and_a_key_of_the_file() {
+    let help = stdout(&paramill(&["train", "--help"]));
+    let printed = stdout(&paramill(&["config"]));
+    for (name, default) in [
+        ("sync", "bsp"),
+        ("placement", "heuristic"),
+        ("codec", "none"),
+        ("answer_codec", "none"),
+        ("reduce", "mean"),
+        ("order", "arrival"),
+        ("nonfinite", "reject"),
+        ("chunk", "32KB"),
+    ] {
+        let option = format!("--{} <", name.replace('_', "-"));
+        assert!(help.contains(&option) && help.contains(&format!("[default: {default}]")), "{name}:\n{help}");
+        assert!(printed.contains(&format!("\n{name} = \"{default}\"\n")), "{name}:\n{printed}");
+    }
+}
+
+#[test]
+fn what_is_to_be_set_is_said_as_axis_and_text() {
+    for (arguments, expected) in [
+        (vec!["--sync", "asp"], "say it without dashes: paramill set URL sync=TEXT"),
+        (vec!["--answer-codec=f16"], "say it without dashes: paramill set URL answer_codec=TEXT"),
+        (vec![], "<AXIS=TEXT>"),
+        (vec!["asp"], "cannot read `asp`: expected AXIS=TEXT, such as sync=ssp:s=5"),
+        (vec!["snyc=asp"], "unknown policy `snyc`; known: sync, placement, optimizer, codec"),
+        (vec!["sync=asp", "sync=bsp"], "`sync` is given twice"),
+    ] {
+        let message = refusal(&[&["set", "127.0.0.1:1"], arguments.as_slice()].concat());
         assert!(message.contains(expected), "{arguments:?}:\n{message}");
     }
 }

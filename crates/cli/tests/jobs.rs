@@ -212,7 +212,7 @@ fn a_running_job_can_be_asked_and_changed() {
     {
         assert!(began.elapsed() < Duration::from_secs(20), "{}", json(&["status", &url, "--json"]));
     }
-    let early = paramill(&["set", &url, "--sync", "asp"]);
+    let early = paramill(&["set", &url, "sync=asp"]);
     assert_eq!(early.status.code(), Some(1));
     assert!(text(&early.stderr).contains("has not started"), "{}", text(&early.stderr));
 
@@ -227,14 +227,18 @@ fn a_running_job_can_be_asked_and_changed() {
         assert!(Instant::now() < deadline, "{status}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let set = paramill(&["set", &url, "--table", "*", "--server", "0", "--sync", "ssp:s=3"]);
+    let set = paramill(&["set", &url, "sync=ssp:s=3", "--table", "*", "--server", "0"]);
     assert!(set.status.success(), "{}", text(&set.stderr));
-    assert_eq!(text(&set.stdout), "4 tables now use ssp:s=3 on server 0\n");
-    let other = paramill(&["set", &url, "--optimizer", "lars:lr=1"]);
+    assert_eq!(text(&set.stdout), "4 tables now have sync=ssp:s=3 on server 0\n");
+    let other = paramill(&["set", &url, "optimizer=lars:lr=1"]);
     assert!(text(&other.stderr).contains("but not the rule"), "{}", text(&other.stderr));
+    let fixed = paramill(&["set", &url, "chunk=4KB"]);
+    assert_eq!(fixed.status.code(), Some(1));
+    let why = text(&fixed.stderr);
+    assert!(why.contains("`chunk` cannot be changed while a job runs: tables were cut into chunks"), "{why}");
     let shown = text(&paramill(&["status", &url]).stdout);
     assert!(shown.contains("running with 2 workers") && shown.contains("ssp:s=3"), "{shown}");
-    let wrong = paramill(&["set", &url, "--sync", "sps"]);
+    let wrong = paramill(&["set", &url, "sync=sps"]);
     assert!(
         text(&wrong.stderr).contains("unknown consistency model `sps`; known: bsp"),
         "{}",

@@ -5,9 +5,8 @@
 //! gradients are kept as ranges of a table. A server does not step elements that are absent from every gradient of a step.
 //! If only some gradients lack an element, those count as zero there.
 
-use crate::codec::Decoder;
 use crate::limits;
-use crate::wire::{Flags, Header, WireError, padded};
+use crate::wire::{WireError, padded};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -148,39 +147,6 @@ impl Absent {
         } else {
             refuse("padding that is not zero".into())
         }
-    }
-
-    /// Reads a push with absent ranges. Returns these, and the gradient of the whole chunk with zeros in them: a codec may
-    /// make another number of a zero, so the zeros are set here.
-    pub(crate) fn read_push(
-        header: &Header,
-        payload: &[u8],
-        elements: usize,
-        decoder: Option<&mut Decoder>,
-    ) -> Result<(Absent, Vec<f32>), String> {
-        let (absent, rest) = Absent::read(payload, elements).map_err(|error| error.to_string())?;
-        let mut values = vec![0.0; elements];
-        if absent.covers(elements) {
-            return match rest.len() {
-                0 => Ok((absent, values)),
-                bytes => Err(format!("{bytes} bytes for a chunk of which everything is absent")),
-            };
-        }
-        match (header.flags.has(Flags::ENCODED), decoder) {
-            (true, Some(decoder)) => {
-                decoder.decode(rest, &mut values).map_err(|why| why.to_string())?;
-            }
-            (true, None) => return Err("values that a codec made, and the table has none".into()),
-            (false, _) => match header.dtype.values(rest).filter(|values| values.len() == elements) {
-                Some(gradient) => crate::kernels::copy(&mut values, gradient),
-                None => {
-                    let (bytes, dtype) = (rest.len(), header.dtype);
-                    return Err(format!("{bytes} bytes of {dtype:?} where a chunk has {elements} elements"));
-                }
-            },
-        }
-        absent.clear_in(&mut values);
-        Ok((absent, values))
     }
 }
 

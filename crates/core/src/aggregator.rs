@@ -5,35 +5,38 @@
 //! see the real workers' progress. To a worker it is where the servers are: the same frames, one connection for each
 //! shard. See `docs/aggregation.md`.
 
+mod aggregate;
+mod aggregation;
 mod copies;
-mod lane;
+mod flights;
+mod members;
+mod memory;
 mod routes;
-mod sums;
+mod shard_proxy;
 mod table;
+mod uplink;
 
 use crate::address::Addresses;
-use crate::codec::{Decoder, Encoder};
-use crate::consistency::Apply;
+use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
+use crate::optimizer::OptimizerPolicy;
 use crate::policy::Order;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
+use crate::table::TableSpec;
 use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use copies::Copies;
-use lane::{Lane, Out};
+use memory::Memory;
+use shard_proxy::{ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use table::{SumPolicy, Table};
-
-/// Numbers of buffers from here on are sums; below are tables.
-const FIRST_SUM: u64 = 1 << 63;
-/// Sums are numbered by the lane that they belong to, and within it.
-const SUMS_PER_LANE: u32 = 40;
+use table::{CodecSeeds, SumPolicy, Table};
+use uplink::Out;
 
 /// What an aggregator needs to know to begin.
 #[derive(Debug, Clone)]
@@ -63,10 +66,10 @@ pub struct Aggregator {
     /// Live workers of the job, with their incarnations.
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard, in the plan's order.
-    lanes: Vec<Lane>,
+    proxies: Vec<ShardProxy>,
     copies: Copies,
-    /// What a frame is made of whose sum a server noted before it was sent.
-    zeros: Vec<u8>,
+    /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
+    blank: Vec<u8>,
     report: AggregatorReport,
     next_report: Time,
     stopped: bool,
@@ -83,9 +86,9 @@ impl Aggregator {
             registry,
             plan: None,
             live: BTreeMap::new(),
-            lanes: Vec::new(),
+            proxies: Vec::new(),
             copies: Copies::default(),
-            zeros: Vec::new(),
+            blank: Vec::new(),
             report: AggregatorReport::default(),
             next_report: now,
             stopped: false,
@@ -100,8 +103,7 @@ impl Aggregator {
 
     /// How it stands.
     pub fn report(&self) -> AggregatorReport {
-        let members: BTreeSet<WorkerId> =
-            self.lanes.iter().flat_map(|lane| lane.members.keys().copied()).collect();
+        let members: BTreeSet<WorkerId> = self.proxies.iter().flat_map(ShardProxy::workers).collect();
         AggregatorReport {
             workers: members.len() as u32,
             memory_bytes: self.memory_bytes() as u64,
@@ -111,14 +113,14 @@ impl Aggregator {
 
     /// Bytes held for sums and parameters.
     pub fn memory_bytes(&self) -> usize {
-        self.copies.memory_bytes() + self.lanes.iter().map(Lane::memory_bytes).sum::<usize>()
+        self.copies.memory_bytes() + self.proxies.iter().map(ShardProxy::memory_bytes).sum::<usize>()
     }
 
-    /// What goes on with one shard, and where it says what it wants done.
-    fn lane(&mut self, shard: ShardId) -> Option<(&mut Lane, &mut Copies, Out<'_>)> {
-        let index = self.lanes.binary_search_by_key(&shard, |lane| lane.shard).ok()?;
+    /// The proxy of one shard, with what it works on.
+    fn proxy(&mut self, shard: ShardId) -> Option<(&mut ShardProxy, &mut Copies, Out<'_>)> {
+        let index = self.proxies.binary_search_by_key(&shard, ShardProxy::shard).ok()?;
         let out = Out { outputs: &mut self.outputs, report: &mut self.report };
-        Some((&mut self.lanes[index], &mut self.copies, out))
+        Some((&mut self.proxies[index], &mut self.copies, out))
     }
 
     fn handle_worker_frame(
@@ -130,13 +132,13 @@ impl Aggregator {
         payload: &[u8],
     ) {
         let is_live = self.live.contains_key(&worker);
-        let Some((lane, _, mut out)) = self.lane(shard) else { return };
+        let Some((proxy, _, mut out)) = self.proxy(shard) else { return };
         if !is_live {
             let message = format!("{worker} is no member of this job any more");
             let fault = Fault { cause: Cause::NotAMember, message };
-            lane.refuse(worker, header.table, header.request, &fault, &mut out);
-        } else if lane.is_connected(worker) {
-            lane.handle_worker(now, worker, header, payload, &mut out);
+            proxy.refuse(worker, header.table, header.request, &fault, &mut out);
+        } else if proxy.is_connected(worker) {
+            proxy.handle_worker(now, worker, header, payload, &mut out);
         }
     }
 
@@ -190,11 +192,13 @@ impl Aggregator {
             Change::Joining { worker, incarnation } => {
                 self.live.insert(*worker, *incarnation);
             }
-            Change::Joined { .. } => {}
+            Change::Joined { worker, clock } => {
+                self.proxies.iter_mut().for_each(|proxy| proxy.join(*worker, *clock));
+            }
             Change::Left { worker } => {
                 self.live.remove(worker);
                 let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
-                self.lanes.iter_mut().for_each(|lane| lane.remove_member(*worker, &mut out));
+                self.proxies.iter_mut().for_each(|proxy| proxy.remove_worker(*worker, &mut out));
             }
             Change::Policy(_) => self.set_policies(),
         }
@@ -210,18 +214,17 @@ impl Aggregator {
     fn begin(&mut self, now: Time, plan: Plan) {
         let chunks = plan.chunks();
         self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
-        let longest = chunks.iter().flatten().map(|chunk| chunk.len).max();
-        self.zeros = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0) as usize)];
+        let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
+        self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (index, (shard, addresses)) in (0u64..).zip(&plan.shards) {
+        for (place, (shard, addresses)) in plan.shards.iter().enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            let first_sum = FIRST_SUM | index << SUMS_PER_LANE;
-            self.lanes.push(Lane::new(*shard, link, tables.collect(), first_sum));
+            self.proxies.push(ShardProxy::new(place, *shard, link, tables.collect()));
         }
         self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
@@ -229,46 +232,34 @@ impl Aggregator {
         self.handle_timeout(now);
     }
 
-    /// Works out for every table on every shard whether its gradients are added up, and how long they are held.
+    /// Works out the policies of every table on every shard.
     fn set_policies(&mut self) {
         let Some(plan) = &self.plan else { return };
-        for lane in &mut self.lanes {
-            for (number, table) in lane.tables.iter_mut().enumerate() {
-                if table.is_empty() {
+        let sender = !self.id.map_or(0, |id| id.0);
+        for proxy in &mut self.proxies {
+            let server = proxy.shard().server;
+            for (number, spec) in plan.tables.iter().enumerate() {
+                if !proxy.holds(number) {
                     continue;
                 }
-                table.valid_from = plan.valid_from(TableId(number as u32));
-                let policy = plan.policy_of(TableId(number as u32), lane.shard.server);
-                let sync = policy.sync(&self.registry);
-                let optimizer = policy.optimizer(&self.registry);
+                let table = TableId(number as u32);
+                let policy = plan.policy_of(table, server);
+                let (sync, optimizer) = (policy.sync(&self.registry), policy.optimizer(&self.registry));
+                let codecs = policy.codecs(&self.registry);
                 // What cannot be read here is refused by the servers.
-                let (Ok(sync), Ok(optimizer)) = (sync, optimizer) else { continue };
-                if let Ok(codecs) = policy.codecs(&self.registry)
-                    && table.decoder.is_none()
-                {
-                    let is_encoded = !codecs.push.is_none() && !plan.tables[number].rows;
-                    let codec = Arc::new(codecs.push.of_sums());
-                    table.encoder = is_encoded.then(|| Encoder::new(codec.clone(), table.elements()));
-                    table.decoder = Some(Decoder::new(codec));
-                    // No worker has such a rank.
-                    table.identity = (plan.seed, !self.id.map_or(0, |id| id.0), number as u32);
-                }
-                if let Ok(codecs) = policy.codecs(&self.registry) {
-                    self.copies.set_codec(number, codecs.answer);
-                }
-                let on_arrival = sync.model.apply() == Apply::OnArrival;
-                // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
-                let alone = policy.order() == Order::Ranked && !on_arrival
-                    || sync.model.wants_significance()
-                    || on_arrival && optimizer.needs_norms();
-                let is_patient = sync.model.waits_for_all();
-                let hold = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
-                table.set_policy(SumPolicy {
-                    adds_up: !plan.tables[number].rows && !alone,
-                    hold: hold.max(self.config.hold),
-                    is_patient,
-                    nonfinite: policy.nonfinite(),
-                });
+                let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
+                self.copies.set_codec(number, server, codecs.answer);
+                let is_encoded = !codecs.push.is_none() && !spec.rows;
+                proxy.set_policy(
+                    number,
+                    ProxyPolicy {
+                        sums: sum_policy(policy.order(), spec, &sync, &optimizer, self.config.hold),
+                        nonfinite: policy.nonfinite(),
+                        codec: is_encoded.then(|| Arc::new(codecs.push.of_sums())),
+                        seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
+                        valid_from: plan.valid_from(table),
+                    },
+                );
             }
         }
     }
@@ -314,13 +305,11 @@ impl Role for Aggregator {
             let is_gone = known.is_some_and(|known| known.incarnation == hello.incarnation);
             return refuse(reason, !is_gone);
         }
-        let Some((lane, ..)) = self.lane(shard) else {
+        let Some((proxy, ..)) = self.proxy(shard) else {
             return refuse(format!("the job has no {shard}"), false);
         };
-        match lane.accept(rank, again) {
-            Ok(()) => Ok(Welcome { you: NodeId::Through(rank, shard), incarnation: hello.incarnation }),
-            Err((reason, retry)) => refuse(reason, retry),
-        }
+        proxy.accept(rank, again)?;
+        Ok(Welcome { you: NodeId::Through(rank, shard), incarnation: hello.incarnation })
     }
 
     fn hello(&self, _peer: NodeId) -> Hello {
@@ -340,8 +329,8 @@ impl Role for Aggregator {
                 self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
             }
             NodeId::Shard(shard) => {
-                if let Some((lane, _, mut out)) = self.lane(shard) {
-                    lane.connected(&mut out);
+                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                    proxy.connected(&mut out);
                 }
             }
             NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
@@ -355,14 +344,13 @@ impl Role for Aggregator {
             }
             NodeId::Coordinator => self.coordinator.disconnected(now, why),
             NodeId::Shard(shard) => {
-                if let Some((lane, copies, mut out)) = self.lane(shard) {
-                    lane.link.disconnected(now, why);
-                    lane.disconnected(copies, &mut out);
+                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, copies, &mut out);
                 }
             }
             NodeId::Through(worker, shard) => {
-                if let Some((lane, _, mut out)) = self.lane(shard) {
-                    lane.lose_member(worker, &mut out);
+                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                    proxy.lose_worker(worker, &mut out);
                 }
             }
             NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) => {}
@@ -375,8 +363,8 @@ impl Role for Aggregator {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
             (NodeId::Shard(shard), _) => {
-                let Some((lane, copies, mut out)) = self.lane(shard) else { return };
-                if let Err(error) = lane.handle_shard(header, payload, copies, &mut out) {
+                let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
+                if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
                     self.stop(Some(error));
                 }
             }
@@ -394,10 +382,10 @@ impl Role for Aggregator {
         }
         self.outputs.extend(self.coordinator.poll(now));
         let mut overdue = self.coordinator.overdue(now);
-        for lane in &mut self.lanes {
-            self.outputs.extend(lane.link.poll(now));
-            overdue = overdue.or_else(|| lane.link.overdue(now));
-            lane.handle_timeout(now, &mut Out { outputs: &mut self.outputs, report: &mut self.report });
+        let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+        for proxy in &mut self.proxies {
+            let sentence = proxy.handle_timeout(now, &mut out);
+            overdue = overdue.or(sentence);
         }
         if let Some(sentence) = overdue {
             return self.stop(Some(sentence));
@@ -413,11 +401,9 @@ impl Role for Aggregator {
         if self.stopped {
             return None;
         }
-        let lane =
-            |lane: &Lane| lane.link.next_timeout().into_iter().chain(lane.flights.next_timeout()).min();
-        let lanes = self.lanes.iter().filter_map(lane).min();
+        let proxies = self.proxies.iter().filter_map(ShardProxy::next_timeout).min();
         let report = self.coordinator.is_up().then_some(self.next_report);
-        [self.coordinator.next_timeout(), lanes, report].into_iter().flatten().min()
+        [self.coordinator.next_timeout(), proxies, report].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {
@@ -440,14 +426,40 @@ impl Role for Aggregator {
         let &Body::Stored { buffer, start, len } = body else {
             return body.bytes().expect("all else has its bytes with it");
         };
-        let bytes = match buffer & FIRST_SUM {
-            0 => Some(self.copies.bytes(buffer as usize)),
-            _ => {
-                let lane = (buffer & !FIRST_SUM) >> SUMS_PER_LANE;
-                self.lanes.get(lane as usize).and_then(|lane| lane.flights.bytes(buffer))
+        let bytes = match Memory::from_bits(buffer) {
+            Memory::Copy { table } => Some(self.copies.bytes(table)),
+            Memory::Aggregate { shard, id } => {
+                self.proxies.get(shard).and_then(|proxy| proxy.aggregate_bytes(id))
             }
         };
-        // A server that notes a sum before it can have all of it gets nothing in its place.
-        bytes.and_then(|bytes| bytes.get(start..start + len)).unwrap_or_else(|| &self.zeros[..len])
+        bytes.and_then(|bytes| bytes.get(start..start + len)).unwrap_or_else(|| &self.blank[..len])
     }
+
+    fn check(&self) -> Result<(), String> {
+        for proxy in &self.proxies {
+            proxy.check().map_err(|why| format!("on the way to {}: {why}", proxy.shard()))?;
+            if let Some(worker) = proxy.workers().find(|worker| !self.live.contains_key(worker)) {
+                return Err(format!("{worker} is no member, and {} is kept for it", proxy.shard()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What becomes of a table's gradients under its policies.
+fn sum_policy(
+    order: Order,
+    spec: &TableSpec,
+    sync: &SyncPolicy,
+    optimizer: &OptimizerPolicy,
+    hold: Duration,
+) -> SumPolicy {
+    let on_arrival = sync.model.apply() == Apply::OnArrival;
+    // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
+    let stays_alone = order == Order::Ranked && !on_arrival
+        || sync.model.wants_significance()
+        || on_arrival && optimizer.needs_norms();
+    let is_patient = sync.model.waits_for_all();
+    let least = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
+    SumPolicy { adds_up: !spec.rows && !stays_alone, hold: least.max(hold), is_patient }
 }

@@ -44,12 +44,15 @@ pub(crate) enum Admission<D> {
     Duplicate,
 }
 
-/// Where gradients go. Four required methods.
+/// Where gradients go. Five required methods.
 pub(crate) trait Sink {
     /// Where the gradients of one push go.
     type Destination: Copy;
     /// What is kept with a push while it is under way.
     type Kept: Default;
+
+    /// Where the table's elements are.
+    fn layout(&self) -> &Layout;
 
     /// Whether a push is wanted, asked with each of its frames. `so_far` is where its frames before went. The error
     /// refuses the attempt. MUST NOT change what a later gradient becomes.
@@ -100,6 +103,14 @@ pub(crate) struct SumGradient<'a> {
     pub(crate) absent: &'a Absent,
 }
 
+/// The frame of a push that is wanted.
+#[derive(Debug, Default)]
+struct NextFrame {
+    sequence: u32,
+    /// The chunk of the frame before it.
+    last_chunk: Option<u32>,
+}
+
 /// The intake of one table's pushes, for a sink with these destinations and this to keep.
 #[derive(Debug)]
 pub(crate) struct Intake<D, K> {
@@ -130,11 +141,10 @@ impl<D: Copy, K: Default> Intake<D, K> {
     /// Takes one frame of a push. The error is to be told to the worker.
     pub(crate) fn take<S: Sink<Destination = D, Kept = K>>(
         &mut self,
-        layout: &Layout,
         frame: &PushFrame<'_>,
         sink: &mut S,
     ) -> Result<Taken, Fault> {
-        let taken = self.take_next(layout, frame, sink);
+        let taken = self.take_next(frame, sink);
         let PushFrame { worker, push, .. } = frame;
         match taken {
             Err(_) if !self.under_way.refuse(*worker, push.clock, push.piece.sequence) => Ok(Taken::Ignored),
@@ -145,7 +155,6 @@ impl<D: Copy, K: Default> Intake<D, K> {
     /// The same, with an error for every frame that cannot be taken.
     fn take_next<S: Sink<Destination = D, Kept = K>>(
         &mut self,
-        layout: &Layout,
         frame: &PushFrame<'_>,
         sink: &mut S,
     ) -> Result<Taken, Fault> {
@@ -159,17 +168,17 @@ impl<D: Copy, K: Default> Intake<D, K> {
             }
             Admission::Duplicate => return Ok(Taken::Ignored),
         };
-        let wanted = self.next_sequence(layout, frame, destination)?;
-        if piece.sequence < wanted {
+        let layout = sink.layout();
+        let next = self.next_frame(layout, frame, destination)?;
+        if piece.sequence < next.sequence {
             return Ok(Taken::Ignored);
         }
-        if piece.sequence > wanted {
+        if piece.sequence > next.sequence {
             let message = format!("frames of a push of table `{}` are missing", layout.name());
             return Err(Fault { cause: Cause::Protocol, message });
         }
         let Intake { content, screen, under_way } = self;
-        let last_chunk = under_way.at(worker, clock).and_then(|push| push.last_chunk());
-        let mut gradient = content.read(layout, frame, last_chunk)?;
+        let mut gradient = content.read(layout, frame, next.last_chunk)?;
         // A decoder lets nothing pass that is not finite.
         if let Some(plain) = gradient.as_mut().filter(|_| !frame.push.form.is_encoded()) {
             match screen.check(plain.values()) {
@@ -188,29 +197,34 @@ impl<D: Copy, K: Default> Intake<D, K> {
             None => false,
         };
         push.took(piece.chunk);
+        if piece.is_last {
+            // A push of one frame is never under way, but gives up one that is.
+            let known = under_way.remove(worker);
+            let push = match begun {
+                Some(push) => push,
+                None => known.expect("a frame of it was just taken"),
+            };
+            sink.complete(frame, push);
+            return Ok(Taken::Whole);
+        }
         // Only a frame that was taken begins a push, and gives up one that was under way.
         if let Some(push) = begun {
             under_way.begin(push);
         }
-        if piece.is_last {
-            let push = under_way.remove(worker).expect("a frame of it was just taken");
-            sink.complete(frame, push);
-            return Ok(Taken::Whole);
-        }
         Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
     }
 
-    /// The number of the frame that is wanted of this push.
-    fn next_sequence(
+    /// The frame that is wanted of this push.
+    fn next_frame(
         &mut self,
         layout: &Layout,
         frame: &PushFrame<'_>,
         destination: D,
-    ) -> Result<u32, Fault> {
+    ) -> Result<NextFrame, Fault> {
         let (worker, clock) = (frame.worker, frame.push.clock);
         let Some(push) = self.under_way.at(worker, clock) else {
             let newer = self.under_way.get(worker).map(Push::clock).filter(|&newer| newer > clock);
-            let Some(newer) = newer else { return Ok(0) };
+            let Some(newer) = newer else { return Ok(NextFrame::default()) };
             // Frames that were taken of it cannot be told from new ones any more; they must not be added twice.
             let message = format!(
                 "{worker} gave up its push of clock {clock} of table `{}` when it began clock {newer}",
@@ -219,7 +233,8 @@ impl<D: Copy, K: Default> Intake<D, K> {
             return Err(Fault { cause: Cause::Protocol, message });
         };
         push.set_destination(destination);
-        Ok(push.wanted(frame.push.piece.sequence, frame.push.subject.request))
+        let sequence = push.wanted(frame.push.piece.sequence, frame.push.subject.request);
+        Ok(NextFrame { sequence, last_chunk: push.last_chunk() })
     }
 
     /// Reads a sum of several workers' gradients of one chunk. Sums are numbered by their sender, so that there is nothing
@@ -273,9 +288,9 @@ impl<D: Copy, K: Default> Intake<D, K> {
         }
     }
 
-    /// A worker is gone for good.
-    pub(crate) fn remove_worker(&mut self, worker: WorkerId) {
-        self.under_way.remove(worker);
+    /// A worker is gone for good. The clock of the push that it was at.
+    pub(crate) fn remove_worker(&mut self, worker: WorkerId) -> Option<Clock> {
+        self.under_way.remove(worker).map(|push| push.clock())
     }
 
     /// Frames that had NaN or Inf.

@@ -5,22 +5,35 @@
 //! brings it back to the pool when it is dropped.
 
 use crate::store::{Allocate, Buffer};
+use std::cell::RefCell;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Buffers of one use: those that are free, and how many are lent.
-#[derive(Debug, Clone)]
-pub struct Pool {
-    home: Arc<Mutex<Home>>,
-}
-
+///
+/// It belongs to one thread. Leases may be dropped on others: they say so by mail, which is looked at when the pool is used.
 #[derive(Debug)]
-struct Home {
-    free: Vec<Buffer>,
+pub struct Pool {
+    mailbox: Receiver<Ended>,
+    address: Sender<Ended>,
     /// Free buffers that are kept at most; more are given back to the system.
     keep: usize,
+    stock: RefCell<Stock>,
+}
+
+#[derive(Debug, Default)]
+struct Stock {
+    free: Vec<Buffer>,
     lent: usize,
     lent_bytes: usize,
+}
+
+/// A loan has ended. The buffer comes with it, unless its owner has taken that back.
+#[derive(Debug)]
+struct Ended {
+    buffer: Option<Buffer>,
+    bytes: usize,
 }
 
 /// What the leases of one buffer share.
@@ -29,7 +42,7 @@ struct Loan {
     /// Gone once the owner has taken it back.
     buffer: Option<Buffer>,
     bytes: usize,
-    home: Option<Arc<Mutex<Home>>>,
+    home: Option<Sender<Ended>>,
 }
 
 /// A buffer that may be read and is not changed. The last lease of a buffer brings it home.
@@ -39,51 +52,59 @@ pub struct Lease(Arc<Loan>);
 impl Pool {
     /// An empty pool that keeps up to `keep` free buffers.
     pub fn new(keep: usize) -> Pool {
-        Pool { home: Arc::new(Mutex::new(Home { free: Vec::new(), keep, lent: 0, lent_bytes: 0 })) }
+        let (address, mailbox) = channel();
+        Pool { mailbox, address, keep, stock: RefCell::default() }
     }
 
     /// A buffer of `len` elements, whose contents are any.
     pub fn take(&self, len: usize, memory: &dyn Allocate) -> Buffer {
-        let mut home = lock(&self.home);
-        match home.free.iter().position(|buffer| buffer.len() == len) {
-            Some(index) => home.free.swap_remove(index),
-            None => {
-                drop(home);
-                memory.zeroed(len)
-            }
+        self.open_mail();
+        let free = &mut self.stock.borrow_mut().free;
+        match free.iter().position(|buffer| buffer.len() == len) {
+            Some(index) => free.swap_remove(index),
+            None => memory.zeroed(len),
         }
     }
 
     /// Keeps a buffer that is of no use at the moment.
     pub fn keep(&self, buffer: Buffer) {
-        lock(&self.home).put(buffer);
+        let free = &mut self.stock.borrow_mut().free;
+        if free.len() < self.keep {
+            free.push(buffer);
+        }
     }
 
     /// Lends a buffer. It comes home when the last lease is dropped.
     pub fn lend(&self, buffer: Buffer) -> Lease {
         let bytes = buffer.memory_bytes();
-        let mut home = lock(&self.home);
-        home.lent += 1;
-        home.lent_bytes += bytes;
-        Lease(Arc::new(Loan { buffer: Some(buffer), bytes, home: Some(Arc::clone(&self.home)) }))
+        let mut stock = self.stock.borrow_mut();
+        stock.lent += 1;
+        stock.lent_bytes += bytes;
+        Lease(Arc::new(Loan { buffer: Some(buffer), bytes, home: Some(self.address.clone()) }))
     }
 
     /// Buffers that are lent.
     pub fn lent(&self) -> usize {
-        lock(&self.home).lent
+        self.open_mail();
+        self.stock.borrow().lent
     }
 
     /// Bytes of all its buffers, lent ones included.
     pub fn memory_bytes(&self) -> usize {
-        let home = lock(&self.home);
-        home.lent_bytes + home.free.iter().map(Buffer::memory_bytes).sum::<usize>()
+        self.open_mail();
+        let stock = self.stock.borrow();
+        stock.lent_bytes + stock.free.iter().map(Buffer::memory_bytes).sum::<usize>()
     }
-}
 
-impl Home {
-    fn put(&mut self, buffer: Buffer) {
-        if self.free.len() < self.keep {
-            self.free.push(buffer);
+    /// Takes in what has come home.
+    fn open_mail(&self) {
+        for Ended { buffer, bytes } in self.mailbox.try_iter() {
+            let mut stock = self.stock.borrow_mut();
+            stock.lent -= 1;
+            stock.lent_bytes -= bytes;
+            if stock.free.len() < self.keep {
+                stock.free.extend(buffer);
+            }
         }
     }
 }
@@ -119,19 +140,11 @@ impl PartialEq for Lease {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let Some(home) = &self.home else { return };
-        let mut home = lock(home);
-        home.lent -= 1;
-        home.lent_bytes -= self.bytes;
-        if let Some(buffer) = self.buffer.take() {
-            home.put(buffer);
+        if let Some(home) = &self.home {
+            // Without a pool there is nowhere to go: the buffer is given back to the system.
+            let _ = home.send(Ended { buffer: self.buffer.take(), bytes: self.bytes });
         }
     }
-}
-
-/// No holder of the lock panics half-way.
-fn lock(home: &Mutex<Home>) -> MutexGuard<'_, Home> {
-    home.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -150,7 +163,7 @@ mod tests {
         let bytes = pool.memory_bytes();
         drop(lease);
         assert_eq!(pool.take(8, &Heap).as_slice(), [0.0; 8], "the other lease has it");
-        std::thread::spawn(move || drop(other)).join().unwrap();
+        std::thread::scope(|scope| scope.spawn(move || drop(other)).join()).unwrap();
         assert_eq!((pool.lent(), pool.memory_bytes()), (0, bytes));
         assert_eq!(pool.take(8, &Heap).as_slice(), [7.0; 8], "the same memory");
     }

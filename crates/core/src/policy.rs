@@ -182,7 +182,7 @@ impl Policy {
 
     /// Parameters in one chunk; whole rows, and at least one, of a table of rows.
     pub fn chunk_elements(&self) -> usize {
-        typed::chunk_elements(self.get(Axis::Chunk)).expect("texts are checked when they are written down")
+        typed::elements_in(self.get(Axis::Chunk)).expect("texts are checked when they are written down")
     }
 }
 

@@ -4,12 +4,13 @@
 //! A push of (worker, table, clock) is applied once, however often it is sent: frames of a push are numbered, and
 //! what was taken is remembered until the push is complete and counted.
 
+mod accumulators;
 mod aggregators;
 mod delivery;
 mod instructions;
 mod members;
-mod part;
-mod rounds;
+mod table_shard;
+
 mod tables;
 mod timers;
 
@@ -124,12 +125,14 @@ impl Shard {
         }
     }
 
-    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: FromWorker, payload: &[u8]) {
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
         let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
         let result = result.and_then(|table| match frame {
-            FromWorker::Init(init) => self.handle_init(now, table, worker, &init, payload),
-            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
-            FromWorker::Pull(pull) => self.handle_pull(now, table, worker, &pull, payload),
+            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
+            FromWorker::Push(push) => {
+                self.handle_push(table, &PushFrame { now, worker, push: *push, payload })
+            }
+            FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
         if let Err(fault) = result {
             let Subject { table, request, .. } = *frame.subject();
@@ -187,7 +190,7 @@ impl Shard {
     }
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
-        let PushFrame { now, worker, push, payload } = *frame;
+        let PushFrame { now, worker, ref push, payload } = *frame;
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -198,8 +201,10 @@ impl Shard {
                 return Err(fault);
             }
         };
-        if push.piece.sequence == 0 && push.want_params && !push.form.is_rows() {
-            self.delivery.expect(&PendingPull::after_push(worker, &push));
+        // An answer to a push of one frame is complete with the round: nothing of it can be sent before.
+        let is_begun = push.piece.sequence == 0 && !push.piece.is_last;
+        if is_begun && push.want_params && !push.form.is_rows() {
+            self.delivery.expect(&PendingPull::after_push(worker, push));
         }
         match taken {
             Taken::Ignored | Taken::Partly => {}
@@ -210,7 +215,7 @@ impl Shard {
             Taken::Whole => {
                 self.tables.settle(now, table, &mut self.delivery);
                 if push.want_params {
-                    self.ask(now, PendingPull::after_push(worker, &push));
+                    self.ask(now, PendingPull::after_push(worker, push));
                 } else {
                     self.delivery.complete(worker, push.subject.request);
                 }
@@ -252,7 +257,7 @@ impl Shard {
             // Pulls that come before the initial values are not delayed by a condition.
             return self.delivery.wait_for_values(pull);
         }
-        match table.controller.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
+        match table.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
             PullOutcome::Answer { .. } => self.delivery.answer(&pull, table),
             PullOutcome::Wait => self.delivery.wait(pull, table),
         }
@@ -267,10 +272,7 @@ impl Shard {
     /// A worker's connection is gone: it asks again for what it still wants.
     fn lose_worker(&mut self, worker: WorkerId) {
         self.delivery.lose_worker(worker);
-        for table in self.tables.iter_mut() {
-            table.controller.cancel(worker);
-            table.forget_receiver(NodeId::Worker(worker));
-        }
+        self.tables.iter_mut().for_each(|table| table.lose_worker(worker));
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
@@ -305,7 +307,7 @@ impl Shard {
                     return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
                 }
                 self.delivery.reach_through(worker, id);
-                self.handle_worker_frame(now, worker, frame, payload);
+                self.handle_worker_frame(now, worker, &frame, payload);
             }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
@@ -492,7 +494,7 @@ impl Role for Shard {
             // What a process sent that another one has replaced counts for neither of them.
             (NodeId::Worker(worker), _) if self.members.awaits_connection(worker) => {}
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
-                Some(frame) => self.handle_worker_frame(now, worker, frame, payload),
+                Some(frame) => self.handle_worker_frame(now, worker, &frame, payload),
                 None => {
                     let message = format!("a server does not take {kind:?} frames from a worker");
                     let fault = Fault { cause: Cause::Protocol, message };
@@ -571,7 +573,7 @@ impl Role for Shard {
         self.outputs.check()?;
         self.delivery.check()?;
         self.tables.check()?;
-        let waiting: usize = self.tables.iter().map(|table| table.controller.waiting_count()).sum();
+        let waiting: usize = self.tables.iter().map(|table| table.waiting_count()).sum();
         if self.delivery.waiting_count() != waiting {
             let kept = self.delivery.waiting_count();
             return Err(format!("{waiting} pulls wait for their tables' controllers, and {kept} are kept"));

@@ -4,7 +4,7 @@ mod chunking;
 mod layout;
 mod pack;
 
-pub use chunking::{Chunk, chunks};
+pub use chunking::{Chunk, chunks, chunks_at_most};
 pub(crate) use layout::{Layout, LocalChunk};
 pub use pack::{Pack, Packed};
 

@@ -11,6 +11,7 @@ mod allocation;
 mod barriers;
 mod encoding;
 mod error;
+mod gradient;
 mod layout;
 mod local_table;
 mod memory;
@@ -22,14 +23,15 @@ mod requests;
 mod scheduler;
 mod session;
 mod slab;
+mod tables;
 mod ticket;
 
 pub use error::WorkerError;
+pub use gradient::{Gradient, PullOptions};
+pub use session::WorkerConfig;
 pub use slab::{Prepared, Slab};
 pub use ticket::Ticket;
 
-use crate::address::Addresses;
-use crate::codec::Factors;
 use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
@@ -45,86 +47,20 @@ use crate::wire::frame::{Form, Params};
 use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use allocation::Allocation;
 use barriers::Barriers;
-use encoding::{Encoded, Sender, TableCodecs};
-use local_table::{LocalTable, Planned, Reply};
+use local_table::LocalTable;
 use partial_pull::PartialPulls;
 use reporter::Reporter;
-use request::{Answer, Outgoing, Payload, Request, RequestKind};
+use request::{Answer, Payload, Request, RequestKind, Submission};
 use requests::Requests;
 use scheduler::Scheduler;
 use session::Session;
 use slab::SlabInFlight;
 use std::sync::Arc;
-use ticket::{Pending, TicketKind, Tickets};
+use tables::Tables;
+use ticket::{Outstanding, Pending, TicketKind, Tickets};
 
 /// Rows that one pull frame asks for at most.
 const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
-
-/// What a worker needs to know to begin.
-#[derive(Debug, Clone)]
-pub struct WorkerConfig {
-    /// The job's name.
-    pub job: String,
-    /// Its rank, when it was given one.
-    pub rank: Option<WorkerId>,
-    /// Where the coordinator is.
-    pub coordinator: String,
-    /// Where the aggregator is that this worker goes through to the servers, if it does.
-    pub aggregator: Option<Addresses>,
-    /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
-    pub number: u64,
-}
-
-/// A gradient as the application gives it.
-#[derive(Debug, Clone, Copy)]
-pub enum Gradient<'a> {
-    /// Of the whole table.
-    Dense(&'a [f32]),
-    /// Of single rows of a sparse table, strictly ascending; `values` has them one after the other.
-    Rows {
-        /// Row numbers.
-        rows: &'a [u32],
-        /// Their gradients.
-        values: &'a [f32],
-    },
-    /// Of a whole table that is a product of thin matrices, as a fully connected layer's is. Those travel where the
-    /// table's codec is `factors` and they are shorter.
-    Product {
-        /// The gradient.
-        values: &'a [f32],
-        /// What it is the product of.
-        factors: Factors<'a>,
-    },
-}
-
-impl<'a> Gradient<'a> {
-    /// The elements that are given, one after the other.
-    fn values(&self) -> &'a [f32] {
-        match self {
-            Gradient::Dense(values) | Gradient::Rows { values, .. } | Gradient::Product { values, .. } => {
-                values
-            }
-        }
-    }
-}
-
-/// What a pull asks for.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PullOptions<'a> {
-    /// Only these rows of a sparse table. All of a dense one otherwise.
-    pub rows: Option<&'a [u32]>,
-    /// Answer at once with what is there, whatever the consistency model.
-    pub now: bool,
-}
-
-/// A table's part of what is submitted in one go.
-#[derive(Debug)]
-struct Submission {
-    table: usize,
-    gradient: Outgoing,
-    /// The parameters that follow are wanted there.
-    reply: Option<Reply>,
-}
 
 /// One worker of a job.
 #[derive(Debug)]
@@ -132,7 +68,7 @@ pub struct Worker {
     registry: Arc<Registry>,
     allocation: Allocation,
     session: Session,
-    tables: Vec<LocalTable>,
+    tables: Tables,
     /// Iterations completed.
     clock: Clock,
     partial_pulls: PartialPulls,
@@ -152,7 +88,7 @@ impl Worker {
             registry,
             allocation: Allocation::on_heap(),
             session: Session::new(now, config),
-            tables: Vec::new(),
+            tables: Tables::default(),
             clock: 0,
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
@@ -200,13 +136,13 @@ impl Worker {
 
     /// The table's parameters as last pulled; empty for a sparse table, and while they are lent.
     pub fn values(&self, table: TableId) -> &[f32] {
-        self.tables.get(table.0 as usize).map_or(&[], LocalTable::values)
+        self.tables.get(table).map_or(&[], LocalTable::values)
     }
 
     /// The same, to be read without holding the worker; the error says why there is nothing to read.
     pub fn shared_values(&self, table: TableId) -> Result<Lease, WorkerError> {
         self.check_started()?;
-        self.tables[self.table_index(table)?].read()
+        self.tables[self.tables.index(table)?].read()
     }
 
     /// Bytes held for parameters and gradients under way.
@@ -217,13 +153,13 @@ impl Worker {
     /// The codec that a table's gradients travel by; empty without one.
     pub fn codec(&self, table: TableId) -> Result<String, WorkerError> {
         self.check_started()?;
-        Ok(self.tables[self.table_index(table)?].codec())
+        Ok(self.tables[self.tables.index(table)?].codec())
     }
 
     /// Where the chunks of a table begin, ascending: each is encoded by itself.
     pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, WorkerError> {
         self.check_started()?;
-        let layout = self.tables[self.table_index(table)?].layout();
+        let layout = self.tables[self.tables.index(table)?].layout();
         Ok(layout.chunks().map(|(_, chunk)| chunk.start).collect())
     }
 
@@ -234,19 +170,7 @@ impl Worker {
         if self.tickets.start().is_some() {
             return Err(WorkerError::Order("tables are created before `start`".into()));
         }
-        spec.check().map_err(WorkerError::Table)?;
-        if self.tables.iter().any(|table| table.name() == spec.name) {
-            return Err(WorkerError::Table(format!("table `{}` is created twice", spec.name)));
-        }
-        if initial.len() as u64 != spec.elements() {
-            return Err(WorkerError::Shape {
-                table: spec.name.clone(),
-                expected: format!("{} initial values for shape {:?}", spec.elements(), spec.shape),
-                found: initial.len().to_string(),
-            });
-        }
-        self.tables.push(LocalTable::new(spec, initial));
-        Ok(TableId(self.tables.len() as u32 - 1))
+        self.tables.declare(spec, initial)
     }
 
     /// Joins: the ticket is due when the plan and the initial values are here.
@@ -274,7 +198,7 @@ impl Worker {
         want_params: bool,
     ) -> Result<Ticket, WorkerError> {
         self.check_started()?;
-        let (index, clock) = (self.table_index(table)?, self.clock);
+        let (index, clock) = (self.tables.index(table)?, self.clock);
         let local = &mut self.tables[index];
         local.check_gradient(&gradient, clock)?;
         if want_params && local.layout().is_sparse() {
@@ -288,7 +212,7 @@ impl Worker {
         let wants = want_params && local.asks_after(clock);
         let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
         let submission = Submission { table: index, gradient, reply };
-        let pending = Pending::new(TicketKind::Push { table: index, clock }, now, 0, 0);
+        let pending = Pending::new(TicketKind::Push { table: index, clock }, now);
         let pending = pending.with_partial(is_partial.then_some(clock + 1));
         Ok(self.submit(pending, [submission]))
     }
@@ -301,7 +225,7 @@ impl Worker {
         options: PullOptions<'_>,
     ) -> Result<Ticket, WorkerError> {
         self.check_started()?;
-        let index = self.table_index(table)?;
+        let index = self.tables.index(table)?;
         let local = &mut self.tables[index];
         local.check_not_lent()?;
         let is_sparse = local.layout().is_sparse();
@@ -328,7 +252,7 @@ impl Worker {
                 self.request(Request::new(of_shard.shard, index, clock, ticket, kind));
             }
         }
-        self.tickets.file(ticket, Pending::new(kind, now, 0, answers).with_rows(elements));
+        self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
         Ok(ticket)
     }
 
@@ -338,7 +262,8 @@ impl Worker {
         let is_partial = local.partial_pull().is_some() && !at_once;
         let reply = local.begin_pull(clock, is_partial);
         let shards: Vec<ShardId> = local.layout().shards().collect();
-        let pending = Pending::new(kind, now, 0, shards.len()).with_partial(is_partial.then_some(clock));
+        let pending =
+            Pending::new(kind, now).expecting(0, shards.len()).with_partial(is_partial.then_some(clock));
         let ticket = self.tickets.open(pending);
         for shard in shards {
             let kind = RequestKind::Pull { rows: None, now: at_once };
@@ -351,7 +276,7 @@ impl Worker {
     /// the table. An exchange waits for all blocks, so a table that is pulled partially (psp with b below 1) is not lent.
     pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
         self.check_started()?;
-        let index = self.table_index(table)?;
+        let index = self.tables.index(table)?;
         let is_busy = self.requests.values().any(|request| request.table() == index);
         let lender = self.session.number();
         let slab = self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())?;
@@ -378,10 +303,10 @@ impl Worker {
         let clock = self.clock;
         for slab in slabs.iter() {
             slab.check_lender(self.session.number())?;
-            self.tables[self.table_index(slab.table())?].check_clock(clock)?;
+            self.tables[self.tables.index(slab.table())?].check_clock(clock)?;
         }
         slabs.iter_mut().for_each(Slab::clear_missing);
-        let encoded = self.encode_slabs(slabs)?;
+        let encoded = self.tables.encode_slabs(slabs, clock, &**self.allocation.allocator())?;
         let (mut submissions, mut in_flight) =
             (Vec::with_capacity(slabs.len()), Vec::with_capacity(slabs.len()));
         for (slab, encoded) in slabs.drain(..).zip(encoded) {
@@ -391,30 +316,7 @@ impl Worker {
             in_flight.push(slab);
         }
         let kind = TicketKind::Exchange { clock, tables: in_flight.len() };
-        Ok(self.submit(Pending::new(kind, now, 0, 0).with_slabs(in_flight), submissions))
-    }
-
-    /// What travels instead of gradients, for tables that have a codec. It does look at them.
-    fn encode_slabs(&mut self, slabs: &[Slab]) -> Result<Vec<Option<Encoded>>, WorkerError> {
-        let Worker { tables, allocation, clock, .. } = self;
-        for slab in slabs {
-            tables[slab.table().0 as usize].check_slab(slab, *clock)?;
-        }
-        let encode = |slab: &Slab| {
-            tables[slab.table().0 as usize].encode_slab(slab, *clock, &**allocation.allocator())
-        };
-        let mut done = Vec::with_capacity(slabs.len());
-        let failed =
-            slabs.iter().map(encode).find_map(|outcome| outcome.map(|encoded| done.push(encoded)).err());
-        let Some(error) = failed else { return Ok(done) };
-        // Nothing is sent: what is encoded waits to be pushed again.
-        for (slab, encoded) in slabs.iter().zip(done) {
-            let local = &mut tables[slab.table().0 as usize];
-            let shards: Vec<ShardId> = local.layout().shards().collect();
-            let Some(encoded) = encoded else { continue };
-            shards.into_iter().for_each(|shard| local.note_refused(*clock, shard, encoded.clone()));
-        }
-        Err(error)
+        Ok(self.submit(Pending::new(kind, now).with_slabs(in_flight), submissions))
     }
 
     /// Forgets a ticket of an exchange and returns its slabs.
@@ -440,7 +342,8 @@ impl Worker {
     pub fn barrier(&mut self, now: Time, name: &str) -> Result<Ticket, WorkerError> {
         self.check_started()?;
         self.barriers.check(name, |ticket| self.tickets.contains(ticket))?;
-        let ticket = self.tickets.open(Pending::new(TicketKind::Barrier(name.to_owned()), now, 0, 1));
+        let ticket =
+            self.tickets.open(Pending::new(TicketKind::Barrier(name.to_owned()), now).expecting(0, 1));
         let number = self.barriers.arrive(name, ticket);
         if let Some(number) = number.filter(|_| self.session.coordinator().is_up()) {
             self.session.tell_coordinator(&Control::Barrier { name: name.to_owned(), number });
@@ -502,7 +405,8 @@ impl Worker {
     pub fn explain(&self, now: Time, ticket: Ticket) -> String {
         let Some(pending) = self.tickets.get(ticket) else { return "nothing".into() };
         let seconds = now.since(pending.since()).as_secs_f64();
-        let mut sentence = format!("{} (for {seconds:.1} s)", self.sentence(pending.kind()));
+        let waits_for = pending.kind().sentence(|table| self.tables[table].name());
+        let mut sentence = format!("{waits_for} (for {seconds:.1} s)");
         let coordinator = self.session.coordinator();
         if !coordinator.is_up() {
             sentence += &format!("; the coordinator at {} is not connected", coordinator.addresses());
@@ -524,25 +428,6 @@ impl Worker {
         sentence
     }
 
-    fn sentence(&self, kind: &TicketKind) -> String {
-        let name = |table: usize| self.tables[table].name();
-        match kind {
-            TicketKind::Start => "the job to start".into(),
-            TicketKind::Push { table, clock } => {
-                format!("the push of table `{}` at clock {clock}", name(*table))
-            }
-            TicketKind::Pull { table, clock } => {
-                format!("the pull of table `{}` after clock {clock}", name(*table))
-            }
-            TicketKind::Exchange { clock, tables } => {
-                format!("the exchange of {tables} tables at clock {clock}")
-            }
-            TicketKind::Barrier(name) => format!("barrier `{name}`"),
-            TicketKind::Status => "the job's status".into(),
-            TicketKind::Leave => "the coordinator to note that this worker leaves".into(),
-        }
-    }
-
     fn check_alive(&self) -> Result<(), WorkerError> {
         self.session.failure().cloned().map_or(Ok(()), Err)
     }
@@ -555,19 +440,11 @@ impl Worker {
         Ok(())
     }
 
-    fn table_index(&self, table: TableId) -> Result<usize, WorkerError> {
-        let index = table.0 as usize;
-        if index < self.tables.len() {
-            return Ok(index);
-        }
-        Err(WorkerError::Table(format!("table {index} does not exist; there are {}", self.tables.len())))
-    }
-
     // Requests.
 
     /// Sends gradients of the current clock to all shards of their tables, under one ticket that is due when all servers have
     /// them and all parameters that are wanted are here.
-    fn submit(&mut self, mut pending: Pending, submissions: impl IntoIterator<Item = Submission>) -> Ticket {
+    fn submit(&mut self, pending: Pending, submissions: impl IntoIterator<Item = Submission>) -> Ticket {
         let (ticket, clock) = (self.tickets.reserve(), self.clock);
         let (mut acks, mut answers) = (0, 0);
         for Submission { table, gradient, reply } in submissions {
@@ -581,8 +458,7 @@ impl Worker {
                 self.request(Request::new(shard, table, clock, ticket, kind).with_reply(reply));
             }
         }
-        pending.expect(acks, answers);
-        self.tickets.file(ticket, pending);
+        self.tickets.file(ticket, pending.expecting(acks, answers));
         ticket
     }
 
@@ -635,8 +511,7 @@ impl Worker {
     /// A table that is lent arrives whole, by exchanges: it is not among the blocks of a partial pull. The coordinator is
     /// told, because it refuses to switch such a table to one.
     fn note_lent(&mut self) {
-        let lent = (0..).zip(&self.tables).filter(|(_, table)| table.is_lent());
-        self.reporter.set_slabs(lent.map(|(number, _)| TableId(number)).collect());
+        self.reporter.set_slabs(self.tables.lent());
         self.reporter.hurry(Time::ZERO);
         self.count_blocks();
     }
@@ -647,8 +522,8 @@ impl Worker {
 
     /// Blocks of partial pulls become visible where the worker may go on without the others.
     fn publish_partial(&mut self) {
-        let Worker { tables, partial_pulls, .. } = self;
-        tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
+        let partial_pulls = &self.partial_pulls;
+        self.tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
     }
 
     // What shards say.
@@ -837,8 +712,11 @@ impl Worker {
         let (Some(ticket), None) = (self.tickets.start(), self.session.failure()) else { return };
         // The plan of a job that this worker is not in yet is followed by another one.
         let Some(first) = self.session.first_clock(&plan) else { return };
-        if let Err(error) = self.take_tables(&plan) {
-            return self.session.fail(error);
+        self.allocation.choose(self.session.peers(&plan));
+        let worker = self.session.id().map_or(0, |id| id.0);
+        match self.tables.plan(&plan, &self.registry, worker, self.allocation.allocator()) {
+            Ok(overlap) => self.scheduler.restrict(overlap),
+            Err(error) => return self.session.fail(error),
         }
         self.valid_from =
             (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
@@ -874,34 +752,8 @@ impl Worker {
             }
         }
         // Nobody may wait for it any more.
-        if let Some(pending) = self.tickets.get_mut(ticket) {
-            pending.expect(acks, answers);
-        }
+        self.tickets.expect(ticket, acks, answers);
         self.handle_timeout(now);
-    }
-
-    /// Takes the plan's word on the tables, if the plan is about them.
-    fn take_tables(&mut self, plan: &Plan) -> Result<(), WorkerError> {
-        let same = plan.tables.iter().eq(self.tables.iter().map(|table| table.layout().spec()));
-        let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
-        checked.map_err(|why| {
-            WorkerError::Table(format!("the coordinator's plan does not fit this worker: {why}"))
-        })?;
-        self.allocation.choose(self.session.peers(plan));
-        let worker = self.session.id().map_or(0, |id| id.0);
-        let chunks = plan.chunks();
-        for (number, (local, chunks)) in (0..).zip(self.tables.iter_mut().zip(chunks)) {
-            let table = TableId(number);
-            let policy = plan.policy_of(table, chunks[0].shard.server);
-            let sync = policy.sync(&self.registry).map_err(|error| WorkerError::Table(error.to_string()))?;
-            self.scheduler.restrict(sync.overlap);
-            let sender = Sender { seed: plan.seed, worker, table: number };
-            let codecs = TableCodecs::new(&self.registry, local.layout().spec(), &policy, sender)
-                .map_err(|why| WorkerError::Table(format!("this worker: {why}")))?;
-            let planned = Planned { chunks, nonfinite: policy.nonfinite(), sync, codecs };
-            local.plan(planned, self.allocation.allocator());
-        }
-        Ok(())
     }
 
     /// Lets the policies of a table that the plan names hold from now on.
@@ -942,7 +794,7 @@ impl Worker {
     }
 
     fn send_declaration(&mut self) {
-        let tables = self.tables.iter().map(|table| table.layout().spec().clone()).collect();
+        let tables = self.tables.specs().cloned().collect();
         self.session.tell_coordinator(&Control::Declare { tables });
     }
 
@@ -1105,22 +957,10 @@ impl Role for Worker {
             };
             table.check(self.requests.values().filter(brings_block).count())?;
         }
-        // What a server refused is counted no more, and the start counts for the plan that is to come.
-        let is_counted = |pending: &Pending| match pending.kind() {
-            TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
-            TicketKind::Start => self.session.plan().is_some(),
-            TicketKind::Barrier(_) | TicketKind::Status | TicketKind::Leave => false,
-        };
-        for (ticket, pending) in self.tickets.iter() {
+        self.tickets.check(self.session.plan().is_some(), |ticket| {
             let its = || self.requests.values().filter(|request| request.ticket() == ticket);
             let acks = its().filter(|request| request.wants_ack()).count();
-            let answers = its().filter(|request| request.wants_params()).count();
-            let is_right = pending.outstanding() == (acks, answers);
-            if is_counted(pending) && pending.error().is_none() && !is_right {
-                let (said, kind) = (pending.outstanding(), pending.kind());
-                return Err(format!("{kind:?} waits for {said:?}, and {acks}, {answers} are to come"));
-            }
-        }
-        Ok(())
+            Outstanding { acks, answers: its().filter(|request| request.wants_params()).count() }
+        })
     }
 }

@@ -78,7 +78,8 @@ impl BrokenShard {
 
     fn apply_again(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
         let place = (from, header.table, header.chunk);
-        let dense = !header.flags.has(Flags::ROWS);
+        // What a codec made has no sum.
+        let dense = !header.flags.has(Flags::ROWS) && !header.flags.has(Flags::ENCODED);
         let values = |bytes: &[u8]| -> Vec<f32> {
             bytes
                 .chunks_exact(4)
@@ -200,6 +201,7 @@ impl Role for BrokenShard {
         if let Output::Send { to: NodeId::Worker(WorkerId(0)), frame } = &mut output
             && frame.header.kind == Kind::Params
             && self.canary == Canary::Partial
+            && !frame.header.flags.has(Flags::ENCODED)
         {
             let mut bytes = self.shard.payload(&frame.body).to_vec();
             // The lowest bit of the first value.

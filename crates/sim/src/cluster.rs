@@ -10,6 +10,7 @@ use crate::player::{Player, Program};
 use crate::rules::Injected;
 use crate::scenario::{Scenario, ScenarioError};
 use crate::world::{Observer, Violation, World};
+use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
@@ -46,6 +47,8 @@ pub struct Play {
     pub nan_p: f64,
     /// Whether memory is watched while applications read it.
     pub watches_memory: bool,
+    /// Whether shards have several addresses, one of which nobody can use.
+    pub several_addresses: bool,
     /// A planted bug.
     pub canary: Option<Canary>,
 }
@@ -57,6 +60,7 @@ impl Default for Play {
             slabs: false,
             nan_p: 0.0,
             watches_memory: false,
+            several_addresses: false,
             canary: None,
         }
     }
@@ -74,7 +78,7 @@ struct Builder {
 impl Cluster {
     /// Sets up a scenario, its faults included. Step traces are read from their files.
     pub fn new(scenario: &Scenario) -> Result<Cluster, ScenarioError> {
-        Cluster::with(scenario, Play::default())
+        Cluster::with(scenario, Play { gradients: scenario.gradients(), ..Play::default() })
     }
 
     /// Sets up a scenario whose applications and shards behave so.
@@ -205,6 +209,9 @@ impl Cluster {
         };
         let actor = builder.actor(Time::ZERO, node, 0);
         self.world.add(node, &address(node), HostId(host), handling, actor);
+        if builder.play.several_addresses {
+            self.world.add_address(node, &other_address(node));
+        }
     }
 
     fn inject(&mut self) {
@@ -240,6 +247,14 @@ impl Builder {
         }
     }
 
+    fn addresses(&self, node: NodeId) -> Addresses {
+        match self.play.several_addresses {
+            // A local one comes first, and cannot be used here.
+            true => [format!("{LOCAL}{node}"), address(node), other_address(node)].into_iter().collect(),
+            false => address(node).as_str().into(),
+        }
+    }
+
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
         let config = ShardConfig {
             job: JOB.into(),
@@ -247,7 +262,7 @@ impl Builder {
             server: Some(id.server),
             core: id.core,
             cores: self.scenario.cores,
-            addresses: address(NodeId::Shard(id)).as_str().into(),
+            addresses: self.addresses(NodeId::Shard(id)),
             coordinator: COORDINATOR.into(),
         };
         let shard = Shard::new(now, config, self.registry.clone());
@@ -261,7 +276,8 @@ impl Builder {
         let config = AggregatorConfig {
             job: JOB.into(),
             process: life << 32 | u64::from(id.0),
-            id: Some(id),
+            // A number belongs to one process: the next one gets another.
+            id: (life == 0).then_some(id),
             addresses: address(NodeId::Aggregator(id)).as_str().into(),
             coordinator: COORDINATOR.into(),
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
@@ -294,6 +310,11 @@ impl Builder {
         let player = Player::new(now, Worker::new(now, config, self.registry.clone()), program);
         Actor::Worker(Box::new(player))
     }
+}
+
+/// Where a node is reached too, if it has several addresses.
+fn other_address(node: NodeId) -> String {
+    format!("{} by another way", address(node))
 }
 
 /// Where a node is reached.

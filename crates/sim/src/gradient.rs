@@ -58,15 +58,15 @@ impl Gradients {
 
     /// Appends what is pushed for the elements from `first` on, whose values the worker last read as `values`.
     pub fn extend(self, push: &PushId, first: u64, values: &[f32], out: &mut Vec<f32>) {
-        let start = out.len();
-        out.resize(start + values.len(), 0.0);
-        let out = &mut out[start..];
         match self {
             Gradients::Quadratic => {
                 let (target, noise) = (target_key(push.seed, push.table), noise_key(push));
-                write_quadratic(target, noise, first, values, out);
+                extend_quadratic(target, noise, first, values, out);
             }
             Gradients::Tagged { workers } => {
+                let start = out.len();
+                out.resize(start + values.len(), 0.0);
+                let out = &mut out[start..];
                 // All other elements are those of other workers.
                 let period = 2 * u64::from(workers);
                 let own = 2 * u64::from(push.worker.0);
@@ -108,7 +108,7 @@ pub fn touched_rows(seed: u64, worker: WorkerId, clock: Clock, table: TableId, s
     let rows = spec.shape.first().copied().unwrap_or(0).min(u32::MAX.into()) as u32;
     let key = Key::new(seed, [4 | u64::from(worker.0) << 8, table.0.into(), clock]);
     let mut touched = Vec::with_capacity(rows as usize / 3);
-    touched.extend((0..rows).filter(|&row| key.hash(row.into()) >> 30 == 0));
+    extend_touched(key, rows, &mut touched);
     if touched.is_empty() && rows > 0 {
         touched.push(key.hash(0) % rows);
     }
@@ -130,9 +130,27 @@ fn quadratic(target: Key, noise: Key, element: u64, value: f32) -> f32 {
 
 /// Most of the time of a simulation with real tables is spent here, so this is a loop over vectors.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn write_quadratic(target: Key, noise: Key, first: u64, values: &[f32], out: &mut [f32]) {
-    for (index, (out, &value)) in out.iter_mut().zip(values).enumerate() {
-        *out = quadratic(target, noise, first + index as u64, value);
+fn extend_quadratic(target: Key, noise: Key, first: u64, values: &[f32], out: &mut Vec<f32>) {
+    let at = |(index, &value): (usize, &f32)| quadratic(target, noise, first + index as u64, value);
+    out.extend(values.iter().enumerate().map(at));
+}
+
+/// Appends the rows that a draw touches. Every row is written and kept or not, which costs less than a branch.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn extend_touched(key: Key, rows: u32, touched: &mut Vec<u32>) {
+    let mut hashes = [0; BLOCK];
+    let mut kept = [0; BLOCK];
+    for first in (0..rows).step_by(BLOCK) {
+        let count = (rows - first).min(BLOCK as u32) as usize;
+        for (index, hash) in hashes.iter_mut().enumerate() {
+            *hash = key.hash(u64::from(first) + index as u64);
+        }
+        let mut len = 0;
+        for (index, hash) in hashes[..count].iter().enumerate() {
+            kept[len] = first + index as u32;
+            len += usize::from(hash >> 30 == 0);
+        }
+        touched.extend_from_slice(&kept[..len]);
     }
 }
 
@@ -141,6 +159,9 @@ fn write_quadratic(target: Key, noise: Key, first: u64, values: &[f32], out: &mu
 fn unit(hash: u32) -> f32 {
     (hash >> 8) as i32 as f32 / (1 << 23) as f32 - 1.0
 }
+
+/// Rows that are looked at together.
+const BLOCK: usize = 128;
 
 /// What all elements of one draw have in common.
 #[derive(Debug, Clone, Copy)]

@@ -221,7 +221,7 @@ impl Player {
             State::Starting(ticket) => {
                 let outcome = self.worker.outcome(*ticket)?;
                 self.worker.redeem(*ticket);
-                self.times.started = Some(now);
+                self.times.started = outcome.is_ok().then_some(now);
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
             State::Pulling { since, tickets } => {

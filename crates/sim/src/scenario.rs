@@ -3,6 +3,7 @@
 //! The same file can be run in virtual time and over sockets; gradients are those of [`crate::gradient`].
 
 use crate::compute::ComputeModel;
+use crate::gradient::Gradients;
 use crate::input::read_file;
 use crate::network::NetworkConfig;
 use paramill_core::coordinator::JobConfig;
@@ -41,6 +42,9 @@ pub struct Scenario {
     pub colocated: bool,
     /// The run is given up after this many seconds of virtual time.
     pub limit_s: f64,
+    /// Whether workers push whole numbers that tell who pushed what ([`crate::gradient::tag`]): their sums are the same in
+    /// any order.
+    pub tags: bool,
     /// Faults in the words of `--inject`.
     pub faults: Vec<String>,
     /// What is trained.
@@ -113,6 +117,7 @@ impl Default for Scenario {
             policy: Policy::default().with(Axis::Order, "ranked"),
             colocated: false,
             limit_s: 1e6,
+            tags: false,
             faults: Vec::new(),
             tables: Vec::new(),
             overrides: Vec::new(),
@@ -178,6 +183,11 @@ impl Scenario {
         self.compute.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;
         Ok(())
+    }
+
+    /// What workers push.
+    pub fn gradients(&self) -> Gradients {
+        if self.tags { Gradients::Tagged { workers: self.workers } } else { Gradients::Quadratic }
     }
 
     /// The faults, with the traces they name read from their files.
@@ -277,7 +287,7 @@ mod tests {
         assert_eq!(scenario.table_specs()[1], TableSpec::sparse("rows", 100, 8));
         let asp = Policies::of([(Axis::Sync, "bsp")]);
         assert_eq!(scenario.switches[0].change, PolicyOverride::new("*", asp));
-        assert_eq!(scenario.policy.chunk_elements(), 1024);
+        assert_eq!(scenario.policy.get(Axis::Chunk), "4KB");
         assert_eq!(Scenario::parse(&toml::to_string(&scenario).unwrap()), Ok(scenario));
     }
 

@@ -9,6 +9,7 @@ use crate::player::Progress;
 use crate::scenario::Scenario;
 use crate::world::Observer;
 use paramill_core::fault::{Effect, FaultPlan};
+use paramill_core::table::{TableSpec, chunks_at_most};
 use paramill_core::types::{NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -122,8 +123,8 @@ fn patience_s(scenario: &Scenario, faults: &FaultPlan) -> f64 {
 
 /// Frames of gradients and parameters in an iteration of all workers.
 fn frames_of_a_round(scenario: &Scenario) -> f64 {
-    let chunks = |elements: u64| elements.div_ceil(scenario.policy.chunk_elements() as u64);
-    let chunks: u64 = scenario.table_specs().iter().map(|table| chunks(table.elements())).sum();
+    let chunks = |table: &TableSpec| 1 + chunks_at_most(table, &[], &scenario.policy);
+    let chunks: u64 = scenario.table_specs().iter().map(chunks).sum();
     2.0 * f64::from(scenario.workers) * chunks as f64
 }
 

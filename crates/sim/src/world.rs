@@ -9,61 +9,31 @@
 
 mod channel;
 mod connection;
+mod event;
+mod node;
+mod observer;
 mod payload;
 mod reader;
+
+pub use node::Ended;
+pub use observer::{Counts, Observer, Unobserved, Violation};
 
 use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
-use channel::Flight;
+use channel::{Flight, is_next};
 use connection::{Connection, End};
+use event::Event;
+use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Body, Frame, Landing, Lost, Output, Role};
+use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::{Header, Hello, Welcome};
 use payload::{Copies, Payload};
 use reader::{Reader, Source};
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::time::Duration;
-
-/// Watches a world. No method is required. An error ends the run with its sentence.
-pub trait Observer<R> {
-    /// A frame is sent; `role` is the sender.
-    fn on_sent(&mut self, frame: &FrameView<'_>, role: &R) -> Result<(), String> {
-        let _ = (frame, role);
-        Ok(())
-    }
-
-    /// A frame is about to be handled; `role` is the receiver, as it was before.
-    fn on_delivered(&mut self, frame: &FrameView<'_>, role: &R) -> Result<(), String> {
-        let _ = (frame, role);
-        Ok(())
-    }
-
-    /// A node has handled an event and its outputs are carried out.
-    fn on_settled(&mut self, now: Time, node: NodeId, role: &R) -> Result<(), String> {
-        let _ = (now, node, role);
-        Ok(())
-    }
-}
-
-/// Watches nothing.
-#[derive(Debug, Clone, Copy)]
-pub struct Unobserved;
-
-impl<R> Observer<R> for Unobserved {}
-
-/// Why a run ended before its time.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} (at {:.6} s of virtual time)", at.as_secs_f64())]
-pub struct Violation {
-    /// When.
-    pub at: Time,
-    /// What an observer found.
-    pub what: String,
-}
 
 /// Nodes, their connections, the network between them, and what will happen.
 #[derive(Debug)]
@@ -85,92 +55,6 @@ pub struct World<R> {
     rebirths: Vec<Option<Rebirth<R>>>,
     log: VecDeque<String>,
     counts: Counts,
-}
-
-/// What happened so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Events.
-    pub events: u64,
-    /// Frames that links have taken.
-    pub frames: u64,
-    /// Frames that waited at their sender since the window was full.
-    pub waited: u64,
-    /// Payloads that were received where the role wanted them.
-    pub landings: u64,
-    /// Nodes that were started anew.
-    pub restarts: u64,
-}
-
-/// Makes the role of a node that is started anew.
-struct Rebirth<R>(Box<dyn FnOnce(Time) -> R>);
-
-impl<R> fmt::Debug for Rebirth<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Rebirth")
-    }
-}
-
-#[derive(Debug)]
-struct Node<R> {
-    id: NodeId,
-    host: HostId,
-    role: R,
-    /// Decides the jitter of what it sends outside of connections.
-    dice: Prng,
-    peers: BTreeMap<NodeId, usize>,
-    /// The newest connection of each opener, by node and by what that node calls us.
-    openers: BTreeMap<(usize, NodeId), usize>,
-    /// How often it was started anew: what an earlier process began does not concern the next one.
-    life: u32,
-    reader: Reader,
-    timer: Option<Time>,
-    /// Time that each frame occupies the node.
-    handling: Duration,
-    busy_until: Time,
-    paused_until: Time,
-    held: VecDeque<Event>,
-    ended: Option<Ended>,
-}
-
-/// How a node's life ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
-    /// By its own word.
-    Stopped {
-        /// Why it failed, if it did.
-        error: Option<String>,
-    },
-    /// By a fault.
-    Crashed,
-}
-
-#[derive(Debug)]
-enum Event {
-    /// A connection is asked for at its target.
-    Dial { from: usize, life: u32, peer: NodeId, target: usize, hello: Hello },
-    /// The answer to a dial is back.
-    Dialled { connection: usize, welcome: Welcome },
-    /// A connection could not be made.
-    Unreachable { node: usize, life: u32, peer: NodeId, why: Lost },
-    /// The first byte of a frame is at its receiver's link.
-    Arrive { flight: Flight, tail: Time },
-    /// A node looks at what there is to read.
-    Read { node: usize },
-    /// What was sent on a connection was read: there is room for more.
-    Room { connection: usize, side: usize },
-    /// A broken connection is noticed at one of its ends.
-    Lost { connection: usize, side: usize, why: String },
-    /// A role's timeout.
-    Timer { node: usize },
-    /// A fault.
-    Pause { node: usize, length: Duration },
-    /// The end of a pause.
-    Resume { node: usize },
-    /// A fault.
-    Crash { node: usize },
-    /// The node is started anew.
-    Restart { node: usize, rebirth: usize },
 }
 
 /// Lines of the log that are kept.
@@ -207,24 +91,17 @@ impl<R: Role> World<R> {
         let index = self.nodes.len();
         self.by_id.insert(id, index);
         self.by_address.insert(address.to_owned(), index);
-        self.nodes.push(Node {
-            id,
-            host,
-            role,
-            dice: Prng::fork(self.seed, label(id)),
-            peers: BTreeMap::new(),
-            openers: BTreeMap::new(),
-            life: 0,
-            reader: Reader::default(),
-            timer: None,
-            handling,
-            busy_until: Time::ZERO,
-            paused_until: Time::ZERO,
-            held: VecDeque::new(),
-            ended: None,
-        });
+        let dice = Prng::fork(self.seed, label(id));
+        self.nodes.push(Node::new(id, host, handling, dice, role));
         // A role may have something to say before anything happened to it.
         self.set_timer(index, self.now);
+    }
+
+    /// Others reach a node at this address too.
+    pub fn add_address(&mut self, id: NodeId, address: &str) {
+        if let Some(&node) = self.by_id.get(&id) {
+            self.by_address.insert(address.to_owned(), node);
+        }
     }
 
     /// Virtual time.
@@ -1005,34 +882,6 @@ impl<R: Role> World<R> {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
-    }
-}
-
-/// Whether a header is that of the frame that was foreseen behind another.
-fn is_next(before: &Header, found: &Header, place: &Landing) -> bool {
-    let foreseen = Header {
-        chunk: place.chunk,
-        part: before.part + 1,
-        payload_bytes: place.bytes.len() as u32,
-        // The last frame says so, and each has its own version and place.
-        flags: found.flags,
-        version: found.version,
-        landing: found.landing,
-        ..*before
-    };
-    *found == foreseen
-}
-
-/// A number for a node, so that its dice do not depend on anybody else's.
-fn label(id: NodeId) -> u64 {
-    match id {
-        NodeId::Coordinator => 1,
-        NodeId::Admin(number) => 2 << 40 | u64::from(number),
-        NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
-        NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
-        NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
-        // The name of a connection, not of a node.
-        NodeId::Through(worker, _) => label(NodeId::Worker(worker)),
     }
 }
 

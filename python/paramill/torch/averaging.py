@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional, cast
 
 import torch
 from torch import Tensor
 
 from ..errors import OrderError, PolicyError
 from ..job import Job
-from ..policies import Policies
+from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
 from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining, names_in
@@ -39,7 +39,7 @@ class AveragingOptimizer(DistributedOptimizer):
     >>> optimizer.job.close()
     """
 
-    FIXED = tuple(AveragedBucket.POLICIES)
+    POLICIES = AveragingPolicies
 
     def __init__(  # noqa: no call of the parent's: groups and state are another optimizer's
         self,
@@ -51,7 +51,7 @@ class AveragingOptimizer(DistributedOptimizer):
         overlap: Optional[bool] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
-        **policies: Unpack[Policies],
+        **policies: Unpack[AveragingPolicies],
     ) -> None:
         check_needs_no_closure(optimizer)
         sync = policies.get("sync") or "bsp"
@@ -74,7 +74,7 @@ class AveragingOptimizer(DistributedOptimizer):
                 names = names_in(group, len(group["params"]), f"{number}.")
                 for name, parameter in zip(names, group["params"]):
                     (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
-            own: Policies = {**policies, "sync": sync, **AveragedBucket.POLICIES}
+            own = cast(Policies, {**policies, "sync": sync, **AveragedBucket.POLICIES})
             buckets = pack(trained, AveragedBucket, pack_bytes // 4)
             for bucket in buckets:
                 bucket.declare(self.job, "", own)

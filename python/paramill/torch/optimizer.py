@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Optional, Sequence, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import _native
 from ..errors import OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
-from ..policies import Policies
+from ..policies import OptimizerPolicies, Policies
 from .buckets import Bucket, BufferBucket, Slot, pack
 from .exchanger import Exchanger
 from .forward import ForwardWaits, Wait
@@ -40,7 +40,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
-    :param policies: those of these parameters (:class:`paramill.policies.Policies`); the job's otherwise. `sync` is without
+    :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. `sync` is without
         `b` and `tau2` of ``psp``; with ``reduce="sum"`` the gradients of N workers count N times as much as their mean
     :param device_codec: whether torch compresses gradients where they are, so that only what travels leaves the device
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
@@ -52,8 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :param pack_bytes: small parameters are packed into tables of about this many bytes
     """
 
-    # Policies that follow from how it works.
-    FIXED: Sequence[str] = ()
+    # The names and types of the policies that it takes.
+    POLICIES: Any = OptimizerPolicies
     # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others wait for.
     _step_supports_amp_scaling = True
     grad_scale: Optional[Tensor]
@@ -84,7 +84,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: int = DEFAULT_PACK_BYTES,
-        **policies: Unpack[Policies],
+        **policies: Unpack[OptimizerPolicies],
     ) -> None:
         check_is_text(optimizer)
         sync = policies.get("sync")
@@ -108,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             unknown = set(sparse)
             for index, group in enumerate(self.param_groups):
                 slots = [Slot(name, p) for name, p in zip(group["names"], group["params"])]
-                own: Policies = {**policies, "optimizer": self._told[index]}
+                own = cast(Policies, {**policies, "optimizer": self._told[index]})
                 of_rows = [slot for slot in slots if slot.name in unknown]
                 unknown -= {slot.name for slot in of_rows}
                 trained = [slot for slot in slots if slot.parameter.requires_grad and slot not in of_rows]
@@ -329,7 +329,7 @@ def check_keywords(kind: type[DistributedOptimizer], options: Iterable[str]) -> 
     parameters = inspect.signature(kind.__init__).parameters.values()
     hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD and each.name != "policies" for each in parameters)
     own = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD][1:]
-    known = [*own, *(name for name in Policies.__annotations__ if name not in [*own, *kind.FIXED])]
+    known = [*own, *kind.POLICIES.__annotations__]
     for name in options:
         if name not in known and not hands_on:
             raise PolicyError(

@@ -13,9 +13,12 @@ use paramill_sim::scenario::Scenario;
 use paramill_sim::swarm::{self, Outcome, SeedResult};
 use serde::Serialize;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 /// Worlds that a planted bug may hide in before the search is given up.
-const CANARY_TRIES: u64 = 200;
+const CANARY_TRIES: u64 = 1000;
+/// Worlds after which everything that can be drawn must have been.
+const FULL_RUN: u64 = 50_000;
 
 pub(crate) fn run(command: &SimCommand, output: &Output) -> Result<(), Failure> {
     match command {
@@ -33,8 +36,10 @@ struct Swarm {
     passed: u64,
     virtual_seconds: f64,
     events: u64,
+    /// How many worlds had each registered component, and how many each kind of event.
+    drawn: BTreeMap<String, u64>,
     /// The worlds in which a promise was broken.
-    found: Vec<SeedResult>,
+    failures: Vec<SeedResult>,
 }
 
 fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
@@ -42,24 +47,34 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
         Some(seed) => (seed, 1),
         None => (args.first, args.seeds),
     };
-    let mut summary =
-        Swarm { first_seed, worlds: 0, passed: 0, virtual_seconds: 0.0, events: 0, found: Vec::new() };
+    let mut summary = Swarm {
+        first_seed,
+        worlds: 0,
+        passed: 0,
+        virtual_seconds: 0.0,
+        events: 0,
+        drawn: swarm::drawable().into_iter().map(|name| (name, 0)).collect(),
+        failures: Vec::new(),
+    };
     let mut world = None;
     let mut progress = output.progress(worlds);
     swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, |result| {
         summary.worlds += 1;
         summary.virtual_seconds += result.seconds;
         summary.events += result.events;
+        for name in &result.drawn {
+            *summary.drawn.entry(name.clone()).or_default() += 1;
+        }
         world = args.seed.map(|_| result.world.clone());
-        progress.set(summary.worlds, &format!("worlds, {} broken", summary.found.len()));
+        progress.set(summary.worlds, &format!("worlds, {} broken", summary.failures.len()));
         match result.outcome.is_passed() {
             true => summary.passed += 1,
-            false => summary.found.push(result),
+            false => summary.failures.push(result),
         }
         true
     });
     drop(progress);
-    summary.found.sort_by_key(|result| result.seed);
+    summary.failures.sort_by_key(|result| result.seed);
     if output.json() {
         output.object(&summary)?;
     } else {
@@ -74,17 +89,26 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
         if let Some(world) = &world {
             output.text(format!("in {world}"))?;
         }
-        for result in &summary.found {
+        for result in &summary.failures {
             output.text(format!("seed {}: {:?}\n  in {}", result.seed, result.outcome, result.world))?;
         }
     }
-    match worst(&summary.found) {
-        None => Ok(()),
+    match worst(&summary.failures) {
+        None => never_drawn(&summary).map_or(Ok(()), Err),
         Some(worst) => Err(Failure::Found {
             code: worst.outcome.exit_code(),
             what: format!("see the worst again with `paramill sim swarm --seed {}`", worst.seed),
         }),
     }
+}
+
+/// A long search that never came to a component has said nothing about it.
+fn never_drawn(summary: &Swarm) -> Option<Failure> {
+    let missing = summary.drawn.iter().filter(|(_, times)| **times == 0).map(|(name, _)| name.as_str());
+    let missing: Vec<&str> = missing.filter(|_| summary.worlds >= FULL_RUN).collect();
+    let worlds = summary.worlds;
+    (!missing.is_empty())
+        .then(|| anyhow!("in {worlds} worlds the swarm never drew {}", missing.join(", ")).into())
 }
 
 /// The worst finding, which decides the exit code; of several, the one with the least seed.
@@ -199,7 +223,31 @@ mod tests {
     use super::*;
 
     fn found(seed: u64, outcome: fn(String) -> Outcome) -> SeedResult {
-        SeedResult { seed, outcome: outcome("what".into()), world: String::new(), seconds: 0.0, events: 0 }
+        SeedResult {
+            seed,
+            outcome: outcome("what".into()),
+            world: String::new(),
+            seconds: 0.0,
+            events: 0,
+            drawn: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_full_run_that_never_drew_something_fails() {
+        let summary = |worlds| Swarm {
+            first_seed: 0,
+            worlds,
+            passed: worlds,
+            virtual_seconds: 0.0,
+            events: 0,
+            drawn: [("codec/topk".to_owned(), 0), ("switch".to_owned(), 3)].into(),
+            failures: Vec::new(),
+        };
+        assert!(never_drawn(&summary(FULL_RUN - 1)).is_none());
+        let failure = never_drawn(&summary(FULL_RUN)).unwrap();
+        let Failure::Run(error) = failure else { panic!("{failure:?}") };
+        assert!(error.to_string().ends_with("the swarm never drew codec/topk"), "{error}");
     }
 
     #[test]

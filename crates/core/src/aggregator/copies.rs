@@ -1,11 +1,13 @@
 //! Parameters as the servers sent them last: one copy for all workers that go through an aggregator.
 
+use super::memory::Memory;
 use crate::codec::{self, Codec, Decoder};
 use crate::role::Body;
 use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TableSpec};
-use crate::types::{Clock, ShardId};
-use crate::wire::{Flags, Header};
+use crate::types::{Clock, ServerId, ShardId};
+use crate::wire::frame::Params;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A copy of every dense table. Memory is taken with the first parameters of a table.
@@ -22,10 +24,16 @@ struct Copy {
     values: Buffer,
     /// Chunks as a codec made them, which pass through here unread; `None` for those in `values`.
     payloads: Vec<Option<Vec<u8>>>,
+    /// How each server encodes its answers, where it does.
+    codecs: BTreeMap<ServerId, AnswerCodec>,
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug)]
+struct AnswerCodec {
+    text: String,
     /// Reads answers that are differences to what is here.
     differences: Option<Decoder>,
-    is_encoded: bool,
-    seen: Vec<Seen>,
 }
 
 /// Which answer a chunk is of.
@@ -52,16 +60,22 @@ impl Copies {
             chunks: if spec.rows { Vec::new() } else { chunks.clone() },
             values: Buffer::zeroed(0),
             payloads: Vec::new(),
-            differences: None,
-            is_encoded: false,
+            codecs: BTreeMap::new(),
             seen: Vec::new(),
         };
         Copies { tables: specs.iter().zip(chunks).map(copy).collect() }
     }
 
-    /// Keeps a chunk, unless it is older than what is there.
-    pub(super) fn take(&mut self, from: ShardId, header: &Header, payload: &[u8]) -> Result<(), Unfit> {
-        let (copy, number) = (self.tables.get_mut(header.table.0 as usize), header.chunk as usize);
+    /// Keeps a chunk of an answer, unless it is older than what is there. Answers of a table are numbered by `edition`.
+    pub(super) fn take(
+        &mut self,
+        from: ShardId,
+        params: &Params,
+        edition: u32,
+        payload: &[u8],
+    ) -> Result<(), Unfit> {
+        let table = params.subject.table.0 as usize;
+        let (copy, number) = (self.tables.get_mut(table), params.piece.chunk as usize);
         let copy = copy.ok_or(Unfit::Shape)?;
         let chunk = *copy.chunks.get(number).filter(|chunk| chunk.shard == from).ok_or(Unfit::Shape)?;
         if copy.seen.is_empty() {
@@ -69,21 +83,34 @@ impl Copies {
             copy.payloads = vec![None; copy.chunks.len()];
         }
         let seen = copy.seen[number];
-        if seen.edition.is_none_or(|known| is_at_least(header.rows, known)) {
-            match header.flags.has(Flags::ENCODED) {
-                true => copy.put_encoded(number, chunk, payload)?,
-                false => copy.put(number, chunk, payload)?,
+        if seen.edition.is_none_or(|known| is_at_least(edition, known)) {
+            if params.form.is_encoded() {
+                copy.put_encoded(number, chunk, payload)?;
+            } else {
+                copy.put(number, chunk, payload)?;
             }
-            copy.seen[number] = Seen { version: header.version, edition: Some(header.rows) };
+            copy.seen[number] = Seen { version: params.version, edition: Some(edition) };
         }
         Ok(())
     }
 
-    /// How the servers encode answers of a table.
-    pub(super) fn set_codec(&mut self, table: usize, codec: Codec) {
-        let Some(copy) = self.tables.get_mut(table).filter(|copy| !copy.is_encoded) else { return };
-        copy.is_encoded = !codec.is_none();
-        copy.differences = codec.is_for_differences().then(|| Decoder::new(Arc::new(codec)));
+    /// How a server encodes answers of a table from now on. What it made otherwise is not handed out any more.
+    pub(super) fn set_codec(&mut self, table: usize, server: ServerId, codec: Codec) {
+        let Some(copy) = self.tables.get_mut(table) else { return };
+        let text = (!codec.is_none()).then(|| codec.to_string());
+        if copy.codecs.get(&server).map(|known| &known.text) == text.as_ref() {
+            return;
+        }
+        copy.codecs.remove(&server);
+        if let Some(text) = text {
+            let differences = codec.is_for_differences().then(|| Decoder::new(Arc::new(codec)));
+            copy.codecs.insert(server, AnswerCodec { text, differences });
+        }
+        let chunks = copy.chunks.iter().zip(copy.payloads.iter_mut().zip(&mut copy.seen));
+        for (_, (payload, seen)) in chunks.filter(|(chunk, _)| chunk.shard.server == server) {
+            *payload = None;
+            seen.edition = None;
+        }
     }
 
     /// What brings a chunk to a worker: its bytes, how many there are, and whether a codec made them.
@@ -94,7 +121,8 @@ impl Copies {
             return Some((Body::Bytes(payload.clone()), payload.len(), true));
         }
         let (start, len) = self.place(table, number)?;
-        Some((Body::Stored { buffer: table as u64, start, len }, len, false))
+        let buffer = Memory::Copy { table }.to_bits();
+        Some((Body::Stored { buffer, start, len }, len, false))
     }
 
     /// Whether this answer, or a later one, of these chunks is here whole.
@@ -151,11 +179,12 @@ impl Copy {
     /// else is passed on as it is.
     fn put_encoded(&mut self, number: usize, chunk: Chunk, payload: &[u8]) -> Result<(), Unfit> {
         let (start, len) = (chunk.start as usize, chunk.len as usize);
-        if let Some(decoder) = &mut self.differences {
+        let codec = self.codecs.get_mut(&chunk.shard.server).ok_or(Unfit::Shape)?;
+        if let Some(decoder) = &mut codec.differences {
             let values = self.values.as_mut_slice().get_mut(start..start + len).ok_or(Unfit::Shape)?;
             return decoder.decode_add(payload, values).map_err(|_| Unfit::Shape);
         }
-        if !self.is_encoded || payload.len() > codec::PREFIX_BYTES + 4 * len {
+        if payload.len() > codec::PREFIX_BYTES + 4 * len {
             return Err(Unfit::Shape);
         }
         let kept = self.payloads[number].get_or_insert_default();
@@ -173,8 +202,8 @@ fn is_at_least(number: u32, other: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{ServerId, TableId};
-    use crate::wire::Kind;
+    use crate::types::TableId;
+    use crate::wire::{Header, Kind};
 
     const SHARD: ShardId = ShardId { server: ServerId(0), core: 0 };
 
@@ -183,9 +212,14 @@ mod tests {
         Copies::new(&[TableSpec::dense("w", [4])], &[chunks])
     }
 
+    fn params(table: u32, chunk: u32, version: Clock) -> Params {
+        let header = Header { table: TableId(table), chunk, version, ..Header::new(Kind::Params) };
+        Params::decode(&header)
+    }
+
     fn take(copies: &mut Copies, chunk: u32, edition: u32, value: f32) -> Result<(), Unfit> {
-        let header = Header { chunk, rows: edition, version: edition.into(), ..Header::new(Kind::Params) };
-        copies.take(SHARD, &header, bytemuck::cast_slice(&[value; 2]))
+        let params = params(0, chunk, edition.into());
+        copies.take(SHARD, &params, edition, bytemuck::cast_slice(&[value; 2]))
     }
 
     #[test]
@@ -210,15 +244,29 @@ mod tests {
     }
 
     #[test]
+    fn what_another_codec_made_is_not_handed_out() {
+        let codec =
+            |text: &str| Codec::for_answers(&crate::registry::Registry::builtin().codec, text).unwrap();
+        let mut copies = copies();
+        copies.set_codec(0, SHARD.server, codec("f16"));
+        let encoded = Params { form: crate::wire::frame::Form::Encoded, ..params(0, 0, 1) };
+        copies.take(SHARD, &encoded, 1, &[0; 12]).unwrap();
+        copies.set_codec(0, SHARD.server, codec("f16"));
+        assert!(copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., is_encoded)| is_encoded));
+        copies.set_codec(0, SHARD.server, codec("none"));
+        assert!(!copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., is_encoded)| !is_encoded));
+        assert_eq!(copies.take(SHARD, &encoded, 2, &[0; 12]), Err(Unfit::Shape));
+    }
+
+    #[test]
     fn what_does_not_fit_the_plan_is_not_taken() {
         let mut copies = copies();
-        let header = Header { table: TableId(1), ..Header::new(Kind::Params) };
-        assert_eq!(copies.take(SHARD, &header, &[0; 8]), Err(Unfit::Shape));
+        assert_eq!(copies.take(SHARD, &params(1, 0, 0), 0, &[0; 8]), Err(Unfit::Shape));
         assert_eq!(take(&mut copies, 2, 1, 0.0), Err(Unfit::Shape));
-        let header = Header::new(Kind::Params);
-        assert_eq!(copies.take(SHARD, &header, &[0; 4]), Err(Unfit::Shape));
+        let first = params(0, 0, 0);
+        assert_eq!(copies.take(SHARD, &first, 0, &[0; 4]), Err(Unfit::Shape));
         let other = ShardId { server: ServerId(1), core: 0 };
-        assert_eq!(copies.take(other, &header, &[0; 8]), Err(Unfit::Shape));
+        assert_eq!(copies.take(other, &first, 0, &[0; 8]), Err(Unfit::Shape));
         assert_eq!(copies.memory_bytes(), 0);
     }
 }

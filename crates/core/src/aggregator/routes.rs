@@ -1,5 +1,7 @@
 //! Requests of workers that an aggregator has put to a shard under numbers of its own.
 
+use super::aggregate::AggregateId;
+use crate::store::Place;
 use crate::types::{Clock, WorkerId};
 use std::collections::BTreeMap;
 
@@ -11,8 +13,8 @@ pub(super) struct Route {
     pub(super) clock: Clock,
     /// The worker's own number for it.
     pub(super) request: u64,
-    /// The sum that its push is complete in; `None` for one that was passed on as it is.
-    pub(super) sum: Option<u64>,
+    /// The aggregate that its push is complete in; `None` for a request that was passed on as it is.
+    pub(super) aggregate: Option<AggregateId>,
     /// Whether it is a push that was passed on.
     pub(super) is_push: bool,
     /// An acknowledgement is to come.
@@ -21,8 +23,8 @@ pub(super) struct Route {
     pub(super) awaits_params: bool,
     /// Payload bytes that were passed on for it.
     pub(super) bytes: usize,
-    /// Where in the worker's shared memory the table's parameters are to lie; 0 for nowhere.
-    pub(super) landing: u64,
+    /// Where in the worker's shared memory the table's parameters are to lie.
+    pub(super) reply_place: Option<Place>,
 }
 
 /// All of them, by the aggregator's numbers.
@@ -37,7 +39,7 @@ pub(super) struct Routes {
 impl Routes {
     pub(super) fn open(&mut self, route: Route) -> u64 {
         self.last += 1;
-        if route.sum.is_none() {
+        if route.aggregate.is_none() {
             self.passed.insert((route.worker, route.request), self.last);
         }
         self.by_number.insert(self.last, route);
@@ -96,10 +98,83 @@ impl Routes {
         self.passed.len() >= limit && self.passed.range((worker, 0)..=(worker, u64::MAX)).count() >= limit
     }
 
+    /// Whether every request that was passed on is found by its worker's number.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for (&(worker, request), number) in &self.passed {
+            let route = self.by_number.get(number);
+            if route.is_none_or(|route| (route.worker, route.request) != (worker, request)) {
+                return Err(format!("request {request} of {worker} is not at {number}"));
+            }
+        }
+        match self.by_number.values().find(|route| !route.awaits_ack && !route.awaits_params) {
+            Some(route) => Err(format!("{route:?} waits for nothing")),
+            None => Ok(()),
+        }
+    }
+
     fn close_if_done(&mut self, number: u64) {
         let is_done = |route: &Route| !route.awaits_ack && !route.awaits_params;
         if self.by_number.get(&number).is_some_and(is_done) {
             self.close(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(worker: u32, request: u64, aggregate: Option<AggregateId>) -> Route {
+        Route {
+            worker: WorkerId(worker),
+            table: 0,
+            clock: 0,
+            request,
+            aggregate,
+            is_push: true,
+            awaits_ack: true,
+            awaits_params: true,
+            bytes: 0,
+            reply_place: None,
+        }
+    }
+
+    #[test]
+    fn a_route_ends_with_the_last_thing_that_it_waits_for() {
+        let mut routes = Routes::default();
+        let number = routes.open(route(0, 5, None));
+        assert_eq!(routes.passed(WorkerId(0), 5).map(|(number, _)| number), Some(number));
+        assert_eq!(routes.acknowledge(number).map(|route| route.request), Some(5));
+        assert_eq!(routes.acknowledge(number), None, "once");
+        assert!(routes.get(number).is_some());
+        routes.answered(number);
+        assert!(routes.get(number).is_none() && routes.passed(WorkerId(0), 5).is_none());
+        assert_eq!(routes.check(), Ok(()));
+    }
+
+    #[test]
+    fn routes_of_one_worker_are_closed_together() {
+        let mut routes = Routes::default();
+        let aggregate = Some(AggregateId(1));
+        let numbers = [(0, 1, None), (0, 2, aggregate), (1, 1, None)]
+            .map(|(worker, request, aggregate)| routes.open(route(worker, request, aggregate)));
+        assert!(routes.passed(WorkerId(0), 2).is_none(), "it was not passed on");
+        assert!(routes.has_many(WorkerId(0), 1) && !routes.has_many(WorkerId(0), 2));
+        routes.close_all_of(WorkerId(0));
+        let is_there = numbers.map(|number| routes.get(number).is_some());
+        assert_eq!((is_there, routes.check()), ([false, false, true], Ok(())));
+        routes.clear();
+        assert!(routes.get(numbers[2]).is_none() && routes.passed(WorkerId(1), 1).is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut routes = Routes::default();
+        let number = routes.open(route(0, 1, None));
+        routes.by_number.remove(&number);
+        assert!(routes.check().is_err(), "a request without a route");
+        let mut routes = Routes::default();
+        routes.open(Route { awaits_ack: false, awaits_params: false, ..route(0, 1, None) });
+        assert!(routes.check().is_err(), "a route that ends with nothing");
     }
 }

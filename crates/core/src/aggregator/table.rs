@@ -1,47 +1,46 @@
-//! A table on its way through an aggregator: what its workers are pushing of it, and what becomes of that.
+//! A table on its way through an aggregator to one shard: how far its workers' pushes are, and what becomes of them.
 
-use super::lane::Lane;
+use super::aggregate::AggregateId;
 use super::routes::Route;
 use crate::absence::Absent;
-use crate::codec::{self, Content, Context, Decoder, Encoder};
+use crate::codec::{self, Codec, Context, Encoder};
+use crate::intake::{Intake, Push};
 use crate::limits;
-use crate::policy::NonFinite;
 use crate::store::Buffer;
-use crate::table::{Chunk, TableSpec};
+use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{Clock, WorkerId};
-use crate::wire::{Cause, Fault, Flags, Header};
+use crate::wire::{Cause, Fault, frame};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+/// Sum buffers that are kept for the next clock.
+const SPARE_BUFFERS: usize = 2;
+
+/// The intake of an aggregator's pushes: all of them go into aggregates, and nothing is kept with them.
+pub(super) type PushIntake = Intake<(), ()>;
+
 /// A table's part on one shard, as its gradients pass through here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Table {
-    pub(super) name: String,
-    pub(super) chunks: Vec<PartChunk>,
-    pub(super) elements: usize,
-    pub(super) policy: SumPolicy,
-    /// Pushes that are half here.
-    pub(super) incoming: BTreeMap<WorkerId, Incoming>,
-    /// The last clock that is complete in a sum.
-    pub(super) done: BTreeMap<WorkerId, Clock>,
+    layout: Layout,
+    policy: SumPolicy,
+    /// The last clock that is complete in an aggregate, or that a worker owes nothing of.
+    done: BTreeMap<WorkerId, Clock>,
     /// Complete pushes that the shard has not noted.
-    pub(super) held: BTreeMap<WorkerId, usize>,
-    pub(super) passed: BTreeMap<WorkerId, Passed>,
+    unnoted: BTreeMap<WorkerId, usize>,
+    passed: BTreeMap<WorkerId, Passed>,
     /// Clocks that the shard refused, and how often.
-    pub(super) attempts: BTreeMap<Clock, u32>,
-    /// The sum that gradients of a clock go to.
-    pub(super) open: BTreeMap<Clock, u64>,
-    pub(super) spare: Vec<Buffer>,
-    /// The first epoch since which frames mean what they mean now. What is sent says no later one: a shard may be behind.
-    pub(super) valid_from: u32,
-    /// Reads what workers push, where a codec makes it.
-    pub(super) decoder: Option<Decoder>,
-    /// Makes sums smaller by the same codec. What it keeps is of this aggregator's sums alone.
-    pub(super) encoder: Option<Encoder>,
-    /// The table's elements, and how many of them are a row.
-    size: (u64, usize),
-    /// What the random choices of a codec follow from: the job's seed, who this is, and which table.
-    pub(super) identity: (u64, u32, u32),
+    attempts: BTreeMap<Clock, u32>,
+    /// The aggregate that gradients of a clock go to.
+    open: BTreeMap<Clock, AggregateId>,
+    spare: Vec<Buffer>,
+    codec: Option<Arc<Codec>>,
+    /// Makes sums smaller. What it keeps is of this aggregator's sums alone.
+    encoder: Option<Encoder>,
+    seeds: CodecSeeds,
+    /// Frames of earlier epochs mean something else.
+    valid_from: u32,
 }
 
 /// What becomes of a table's gradients here.
@@ -53,171 +52,270 @@ pub(super) struct SumPolicy {
     pub(super) hold: Duration,
     /// Whether it is held as long as others are at it: the time begins again with everything that is added.
     pub(super) is_patient: bool,
-    pub(super) nonfinite: NonFinite,
 }
 
-/// A chunk of the part.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PartChunk {
-    pub(super) number: u32,
-    /// First element in the table.
-    pub(super) table_start: u64,
-    /// First element in the part.
-    pub(super) start: usize,
-    pub(super) len: usize,
-}
-
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub(super) clock: Clock,
-    pub(super) request: u64,
-    /// Frames before this one were taken.
-    pub(super) next_part: usize,
-    /// A frame of this attempt was refused; the rest of the attempt is ignored.
-    pub(super) refused: bool,
+/// What the random choices of a codec follow from.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CodecSeeds {
+    /// The job's seed.
+    pub(super) job: u64,
+    /// This aggregator's number, complemented so that it never collides with a worker's rank.
+    pub(super) sender: u32,
+    pub(super) table: u32,
 }
 
 /// Pushes that were passed on as they are, because gradients of the table were not added up then.
 #[derive(Debug, Default)]
-pub(super) struct Passed {
+struct Passed {
     /// Clocks that the shard has not acknowledged.
-    pub(super) under_way: BTreeSet<Clock>,
+    under_way: BTreeSet<Clock>,
     /// The last one that it has.
-    pub(super) done: Option<Clock>,
+    done: Option<Clock>,
+}
+
+/// The way of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Into an aggregate.
+    Up,
+    /// To the shard as it is. `is_new` for the first frame of a push that was not under way.
+    Past { is_new: bool },
 }
 
 impl Table {
-    /// A table of which this shard holds these chunks, with their numbers.
+    /// A table of which the shard holds these chunks, with their numbers.
     pub(super) fn new(spec: &TableSpec, chunks: impl Iterator<Item = (u32, Chunk)>) -> Table {
-        let mut elements = 0;
-        let place = |(number, chunk): (u32, Chunk)| {
-            let (start, len) = (elements, chunk.len as usize);
-            elements += len;
-            PartChunk { number, table_start: chunk.start, start, len }
-        };
-        let chunks = chunks.map(place).collect();
-        let size = (spec.elements(), spec.columns());
-        Table { name: spec.name.clone(), chunks, elements, size, ..Table::default() }
+        Table {
+            layout: Layout::new(spec.clone(), chunks),
+            policy: SumPolicy::default(),
+            done: BTreeMap::new(),
+            unnoted: BTreeMap::new(),
+            passed: BTreeMap::new(),
+            attempts: BTreeMap::new(),
+            open: BTreeMap::new(),
+            spare: Vec::new(),
+            codec: None,
+            encoder: None,
+            seeds: CodecSeeds::default(),
+            valid_from: 0,
+        }
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Whether the shard holds nothing of the table.
+    pub(super) fn is_empty(&self) -> bool {
+        self.layout.chunks().is_empty()
+    }
+
+    pub(super) fn policy(&self) -> SumPolicy {
+        self.policy
     }
 
     pub(super) fn set_policy(&mut self, policy: SumPolicy) {
         self.policy = policy;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
+    /// How gradients are encoded from this epoch on. Whether that is new.
+    pub(super) fn set_codec(
+        &mut self,
+        codec: Option<Arc<Codec>>,
+        seeds: CodecSeeds,
+        valid_from: u32,
+    ) -> bool {
+        self.valid_from = valid_from;
+        self.seeds = seeds;
+        let text = |codec: &Option<Arc<Codec>>| codec.as_ref().map(|codec| codec.to_string());
+        if text(&self.codec) == text(&codec) {
+            return false;
+        }
+        self.encoder = codec.clone().map(|codec| Encoder::new(codec, self.layout.elements()));
+        self.codec = codec;
+        true
     }
 
-    pub(super) fn elements(&self) -> usize {
-        self.elements
+    /// The first epoch since which frames mean what they mean now. Frames that are sent say no later one: a shard may not
+    /// have entered it yet.
+    pub(super) fn valid_from(&self) -> u32 {
+        self.valid_from
     }
 
-    pub(super) fn chunk_numbers(&self) -> Vec<u32> {
-        self.chunks.iter().map(|chunk| chunk.number).collect()
+    /// Whether frames of an epoch mean here what they meant to their sender.
+    pub(super) fn check_epoch(&self, epoch: u32) -> Result<(), Fault> {
+        if epoch >= self.valid_from {
+            return Ok(());
+        }
+        let what =
+            format!("the frame is of epoch {epoch}; frames are valid from epoch {} on", self.valid_from);
+        Err(self.fault(Cause::StaleEpoch, what))
     }
 
-    pub(super) fn memory_bytes(&self) -> usize {
-        let spare: usize = self.spare.iter().map(Buffer::memory_bytes).sum();
-        spare + self.encoder.as_ref().map_or(0, Encoder::memory_bytes)
+    pub(super) fn fault(&self, cause: Cause, what: String) -> Fault {
+        Fault { cause, message: format!("table `{}`: {what}", self.layout.name()) }
+    }
+
+    /// The way that a push goes. One that is sent again goes the way it went before, and the pushes of a worker never
+    /// overtake each other.
+    pub(super) fn way(
+        &self,
+        worker: WorkerId,
+        push: &frame::Push,
+        intake: &PushIntake,
+    ) -> Result<Way, Fault> {
+        if self.is_empty() || push.form.is_rows() {
+            return Ok(Way::Past { is_new: false });
+        }
+        let (clock, is_done) = (push.clock, self.is_done(worker, push.clock));
+        let passed = self.passed.get(&worker);
+        let was_passed = passed.is_some_and(|passed| {
+            passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done && !is_done)
+        });
+        if was_passed {
+            return Ok(Way::Past { is_new: false });
+        }
+        let is_under_way = intake.under_way(worker).is_some_and(|push| push.clock() == clock);
+        // The middle of a push that did not begin is ignored by the intake.
+        if is_done || push.piece.sequence > 0 || is_under_way {
+            return Ok(Way::Up);
+        }
+        let passing = passed.map_or(0, |passed| passed.under_way.len());
+        if passing == 0 && (self.unnoted(worker) > 0 || self.policy.adds_up) {
+            return Ok(Way::Up);
+        }
+        if passing >= limits::MAX_HELD_PUSHES {
+            let what = format!("{passing} pushes of {worker} are under way; wait for them before pushing on");
+            return Err(self.fault(Cause::TooFarAhead, what));
+        }
+        Ok(Way::Past { is_new: true })
+    }
+
+    /// A push begins to be passed on.
+    pub(super) fn begin_passing(&mut self, worker: WorkerId, clock: Clock) {
+        self.passed.entry(worker).or_default().under_way.insert(clock);
+    }
+
+    /// The shard acknowledged a push that was passed on, or refused it.
+    pub(super) fn end_passing(&mut self, route: &Route, is_taken: bool) {
+        if let Some(passed) = self.passed.get_mut(&route.worker) {
+            passed.under_way.remove(&route.clock);
+            if is_taken {
+                passed.done = passed.done.max(Some(route.clock));
+            }
+        }
+    }
+
+    /// Whether a push is complete in an aggregate.
+    pub(super) fn is_done(&self, worker: WorkerId, clock: Clock) -> bool {
+        self.done.get(&worker).is_some_and(|&done| clock <= done)
+    }
+
+    /// Complete pushes of a worker that the shard has not noted.
+    pub(super) fn unnoted(&self, worker: WorkerId) -> usize {
+        self.unnoted.get(&worker).copied().unwrap_or(0)
+    }
+
+    /// The same of all workers.
+    pub(super) fn all_unnoted(&self) -> impl Iterator<Item = (WorkerId, usize)> + '_ {
+        self.unnoted.iter().map(|(&worker, &unnoted)| (worker, unnoted))
+    }
+
+    /// A push is complete in an aggregate.
+    pub(super) fn complete(&mut self, worker: WorkerId, clock: Clock) {
+        self.done.insert(worker, clock);
+        *self.unnoted.entry(worker).or_default() += 1;
+    }
+
+    /// The shard has noted a complete push.
+    pub(super) fn note(&mut self, worker: WorkerId) {
+        if let Some(unnoted) = self.unnoted.get_mut(&worker) {
+            *unnoted = unnoted.saturating_sub(1);
+        }
+    }
+
+    /// A worker joins, and owes nothing before this clock.
+    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) {
+        if let Some(before) = clock.checked_sub(1) {
+            self.done.insert(worker, before);
+        }
     }
 
     /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
-    pub(super) fn position(&self, worker: WorkerId, clock: Clock) -> usize {
-        if self.done.get(&worker).is_some_and(|&done| done >= clock) {
-            return self.chunks.len();
+    pub(super) fn position(&self, worker: WorkerId, clock: Clock, intake: &PushIntake) -> usize {
+        let all = self.layout.chunks().len();
+        if self.is_done(worker, clock) {
+            return all;
         }
-        match self.incoming.get(&worker) {
-            Some(incoming) if incoming.clock == clock => incoming.next_part,
-            Some(incoming) if incoming.clock > clock => self.chunks.len(),
+        match intake.under_way(worker) {
+            Some(push) if push.clock() == clock => push.frames() as usize,
+            Some(push) if push.clock() > clock => all,
             _ => 0,
         }
     }
 
-    pub(super) fn under_way(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Incoming> {
-        self.incoming.get_mut(&worker).filter(|incoming| incoming.clock == clock)
+    /// A push may be made again from its beginning.
+    pub(super) fn forget_push(&mut self, worker: WorkerId, clock: Clock, intake: &mut PushIntake) {
+        intake.forget(worker, clock);
+        if self.done.get(&worker) == Some(&clock) {
+            match clock.checked_sub(1) {
+                Some(before) => self.done.insert(worker, before),
+                None => self.done.remove(&worker),
+            };
+        }
     }
 
-    pub(super) fn fault(&self, cause: Cause, what: String) -> Fault {
-        Fault { cause, message: format!("table `{}`: {what}", self.name) }
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
+        self.passed.remove(&worker);
+        self.done.remove(&worker);
+        self.unnoted.remove(&worker);
     }
 
-    /// Whether a frame is the next one of a push that fits; its values. Those that a codec made are lent by the decoder.
-    pub(super) fn check<'a>(
-        &self,
-        worker: WorkerId,
-        header: &Header,
-        payload: &'a [u8],
-        decoder: Option<&'a mut Decoder>,
-    ) -> Result<Content<'a>, Fault> {
-        let clock = header.clock;
-        let newer = self.incoming.get(&worker).map(|incoming| incoming.clock).filter(|&newer| newer > clock);
-        if let Some(newer) = newer {
-            let what = format!("{worker} gave up its push of clock {clock} when it began clock {newer}");
-            return Err(self.fault(Cause::Protocol, what));
-        }
-        let index = header.part as usize;
-        if index > self.position(worker, clock) {
-            return Err(self.fault(Cause::Protocol, "frames of a push are missing".into()));
-        }
-        let held = self.held.get(&worker).copied().unwrap_or(0);
-        if held >= limits::MAX_HELD_PUSHES {
-            let what = format!("{held} pushes of {worker} are held here; wait for them before pushing on");
-            return Err(self.fault(Cause::TooFarAhead, what));
-        }
-        let fits = |chunk: &&PartChunk| {
-            let is_last = index + 1 == self.chunks.len();
-            chunk.number == header.chunk && header.flags.has(Flags::LAST) == is_last
-        };
-        let chunk = self.chunks.get(index).filter(fits);
-        let values: Option<Content<'a>> = match (chunk, header.flags.has(Flags::ENCODED), decoder) {
-            (Some(chunk), true, Some(decoder)) => match decoder.read(payload, chunk.len) {
-                Ok(values) => Some(values),
-                Err(why) => {
-                    let what = format!("{worker} pushed chunk {} at clock {clock}; {why}", header.chunk);
-                    return Err(self.fault(Cause::Shape, what));
-                }
-            },
-            (Some(chunk), false, _) => {
-                header.dtype.values(payload).filter(|values| values.len() == chunk.len).map(Content::from)
-            }
-            _ => None,
-        };
-        let Some(values) = values else {
-            let (bytes, dtype) = (payload.len(), header.dtype);
-            let what = format!("{bytes} bytes of {dtype:?} for chunk {} as frame {index}", header.chunk);
-            return Err(self.fault(Cause::Shape, what));
-        };
-        if self.policy.nonfinite == NonFinite::Reject && !values.all_finite() {
-            let what = format!(
-                "the gradient that {worker} pushed at clock {clock} has NaN or Inf in chunk {}; it was not applied \
-                 (nonfinite=reject)",
-                header.chunk
-            );
-            return Err(self.fault(Cause::NonFinite, what));
-        }
-        Ok(values)
+    /// The aggregate that gradients of a clock go to.
+    pub(super) fn open(&self, clock: Clock) -> Option<AggregateId> {
+        self.open.get(&clock).copied()
     }
 
-    /// What is absent from a frame's gradient, and its values, with zeros there.
-    pub(super) fn read_absent(
-        &self,
-        header: &Header,
-        payload: &[u8],
-        decoder: Option<&mut Decoder>,
-    ) -> Result<(Absent, Vec<f32>), Fault> {
-        let chunk = self.chunks.get(header.part as usize).filter(|chunk| chunk.number == header.chunk);
-        let read = match chunk {
-            Some(chunk) => Absent::read_push(header, payload, chunk.len, decoder),
-            None => Err("it is out of turn".into()),
-        };
-        read.map_err(|why| {
-            let what = format!("chunk {} as frame {} at clock {}", header.chunk, header.part, header.clock);
-            self.fault(Cause::Shape, format!("{what}: {why}"))
-        })
+    pub(super) fn set_open(&mut self, clock: Clock, id: AggregateId) {
+        self.open.insert(clock, id);
     }
 
-    /// What travels instead of the sum of a chunk; `None` when that is the sum itself, or nothing. What was not sent up
-    /// of absent ranges waits.
+    /// Gradients of a clock go to another aggregate from now on.
+    pub(super) fn close(&mut self, clock: Clock) {
+        self.open.remove(&clock);
+    }
+
+    /// Clocks of which there are open aggregates.
+    pub(super) fn open_clocks(&self) -> Vec<Clock> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Which attempt at aggregates of a clock this is.
+    pub(super) fn attempt(&self, clock: Clock) -> u32 {
+        self.attempts.get(&clock).copied().unwrap_or(0)
+    }
+
+    /// The shard refused all aggregates of an attempt.
+    pub(super) fn end_attempt(&mut self, clock: Clock) {
+        *self.attempts.entry(clock).or_default() += 1;
+        if self.attempts.len() > limits::MAX_REFUSED_SUMS {
+            self.attempts.pop_first();
+        }
+    }
+
+    /// Memory for another aggregate; what is in it is of no meaning.
+    pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
+        self.spare.pop().or_else(|| Buffer::try_zeroed(self.layout.elements()))
+    }
+
+    pub(super) fn keep_buffer(&mut self, buffer: Buffer) {
+        if self.spare.len() < SPARE_BUFFERS {
+            self.spare.push(buffer);
+        }
+    }
+
+    /// The payload that travels instead of the sum of a chunk; `None` when that is the sum itself, or nothing. What was not
+    /// sent of absent ranges waits.
     pub(super) fn encode(
         &mut self,
         clock: Clock,
@@ -225,95 +323,151 @@ impl Table {
         sum: &[f32],
         absent: &Absent,
     ) -> Option<Vec<u8>> {
-        let PartChunk { number, table_start, start, len } = self.chunks[index];
-        if absent.covers(len) {
+        let chunk = self.layout.chunks()[index];
+        let encoder = self.encoder.as_mut()?;
+        if absent.covers(chunk.len) {
             return None;
         }
-        let (seed, sender, table) = self.identity;
+        let CodecSeeds { job, sender, table } = self.seeds;
         let context = Context {
             step: clock,
-            seed: codec::stretch_seed(seed, sender, table, clock, number),
-            table_elements: self.size.0,
-            start: table_start,
-            columns: self.size.1,
+            seed: codec::stretch_seed(job, sender, table, clock, chunk.number),
+            table_elements: self.layout.spec().elements(),
+            start: chunk.table_start,
+            columns: self.layout.spec().columns(),
             ..Context::default()
         };
-        let mut payload = Vec::new();
-        let encoder = self.encoder.as_mut()?;
         let largest = encoder.codec().largest();
         if largest < f32::MAX && sum.iter().any(|value| value.abs() > largest) {
             // Each gradient fitted, and their sum does not.
             return None;
         }
-        // The servers say what is to become of a sum that is not finite.
+        let mut payload = Vec::new();
+        let start = chunk.start;
+        // The servers decide what becomes of a sum that is not finite.
         encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut payload)).ok()?;
         Some(payload)
     }
 
-    /// A sum of a chunk that was encoded was refused, and what it is made of comes again.
+    /// An encoded sum of a chunk was refused, and the gradients in it come again.
     pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &[u8], absent: &Absent) {
-        let start = self.chunks[index].start;
+        let start = self.layout.chunks()[index].start;
         if let Some(encoder) = &mut self.encoder {
             encoder.holding(start, absent, |encoder| encoder.undo(start, sum, payload));
         }
     }
 
-    /// One word about a push that cannot begin, or go on, is enough: the rest of the attempt is passed over.
-    pub(super) fn refuse_once(
-        &mut self,
-        worker: WorkerId,
-        header: &Header,
-        fault: Fault,
-    ) -> Result<(), Fault> {
-        let told = match self.under_way(worker, header.clock) {
-            Some(incoming) => std::mem::replace(&mut incoming.refused, true),
-            None => true,
-        };
-        if told && header.part > 0 { Ok(()) } else { Err(fault) }
+    pub(super) fn memory_bytes(&self) -> usize {
+        let spare: usize = self.spare.iter().map(Buffer::memory_bytes).sum();
+        spare + self.encoder.as_ref().map_or(0, Encoder::memory_bytes)
+    }
+
+    /// Whether how far pushes are fits together.
+    pub(super) fn check(&self, intake: &PushIntake) -> Result<(), String> {
+        intake.check()?;
+        let is_done = |push: &&Push<(), ()>| self.is_done(push.worker(), push.clock());
+        match intake.pushes().find(is_done) {
+            Some(push) => Err(format!("{} is at clock {}, which is complete", push.worker(), push.clock())),
+            None => Ok(()),
+        }
     }
 }
 
-impl Lane {
-    /// Files a worker's push by the way that it goes: true when it is added up here, false when it is passed on. One that is
-    /// sent again goes the way it went before, and the pushes of a worker never overtake each other.
-    pub(super) fn file_push(&mut self, worker: WorkerId, header: &Header) -> Result<bool, Fault> {
-        let Some(table) = self.tables.get_mut(header.table.0 as usize) else { return Ok(false) };
-        if table.is_empty() || header.flags.has(Flags::ROWS) {
-            return Ok(false);
-        }
-        let clock = header.clock;
-        let is_done = table.done.get(&worker).is_some_and(|&done| clock <= done);
-        let was_passed = |passed: &Passed| {
-            passed.under_way.contains(&clock) || passed.done.is_some_and(|done| clock <= done && !is_done)
-        };
-        if table.passed.get(&worker).is_some_and(was_passed) {
-            return Ok(false);
-        }
-        // What is in the middle of a push that did not begin is passed over here.
-        if is_done || header.part > 0 || table.under_way(worker, clock).is_some() {
-            return Ok(true);
-        }
-        let passing = table.passed.get(&worker).map_or(0, |passed| passed.under_way.len());
-        let holding = table.held.get(&worker).copied().unwrap_or(0);
-        if passing == 0 && (holding > 0 || table.policy.adds_up) {
-            return Ok(true);
-        }
-        if passing >= limits::MAX_HELD_PUSHES {
-            let what = format!("{passing} pushes of {worker} are under way; wait for them before pushing on");
-            return Err(table.fault(Cause::TooFarAhead, what));
-        }
-        table.passed.entry(worker).or_default().under_way.insert(clock);
-        Ok(false)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::NonFinite;
+    use crate::types::{ServerId, ShardId, TableId};
+    use crate::wire::frame::{Form, Piece, Subject};
+
+    const WORKER: WorkerId = WorkerId(0);
+
+    fn table(adds_up: bool) -> (Table, PushIntake) {
+        let chunk = Chunk { shard: ShardId { server: ServerId(0), core: 0 }, start: 0, len: 4 };
+        let mut table = Table::new(&TableSpec::dense("w", [4]), [(0, chunk)].into_iter());
+        table.set_policy(SumPolicy { adds_up, ..SumPolicy::default() });
+        (table, Intake::new(None, NonFinite::Reject))
     }
 
-    /// The shard acknowledged a push that was passed on, or refused it.
-    pub(super) fn note_passed(&mut self, route: &Route, is_taken: bool) {
-        let table = self.tables.get_mut(route.table).filter(|_| route.is_push);
-        if let Some(passed) = table.and_then(|table| table.passed.get_mut(&route.worker)) {
-            passed.under_way.remove(&route.clock);
-            if is_taken {
-                passed.done = passed.done.max(Some(route.clock));
+    fn first_frame(clock: Clock) -> frame::Push {
+        frame::Push {
+            subject: Subject { epoch: 1, table: TableId(0), request: 1 },
+            clock,
+            piece: Piece { chunk: 0, sequence: 0, is_last: true },
+            form: Form::Dense,
+            has_absent: false,
+            want_params: false,
+            reply_place: None,
+        }
+    }
+
+    fn route(clock: Clock) -> Route {
+        Route {
+            worker: WORKER,
+            table: 0,
+            clock,
+            request: 1,
+            aggregate: None,
+            is_push: true,
+            awaits_ack: true,
+            awaits_params: false,
+            bytes: 0,
+            reply_place: None,
+        }
+    }
+
+    #[test]
+    fn a_question_for_the_way_of_a_push_changes_nothing() {
+        for adds_up in [true, false] {
+            let (table, intake) = table(adds_up);
+            let way = if adds_up { Way::Up } else { Way::Past { is_new: true } };
+            for clock in [0, 1, 0] {
+                assert_eq!(table.way(WORKER, &first_frame(clock), &intake), Ok(way));
             }
         }
+    }
+
+    #[test]
+    fn a_push_goes_the_way_it_went_before_and_none_overtakes_another() {
+        let (mut table, intake) = table(false);
+        table.begin_passing(WORKER, 0);
+        table.set_policy(SumPolicy { adds_up: true, ..SumPolicy::default() });
+        let way = |table: &Table, clock| table.way(WORKER, &first_frame(clock), &intake);
+        assert_eq!(way(&table, 0), Ok(Way::Past { is_new: false }), "sent again");
+        assert_eq!(way(&table, 1), Ok(Way::Past { is_new: true }), "the one before is still on its way");
+        table.end_passing(&route(0), true);
+        assert_eq!(way(&table, 0), Ok(Way::Past { is_new: false }), "the shard knows that it has it");
+        assert_eq!(way(&table, 1), Ok(Way::Up));
+        table.complete(WORKER, 1);
+        table.set_policy(SumPolicy { adds_up: false, ..SumPolicy::default() });
+        assert_eq!(way(&table, 2), Ok(Way::Up), "behind a push that the shard has not noted");
+        table.note(WORKER);
+        assert_eq!(way(&table, 2), Ok(Way::Past { is_new: true }));
+        assert_eq!(way(&table, 1), Ok(Way::Up), "complete in an aggregate");
+        // What the shard refused may go another way.
+        table.begin_passing(WORKER, 2);
+        table.end_passing(&route(2), false);
+        table.set_policy(SumPolicy { adds_up: true, ..SumPolicy::default() });
+        assert_eq!(way(&table, 2), Ok(Way::Up));
+    }
+
+    #[test]
+    fn a_worker_that_joins_is_waited_for_from_its_first_clock_on() {
+        let (mut table, intake) = table(true);
+        assert_eq!(table.position(WORKER, 4, &intake), 0);
+        table.join(WORKER, 5);
+        assert_eq!([4, 5].map(|clock| table.position(WORKER, clock, &intake)), [1, 0]);
+        table.remove_worker(WORKER);
+        table.join(WORKER, 0);
+        assert_eq!(table.position(WORKER, 0, &intake), 0);
+    }
+
+    #[test]
+    fn frames_from_before_the_codec_are_stale() {
+        let (mut table, _) = table(true);
+        assert_eq!(table.check_epoch(1), Ok(()));
+        assert!(!table.set_codec(None, CodecSeeds::default(), 3));
+        let causes = [2, 3, 4].map(|epoch| table.check_epoch(epoch).map_err(|fault| fault.cause));
+        assert_eq!(causes, [Err(Cause::StaleEpoch), Ok(()), Ok(())]);
     }
 }

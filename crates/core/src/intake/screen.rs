@@ -35,6 +35,7 @@ impl FiniteScreen {
         self.found
     }
 
+    #[inline]
     pub(super) fn check(&mut self, content: Content<'_>) -> Screened<'_> {
         if content.all_finite() {
             return Screened::Finite;

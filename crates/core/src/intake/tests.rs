@@ -7,6 +7,7 @@ use crate::table::{Chunk, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
 use crate::wire::frame::{Form, Piece, Subject};
 use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 
 const CHUNKS: u32 = 3;
 const LEN: usize = 2;
@@ -14,15 +15,16 @@ const LEN: usize = 2;
 /// Which frame of which push, with which values.
 type Added = (u32, Clock, usize, Vec<f32>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Recorder {
+    layout: Layout,
     added: Vec<Added>,
     absent: Vec<Absent>,
     rows: Vec<u32>,
     complete: Vec<(u32, Clock, u64)>,
     repeated: Vec<(u32, Clock)>,
     /// The clock that a worker's pushes go to next.
-    done: std::collections::BTreeMap<WorkerId, Clock>,
+    done: BTreeMap<WorkerId, Clock>,
     refuses: Option<Cause>,
     is_full: bool,
     steps: bool,
@@ -30,13 +32,36 @@ struct Recorder {
     destination: u8,
 }
 
+impl Recorder {
+    fn new(layout: Layout) -> Recorder {
+        Recorder {
+            layout,
+            added: Vec::new(),
+            absent: Vec::new(),
+            rows: Vec::new(),
+            complete: Vec::new(),
+            repeated: Vec::new(),
+            done: BTreeMap::new(),
+            refuses: None,
+            is_full: false,
+            steps: false,
+            asked_with: None,
+            destination: 0,
+        }
+    }
+}
+
 impl Sink for Recorder {
     type Destination = u8;
     type Kept = usize;
 
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<u8>) -> Result<Admission<u8>, Fault> {
         self.asked_with = so_far;
-        if let Some(cause) = self.refuses.clone() {
+        if let Some(cause) = self.refuses {
             return Err(Fault { cause, message: String::new() });
         }
         let is_done = self.done.get(&frame.worker).is_some_and(|&done| frame.push.clock <= done);
@@ -81,7 +106,6 @@ impl Sink for Recorder {
 }
 
 struct Bench {
-    layout: Layout,
     intake: Intake<u8, usize>,
     sink: Recorder,
     request: u64,
@@ -94,9 +118,8 @@ impl Bench {
             .map(|number| (number, Chunk { shard, start: u64::from(number) * LEN as u64, len: LEN as u32 }));
         let codec = (codec != "none").then(|| Arc::new(chain(codec)));
         Bench {
-            layout: Layout::new(spec, chunks),
             intake: Intake::new(codec, nonfinite),
-            sink: Recorder::default(),
+            sink: Recorder::new(Layout::new(spec, chunks)),
             request: 1,
         }
     }
@@ -111,7 +134,7 @@ impl Bench {
 
     fn take(&mut self, worker: u32, push: frame::Push, payload: &[u8]) -> Result<Taken, Cause> {
         let frame = PushFrame { now: Time::ZERO, worker: WorkerId(worker), push, payload };
-        let taken = self.intake.take(&self.layout, &frame, &mut self.sink);
+        let taken = self.intake.take(&frame, &mut self.sink);
         assert_eq!(self.intake.check(), Ok(()));
         taken.map_err(|fault| fault.cause)
     }
@@ -342,7 +365,7 @@ fn what_a_worker_is_at_is_forgotten_by_its_clock() {
     bench.intake.forget(WorkerId(0), 2);
     assert!(bench.intake.under_way(WorkerId(0)).is_some());
     bench.intake.forget(WorkerId(0), 3);
-    bench.intake.remove_worker(WorkerId(1));
+    assert_eq!(bench.intake.remove_worker(WorkerId(1)), Some(3));
     let left: Vec<WorkerId> = bench.intake.pushes().map(Push::worker).collect();
     assert_eq!((left, bench.intake.check()), (vec![WorkerId(2)], Ok(())));
     assert_eq!(bench.frames(0, 3, 0..3), Ok(Taken::Whole), "from its beginning");
@@ -459,7 +482,7 @@ fn sums_are_read_by_the_same_rules() {
     };
     let mut read = |chunk, values: &[f32]| {
         let payload = Aligned::of(values);
-        let read = bench.intake.read_sum(&bench.layout, AggregatorId(0), &sum(chunk), payload.bytes());
+        let read = bench.intake.read_sum(&bench.sink.layout, AggregatorId(0), &sum(chunk), payload.bytes());
         read.map(|sum| (sum.index, sum.start, sum.values.to_vec())).map_err(|fault| fault.cause)
     };
     assert_eq!(read(2, &[1.0, 2.0]), Ok((2, 4, vec![1.0, 2.0])));
@@ -468,7 +491,7 @@ fn sums_are_read_by_the_same_rules() {
     assert_eq!(read(2, &[1.0, f32::NAN]), Err(Cause::NonFinite));
     bench.intake.set_nonfinite(NonFinite::Clip);
     let payload = Aligned::of(&[1.0, f32::INFINITY]);
-    let read = bench.intake.read_sum(&bench.layout, AggregatorId(0), &sum(0), payload.bytes()).unwrap();
+    let read = bench.intake.read_sum(&bench.sink.layout, AggregatorId(0), &sum(0), payload.bytes()).unwrap();
     assert_eq!(read.values.to_vec(), [1.0, 1.0]);
 }
 
@@ -480,7 +503,7 @@ proptest! {
         acts in prop::collection::vec((0u32..3, 0u64..3, 0u32..CHUNKS, prop::bool::weighted(0.1)), 1..200),
     ) {
         let mut bench = Bench::dense();
-        let mut refused = std::collections::BTreeSet::new();
+        let mut refused = BTreeSet::new();
         for (worker, clock, sequence, is_nan) in acts {
             if sequence == 0 {
                 refused.remove(&(worker, clock));

@@ -67,6 +67,7 @@ impl<D: Copy, K: Default> Push<D, K> {
 
     /// A frame of an attempt arrived: the number of the frame that is wanted. None is wanted of an attempt that was
     /// refused; the first frame begins another attempt.
+    #[inline]
     pub(super) fn wanted(&mut self, sequence: u32, request: u64) -> u32 {
         self.request = request;
         self.is_refused &= sequence > 0;
@@ -74,6 +75,7 @@ impl<D: Copy, K: Default> Push<D, K> {
     }
 
     /// A frame of it was taken.
+    #[inline]
     pub(super) fn took(&mut self, chunk: u32) {
         self.next_sequence += 1;
         self.last_chunk = Some(chunk);
@@ -96,6 +98,7 @@ impl<D, K> Default for UnderWay<D, K> {
 }
 
 impl<D, K> UnderWay<D, K> {
+    #[inline]
     fn place(&self, worker: WorkerId) -> Option<usize> {
         let place = self.places.get(worker.0 as usize).copied().unwrap_or(0);
         (place as usize).checked_sub(1)
@@ -106,6 +109,7 @@ impl<D, K> UnderWay<D, K> {
     }
 
     /// The push of this clock, if it is the one that the worker is at.
+    #[inline]
     pub(super) fn at(&mut self, worker: WorkerId, clock: Clock) -> Option<&mut Push<D, K>> {
         let place = self.place(worker)?;
         Some(&mut self.pushes[place]).filter(|push| push.clock == clock)

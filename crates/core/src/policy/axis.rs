@@ -1,6 +1,6 @@
 //! The list of axes: for each its name, its default, what it is about, how its text is checked, and when it may change.
 
-use super::typed::{chunk_elements, codecs};
+use super::typed::{codecs, elements_in};
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -197,7 +197,7 @@ impl Axis {
                 let choices: Vec<String> = choices.iter().map(|choice| format!("`{choice}`")).collect();
                 Err(self.fault(format!("`{text}`: expected {}", choices.join(" or "))))
             }
-            Text::Bytes => chunk_elements(text).map(|_| ()).map_err(|why| self.fault(why)),
+            Text::Bytes => elements_in(text).map(|_| ()).map_err(|why| self.fault(why)),
             Text::Choice(_) | Text::Component(_) => Ok(()),
         }
     }

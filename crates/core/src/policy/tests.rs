@@ -25,7 +25,7 @@ fn a_name_that_is_none_answers_with_those_that_exist() {
         let error = Policies::parse([typed]).unwrap_err().to_string();
         assert!(error.starts_with("unknown policy `") && error.contains(known), "{error}");
     }
-    let error = serde_json::from_str::<PolicyOverride>(r#"{"table": "*", "cdoec": "none"}"#).unwrap_err();
+    let error = toml::from_str::<PolicyOverride>("table = '*'\ncdoec = 'none'").unwrap_err();
     assert!(error.to_string().contains(known), "{error}");
 }
 
@@ -78,26 +78,25 @@ struct File {
 
 #[test]
 fn files_and_the_wire_say_the_same() {
-    let text = r#"{"policy": {"sync": "asp", "chunk": 4096}, "rules": [
-        {"codec": "none", "table": "*.bias"}, {"table": "w", "server": 2, "sync": "ssp:s=3", "reduce": "sum"}]}"#;
-    let file: File = serde_json::from_str(text).unwrap();
+    let text = "policy = { sync = 'asp', chunk = 4096 }\nrules = [\n{ codec = 'none', table = '*.bias' },\n\
+                { table = 'w', server = 2, sync = 'ssp:s=3', reduce = 'sum' }]\n";
+    let file: File = toml::from_str(text).unwrap();
     assert_eq!(file.policy, Policy::default().with(Axis::Sync, "asp").with(Axis::Chunk, "4096"));
     assert_eq!(file.rules[0], PolicyOverride::new("*.bias", told(&[(Axis::Codec, "none")])));
     let told = told(&[(Axis::Sync, "ssp:s=3"), (Axis::Reduce, "sum")]);
     assert_eq!(file.rules[1], PolicyOverride::new("w", told).on(ServerId(2)));
-    let again = serde_json::to_string(&file).unwrap();
-    assert_eq!(serde_json::from_str::<File>(&again).unwrap(), file, "{again}");
+    let again = toml::to_string(&file).unwrap();
+    assert_eq!(toml::from_str::<File>(&again).unwrap(), file, "{again}");
     let bytes = postcard::to_allocvec(&file).unwrap();
     assert_eq!(postcard::from_bytes::<File>(&bytes).unwrap(), file);
     for wrong in [
-        r#"{"order": "any"}"#,
-        r#"{"sync": "asp", "sync": "bsp"}"#,
-        r#"{"sync": null}"#,
-        r#"{"table": "a", "table": "b"}"#,
-        r#"{"server": 1, "server": 2}"#,
-        r#"{"server": -1}"#,
+        "order = 'any'",
+        "sync = 'asp'\nsync = 'bsp'",
+        "sync = true",
+        "table = 'a'\ntable = 'b'",
+        "server = -1",
     ] {
-        assert!(serde_json::from_str::<PolicyOverride>(wrong).is_err(), "{wrong}");
+        assert!(toml::from_str::<PolicyOverride>(wrong).is_err(), "{wrong}");
     }
 }
 

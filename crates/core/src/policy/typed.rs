@@ -73,7 +73,7 @@ pub(super) fn codecs(registry: &Registry, push: &str, answer: &str) -> Result<Co
 }
 
 /// `32KB` is 8192 parameters.
-pub(super) fn chunk_elements(text: &str) -> Result<usize, String> {
+pub(super) fn elements_in(text: &str) -> Result<usize, String> {
     let most = limits::MAX_DATA_ELEMENTS as u64 * ELEMENT_BYTES;
     let expected = || {
         let most = most >> 20;

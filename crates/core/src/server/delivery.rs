@@ -15,7 +15,7 @@ mod shared;
 pub(super) use pulls::{Backlog, PendingPull};
 pub(super) use shared::ParameterState;
 
-use super::part::TablePart;
+use super::table_shard::TableShard;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
 use crate::wire::frame::Completed;
@@ -120,7 +120,7 @@ impl Delivery {
     }
 
     /// A chunk has its values of the next version before the round closes.
-    pub(super) fn chunk_exists(&mut self, chunk: NewChunk, table: &mut TablePart) {
+    pub(super) fn chunk_exists(&mut self, chunk: NewChunk, table: &mut TableShard) {
         let mut sender = Sender {
             table,
             id: TableId(chunk.table as u32),
@@ -147,7 +147,7 @@ impl Delivery {
     }
 
     /// Answers a pull: with a table's parameters, or with the rows that were asked for.
-    pub(super) fn answer(&mut self, pull: &PendingPull, table: &mut TablePart) {
+    pub(super) fn answer(&mut self, pull: &PendingPull, table: &mut TableShard) {
         let to = self.routes.address(pull.worker);
         let mut sender = Sender {
             table,
@@ -166,7 +166,7 @@ impl Delivery {
     }
 
     /// A pull that waited is released.
-    pub(super) fn release(&mut self, token: u64, table: &mut TablePart) {
+    pub(super) fn release(&mut self, token: u64, table: &mut TableShard) {
         if let Some(pull) = self.pulls.take(token) {
             self.answer(&pull, table);
         }
@@ -183,7 +183,7 @@ impl Delivery {
     }
 
     /// A pull waits, under [`Delivery::next_token`], until its table's controller releases it.
-    pub(super) fn wait(&mut self, mut pull: PendingPull, table: &TablePart) {
+    pub(super) fn wait(&mut self, mut pull: PendingPull, table: &TableShard) {
         // The answer comes with the others' pushes: it is the acknowledgement, because one of its own would stand between
         // chunks that are sent early and received in place.
         let is_acknowledged_by_answer = self.routes.is_direct(pull.worker) && table.waits_for_all();

@@ -1,7 +1,7 @@
 //! What the coordinator says: the plan, and how it changes.
 
 use super::Shard;
-use super::part::TablePart;
+use super::table_shard::TableShard;
 use super::tables::Tables;
 use crate::prng::Prng;
 use crate::role::Output;
@@ -56,7 +56,7 @@ impl Shard {
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
             let workers = originals().map(|member| member.worker);
-            let part = TablePart::new(&self.registry, spec.clone(), policy, own, workers, seed)
+            let part = TableShard::new(&self.registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
             tables.push(part);
         }
@@ -133,7 +133,7 @@ impl Shard {
     /// No round after the open one of each table closes without the worker from now on.
     fn add_worker(&mut self, worker: WorkerId, incarnation: u64) {
         self.members.join(worker, incarnation);
-        self.tables.iter_mut().for_each(|table| drop(table.controller.join(worker)));
+        self.tables.iter_mut().for_each(|table| table.join(worker));
     }
 
     fn settle_all(&mut self, now: Time) {
@@ -143,12 +143,12 @@ impl Shard {
     /// The first clock that a worker which joined could push to all tables here.
     fn first_clock(&self, worker: WorkerId) -> u64 {
         let tables = self.tables.iter().filter(|table| table.elements() > 0);
-        let first = |table: &TablePart| Some(table.controller.state().worker(worker)?.first());
+        let first = |table: &TableShard| table.first_clock(worker);
         tables.filter_map(first).max().unwrap_or(0)
     }
 
     fn set_first_clock(&mut self, now: Time, worker: WorkerId, clock: u64) {
-        self.tables.iter_mut().for_each(|table| table.controller.set_first_clock(worker, clock));
+        self.tables.iter_mut().for_each(|table| table.set_first_clock(worker, clock));
         self.settle_all(now);
     }
 
@@ -175,7 +175,7 @@ impl Shard {
         let policy = plan.policy_of(number, id.server);
         self.valid_from[table] = plan.valid_from(number);
         match policy.sync(&self.registry) {
-            Ok(sync) if sync.to_string() == self.tables.get(table).controller.policy().to_string() => {}
+            Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
             Ok(sync) => {
                 self.tables.set_sync(now, table, sync);
                 // Chunks may be stepped once more in the same round.

@@ -76,11 +76,13 @@ impl Members {
     }
 
     /// Whether a worker takes part.
+    #[inline]
     pub(super) fn has(&self, worker: WorkerId) -> bool {
         self.get(worker).is_some()
     }
 
     /// A worker brought so much of a push that a round waits for.
+    #[inline]
     pub(super) fn note_progress(&mut self, worker: WorkerId, clock: Clock, bytes: u64) {
         let rank = worker.0 as usize;
         if self.progress.len() <= rank {

@@ -1,10 +1,10 @@
 //! The tables of a shard, and what they share.
 
+use super::accumulators::Accumulators;
 use super::delivery::Delivery;
-use super::part::TablePart;
-use super::rounds::Accumulators;
+use super::table_shard::TableShard;
 use super::timers::Timers;
-use crate::consistency::{Released, SyncPolicy};
+use crate::consistency::SyncPolicy;
 use crate::intake::{PushFrame, Taken};
 use crate::types::{AggregatorId, TableId, Time};
 use crate::wire::frame::Sum;
@@ -13,18 +13,19 @@ use crate::wire::{Cause, Fault};
 /// The tables of a shard by number, the memory that sums of all of them are made in, and the time-outs of their controllers.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    tables: Vec<TablePart>,
+    tables: Vec<TableShard>,
     accumulators: Accumulators,
     timers: Timers,
     bytes_pushed: u64,
 }
 
 impl Tables {
-    pub(super) fn new(tables: Vec<TablePart>) -> Tables {
+    pub(super) fn new(tables: Vec<TableShard>) -> Tables {
         Tables { tables, ..Tables::default() }
     }
 
     /// The place of a table that something of is on this shard.
+    #[inline]
     pub(super) fn place(&self, id: TableId) -> Result<usize, Fault> {
         let fault = |message| Err(Fault { cause: Cause::Shape, message });
         let place = id.0 as usize;
@@ -37,15 +38,17 @@ impl Tables {
         }
     }
 
-    pub(super) fn get(&self, table: usize) -> &TablePart {
+    #[inline]
+    pub(super) fn get(&self, table: usize) -> &TableShard {
         &self.tables[table]
     }
 
-    pub(super) fn get_mut(&mut self, table: usize) -> &mut TablePart {
+    #[inline]
+    pub(super) fn get_mut(&mut self, table: usize) -> &mut TableShard {
         &mut self.tables[table]
     }
 
-    pub(super) fn find(&self, id: TableId) -> Option<&TablePart> {
+    pub(super) fn find(&self, id: TableId) -> Option<&TableShard> {
         self.tables.get(id.0 as usize)
     }
 
@@ -53,11 +56,11 @@ impl Tables {
         self.tables.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &TablePart> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &TableShard> {
         self.tables.iter()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TablePart> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut TableShard> {
         self.tables.iter_mut()
     }
 
@@ -90,16 +93,16 @@ impl Tables {
 
     /// Advances a table as far as its pushes allow, and answers the pulls that this releases.
     pub(super) fn settle(&mut self, now: Time, table: usize, delivery: &mut Delivery) {
-        let part = &mut self.tables[table];
+        let settled = &mut self.tables[table];
         loop {
-            while let Some(Released { token, .. }) = part.controller.poll_released() {
-                delivery.release(token, part);
+            while let Some(token) = settled.poll_released() {
+                delivery.release(token, settled);
             }
-            if part.advance(now, &mut self.accumulators).is_none() {
+            if settled.advance(now, &mut self.accumulators).is_none() {
                 break;
             }
         }
-        self.timers.set(table, part.controller.next_timeout());
+        self.timers.set(table, settled.next_timeout());
     }
 
     /// Settles the tables whose time has come.
@@ -121,7 +124,7 @@ impl Tables {
 
     /// Bytes held for parameters, accumulators and optimizer state.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.tables.iter().map(TablePart::memory_bytes).sum::<usize>() + self.accumulators.memory_bytes()
+        self.tables.iter().map(TableShard::memory_bytes).sum::<usize>() + self.accumulators.memory_bytes()
     }
 
     /// What does not hold although it always should.
@@ -129,13 +132,18 @@ impl Tables {
         self.timers.check()?;
         for (number, table) in self.tables.iter().enumerate() {
             table.check().map_err(|why| format!("table `{}`: {why}", table.spec().name))?;
-            let (timer, timeout) = (self.timers.of(number), table.controller.next_timeout());
+            let (timer, timeout) = (self.timers.of(number), table.next_timeout());
             if timer != timeout {
                 return Err(format!(
                     "table `{}` wants to be settled at {timeout:?}, and its timer is set to {timer:?}",
                     table.spec().name
                 ));
             }
+        }
+        let used: usize = self.tables.iter().map(TableShard::accumulators).sum();
+        if used != self.accumulators.taken() {
+            let taken = self.accumulators.taken();
+            return Err(format!("{taken} accumulators are in use, and {used} hold sums"));
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ pub(super) struct Timers {
 
 impl Timers {
     /// Sets a table's time, or takes it away.
+    #[inline]
     pub(super) fn set(&mut self, table: usize, at: Option<Time>) {
         if self.of(table) == at {
             return;
@@ -26,6 +27,7 @@ impl Timers {
     }
 
     /// A table's time.
+    #[inline]
     pub(super) fn of(&self, table: usize) -> Option<Time> {
         *self.of_table.get(table)?
     }

@@ -2,6 +2,7 @@
 
 use super::TableSpec;
 use crate::placement::Part;
+use crate::policy::Policy;
 use crate::types::{ServerId, ShardId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,13 +22,13 @@ pub struct Chunk {
     pub len: u32,
 }
 
-/// Cuts the parts of every table into chunks of at most `size` (whole rows) and gives each to a core of its
-/// server. Everybody who knows the parts derives the same chunks.
+/// Cuts the parts of every table into chunks of at most the length that the policy says (whole rows) and gives each to a core of
+/// its server. Everybody who knows the parts derives the same chunks.
 ///
 /// The cores of a server end up with the same number of elements, but for one chunk. A part goes to the least loaded
 /// cores in runs of neighbouring chunks: a small one stays on one core, a large one has a run on every core, so that
 /// all of them work on it at once.
-pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], size: usize) -> Vec<Vec<Chunk>> {
+pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], policy: &Policy) -> Vec<Vec<Chunk>> {
     let mut total = vec![0u64; cores.len()];
     for part in parts.iter().flatten() {
         total[part.server.0 as usize] += part.len;
@@ -38,8 +39,7 @@ pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], size: us
         .map(|((id, &cores), total)| Cores::new(ServerId(id), cores, total))
         .collect();
     let mut cut = |table: &TableSpec, parts: &[Part]| {
-        let row = table.row_elements().max(1);
-        let step = (size as u64 / row).max(1) * row;
+        let step = length(table, policy);
         let mut chunks = Vec::new();
         for part in parts {
             servers[part.server.0 as usize].take(part, step, &mut chunks);
@@ -47,6 +47,17 @@ pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], size: us
         chunks
     };
     tables.iter().zip(parts).map(|(table, parts)| cut(table, parts)).collect()
+}
+
+/// At least as many chunks as a table is cut into.
+pub fn chunks_at_most(table: &TableSpec, parts: &[Part], policy: &Policy) -> u64 {
+    table.elements() / length(table, policy) + parts.len() as u64
+}
+
+/// Elements in a chunk of a table: whole rows, and at least one.
+fn length(table: &TableSpec, policy: &Policy) -> u64 {
+    let row = table.row_elements().max(1);
+    (policy.chunk_elements() as u64 / row).max(1) * row
 }
 
 /// The cores of one server while they are given chunks.
@@ -99,6 +110,7 @@ impl Cores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Axis;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -108,10 +120,15 @@ mod tests {
         Part { server: ServerId(server), start, len }
     }
 
+    /// The policy of chunks of so many elements.
+    fn of(size: usize) -> Policy {
+        Policy::default().with(Axis::Chunk, format!("{}B", 4 * size))
+    }
+
     /// Whole tables on one server.
     fn on_one_server(tables: &[TableSpec], cores: u32, size: usize) -> Vec<Vec<Chunk>> {
         let parts: Vec<Vec<Part>> = tables.iter().map(|table| vec![part(0, 0, table.elements())]).collect();
-        chunks(tables, &parts, &[cores], size)
+        chunks(tables, &parts, &[cores], &of(size))
     }
 
     fn loads(chunks: &[Vec<Chunk>], cores: &[u32]) -> Vec<Vec<u64>> {
@@ -156,7 +173,11 @@ mod tests {
     proptest! {
         #[test]
         fn every_element_is_in_one_chunk_and_cores_are_balanced((tables, parts, cores, size) in job()) {
-            let cut = chunks(&tables, &parts, &cores, size);
+            let policy = of(size);
+            let cut = chunks(&tables, &parts, &cores, &policy);
+            for ((table, parts), chunks) in tables.iter().zip(&parts).zip(&cut) {
+                prop_assert!(chunks.len() as u64 <= chunks_at_most(table, parts, &policy));
+            }
             let mut longest = BTreeMap::new();
             for ((table, parts), chunks) in tables.iter().zip(&parts).zip(&cut) {
                 let mut next = 0;
@@ -178,7 +199,7 @@ mod tests {
                 let (min, max) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
                 prop_assert!(max - min <= longest.get(&server).copied().unwrap_or(0), "{:?}", loads);
             }
-            prop_assert_eq!(cut, chunks(&tables, &parts, &cores, size));
+            prop_assert_eq!(cut, chunks(&tables, &parts, &cores, &policy));
         }
     }
 

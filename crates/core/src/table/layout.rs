@@ -18,6 +18,13 @@ pub(crate) struct LocalChunk {
     pub(crate) len: usize,
 }
 
+impl LocalChunk {
+    /// Its elements on the shard.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
 /// Where the elements of a table are on one shard: chunk after chunk, in the order of their numbers.
 #[derive(Debug)]
 pub(crate) struct Layout {
@@ -48,6 +55,7 @@ impl Layout {
     }
 
     /// Whether single rows are pushed and pulled.
+    #[inline]
     pub(crate) fn is_sparse(&self) -> bool {
         self.spec.rows
     }
@@ -62,6 +70,7 @@ impl Layout {
         self.elements
     }
 
+    #[inline]
     pub(crate) fn chunks(&self) -> &[LocalChunk] {
         &self.chunks
     }
@@ -73,27 +82,26 @@ impl Layout {
             .map_err(|_| self.shape_fault(format!("chunk {number}, which this server does not hold")))
     }
 
-    /// How many units of contribution there are: rows of a sparse table, chunks of a dense one.
-    pub(crate) fn units(&self) -> usize {
+    /// How many cells there are: rows of a sparse table, chunks of a dense one.
+    pub(crate) fn cells(&self) -> usize {
         if self.is_sparse() { self.elements / self.row_width() } else { self.chunks.len() }
     }
 
-    /// The elements of a unit.
-    pub(crate) fn unit_range(&self, unit: usize) -> Range<usize> {
+    /// The elements of a cell.
+    pub(crate) fn cell_range(&self, cell: usize) -> Range<usize> {
         if self.is_sparse() {
             let width = self.row_width();
-            return unit * width..(unit + 1) * width;
+            return cell * width..(cell + 1) * width;
         }
-        let chunk = &self.chunks[unit];
-        chunk.start..chunk.start + chunk.len
+        self.chunks[cell].range()
     }
 
-    /// The place of the chunk that a unit is, or is in.
-    pub(crate) fn chunk_of_unit(&self, unit: usize) -> usize {
+    /// The place of the chunk that a cell is, or is in.
+    pub(crate) fn chunk_of_cell(&self, cell: usize) -> usize {
         if !self.is_sparse() {
-            return unit;
+            return cell;
         }
-        let element = unit * self.row_width();
+        let element = cell * self.row_width();
         self.chunks.partition_point(|chunk| chunk.start <= element) - 1
     }
 
@@ -108,6 +116,7 @@ impl Layout {
 
     /// The chunk of a frame that is one of a whole table's: they come in the order of the chunks on the shard, and the
     /// last one says so.
+    #[inline]
     pub(crate) fn chunk_in_turn(&self, piece: Piece) -> Result<LocalChunk, Fault> {
         let (index, count) = (piece.sequence as usize, self.chunks.len());
         match self.chunks.get(index) {
@@ -154,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_units_of_a_sparse_table_and_chunks_of_a_dense_one() {
+    fn rows_are_cells_of_a_sparse_table_and_chunks_of_a_dense_one() {
         let dense = layout();
-        assert_eq!((dense.units(), dense.unit_range(2), dense.chunk_of_unit(2)), (3, 8..10, 2));
+        assert_eq!((dense.cells(), dense.cell_range(2), dense.chunk_of_cell(2)), (3, 8..10, 2));
         let shard = ShardId { server: ServerId(0), core: 0 };
         let chunks = [(1, Chunk { shard, start: 8, len: 4 }), (3, Chunk { shard, start: 24, len: 8 })];
         let sparse = Layout::new(TableSpec::sparse("rows", 20, 4), chunks.into_iter());
-        assert_eq!((sparse.units(), sparse.unit_range(2)), (3, 8..12));
-        assert_eq!([0, 1, 2].map(|unit| sparse.chunk_of_unit(unit)), [0, 1, 1]);
+        assert_eq!((sparse.cells(), sparse.cell_range(2)), (3, 8..12));
+        assert_eq!([0, 1, 2].map(|cell| sparse.chunk_of_cell(cell)), [0, 1, 1]);
         let starts = [1, 2, 3, 5, 6, 7, 8].map(|row| sparse.row_start(row));
         assert_eq!(starts, [None, Some(0), None, None, Some(4), Some(8), None]);
     }

@@ -5,7 +5,7 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
-use crate::table::{Chunk, TableSpec, chunks, glob_matches};
+use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, glob_matches};
 use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -225,7 +225,7 @@ impl Plan {
 
     /// The chunks of every table, and who holds each. The plan must have passed [`Plan::check`].
     pub fn chunks(&self) -> Vec<Vec<Chunk>> {
-        chunks(&self.tables, &self.parts, &self.cores(), self.policy.chunk_elements())
+        chunks(&self.tables, &self.parts, &self.cores(), &self.policy)
     }
 
     /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions, then switches.
@@ -292,12 +292,11 @@ impl Plan {
                 return Err(format!("two tables are called `{}`", spec.name));
             }
             check_parts(spec, parts, servers)?;
-            chunks += chunks_at_most(spec, parts, self.policy.chunk_elements() as u64);
+            chunks += chunks_at_most(spec, parts, &self.policy);
         }
         if chunks > limits::MAX_CHUNKS {
             return Err(format!(
-                "its tables make {chunks} chunks of {} elements; there may be {}: make chunks larger",
-                self.policy.chunk_elements(),
+                "its tables make {chunks} chunks; there may be {}: make chunks larger",
                 limits::MAX_CHUNKS
             ));
         }
@@ -322,11 +321,6 @@ fn check_parts(spec: &TableSpec, parts: &[Part], servers: u32) -> Result<(), Str
         return Ok(());
     }
     Err(format!("the parts of table `{}` have {next} elements, it has {}", spec.name, spec.elements()))
-}
-
-fn chunks_at_most(spec: &TableSpec, parts: &[Part], size: u64) -> u64 {
-    let rows_per_chunk = (size / spec.row_elements()).max(1);
-    spec.elements() / (rows_per_chunk * spec.row_elements()) + parts.len() as u64
 }
 
 #[cfg(test)]
@@ -507,16 +501,5 @@ mod tests {
         assert_eq!(epochs, [3, 4, 5]);
         let sync = |table| plan.policy_of(TableId(table), ServerId(0)).get(Axis::Sync).to_owned();
         assert_eq!([0, 1].map(sync), ["asp", "bsp"]);
-    }
-
-    #[test]
-    fn the_bound_on_chunks_is_one() {
-        let plan = plan();
-        for size in [1, 3, 4, 5, 100] {
-            let cut = chunks(&plan.tables, &plan.parts, &plan.cores(), size);
-            for ((spec, parts), chunks) in plan.tables.iter().zip(&plan.parts).zip(cut) {
-                assert!(chunks.len() as u64 <= chunks_at_most(spec, parts, size as u64), "{size}");
-            }
-        }
     }
 }

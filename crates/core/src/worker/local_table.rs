@@ -506,3 +506,93 @@ fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
     }
     finite
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consistency::{Consistency, Decision, PullView, SyncState};
+    use crate::policy::Policy;
+    use crate::prng::Prng;
+    use crate::registry::{Entry, Registry};
+    use crate::spec::Spec;
+    use crate::types::ServerId;
+
+    /// Asks for parameters when they are older than two iterations, and takes even versions only.
+    #[derive(Debug)]
+    struct Frugal;
+
+    impl Consistency for Frugal {
+        fn pull(&self, _: &SyncState, _: &PullView, _: &mut Prng) -> Decision {
+            Decision::Answer
+        }
+
+        fn after_client_update(&self, update: &ClientUpdate) -> Ask {
+            if update.clock >= update.pulled + 2 { Ask::PushAndPull } else { Ask::Push }
+        }
+
+        fn after_server_push(&self, push: &ServerPush) -> bool {
+            push.version.is_multiple_of(2)
+        }
+    }
+
+    fn frugal(_: &Spec) -> Result<Box<dyn Consistency>, crate::spec::SpecError> {
+        Ok(Box::new(Frugal))
+    }
+
+    fn table() -> LocalTable {
+        let mut registry = Registry::builtin();
+        let (name, about, example) = ("frugal", "Asks rarely.", "frugal");
+        registry.consistency.register(Entry { name, about, params: &[], example, build: frugal });
+        let spec = TableSpec::dense("w", [4]);
+        let mut table = LocalTable::new(spec.clone(), vec![0.0; 4]);
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let planned = Planned {
+            chunks: vec![Chunk { shard, start: 0, len: 4 }],
+            nonfinite: NonFinite::Reject,
+            sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
+            codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).unwrap(),
+        };
+        let heap: Arc<dyn Allocate> = Arc::new(Heap);
+        table.plan(planned, &heap);
+        table
+    }
+
+    #[test]
+    fn a_model_says_when_parameters_are_asked_for_and_which_are_taken() {
+        let mut table = table();
+        assert_eq!([0, 1, 2].map(|clock| table.asks_after(clock)), [false, false, true]);
+        table.begin_pull(3, false);
+        assert_eq!([3, 4, 5].map(|clock| table.asks_after(clock)), [false, false, true]);
+        let takes = |version| table.takes(&ServerPush { clock: 3, version });
+        assert_eq!([takes(2), takes(3)], [true, false]);
+    }
+
+    #[test]
+    fn an_exchange_without_an_answer_keeps_the_slab_as_it_is() {
+        let mut table = table();
+        let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        slab.values_mut().fill(5.0);
+        slab.gradient_mut().fill(1.0);
+        let (outgoing, in_flight, reply) = table.begin_exchange(slab, None, 0);
+        assert!(reply.is_none(), "this model does not ask after the first iteration");
+        assert_eq!(outgoing.buffer.as_slice(), [1.0; 4]);
+        // A frame is still to be sent.
+        let slab = table.end_exchange(in_flight, 0, &Heap);
+        assert_eq!((slab.gradient(), slab.values()), (&[1.0; 4][..], &[5.0; 4][..]));
+        table.take_back(slab);
+        assert_eq!((table.values(), outgoing.buffer.as_slice()), (&[5.0; 4][..], &[1.0; 4][..]));
+    }
+
+    #[test]
+    fn a_gradient_that_is_refused_gives_its_memory_back() {
+        let mut table = table();
+        let before = table.memory_bytes();
+        let error = table.prepare(7, Gradient::Dense(&[f32::NAN; 4]), &Heap).unwrap_err();
+        assert_eq!(error, WorkerError::NonFinite { table: "w".into(), clock: 7 });
+        let kept = table.memory_bytes() - before;
+        let outgoing = table.prepare(7, Gradient::Dense(&[1.0; 4]), &Heap).unwrap();
+        assert_eq!((table.memory_bytes() - before, table.nonfinite_seen()), (kept, 1));
+        drop(outgoing);
+        assert_eq!(table.memory_bytes() - before, kept, "it is kept for the next push");
+    }
+}

@@ -373,3 +373,146 @@ pub(super) fn copied(from: &Buffer, mut to: Buffer) -> Buffer {
     to.as_mut_slice().copy_from_slice(from.as_slice());
     to
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Heap;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    const ELEMENTS: usize = 8;
+
+    /// Two shards with half of a table each.
+    fn memory() -> (Layout, ParameterMemory) {
+        let mut layout = Layout::new(TableSpec::dense("w", [ELEMENTS as u64]));
+        let chunk = |server| Chunk {
+            shard: ShardId { server: ServerId(server), core: 0 },
+            start: u64::from(server) * 4,
+            len: 4,
+        };
+        layout.place(vec![chunk(0), chunk(1)]);
+        let mut memory = ParameterMemory::new(Arc::new(Heap));
+        memory.fill(Arc::new(Heap), &layout);
+        (layout, memory)
+    }
+
+    fn begin(memory: &mut ParameterMemory, clock: Clock, is_partial: bool) -> FetchId {
+        memory.begin(FetchOptions { clock, is_partial, wants_place: true }).0
+    }
+
+    /// A shard's block arrives, full of this value.
+    fn receive(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
+        let back = memory.back(fetch, shard).expect("it is wanted");
+        back.as_mut_slice()[shard * 4..shard * 4 + 4].fill(value);
+    }
+
+    fn arrive(layout: &Layout, memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
+        receive(memory, fetch, shard, value);
+        memory.arrived(layout, fetch, shard, |_| false);
+        assert_eq!(memory.check(), Ok(()));
+    }
+
+    #[test]
+    fn the_front_changes_when_all_blocks_are_here_and_readers_keep_the_old_one() {
+        let (layout, mut memory) = memory();
+        let held: Vec<Lease> = (1..4)
+            .map(|version| {
+                let fetch = begin(&mut memory, version, false);
+                let before = memory.values().to_vec();
+                arrive(&layout, &mut memory, fetch, 1, version as f32);
+                assert_eq!(memory.values(), before, "half of version {version} is not shown");
+                arrive(&layout, &mut memory, fetch, 0, version as f32);
+                assert_eq!(memory.values(), [version as f32; ELEMENTS]);
+                memory.read().expect("it is not lent")
+            })
+            .collect();
+        let with_readers = memory.memory_bytes();
+        for (version, held) in (1..).zip(held) {
+            assert_eq!(held.as_slice(), [version as f32; ELEMENTS]);
+        }
+        assert!(memory.memory_bytes() < with_readers, "what was held is given back");
+    }
+
+    #[test]
+    fn without_readers_two_buffers_take_turns() {
+        let (layout, mut memory) = memory();
+        let step = |memory: &mut ParameterMemory, version: Clock| {
+            let fetch = begin(memory, version, false);
+            (0..2).for_each(|shard| arrive(&layout, memory, fetch, shard, version as f32));
+            (memory.values().as_ptr(), memory.memory_bytes())
+        };
+        let steps: Vec<_> = (0..4).map(|version| step(&mut memory, version)).collect();
+        assert_ne!(steps[0].0, steps[1].0);
+        assert_eq!((steps[0], steps[1]), (steps[2], steps[3]));
+    }
+
+    #[test]
+    fn of_two_pulls_the_newest_block_of_every_shard_stays() {
+        let (layout, mut memory) = memory();
+        let (slow, fast) = (begin(&mut memory, 1, false), begin(&mut memory, 1, false));
+        arrive(&layout, &mut memory, slow, 0, 1.0);
+        arrive(&layout, &mut memory, fast, 0, 2.0);
+        arrive(&layout, &mut memory, fast, 1, 1.0);
+        assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
+        arrive(&layout, &mut memory, slow, 1, 3.0);
+        assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
+    }
+
+    #[test]
+    fn a_block_that_will_not_come_stays_as_it_was() {
+        let (layout, mut memory) = memory();
+        let fetch = begin(&mut memory, 1, false);
+        arrive(&layout, &mut memory, fetch, 0, 1.0);
+        memory.settle(&layout, fetch, 1);
+        assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
+    }
+
+    #[test]
+    fn a_partial_pull_shows_whole_blocks_once_the_worker_may_go_on() {
+        for is_read in [false, true] {
+            let (layout, mut memory) = memory();
+            let fetch = begin(&mut memory, 1, true);
+            arrive(&layout, &mut memory, fetch, 0, 1.0);
+            receive(&mut memory, fetch, 1, 7.0);
+            let reader = is_read.then(|| memory.read());
+            memory.publish_partial(&layout, |_| false);
+            assert_eq!(memory.values(), [0.0; ELEMENTS]);
+            memory.publish_partial(&layout, |clock| clock == 1);
+            let half = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0];
+            assert_eq!(memory.values(), half, "a block that is being received is not shown");
+            // The rest of it comes into the same memory.
+            memory.arrived(&layout, fetch, 1, |_| true);
+            assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 7.0, 7.0, 7.0, 7.0]);
+            assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
+            let old = reader.flatten().map_or(vec![0.0; ELEMENTS], |reader| reader.as_slice().to_vec());
+            assert_eq!(old, [0.0; ELEMENTS]);
+        }
+    }
+
+    #[test]
+    fn a_slab_that_is_taken_early_leaves_its_memory_to_those_who_write_there() {
+        let (layout, mut memory) = memory();
+        let values = memory.lend_slab().expect("it is not lent");
+        assert!(memory.is_lent() && memory.lend_slab().is_none() && memory.read().is_none());
+        let address = values.as_slice().as_ptr();
+        let (fetch, _) = memory.begin_slab(1, values);
+        arrive(&layout, &mut memory, fetch, 0, 1.0);
+        let (values, reserved) = memory.take_slab(fetch).expect("it is there");
+        let reserved = reserved.expect("a shard has not answered");
+        assert_eq!((reserved.as_slice().as_ptr(), values.as_slice()), (address, reserved.as_slice()));
+        assert!(memory.back(fetch, 1).is_none(), "nobody wants the rest");
+        memory.settle(&layout, fetch, 1);
+        assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
+
+        // Once all have answered the slab has the same memory.
+        let address = values.as_slice().as_ptr();
+        let (fetch, _) = memory.begin_slab(2, values);
+        (0..2).for_each(|shard| arrive(&layout, &mut memory, fetch, shard, 2.0));
+        let (values, reserved) = memory.take_slab(fetch).expect("it is there");
+        assert!(reserved.is_none() && values.as_slice().as_ptr() == address);
+        memory.return_slab(values);
+        assert_eq!((memory.values(), memory.check()), (&[2.0; ELEMENTS][..], Ok(())));
+    }
+}

@@ -63,6 +63,15 @@ pub(super) enum OutgoingForm {
     EncodedRows(Arc<Payloads>),
 }
 
+/// A table's part of what is submitted in one go.
+#[derive(Debug)]
+pub(super) struct Submission {
+    pub(super) table: usize,
+    pub(super) gradient: Outgoing,
+    /// The parameters that follow are wanted there.
+    pub(super) reply: Option<Reply>,
+}
+
 /// What an acknowledgement settled.
 #[derive(Debug)]
 pub(super) struct Acknowledged {

@@ -1,6 +1,6 @@
 //! Who a worker is, whom it talks to, and what it wants to say.
 
-use super::{WorkerConfig, WorkerError};
+use super::WorkerError;
 use crate::address::Addresses;
 use crate::link::Link;
 use crate::role::{Frame, Lost, Outbox, Output};
@@ -8,6 +8,21 @@ use crate::types::{Clock, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Standing, Welcome};
 use std::collections::BTreeMap;
+
+/// What a worker needs to know to begin.
+#[derive(Debug, Clone)]
+pub struct WorkerConfig {
+    /// The job's name.
+    pub job: String,
+    /// Its rank, when it was given one.
+    pub rank: Option<WorkerId>,
+    /// Where the coordinator is.
+    pub coordinator: String,
+    /// Where the aggregator is that this worker goes through to the servers, if it does.
+    pub aggregator: Option<Addresses>,
+    /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
+    pub number: u64,
+}
 
 /// A worker's membership in its job: identity, plan, connections, and what waits to be sent.
 #[derive(Debug)]

@@ -27,14 +27,20 @@ pub(super) enum TicketKind {
 pub(super) struct Pending {
     kind: TicketKind,
     since: Time,
-    acks: usize,
-    answers: usize,
+    outstanding: Outstanding,
     /// The answers may be incomplete once the worker may go on with the iteration after so many (PSP).
     partial: Option<Clock>,
     error: Option<WorkerError>,
     rows: Vec<f32>,
     status: Option<Status>,
     slabs: Vec<SlabInFlight>,
+}
+
+/// What servers have still to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Outstanding {
+    pub(super) acks: usize,
+    pub(super) answers: usize,
 }
 
 /// What a ticket brings, beside its end.
@@ -54,7 +60,47 @@ pub(super) struct Tickets {
     statuses: Vec<Ticket>,
 }
 
+impl TicketKind {
+    /// What is waited for. `name` names a table.
+    pub(super) fn sentence<'a>(&self, name: impl Fn(usize) -> &'a str) -> String {
+        match self {
+            TicketKind::Start => "the job to start".into(),
+            TicketKind::Push { table, clock } => {
+                format!("the push of table `{}` at clock {clock}", name(*table))
+            }
+            TicketKind::Pull { table, clock } => {
+                format!("the pull of table `{}` after clock {clock}", name(*table))
+            }
+            TicketKind::Exchange { clock, tables } => {
+                format!("the exchange of {tables} tables at clock {clock}")
+            }
+            TicketKind::Barrier(name) => format!("barrier `{name}`"),
+            TicketKind::Status => "the job's status".into(),
+            TicketKind::Leave => "the coordinator to note that this worker leaves".into(),
+        }
+    }
+}
+
 impl Pending {
+    pub(super) fn new(kind: TicketKind, since: Time) -> Pending {
+        Pending {
+            kind,
+            since,
+            outstanding: Outstanding::default(),
+            partial: None,
+            error: None,
+            rows: Vec::new(),
+            status: None,
+            slabs: Vec::new(),
+        }
+    }
+
+    /// It waits for so many acknowledgements and answers.
+    pub(super) fn expecting(mut self, acks: usize, answers: usize) -> Pending {
+        self.outstanding = Outstanding { acks, answers };
+        self
+    }
+
     /// Rows that the answers bring go here.
     pub(super) fn with_rows(mut self, elements: usize) -> Pending {
         self.rows = vec![0.0; elements];
@@ -71,20 +117,6 @@ impl Pending {
     pub(super) fn with_slabs(mut self, slabs: Vec<SlabInFlight>) -> Pending {
         self.slabs = slabs;
         self
-    }
-
-    pub(super) fn new(kind: TicketKind, since: Time, acks: usize, answers: usize) -> Pending {
-        Pending {
-            kind,
-            since,
-            acks,
-            answers,
-            partial: None,
-            error: None,
-            rows: Vec::new(),
-            status: None,
-            slabs: Vec::new(),
-        }
     }
 
     pub(super) fn kind(&self) -> &TicketKind {
@@ -105,24 +137,17 @@ impl Pending {
 
     /// Whether servers have still to say something.
     pub(super) fn is_open(&self) -> bool {
-        self.acks + self.answers > 0
-    }
-
-    /// Acknowledgements and answers that are to come.
-    pub(super) fn outstanding(&self) -> (usize, usize) {
-        (self.acks, self.answers)
-    }
-
-    pub(super) fn expect(&mut self, acks: usize, answers: usize) {
-        (self.acks, self.answers) = (acks, answers);
+        self.outstanding != Outstanding::default()
     }
 
     pub(super) fn acknowledged(&mut self) {
-        self.acks = self.acks.saturating_sub(1);
+        let acks = &mut self.outstanding.acks;
+        *acks = acks.saturating_sub(1);
     }
 
     pub(super) fn answered(&mut self) {
-        self.answers = self.answers.saturating_sub(1);
+        let answers = &mut self.outstanding.answers;
+        *answers = answers.saturating_sub(1);
     }
 
     /// The first error counts.
@@ -156,7 +181,7 @@ impl Tickets {
     /// The ticket of `start`, under which initial values are exchanged.
     pub(super) fn open_start(&mut self, now: Time) -> Ticket {
         // One answer is outstanding until the plan is here and says what else is.
-        let ticket = self.open(Pending::new(TicketKind::Start, now, 0, 1));
+        let ticket = self.open(Pending::new(TicketKind::Start, now).expecting(0, 1));
         self.start = Some(ticket);
         ticket
     }
@@ -166,7 +191,7 @@ impl Tickets {
     }
 
     pub(super) fn open_leave(&mut self, now: Time) -> Ticket {
-        let ticket = self.open(Pending::new(TicketKind::Leave, now, 0, 1));
+        let ticket = self.open(Pending::new(TicketKind::Leave, now).expecting(0, 1));
         self.leaving = Some(ticket);
         ticket
     }
@@ -183,7 +208,7 @@ impl Tickets {
     }
 
     pub(super) fn open_status(&mut self, now: Time) -> Ticket {
-        let ticket = self.open(Pending::new(TicketKind::Status, now, 0, 1));
+        let ticket = self.open(Pending::new(TicketKind::Status, now).expecting(0, 1));
         self.statuses.push(ticket);
         ticket
     }
@@ -222,6 +247,13 @@ impl Tickets {
         self.pending.get_mut(&ticket).into_iter().for_each(Pending::answered);
     }
 
+    /// A ticket that waits for so many acknowledgements and answers, if somebody still waits for it.
+    pub(super) fn expect(&mut self, ticket: Ticket, acks: usize, answers: usize) {
+        if let Some(pending) = self.pending.get_mut(&ticket) {
+            pending.outstanding = Outstanding { acks, answers };
+        }
+    }
+
     pub(super) fn fail(&mut self, ticket: Ticket, error: WorkerError) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
             pending.fail(error);
@@ -239,12 +271,32 @@ impl Tickets {
         self.pending.iter().find(|(_, pending)| pending.is_open()).map(|(ticket, _)| *ticket)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Ticket, &Pending)> {
-        self.pending.iter().map(|(ticket, pending)| (*ticket, pending))
-    }
-
     /// Bytes that gradients of slabs under way take.
     pub(super) fn memory_bytes(&self) -> usize {
         self.pending.values().flat_map(|pending| &pending.slabs).map(SlabInFlight::memory_bytes).sum()
+    }
+
+    /// What tickets wait for against what is to come of their requests. One that has failed waits for nothing, and `start`
+    /// waits for the plan first.
+    pub(super) fn check(
+        &self,
+        is_planned: bool,
+        to_come: impl Fn(Ticket) -> Outstanding,
+    ) -> Result<(), String> {
+        let is_counted = |pending: &Pending| match pending.kind {
+            TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
+            TicketKind::Start => is_planned,
+            TicketKind::Barrier(_) | TicketKind::Status | TicketKind::Leave => false,
+        };
+        for (ticket, pending) in &self.pending {
+            if !is_counted(pending) || pending.error.is_some() {
+                continue;
+            }
+            let (said, to_come) = (pending.outstanding, to_come(*ticket));
+            if said != to_come {
+                return Err(format!("{:?} waits for {said:?}, and {to_come:?} is to come", pending.kind));
+            }
+        }
+        Ok(())
     }
 }

@@ -97,6 +97,7 @@ proptest! {
             // are kept, and the copies.
             let bound = 2 * (3 * 17 + 2) * PAGE + 2 * PAGE;
             prop_assert!(aggregator.memory_bytes() <= bound, "{}", aggregator.memory_bytes());
+            prop_assert_eq!(aggregator.check(), Ok(()));
         }
         prop_assert!(!stopped || aggregator.next_timeout().is_none());
     }

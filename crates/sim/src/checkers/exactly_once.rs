@@ -14,7 +14,7 @@ use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::policy::Axis;
 use paramill_core::types::{Clock, NodeId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{Flags, Kind, ack};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Counts pushes on the wire and in the parameters.
 #[derive(Debug)]
@@ -28,11 +28,13 @@ pub struct ExactlyOnce {
     /// Which push a worker's request is.
     requests: BTreeMap<(WorkerId, u64), (TableId, Clock)>,
     acknowledged: BTreeMap<(WorkerId, TableId, ShardId), Clock>,
+    /// Workers that may die, and be started anew at a later clock: what they left out is not known.
+    mortal: BTreeSet<WorkerId>,
 }
 
 impl ExactlyOnce {
     /// For a job whose workers push tags under `sgd:lr=1` and a sum over workers.
-    pub fn new(scenario: &Scenario) -> Result<ExactlyOnce, ScenarioError> {
+    pub fn new(scenario: &Scenario, mortal: &BTreeSet<WorkerId>) -> Result<ExactlyOnce, ScenarioError> {
         let rules = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
         let exceptions = rules.filter_map(|rule| rule.policies.get(Axis::Sync));
         let mut models = exceptions.chain([scenario.policy.get(Axis::Sync)]);
@@ -44,6 +46,7 @@ impl ExactlyOnce {
             issued: BTreeMap::new(),
             requests: BTreeMap::new(),
             acknowledged: BTreeMap::new(),
+            mortal: mortal.clone(),
         })
     }
 
@@ -118,7 +121,8 @@ impl Checker for ExactlyOnce {
                         None => self.dense_tags(element, pushes),
                         Some(rows) => rows.at(owner, element, pushes),
                     };
-                    let (least, most) = (if self.may_drop { 0.0 } else { tags(acknowledged) }, tags(issued));
+                    let may_lack = self.may_drop || self.mortal.contains(&owner);
+                    let (least, most) = (if may_lack { 0.0 } else { tags(acknowledged) }, tags(issued));
                     let value = values[element as usize];
                     if !(least..=most).contains(&value) {
                         let what = if value < least {

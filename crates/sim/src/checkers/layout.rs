@@ -24,7 +24,7 @@ impl Layout {
         let sizes: Vec<_> = tables.iter().map(TableSpec::size).collect();
         let parts = placement.place(&sizes, scenario.servers);
         let cores = vec![scenario.cores; scenario.servers as usize];
-        let chunks = chunks(&tables, &parts, &cores, scenario.policy.chunk_elements());
+        let chunks = chunks(&tables, &parts, &cores, &scenario.policy);
         Ok(Layout { tables, chunks })
     }
 
@@ -43,7 +43,8 @@ impl Layout {
         frame: &FrameView<'a>,
     ) -> Option<(u64, impl Iterator<Item = f32> + 'a)> {
         let header = frame.header;
-        if header.kind != Kind::Params || header.flags.has(Flags::ROWS) {
+        let is_other = [Flags::ROWS, Flags::SAME, Flags::ENCODED].iter().any(|flag| header.flags.has(*flag));
+        if header.kind != Kind::Params || is_other {
             return None;
         }
         let chunk = self.chunks.get(header.table.0 as usize)?.get(header.chunk as usize)?;

@@ -6,6 +6,7 @@ use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::limits;
+use paramill_core::policy::Axis;
 use paramill_core::server::Shard;
 use paramill_core::types::{NodeId, ShardId, TableId, Time};
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ const MAX_SLOTS: u64 = 2;
 const MAX_ROUNDS: u64 = limits::MAX_ROUNDS_AHEAD + 2;
 /// What is kept of a worker's gradient until its round closes, per element: a row may be a range of its own.
 const STAGED_BYTES_PER_ELEMENT: u64 = 4 + 32;
+/// What an answer is received into, and the two arrays of a slab.
+const SLAB_ARRAYS: u64 = 3;
 /// Gradients that a worker may have under way, the one it adds to them, and two buffers kept for the next.
 const GRADIENTS_PER_TABLE: u64 = limits::MAX_CLOCKS_UNACKNOWLEDGED as u64 + 1 + 2;
 
@@ -24,6 +27,9 @@ const GRADIENTS_PER_TABLE: u64 = limits::MAX_CLOCKS_UNACKNOWLEDGED as u64 + 1 + 
 const SUMS_PER_WORKER: u64 = limits::MAX_HELD_PUSHES as u64 + 1;
 /// Sums that it keeps for the next clock.
 const SPARE_SUMS: u64 = 2;
+
+/// What a codec keeps of a table for each peer: what was not sent, velocities, what the other end has, scratch.
+const ARRAYS_OF_A_CODEC: u64 = 8;
 
 /// Compares what roles hold with what they may hold.
 #[derive(Debug)]
@@ -45,13 +51,16 @@ impl Memory {
             tables().map(|(table, _)| part_bytes(scenario, elements(table))).sum()
         };
         let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
-        let worker = tables().map(|(_, spec)| (1 + GRADIENTS_PER_TABLE) * array_bytes(spec.elements())).sum();
+        let of_codecs = |peers: u64| ARRAYS_OF_A_CODEC * codecs(scenario) * peers;
+        let of_worker = 1 + GRADIENTS_PER_TABLE + SLAB_ARRAYS + of_codecs(1);
+        let worker = tables().map(|(_, spec)| of_worker * array_bytes(spec.elements())).sum();
         let held = |shard: ShardId, table: TableId| -> u64 {
             let chunks = layout.chunks(table).iter().filter(|chunk| chunk.shard == shard);
             chunks.map(|chunk| u64::from(chunk.len)).sum()
         };
         let sums = |shard: ShardId| -> u64 {
-            let count = u64::from(scenario.workers) * SUMS_PER_WORKER + SPARE_SUMS;
+            let workers = u64::from(scenario.workers);
+            let count = workers * SUMS_PER_WORKER + SPARE_SUMS + of_codecs(workers + 1);
             tables().map(|(table, _)| count * array_bytes(held(shard, table))).sum()
         };
         let copies: u64 = tables().map(|(_, spec)| array_bytes(spec.elements())).sum();
@@ -67,10 +76,17 @@ fn array_bytes(elements: u64) -> u64 {
 
 /// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
 fn part_bytes(scenario: &Scenario, elements: u64) -> u64 {
-    let arrays = 1 + MAX_SLOTS + MAX_ROUNDS;
+    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * u64::from(scenario.workers + scenario.aggregators);
+    let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs;
     let contributions = MAX_ROUNDS * elements * 8;
     let staged = u64::from(scenario.workers) * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;
     arrays * array_bytes(elements) + contributions + staged
+}
+
+/// How many directions have a codec.
+fn codecs(scenario: &Scenario) -> u64 {
+    let axes = [Axis::Codec, Axis::AnswerCodec];
+    axes.iter().filter(|axis| scenario.policy.get(**axis) != "none").count() as u64
 }
 
 impl Checker for Memory {

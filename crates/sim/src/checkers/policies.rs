@@ -2,8 +2,9 @@
 //! a shard.
 
 use crate::rule::FrameView;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::policy::{Axis, PolicyOverride};
+use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
 use paramill_core::types::{NodeId, ShardId, TableId};
 use paramill_core::wire::{Control, Kind, Plan, control};
@@ -29,17 +30,20 @@ pub(super) struct Model {
 }
 
 impl Policies {
-    pub(super) fn new(scenario: &Scenario, shards: impl Iterator<Item = ShardId>) -> Policies {
+    pub(super) fn new(
+        scenario: &Scenario,
+        shards: impl Iterator<Item = ShardId>,
+    ) -> Result<Policies, ScenarioError> {
         let tables: Vec<String> = scenario.tables.iter().map(|table| table.name.clone()).collect();
         let mut models = BTreeMap::new();
         for shard in shards {
             for (number, name) in (0..).zip(&tables) {
                 let job = scenario.policy.clone();
                 let policy = PolicyOverride::resolve(job, &scenario.overrides, name, shard.server);
-                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))]);
+                models.insert((shard, TableId(number)), vec![Model::of(policy.get(Axis::Sync))?]);
             }
         }
-        Policies { plans: BTreeMap::new(), models }
+        Ok(Policies { plans: BTreeMap::new(), models })
     }
 
     /// The model of a table on a shard.
@@ -60,11 +64,11 @@ impl Policies {
     }
 
     /// Follows a switch that is delivered to a shard; says which tables changed there.
-    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Vec<(ShardId, TableId)> {
+    pub(super) fn on_delivered(&mut self, frame: &FrameView<'_>) -> Result<Vec<(ShardId, TableId)>, String> {
         let (NodeId::Coordinator, NodeId::Shard(shard), Kind::Control) =
             (frame.from, frame.to, frame.header.kind)
         else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         match control::decode::<Control>("control message", frame.payload) {
             Ok(Control::Plan(plan)) => {
@@ -72,15 +76,15 @@ impl Policies {
             }
             Ok(Control::Change { epoch, change }) => match self.plans.get_mut(&shard) {
                 Some(plan) if plan.epoch < epoch => plan.apply(epoch, &change),
-                _ => return Vec::new(),
+                _ => return Ok(Vec::new()),
             },
-            _ => return Vec::new(),
+            _ => return Ok(Vec::new()),
         }
         self.compare(shard)
     }
 
     /// Follows the plan that a shard has; says which tables changed there.
-    fn compare(&mut self, shard: ShardId) -> Vec<(ShardId, TableId)> {
+    fn compare(&mut self, shard: ShardId) -> Result<Vec<(ShardId, TableId)>, String> {
         let plan = &self.plans[&shard];
         let mut changed = Vec::new();
         for number in (0..plan.tables.len() as u32).map(TableId) {
@@ -88,16 +92,18 @@ impl Policies {
             let models = self.models.entry((shard, number)).or_default();
             let sync = policy.get(Axis::Sync);
             if models.last().is_none_or(|known| known.sync != sync) {
-                models.push(Model::of(sync));
+                models.push(Model::of(sync).map_err(|error| error.to_string())?);
                 changed.push((shard, number));
             }
         }
-        changed
+        Ok(changed)
     }
 }
 
 impl Model {
-    fn of(sync: &str) -> Model {
+    /// What is known of a model by its text form. One that is registered and not known here is an error: what it promises
+    /// would not be checked.
+    fn of(sync: &str) -> Result<Model, ScenarioError> {
         let spec = Spec::parse(sync).ok();
         let number = |key: &str| {
             let value =
@@ -108,9 +114,16 @@ impl Model {
             Some("bsp" | "drop" | "psp") => (Some(0), true),
             Some("ssp") => (number("s"), false),
             Some("dsps") => (number("max"), false),
+            Some("asp" | "pssp" | "when") => (None, false),
+            Some(name) if Registry::builtin().consistency.entry(name).is_ok() => {
+                let why =
+                    format!("the checkers know no consistency model `{name}`: say there what it promises");
+                return Err(ScenarioError::Value(why));
+            }
+            // A bare condition.
             _ => (None, false),
         };
-        Model { sync: sync.to_owned(), bound, on_round }
+        Ok(Model { sync: sync.to_owned(), bound, on_round })
     }
 }
 
@@ -119,18 +132,26 @@ pub(super) fn drops(sync: &str) -> bool {
     sync.starts_with("drop") || sync.starts_with("psp:")
 }
 
+/// Whether a round may close without all gradients, though they are applied later.
+pub(super) fn closes_early(sync: &str) -> bool {
+    sync.starts_with("when:") && sync.contains("push=")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn bounds_follow_the_text_form() {
-        let bound = |sync: &str| Model::of(sync).bound;
+        let bound = |sync: &str| Model::of(sync).unwrap().bound;
         assert_eq!(
             (bound("bsp"), bound("ssp:s=3,exec=soft"), bound("dsps:min=1,max=8")),
             (Some(0), Some(3), Some(8))
         );
         assert_eq!((bound("asp"), bound("pssp:s=3,c=0.5"), bound("psp:c=2")), (None, None, Some(0)));
+        for entry in Registry::builtin().consistency.entries() {
+            assert!(Model::of(entry.example).is_ok(), "{}", entry.name);
+        }
         assert!(drops("drop:n=3") && drops("psp:c=2") && !drops("pssp:s=1,c=1"));
     }
 }

@@ -6,7 +6,8 @@ use super::policies::Policies;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::rule::FrameView;
-use crate::scenario::ScenarioError;
+use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::policy::Axis;
 use paramill_core::types::{Clock, NodeId, TableId};
 use paramill_core::wire::{Flags, Kind};
 use std::collections::BTreeMap;
@@ -20,8 +21,9 @@ pub struct Replicas {
     layout: Layout,
     policies: Policies,
     seen: BTreeMap<(TableId, u32), BTreeMap<Clock, u64>>,
-    /// Whether a version may come to mean other bits while an aggregator still hands on the old ones.
-    switched: bool,
+    /// Whether an aggregator may hand on other bits: old ones while a switch gives a version a new meaning, or what a
+    /// codec left of them.
+    may_differ: bool,
 }
 
 impl Replicas {
@@ -29,16 +31,21 @@ impl Replicas {
     pub fn new(cluster: &Cluster) -> Result<Replicas, ScenarioError> {
         Ok(Replicas {
             layout: Layout::new(cluster.scenario())?,
-            policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
+            policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             seen: BTreeMap::new(),
-            switched: !cluster.scenario().switches.is_empty(),
+            may_differ: !cluster.scenario().switches.is_empty() || has_answer_codec(cluster.scenario()),
         })
     }
 }
 
+fn has_answer_codec(scenario: &Scenario) -> bool {
+    let exceptions = scenario.overrides.iter().filter_map(|rule| rule.policies.get(Axis::AnswerCodec));
+    exceptions.chain([scenario.policy.get(Axis::AnswerCodec)]).any(|codec| codec != "none")
+}
+
 impl Checker for Replicas {
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        for (shard, table) in self.policies.on_delivered(frame) {
+        for (shard, table) in self.policies.on_delivered(frame)? {
             // A switch may step what was aggregated under the old model without a new version.
             let chunks = (0..).zip(self.layout.chunks(table));
             for (number, _) in chunks.filter(|(_, chunk)| chunk.shard == shard) {
@@ -52,7 +59,7 @@ impl Checker for Replicas {
         let header = frame.header;
         let shard = match (frame.from, frame.to) {
             (NodeId::Shard(shard), _) => shard,
-            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.switched => shard,
+            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.may_differ => shard,
             _ => return Ok(()),
         };
         // What a codec makes of a version may be different for everybody.
@@ -88,7 +95,6 @@ mod tests {
     use crate::canary::Canary;
     use crate::checkers::Checkers;
     use crate::cluster::Play;
-    use crate::scenario::Scenario;
     use paramill_core::types::Time;
 
     #[test]

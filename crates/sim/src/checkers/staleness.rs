@@ -5,13 +5,13 @@
 
 use super::Checker;
 use super::layout::Layout;
-use super::policies::{Policies, drops};
+use super::policies::{Policies, closes_early, drops};
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
-use paramill_core::types::{NodeId, ShardId, WorkerId};
+use paramill_core::types::{NodeId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{Flags, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,9 +26,9 @@ pub struct Staleness {
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
-    /// How often the model had been switched when a request came, by shard, sender and number. An answer is released
+    /// How often the model had been switched when a request came, by shard, sender, table and number. An answer is released
     /// under the model of its time, and may wait for its connection while the model changes.
-    asked: BTreeMap<(ShardId, NodeId, u64), usize>,
+    asked: BTreeMap<(ShardId, NodeId, TableId, u64), usize>,
 }
 
 impl Staleness {
@@ -42,7 +42,7 @@ impl Staleness {
         let counted = cluster.worker_ids().filter(|worker| tagged && !mortal.contains(worker)).collect();
         Ok(Staleness {
             layout: Layout::new(cluster.scenario())?,
-            policies: Policies::new(cluster.scenario(), cluster.shard_ids()),
+            policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             counted,
             workers: cluster.scenario().workers.into(),
             dropped: false,
@@ -54,12 +54,13 @@ impl Staleness {
 
 impl Checker for Staleness {
     fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
-        self.policies.on_delivered(frame);
+        self.policies.on_delivered(frame)?;
         if let (NodeId::Shard(shard), Kind::Push | Kind::Pull) = (frame.to, frame.header.kind)
             && self.switched
         {
             let switches = self.policies.switches(shard, frame.header.table);
-            self.asked.entry((shard, frame.from, frame.header.request)).or_insert(switches);
+            let request = (shard, frame.from, frame.header.table, frame.header.request);
+            self.asked.entry(request).or_insert(switches);
         }
         Ok(())
     }
@@ -76,11 +77,11 @@ impl Checker for Staleness {
             return Ok(());
         }
         let Some(model) = self.policies.model(shard, header.table) else { return Ok(()) };
-        // Once a gradient was left out, counts say nothing about rounds any more.
-        self.dropped |= drops(&model.sync);
+        // Once a gradient was left out, or came after its round, counts say nothing about rounds any more.
+        self.dropped |= drops(&model.sync) || closes_early(&model.sync);
         let since = match self.switched {
             // What is answered before it is asked for may be as old as the job.
-            true => self.asked.get(&(shard, frame.to, header.request)).copied().unwrap_or(0),
+            true => self.asked.get(&(shard, frame.to, header.table, header.request)).copied().unwrap_or(0),
             false => 0,
         };
         let Some(bound) = self.policies.bound_since(shard, header.table, since) else { return Ok(()) };

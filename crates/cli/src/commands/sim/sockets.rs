@@ -14,7 +14,7 @@ use paramill_node::client::{Handle, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
 use paramill_sim::compute::ComputeClock;
-use paramill_sim::gradient::{Gradients, PushId, touched_rows};
+use paramill_sim::gradient::{PushId, touched_rows};
 use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
@@ -170,7 +170,7 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
     let faults = scenario.fault_plan()?;
     let options = JobOptions { faults: faults.clone(), ..options };
     let timeout = options.timeout;
-    let (gradients, seed) = (Gradients::Quadratic, scenario.seed);
+    let (gradients, seed) = (scenario.gradients(), scenario.seed);
     let mut compute = ComputeClock::new(scenario.compute.clone(), faults, seed, rank);
     let job = Job::init(options)?;
     let specs = scenario.table_specs();

@@ -10,16 +10,19 @@ pub(super) struct Routes {
 }
 
 impl Routes {
+    #[inline]
     fn aggregator(&self, worker: WorkerId) -> Option<AggregatorId> {
         *self.by_rank.get(worker.0 as usize)?
     }
 
     /// Where a worker's frames go.
+    #[inline]
     pub(super) fn address(&self, worker: WorkerId) -> NodeId {
         self.aggregator(worker).map_or(NodeId::Worker(worker), NodeId::Aggregator)
     }
 
     /// Whether a worker is reached on its own connection.
+    #[inline]
     pub(super) fn is_direct(&self, worker: WorkerId) -> bool {
         self.aggregator(worker).is_none()
     }

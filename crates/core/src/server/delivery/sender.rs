@@ -3,7 +3,7 @@
 use super::pulls::PendingPull;
 use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
-use crate::server::part::TablePart;
+use crate::server::table_shard::TableShard;
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId};
 use crate::wire::frame::{Edition, Form, Params, Piece, Subject};
@@ -25,7 +25,7 @@ impl From<&PendingPull> for Reply {
 
 /// Makes the frames of one table's answers.
 pub(super) struct Sender<'a> {
-    pub(super) table: &'a mut TablePart,
+    pub(super) table: &'a mut TableShard,
     pub(super) id: TableId,
     pub(super) epoch: u32,
     pub(super) frames: &'a mut Outbox,

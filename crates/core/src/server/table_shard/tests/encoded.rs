@@ -8,10 +8,10 @@ use std::sync::Arc;
 const LEN: usize = 70;
 const WORKERS: u32 = 3;
 
-/// A part of three chunks, and both ends of a codec.
+/// A table of three chunks, and both ends of a codec.
 struct Pair {
     accumulators: Accumulators,
-    part: TablePart,
+    table: TableShard,
 }
 
 impl Pair {
@@ -22,18 +22,18 @@ impl Pair {
             (0..CHUNKS).map(|number| (number, Chunk { shard, start: start(number), len: LEN as u32 }));
         let spec = TableSpec::dense("w", [u64::from(CHUNKS) * LEN as u64]);
         let workers = (0..WORKERS).map(WorkerId);
-        let part = TablePart::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
-        let mut pair = Pair { part, accumulators: Accumulators::default() };
+        let table = TableShard::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
+        let mut pair = Pair { table, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
             let ones = [1.0f32; LEN];
-            pair.part.initialise(piece(number), bytemuck::cast_slice(&ones)).unwrap();
+            pair.table.initialise(piece(number), bytemuck::cast_slice(&ones)).unwrap();
         }
         pair
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Fault> {
-        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
-        while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
+        let taken = push_frame(&mut self.table, worker, header, payload, &mut self.accumulators);
+        while self.table.advance(Time::ZERO, &mut self.accumulators).is_some() {}
         taken
     }
 
@@ -44,7 +44,7 @@ impl Pair {
     }
 
     fn parameters(&self) -> &[f32] {
-        self.part.store.parameters()
+        self.table.store.parameters()
     }
 }
 

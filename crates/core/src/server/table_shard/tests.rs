@@ -7,13 +7,13 @@ use crate::limits;
 use crate::policy::{Axis, Order};
 use crate::types::{ServerId, ShardId};
 use crate::wire::frame::FromWorker;
-use crate::wire::{Flags, Header, Kind};
+use crate::wire::{Cause, Flags, Header, Kind};
 use proptest::prelude::*;
 
-/// A table part of three chunks of two elements (or of two rows of one), all zero.
+/// A table shard of three chunks of two elements (or of two rows of one), all zero.
 struct Bench {
     accumulators: Accumulators,
-    part: TablePart,
+    table: TableShard,
 }
 
 const CHUNKS: u32 = 3;
@@ -33,22 +33,27 @@ fn sum(sync: &str) -> Policy {
 
 impl Bench {
     fn new(policy: Policy, workers: u32) -> Bench {
-        Bench::of(TableSpec::dense("w", [ELEMENTS as u64]), policy, workers)
+        Bench::with_values(policy, workers, 0.0)
+    }
+
+    /// With this initial value of all elements.
+    fn with_values(policy: Policy, workers: u32, value: f32) -> Bench {
+        Bench::of(TableSpec::dense("w", [ELEMENTS as u64]), policy, workers, value)
     }
 
     fn sparse(policy: Policy, workers: u32) -> Bench {
-        Bench::of(TableSpec::sparse("w", ELEMENTS as u64, 1), policy, workers)
+        Bench::of(TableSpec::sparse("w", ELEMENTS as u64, 1), policy, workers, 0.0)
     }
 
-    fn of(spec: TableSpec, policy: Policy, workers: u32) -> Bench {
+    fn of(spec: TableSpec, policy: Policy, workers: u32, value: f32) -> Bench {
         let shard = ShardId { server: ServerId(0), core: 0 };
         let chunks =
             (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
         let workers = (0..workers).map(WorkerId);
-        let part = TablePart::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
-        let mut bench = Bench { part, accumulators: Accumulators::default() };
+        let table = TableShard::new(&Registry::builtin(), spec, policy, chunks, workers, 1).unwrap();
+        let mut bench = Bench { table, accumulators: Accumulators::default() };
         for number in 0..CHUNKS {
-            bench.part.initialise(piece(number), bytemuck::cast_slice(&[0.0f32; 2])).unwrap();
+            bench.table.initialise(piece(number), bytemuck::cast_slice(&[value; 2])).unwrap();
         }
         bench
     }
@@ -59,7 +64,7 @@ impl Bench {
     }
 
     fn take(&mut self, worker: u32, header: &Header, payload: &[u8]) -> Result<Taken, Cause> {
-        let taken = push_frame(&mut self.part, worker, header, payload, &mut self.accumulators);
+        let taken = push_frame(&mut self.table, worker, header, payload, &mut self.accumulators);
         self.settle();
         taken.map_err(|fault| fault.cause)
     }
@@ -105,16 +110,16 @@ impl Bench {
 
     fn set(&mut self, sync: &str) {
         let sync = SyncPolicy::parse(&Registry::builtin().consistency, sync).unwrap();
-        self.part.set_sync(Time::ZERO, sync, &mut self.accumulators);
+        self.table.set_sync(Time::ZERO, sync, &mut self.accumulators);
         self.settle();
     }
 
     fn settle(&mut self) {
-        while self.part.advance(Time::ZERO, &mut self.accumulators).is_some() {}
+        while self.table.advance(Time::ZERO, &mut self.accumulators).is_some() {}
     }
 
     fn values(&self) -> &[f32] {
-        self.part.store.parameters()
+        self.table.store.parameters()
     }
 
     /// The first element of every chunk.
@@ -123,12 +128,12 @@ impl Bench {
     }
 
     fn version(&self) -> Clock {
-        self.part.controller.state().v_train()
+        self.table.controller.state().v_train()
     }
 }
 
 fn push_frame(
-    part: &mut TablePart,
+    part: &mut TableShard,
     worker: u32,
     header: &Header,
     payload: &[u8],
@@ -177,7 +182,7 @@ fn a_worker_that_dies_in_the_middle_of_a_push_counts_in_the_chunks_that_have_its
         bench.frames(2, 0, 0..1, 9.0).unwrap();
         bench.push(1, 0, 6.0).unwrap();
         assert_eq!(bench.version(), 0);
-        bench.part.remove_worker(WorkerId(2));
+        bench.table.remove_worker(WorkerId(2));
         bench.settle();
         assert_eq!(bench.version(), 1);
         bench.chunks()
@@ -194,7 +199,7 @@ fn a_push_with_nan_goes_on_where_it_was_refused_once_it_is_corrected() {
         assert!(matches!(bench.frame(0, 0, 0, 1.0), Ok(Taken::Partly | Taken::Stepped)));
         assert_eq!(bench.frame(0, 0, 1, f32::NAN), Err(Cause::NonFinite));
         assert_eq!(bench.frame(0, 0, 2, 1.0), Ok(Taken::Ignored), "the rest of the attempt is passed over");
-        assert_eq!((bench.part.nonfinite(), bench.version()), (1, 0), "{what}");
+        assert_eq!((bench.table.nonfinite(), bench.version()), (1, 0), "{what}");
         // The first chunk was taken, and is not taken again.
         assert_eq!(bench.frame(0, 0, 0, 50.0), Ok(Taken::Ignored));
         assert!(matches!(bench.frame(0, 0, 1, 2.0), Ok(Taken::Partly | Taken::Stepped)));
@@ -213,7 +218,7 @@ fn nan_is_clipped_where_it_stands_when_told_to() {
     assert_eq!(bench.take(0, &middle, bytemuck::cast_slice(&[f32::INFINITY, 5.0])), Ok(Taken::Stepped));
     assert_eq!(bench.frame(0, 0, 2, f32::NAN), Ok(Taken::Whole));
     assert_eq!(bench.values(), [-1.0, -1.0, -5.0, -5.0, 0.0, 0.0]);
-    assert_eq!(bench.part.nonfinite(), 2);
+    assert_eq!(bench.table.nonfinite(), 2);
 }
 
 #[test]
@@ -288,14 +293,13 @@ fn norms_are_those_of_whole_gradients_also_where_each_is_a_step_at_once() {
     let mut bench = Bench::new(policy("asp").with(Axis::Optimizer, clip), 1);
     bench.frames(0, 0, 0..2, 10.0).unwrap();
     assert_eq!(bench.chunks(), [0.0; 3], "nothing before the norm is known");
-    assert!(bench.part.memory_bytes() > Bench::new(policy("asp"), 1).part.memory_bytes());
+    assert!(bench.table.memory_bytes() > Bench::new(policy("asp"), 1).table.memory_bytes());
     bench.frames(0, 0, 2..3, 10.0).unwrap();
     for value in bench.chunks() {
         assert!((value + 1.0).abs() < 1e-5, "{value}");
     }
     let lars = "lars:lr=1,trust=0.5,beta=0";
-    let mut bench = Bench::new(policy("asp").with(Axis::Optimizer, lars), 1);
-    bench.part.store.initialise(0, &[4.0; ELEMENTS]);
+    let mut bench = Bench::with_values(policy("asp").with(Axis::Optimizer, lars), 1, 4.0);
     bench.push(0, 0, 10.0).unwrap();
     // trust * |w| / |g| * g = 0.5 * 4 / 10 * 10.
     for value in bench.chunks() {
@@ -313,9 +317,9 @@ fn late_gradients_are_dropped_whole_or_from_the_frame_on_that_came_too_late() {
         assert_eq!(bench.version(), 1, "{sync}");
         let closed = bench.chunks();
         assert_eq!(bench.frames(2, 0, 1..3, 100.0), Ok(Taken::Whole), "{sync}: late, and acknowledged");
-        assert_eq!((bench.chunks(), bench.part.controller.stats().dropped), (closed, 1), "{sync}");
+        assert_eq!((bench.chunks(), bench.table.controller.stats().dropped), (closed, 1), "{sync}");
         assert_eq!(closed[1], closed[2], "{sync}");
-        assert_eq!(bench.part.rounds.len(), 0, "{sync}");
+        assert_eq!(bench.table.rounds.len(), 0, "{sync}");
         bench.push(2, 1, 1.0).unwrap();
         bench.push(0, 1, 1.0).unwrap();
         assert_eq!(bench.version(), 2, "{sync}");
@@ -334,16 +338,16 @@ fn rounds_ahead_are_kept_up_to_their_limit_and_applied_in_turn() {
     for clock in 0..=limits::MAX_ROUNDS_AHEAD {
         assert_eq!(bench.push(0, clock, 1.0), Ok(Taken::Whole), "clock {clock}");
     }
-    let (memory, clock) = (bench.part.memory_bytes(), limits::MAX_ROUNDS_AHEAD + 1);
+    let (memory, clock) = (bench.table.memory_bytes(), limits::MAX_ROUNDS_AHEAD + 1);
     assert_eq!(bench.frame(0, clock, 0, 1.0), Err(Cause::TooFarAhead));
     assert_eq!(bench.frame(0, clock, 1, 1.0), Ok(Taken::Ignored), "one refusal is enough");
-    assert_eq!(bench.part.memory_bytes(), memory);
+    assert_eq!(bench.table.memory_bytes(), memory);
     for before in 0..clock {
         assert_eq!(bench.push(1, before, 1.0), Ok(Taken::Whole));
         assert_eq!(bench.chunks(), [-2.0 * (before + 1) as f32; 3]);
     }
     assert_eq!(bench.push(0, clock, 1.0), Ok(Taken::Whole));
-    assert!(bench.part.memory_bytes() <= memory);
+    assert!(bench.table.memory_bytes() <= memory);
 }
 
 #[test]
@@ -402,13 +406,13 @@ fn initial_values_come_in_turn_and_before_gradients() {
     let shard = ShardId { server: ServerId(0), core: 0 };
     let chunks = (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
-    let part = TablePart::new(&Registry::builtin(), spec, policy("asp"), chunks, [WorkerId(0)], 1).unwrap();
-    let mut bench = Bench { part, accumulators: Accumulators::default() };
+    let table = TableShard::new(&Registry::builtin(), spec, policy("asp"), chunks, [WorkerId(0)], 1).unwrap();
+    let mut bench = Bench { table, accumulators: Accumulators::default() };
     assert_eq!(bench.push(0, 0, 1.0), Ok(Taken::Ignored));
     assert_eq!(bench.frame(0, 0, 0, 1.0), Err(Cause::Protocol));
     let payload = [7.0f32; 2];
     let mut init = |piece: Piece| {
-        bench.part.initialise(piece, bytemuck::cast_slice(&payload)).map_err(|fault| fault.cause)
+        bench.table.initialise(piece, bytemuck::cast_slice(&payload)).map_err(|fault| fault.cause)
     };
     let with = |sequence, is_last| Piece { is_last, ..piece(sequence) };
     assert_eq!(init(piece(1)), Err(Cause::Protocol));
@@ -491,7 +495,7 @@ proptest! {
         let optimizer = if needs_norms { "sgd:lr=1,clip=1e30" } else { "sgd:lr=1" };
         let order = if is_ranked { Order::Ranked } else { Order::Arrival };
         let mut bench = Bench::new(sum(MODELS[first]).with(Axis::Optimizer, optimizer).with(Axis::Order, order.to_string()), 3);
-        let empty = bench.part.memory_bytes();
+        let empty = bench.table.memory_bytes();
         let mut workers = Workers::default();
         for act in acts {
             match act {
@@ -510,8 +514,8 @@ proptest! {
         }
         prop_assert_eq!(bench.chunks(), [-workers.acknowledged; 3]);
         prop_assert_eq!(bench.version(), goal);
-        prop_assert!(bench.part.rounds.len() == 0 && bench.part.intake.pushes().count() == 0);
-        prop_assert!(bench.part.memory_bytes() <= 3 * empty, "{} after {empty}", bench.part.memory_bytes());
+        prop_assert!(bench.table.rounds.len() == 0 && bench.table.intake.pushes().count() == 0);
+        prop_assert!(bench.table.memory_bytes() <= 3 * empty, "{} after {empty}", bench.table.memory_bytes());
     }
 }
 
@@ -556,8 +560,8 @@ fn a_list_of_absent_ranges_that_cannot_be_is_refused_and_changes_nothing() {
 /// A round that is applied in two parts, since the model was switched in between, counts for each what is in it.
 #[test]
 fn a_switch_does_not_mix_up_what_is_absent() {
-    let mut bench = Bench::new(sum("bsp").with(Axis::Optimizer, "sgd:lr=1,weight_decay=1"), 2);
-    bench.part.store.initialise(0, &[8.0; ELEMENTS]);
+    let policy = sum("bsp").with(Axis::Optimizer, "sgd:lr=1,weight_decay=1");
+    let mut bench = Bench::with_values(policy, 2, 8.0);
     let push = |bench: &mut Bench, worker, clock, is_absent: bool| {
         for part in 0..CHUNKS {
             let header = header(clock, part);

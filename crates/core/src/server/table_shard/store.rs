@@ -1,15 +1,19 @@
 //! A table's parameters on one shard, and the optimizer that steps them.
 
+use super::gradient::{CellGradient, Staged};
+use super::round::Round;
 use super::skipped::SkippedSteps;
 use crate::absence::Absent;
 use crate::intake::GradientFrame;
 use crate::kernels;
 use crate::optimizer::{Gradient, MAX_SLOTS, OptimizerPolicy, StepInput};
 use crate::policy::Reduce;
-use crate::server::rounds::{Accumulators, Round, Staged, UnitGradient};
-use crate::store::Buffer;
+use crate::server::accumulators::Accumulators;
+use crate::store::{Buffer, floats};
 use crate::table::Layout;
 use crate::types::Clock;
+use crate::wire::frame::Piece;
+use crate::wire::{Cause, Fault};
 use std::ops::Range;
 
 /// Parameters, optimizer state, and how often each was stepped.
@@ -27,6 +31,8 @@ pub(super) struct Store {
     arrivals: Vec<u64>,
     /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
     skipped: SkippedSteps,
+    /// Chunks that have their initial values, from the first on.
+    initialised_chunks: usize,
 }
 
 /// The table's state at the time of a step that a single gradient is.
@@ -41,16 +47,16 @@ pub(super) struct Arrival {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Closing {
     pub(super) round: Clock,
-    /// How many gradients a mean is taken over; `None` for as many as a unit got.
+    /// How many gradients a mean is taken over; `None` for as many as a cell got.
     pub(super) over: Option<u32>,
     pub(super) lr_factor: f32,
 }
 
-/// A unit that has all its gradients before its round closes.
+/// A cell that has all its gradients before its round closes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EarlyStep {
     pub(super) round: Clock,
-    /// The place of the chunk that the unit is, or is in.
+    /// The place of the chunk that the cell is, or is in.
     pub(super) chunk: usize,
     /// How many gradients a mean is taken over.
     pub(super) over: u32,
@@ -75,7 +81,33 @@ impl Store {
             steps_outside_rounds: 0,
             arrivals: vec![0; layout.chunks().len()],
             skipped: SkippedSteps::default(),
+            initialised_chunks: 0,
         })
+    }
+
+    /// Whether all initial values are here.
+    pub(super) fn is_initialised(&self) -> bool {
+        self.initialised_chunks == self.arrivals.len()
+    }
+
+    /// Takes one frame of initial values. What was taken before is ignored.
+    pub(super) fn initialise(&mut self, layout: &Layout, piece: Piece, payload: &[u8]) -> Result<(), Fault> {
+        let sequence = piece.sequence as usize;
+        if self.is_initialised() || sequence < self.initialised_chunks {
+            return Ok(());
+        }
+        if sequence > self.initialised_chunks {
+            let message = format!("frames of the initial values of table `{}` are missing", layout.name());
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        let chunk = layout.chunk_in_turn(piece)?;
+        let Some(values) = floats(payload).filter(|values| values.len() == chunk.len) else {
+            let found = format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4);
+            return Err(layout.shape_fault(found));
+        };
+        self.parameters.as_mut_slice()[chunk.range()].copy_from_slice(values);
+        self.initialised_chunks += 1;
+        Ok(())
     }
 
     pub(super) fn parameters(&self) -> &[f32] {
@@ -86,9 +118,22 @@ impl Store {
         self.parameters.as_bytes()
     }
 
-    /// Initial values of a chunk, which begins at `start`.
-    pub(super) fn initialise(&mut self, start: usize, values: &[f32]) {
-        self.parameters.as_mut_slice()[start..start + values.len()].copy_from_slice(values);
+    /// Calls `visit` with the first element, counted in the table, and the values of every chunk.
+    pub(super) fn for_each_chunk(&self, layout: &Layout, mut visit: impl FnMut(u64, &[f32])) {
+        for chunk in layout.chunks() {
+            visit(chunk.table_start, &self.parameters.as_slice()[chunk.range()]);
+        }
+    }
+
+    /// The values of rows that are all on this shard, one after the other.
+    pub(super) fn gather_rows(&self, layout: &Layout, rows: &[u32]) -> Vec<u8> {
+        let width = layout.row_width();
+        let mut bytes = Vec::with_capacity(rows.len() * width * 4);
+        for &row in rows {
+            let start = layout.row_start(row).expect("checked when the pull arrived");
+            bytes.extend_from_slice(bytemuck::cast_slice(&self.parameters.as_slice()[start..start + width]));
+        }
+        bytes
     }
 
     pub(super) fn optimizer(&self) -> &OptimizerPolicy {
@@ -133,9 +178,9 @@ impl Store {
         self.arrivals[chunk] += 1;
         self.steps_outside_rounds += 1;
         let input = self.arrival_input(self.steps + self.arrivals[chunk], arrival);
-        UnitGradient::for_each(gradient, |UnitGradient { unit, start, values, absent, .. }| {
+        CellGradient::for_each(gradient, |CellGradient { cell, start, values, absent, .. }| {
             accumulators.with_whole(values, |last| {
-                self.step(&input, (unit, start), Gradient { before: None, last }, absent);
+                self.step(&input, cell, start, Gradient { before: None, last }, absent);
             });
         });
     }
@@ -144,15 +189,15 @@ impl Store {
     pub(super) fn step_staged(&mut self, layout: &Layout, staged: &Staged, arrival: Arrival) {
         self.steps += 1;
         self.steps_outside_rounds += 1;
-        let squares = staged.units().map(|unit| kernels::squared_norm(&unit.values));
+        let squares = staged.cells().map(|cell| kernels::squared_norm(&cell.values));
         let gradient_norm = squares.sum::<f64>().sqrt();
         let parameter_norm = self.parameter_norm();
-        for staged in staged.units() {
-            let arrivals = self.arrivals[layout.chunk_of_unit(staged.unit)];
+        for staged in staged.cells() {
+            let arrivals = self.arrivals[layout.chunk_of_cell(staged.cell)];
             let input = self.arrival_input(self.steps + arrivals, arrival);
             let input = StepInput { parameter_norm, gradient_norm, ..input };
             let gradient = staged.values.as_slice().into();
-            self.step(&input, (staged.unit, staged.start), gradient, &staged.absent);
+            self.step(&input, staged.cell, staged.start, gradient, &staged.absent);
         }
     }
 
@@ -169,11 +214,11 @@ impl Store {
         }
     }
 
-    /// Steps a unit with the last of its gradients, which is then in cache, and is not stored.
+    /// Steps a cell with the last of its gradients, which is then in cache, and is not stored.
     pub(super) fn step_early(
         &mut self,
         sums: &mut Round,
-        last: UnitGradient<'_>,
+        last: CellGradient<'_>,
         early: EarlyStep,
         accumulators: &mut Accumulators,
     ) {
@@ -185,8 +230,8 @@ impl Store {
             parameter_norm: 0.0,
             gradient_norm: 0.0,
         };
-        let place = (last.unit, last.start);
-        sums.finish(last, accumulators, |gradient, absent| self.step(&input, place, gradient, absent));
+        let CellGradient { cell, start, .. } = last;
+        sums.finish(last, accumulators, |gradient, absent| self.step(&input, cell, start, gradient, absent));
     }
 
     /// One optimizer step with what a round has not stepped yet.
@@ -202,21 +247,21 @@ impl Store {
         let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
         if self.optimizer.needs_norms() {
             parameter_norm = self.parameter_norm();
-            let squared = |(unit, _)| kernels::squared_norm(round.sum(unit, layout.unit_range(unit)));
+            let squared = |(cell, _)| kernels::squared_norm(round.sum(cell, layout.cell_range(cell)));
             gradient_norm = round.summed().map(squared).sum::<f64>().sqrt();
         }
-        for (unit, count) in round.summed() {
-            let range = layout.unit_range(unit);
+        for (cell, count) in round.summed() {
+            let range = layout.cell_range(cell);
             let input = StepInput {
                 version: closing.round,
-                t: self.steps + self.arrivals[layout.chunk_of_unit(unit)],
+                t: self.steps + self.arrivals[layout.chunk_of_cell(cell)],
                 scale: self.mean_over(closing.over.unwrap_or(count)),
                 lr_factor: closing.lr_factor,
                 parameter_norm,
                 gradient_norm,
             };
-            let place = (unit, range.start);
-            self.step(&input, place, round.sum(unit, range).into(), round.absent(unit));
+            let start = range.start;
+            self.step(&input, cell, start, round.sum(cell, range).into(), round.absent(cell));
         }
     }
 
@@ -232,26 +277,27 @@ impl Store {
         self.step_round(layout, round, closing, accumulators);
     }
 
-    /// Steps a unit, which begins at `start`, but for absent elements, unless the rule takes zeros for them. A step that
+    /// Steps a cell, which begins at `start`, but for absent elements, unless the rule takes zeros for them. A step that
     /// leaves elements out is not counted for them: their next step continues from their last one.
     fn step(
         &mut self,
         input: &StepInput,
-        (unit, start): (usize, usize),
+        cell: usize,
+        start: usize,
         gradient: Gradient<'_>,
         absent: &Absent,
     ) {
         let absent = if self.optimizer.steps_absent() { Absent::NOTHING } else { absent };
         let after = |skipped: u64| StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
         if !absent.is_empty() {
-            let present = self.skipped.present(unit, gradient.last.len(), absent);
+            let present = self.skipped.present(cell, gradient.last.len(), absent);
             for (range, skipped) in present {
                 self.step_from(&after(skipped), start + range.start, gradient.slice(range));
             }
-        } else if self.skipped.has(unit) {
+        } else if self.skipped.has(cell) {
             // Run by run, because every later step of the job comes here: a list of the runs would be memory.
             let mut number = 0;
-            while let Some((range, skipped)) = self.skipped.run(unit, number) {
+            while let Some((range, skipped)) = self.skipped.run(cell, number) {
                 self.step_from(&after(skipped), start + range.start, gradient.slice(range));
                 number += 1;
             }

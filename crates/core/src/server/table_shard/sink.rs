@@ -1,11 +1,13 @@
 //! Where a shard's intake puts gradients: into the round that the consistency controller names, or into a step at once.
 
+use super::gradient::{CellGradient, Staged};
+use super::rounds::Rounds;
 use super::store::{Arrival, EarlyStep, Store};
 use crate::consistency::{Admit, Controller};
 use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink, SumGradient};
 use crate::limits;
 use crate::policy::{Order, Reduce};
-use crate::server::rounds::{Accumulators, Rounds, Staged, UnitGradient};
+use crate::server::accumulators::Accumulators;
 use crate::table::Layout;
 use crate::types::Clock;
 use crate::wire::{Cause, Fault, frame};
@@ -32,15 +34,15 @@ pub(super) struct GradientSink<'a> {
     pub(super) store: &'a mut Store,
     pub(super) accumulators: &'a mut Accumulators,
     pub(super) order: Order,
-    /// All initial values are here.
-    pub(super) is_initialised: bool,
-    /// Sums of earlier rounds may contain a departed worker's gradients.
-    pub(super) sums_are_exact_from: Clock,
 }
 
 impl Sink for GradientSink<'_> {
     type Destination = Admit;
     type Kept = Kept;
+
+    fn layout(&self) -> &Layout {
+        self.layout
+    }
 
     /// Decided at a push's first frame, and anew when the round that it went to has closed.
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<Admit>) -> Result<Admission<Admit>, Fault> {
@@ -122,7 +124,7 @@ impl GradientSink<'_> {
 
     /// Initial values would overwrite what is pushed before them.
     fn check_initialised(&self) -> Result<(), Fault> {
-        if self.is_initialised {
+        if self.store.is_initialised() {
             return Ok(());
         }
         let message = format!("table `{}` has no initial values yet; pull it first", self.layout.name());
@@ -130,14 +132,14 @@ impl GradientSink<'_> {
     }
 
     /// Whether gradients of this round may be stepped before it closes: nothing but the pushes of all workers closes
-    /// it, it is the next to close, and no unit's step depends on another unit.
+    /// it, it is the next to close, and no cell's step depends on another cell.
     fn steps_early(&self, round: Clock) -> bool {
         round == self.controller.state().v_train()
             && self.controller.policy().model.waits_for_all()
             && !self.store.optimizer().needs_norms()
     }
 
-    /// Adds a frame's gradient to its round. Units that have all their gradients with it are stepped right away if they
+    /// Adds a frame's gradient to its round. Cells that have all their gradients with it are stepped right away if they
     /// may be. They get the bits that closing would give them. Whether any was stepped.
     fn add_to_round(
         &mut self,
@@ -159,17 +161,17 @@ impl GradientSink<'_> {
         let sums = self.rounds.open(round, self.layout);
         if clock != round {
             // Only a model that was switched from lets one worker come to a round twice.
-            sums.disturb();
+            sums.mark_inexact();
         }
         let mut is_stepped = false;
-        UnitGradient::for_each(gradient, |gradient| {
-            let unit = gradient.unit;
+        CellGradient::for_each(gradient, |gradient| {
+            let cell = gradient.cell;
             let is_complete =
-                if is_sparse { row_is_sure } else { is_last_worker || sums.is_completed_by(unit, 1, n) };
+                if is_sparse { row_is_sure } else { is_last_worker || sums.is_completed_by(cell, 1, n) };
             if !(steps_early && is_complete) {
                 return sums.add(gradient, self.accumulators);
             }
-            let over = if is_sparse { rows_over } else { sums.contributions(unit) + 1 };
+            let over = if is_sparse { rows_over } else { sums.contributions(cell) + 1 };
             is_stepped = true;
             self.store.step_early(sums, gradient, EarlyStep { round, chunk, over }, self.accumulators);
         });
@@ -205,7 +207,7 @@ impl GradientSink<'_> {
         let SumGradient { index, start, values, absent } = gradient;
         match admit {
             Admit::Round(round) => {
-                let gradient = UnitGradient { unit: index, start, values, absent, weight: sum.gradients };
+                let gradient = CellGradient { cell: index, start, values, absent, weight: sum.gradients };
                 self.add_sum_to_round(sum.clock, round, gradient);
             }
             Admit::Now => {
@@ -217,18 +219,18 @@ impl GradientSink<'_> {
     }
 
     /// Which workers' gradients are in a sum is not known yet: only their number tells whether they are the last.
-    fn add_sum_to_round(&mut self, clock: Clock, round: Clock, sum: UnitGradient<'_>) {
-        let UnitGradient { unit, weight, .. } = sum;
+    fn add_sum_to_round(&mut self, clock: Clock, round: Clock, sum: CellGradient<'_>) {
+        let CellGradient { cell, weight, .. } = sum;
         let steps_early = self.steps_early(round);
         let n = self.controller.state().n();
-        let sums = self.rounds.open(round, self.layout);
-        if clock != round || round < self.sums_are_exact_from {
-            sums.disturb();
+        let sums = self.rounds.open_for_sum(round, self.layout);
+        if clock != round {
+            sums.mark_inexact();
         }
-        if !(steps_early && sums.is_completed_by(unit, weight, n)) {
+        if !(steps_early && sums.is_completed_by(cell, weight, n)) {
             return sums.add(sum, self.accumulators);
         }
-        let over = sums.contributions(unit) + weight;
-        self.store.step_early(sums, sum, EarlyStep { round, chunk: unit, over }, self.accumulators);
+        let over = sums.contributions(cell) + weight;
+        self.store.step_early(sums, sum, EarlyStep { round, chunk: cell, over }, self.accumulators);
     }
 }

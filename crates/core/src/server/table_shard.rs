@@ -1,13 +1,16 @@
-//! One table's part on one shard: its parameters, its optimizer state, its open rounds, its controller.
+//! One table on one shard: the layout of its chunks, its parameters, its open rounds, its codecs and its controller.
 
-mod answer_codecs;
+mod answer_encoders;
+mod gradient;
+mod round;
+mod rounds;
 mod sink;
 mod skipped;
 mod store;
 
+use super::accumulators::Accumulators;
 use super::delivery::ParameterState;
-use super::rounds::{Accumulators, Round, Rounds};
-use crate::consistency::{Admit, Advance, Apply, Controller, SyncPolicy, Waiting};
+use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -15,12 +18,12 @@ use crate::policy::{Order, Policy};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
-use crate::store::floats;
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::wire::Fault;
 use crate::wire::frame::{Piece, Sum};
-use crate::wire::{Cause, Fault};
-use answer_codecs::AnswerCodecs;
+use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
+use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
 use store::{Closing, Store};
@@ -37,29 +40,25 @@ pub(super) struct ChunkView {
     pub(super) version: Clock,
     /// Its first byte in the table.
     pub(super) table_byte: u64,
-    /// Its first byte in [`TablePart::parameter_bytes`].
+    /// Its first byte in [`TableShard::parameter_bytes`].
     pub(super) start: usize,
     /// Its bytes.
     pub(super) len: usize,
 }
 
-/// One table's part on one shard.
+/// The chunks of one table that one shard holds, and everything that is decided about them.
 #[derive(Debug)]
-pub(super) struct TablePart {
+pub(super) struct TableShard {
     layout: Layout,
-    pub(super) controller: Controller,
+    controller: Controller,
     order: Order,
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
-    answer_codecs: AnswerCodecs,
-    /// Sums of earlier rounds may contain a departed worker's gradients.
-    sums_are_exact_from: Clock,
-    /// Chunks that have their initial values, from the first on.
-    initialised_chunks: usize,
+    answer_encoders: AnswerEncoders,
 }
 
-impl TablePart {
+impl TableShard {
     /// The part of a table that `chunks` (those of this shard, with their numbers) make up.
     pub(super) fn new(
         registry: &Registry,
@@ -68,24 +67,22 @@ impl TablePart {
         chunks: impl Iterator<Item = (u32, Chunk)>,
         workers: impl IntoIterator<Item = WorkerId>,
         seed: u64,
-    ) -> Result<TablePart, String> {
+    ) -> Result<TableShard, String> {
         let text = |error: SpecError| error.to_string();
         let sync = policy.sync(registry).map_err(text)?;
         let optimizer = policy.optimizer(registry).map_err(text)?;
         let codec = policy.codecs(registry).map_err(text)?.push;
         let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
-        let answer_codecs = AnswerCodecs::new(registry, &spec, &policy)?;
+        let answer_encoders = AnswerEncoders::new(registry, &spec, &policy)?;
         let layout = Layout::new(spec, chunks);
-        Ok(TablePart {
+        Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
             store: Store::new(&layout, optimizer, policy.reduce())?,
             layout,
             rounds: Rounds::default(),
             intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
             order: policy.order(),
-            answer_codecs,
-            sums_are_exact_from: 0,
-            initialised_chunks: 0,
+            answer_encoders,
         })
     }
 
@@ -105,11 +102,11 @@ impl TablePart {
         accumulators: &mut Accumulators,
     ) -> Result<Taken, Fault> {
         let (intake, mut sink) = self.intake(accumulators);
-        intake.take(sink.layout, frame, &mut sink)
+        intake.take(frame, &mut sink)
     }
 
     /// Takes the sum of some workers' gradients of one chunk. Whose they are is said by itself, to
-    /// [`TablePart::count_push`]. Of what is refused nothing was taken.
+    /// [`TableShard::count_push`]. Of what is refused nothing was taken.
     pub(super) fn push_sum(
         &mut self,
         from: AggregatorId,
@@ -129,14 +126,12 @@ impl TablePart {
         accumulators: &'a mut Accumulators,
     ) -> (&'a mut Intake<Admit, Kept>, GradientSink<'a>) {
         let sink = GradientSink {
-            is_initialised: self.is_initialised(),
             layout: &self.layout,
             controller: &mut self.controller,
             rounds: &mut self.rounds,
             store: &mut self.store,
             accumulators,
             order: self.order,
-            sums_are_exact_from: self.sums_are_exact_from,
         };
         (&mut self.intake, sink)
     }
@@ -151,29 +146,66 @@ impl TablePart {
         self.controller.push(now, worker, clock, admit, None);
     }
 
+    /// Whether all initial values are here.
     pub(super) fn is_initialised(&self) -> bool {
-        self.initialised_chunks == self.layout.chunks().len()
+        self.store.is_initialised()
     }
 
     /// Takes one frame of initial values. True when they are now complete.
     pub(super) fn initialise(&mut self, piece: Piece, payload: &[u8]) -> Result<bool, Fault> {
-        let (sequence, done) = (piece.sequence as usize, self.initialised_chunks);
-        if self.is_initialised() || sequence < done {
-            return Ok(self.is_initialised());
-        }
-        if sequence > done {
-            let message =
-                format!("frames of the initial values of table `{}` are missing", self.layout.name());
-            return Err(Fault { cause: Cause::Protocol, message });
-        }
-        let chunk = self.layout.chunk_in_turn(piece)?;
-        let Some(values) = floats(payload).filter(|values| values.len() == chunk.len) else {
-            let found = format!("{} bytes where a chunk has {}", payload.len(), chunk.len * 4);
-            return Err(self.layout.shape_fault(found));
-        };
-        self.store.initialise(chunk.start, values);
-        self.initialised_chunks += 1;
+        self.store.initialise(&self.layout, piece, payload)?;
         Ok(self.is_initialised())
+    }
+
+    /// A worker asks for parameters; `token` names the pull when it is released.
+    pub(super) fn pull(&mut self, now: Time, worker: WorkerId, clock: Clock, token: u64) -> PullOutcome {
+        self.controller.pull(now, worker, clock, token)
+    }
+
+    /// The token of the next pull that is released.
+    pub(super) fn poll_released(&mut self) -> Option<u64> {
+        self.controller.poll_released().map(|released| released.token)
+    }
+
+    /// When the table wants to be settled though nothing happened.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.controller.next_timeout()
+    }
+
+    /// A worker's connection is gone: its pulls are forgotten, and what was sent to it may be lost.
+    pub(super) fn lose_worker(&mut self, worker: WorkerId) {
+        self.controller.cancel(worker);
+        self.forget_receiver(NodeId::Worker(worker));
+    }
+
+    /// A worker joins: no round after the open one closes without it.
+    pub(super) fn join(&mut self, worker: WorkerId) {
+        self.controller.join(worker);
+    }
+
+    /// The first clock that a worker which joined can push.
+    pub(super) fn first_clock(&self, worker: WorkerId) -> Option<Clock> {
+        Some(self.controller.state().worker(worker)?.first())
+    }
+
+    /// A worker that joined owes nothing before this clock.
+    pub(super) fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
+        self.controller.set_first_clock(worker, clock);
+    }
+
+    /// The consistency policy in force.
+    pub(super) fn sync(&self) -> &SyncPolicy {
+        self.controller.policy()
+    }
+
+    /// How many pulls wait.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.controller.waiting_count()
+    }
+
+    /// How many accumulators hold sums of its rounds.
+    pub(super) fn accumulators(&self) -> usize {
+        self.rounds.accumulators()
     }
 
     /// The next advance of the version, with the optimizer step that belongs to it done.
@@ -209,7 +241,7 @@ impl TablePart {
                 self.rounds.keep(round, accumulators);
             }
         }
-        self.rounds.iter_mut().for_each(Round::reopen);
+        self.rounds.reopen();
         for push in self.intake.pushes_mut() {
             // A push that is half here goes on under the new model from its next frame; what was late stays late.
             if push.destination() != Admit::Late {
@@ -218,27 +250,21 @@ impl TablePart {
         }
     }
 
-    /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the units that
+    /// A worker is gone for good. What it pushed whole stays; a push it did not finish stays only in the cells that
     /// had already been added, each with its own count.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        let under_way = self.intake.under_way(worker).map(Push::clock);
-        self.intake.remove_worker(worker);
+        let under_way = self.intake.remove_worker(worker);
         self.forget_receiver(NodeId::Worker(worker));
-        self.rounds.iter_mut().for_each(Round::disturb);
-        self.sums_are_exact_from = self.controller.state().v_train() + limits::MAX_ROUNDS_AHEAD + 1;
+        self.rounds.mark_inexact(self.version() + limits::MAX_ROUNDS_AHEAD);
         self.controller.remove_worker(worker, under_way);
     }
 
-    /// One of the chunks.
+    /// One of the chunks, by its place on this shard.
     pub(super) fn chunk(&self, index: usize) -> ChunkView {
-        self.view(index, self.version_of(index))
-    }
-
-    fn view(&self, index: usize, version: Clock) -> ChunkView {
         let chunk = &self.layout.chunks()[index];
         ChunkView {
             number: chunk.number,
-            version,
+            version: self.version_of(index),
             table_byte: chunk.table_start * 4,
             start: chunk.start * 4,
             len: chunk.len * 4,
@@ -247,17 +273,31 @@ impl TablePart {
 
     /// The version of a chunk, by its place on this shard: it may have its part of the open round's step already.
     pub(super) fn version_of(&self, index: usize) -> Clock {
-        let v_train = self.controller.state().v_train();
-        v_train + u64::from(self.is_ahead(self.rounds.get(v_train), index))
+        let version = self.version();
+        let open = self.rounds.get(version).filter(|_| !self.layout.is_sparse());
+        version + u64::from(open.is_some_and(|round| round.is_stepped(index)))
     }
 
-    fn is_ahead(&self, open: Option<&Round>, index: usize) -> bool {
-        !self.layout.is_sparse() && open.is_some_and(|round| round.is_stepped(index))
+    /// The payload that brings a chunk to a receiver; `None` if it is read from [`TableShard::parameter_bytes`] when it
+    /// leaves.
+    pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
+        if !self.fixes_answers() {
+            return None;
+        }
+        let version = self.version_of(index);
+        let values = &self.store.parameters()[self.layout.chunks()[index].range()];
+        self.answer_encoders.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
+    }
+
+    /// The payload of an answer with rows that [`TableShard::check_rows`] let pass.
+    pub(super) fn encode_rows(&mut self, rows: &[u32]) -> AnswerPayload {
+        let bytes = self.store.gather_rows(&self.layout, rows);
+        self.answer_encoders.encode_rows(&self.layout, bytes)
     }
 
     /// A worker or an aggregator may not have what was sent to it.
     pub(super) fn forget_receiver(&mut self, receiver: NodeId) {
-        self.answer_codecs.forget(receiver);
+        self.answer_encoders.forget(receiver);
     }
 
     /// Rounds that are closed.
@@ -283,12 +323,13 @@ impl TablePart {
     /// What does not hold although it always should.
     pub(super) fn check(&self) -> Result<(), String> {
         self.controller.check()?;
+        self.rounds.check()?;
         self.intake.check()
     }
 
     /// Whether answers are made when they are due, and not when they leave.
     pub(super) fn fixes_answers(&self) -> bool {
-        self.answer_codecs.fixes_answers()
+        self.answer_encoders.fixes_answers()
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {
@@ -296,10 +337,8 @@ impl TablePart {
     }
 
     /// Calls `visit` with the first element and the values of every chunk.
-    pub(super) fn for_each_chunk(&self, mut visit: impl FnMut(u64, &[f32])) {
-        for chunk in self.layout.chunks() {
-            visit(chunk.table_start, &self.store.parameters()[chunk.start..chunk.start + chunk.len]);
-        }
+    pub(super) fn for_each_chunk(&self, visit: impl FnMut(u64, &[f32])) {
+        self.store.for_each_chunk(&self.layout, visit);
     }
 
     pub(super) fn elements(&self) -> usize {
@@ -325,17 +364,6 @@ impl TablePart {
         }
     }
 
-    /// The values of rows that [`TablePart::check_rows`] let pass, one after the other.
-    pub(super) fn gather_rows(&self, rows: &[u32]) -> Vec<u8> {
-        let width = self.layout.row_width();
-        let mut bytes = Vec::with_capacity(rows.len() * width * 4);
-        for &row in rows {
-            let start = self.layout.row_start(row).expect("checked when the pull arrived");
-            bytes.extend_from_slice(bytemuck::cast_slice(&self.store.parameters()[start..start + width]));
-        }
-        bytes
-    }
-
     pub(super) fn row_width(&self) -> usize {
         self.layout.row_width()
     }
@@ -343,7 +371,10 @@ impl TablePart {
     pub(super) fn memory_bytes(&self) -> usize {
         let under_way: usize =
             self.intake.pushes().map(|push: &Push<_, Kept>| push.kept.memory_bytes()).sum();
-        self.store.memory_bytes() + self.answer_codecs.memory_bytes() + self.rounds.memory_bytes() + under_way
+        self.store.memory_bytes()
+            + self.answer_encoders.memory_bytes()
+            + self.rounds.memory_bytes()
+            + under_way
     }
 
     pub(super) fn report(&self, now: Time) -> TableReport {

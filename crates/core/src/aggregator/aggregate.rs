@@ -1,0 +1,271 @@
+//! The sum of some workers' gradients of one table and clock, on its way to one shard.
+
+use crate::absence::{Absent, AbsentFromSums};
+use crate::intake::GradientFrame;
+use crate::store::Buffer;
+use crate::table::{Layout, LocalChunk};
+use crate::types::{Clock, Time, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// The number of an aggregate among those for one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct AggregateId(pub(super) u64);
+
+/// What an aggregate is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Subject {
+    pub(super) table: usize,
+    pub(super) clock: Clock,
+    /// Counts how often aggregates of this table and clock were begun; all of an attempt are refused together.
+    pub(super) attempt: u32,
+    /// The epoch in which it was begun.
+    pub(super) epoch: u32,
+}
+
+/// Gradients of some workers of one clock.
+#[derive(Debug)]
+pub(super) struct Aggregate {
+    subject: Subject,
+    buffer: Buffer,
+    /// How many gradients are in each chunk.
+    weights: Vec<u32>,
+    absent: AbsentFromSums,
+    /// What travels instead of chunks that have left, where a codec made it.
+    payloads: Vec<Option<Vec<u8>>>,
+    /// Chunks before this one have left, or no gradient has them.
+    sealed: usize,
+    /// How far the slowest worker was when that was last looked at.
+    slowest: usize,
+    contributors: BTreeSet<WorkerId>,
+    complete: BTreeMap<WorkerId, Complete>,
+    /// When something was added last.
+    added: Time,
+}
+
+/// A worker whose push is complete in an aggregate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Complete {
+    /// The number that the shard knows its request by, while the worker is connected.
+    pub(super) route: u64,
+    pub(super) want_params: bool,
+    /// The worker sent the push again after the aggregate had left.
+    pub(super) again: Option<Again>,
+}
+
+/// A complete push that was sent again.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Again {
+    /// The worker's number for it.
+    pub(super) request: u64,
+    pub(super) want_params: bool,
+}
+
+impl Aggregate {
+    /// Without gradients, for a table of so many chunks.
+    pub(super) fn new(subject: Subject, buffer: Buffer, chunks: usize) -> Aggregate {
+        Aggregate {
+            subject,
+            buffer,
+            weights: vec![0; chunks],
+            absent: AbsentFromSums::default(),
+            payloads: vec![None; chunks],
+            sealed: 0,
+            slowest: usize::MAX,
+            contributors: BTreeSet::new(),
+            complete: BTreeMap::new(),
+            added: Time::ZERO,
+        }
+    }
+
+    pub(super) fn subject(&self) -> Subject {
+        self.subject
+    }
+
+    /// Adds a worker's gradient of a chunk.
+    pub(super) fn add(&mut self, now: Time, worker: WorkerId, gradient: GradientFrame<'_>) {
+        // Rows are not added up here.
+        let GradientFrame::Dense { index, start, values, absent } = gradient else { return };
+        self.contributors.insert(worker);
+        self.added = now;
+        let is_first = self.weights[index] == 0;
+        self.absent.add(index, is_first, absent);
+        let sum = &mut self.buffer.as_mut_slice()[start..start + values.len()];
+        // The first gradient is copied, so that nothing has to be zeroed.
+        if is_first {
+            values.copy_to(sum);
+        } else {
+            values.add_to(sum);
+        }
+        self.weights[index] += 1;
+    }
+
+    /// Whether a chunk can still be added to.
+    pub(super) fn is_open_at(&self, index: usize) -> bool {
+        index >= self.sealed
+    }
+
+    /// Whether a worker that is at this chunk may be the one that holds chunks back.
+    pub(super) fn may_wait_for(&self, index: usize) -> bool {
+        index <= self.slowest
+    }
+
+    pub(super) fn note_slowest(&mut self, position: usize) {
+        self.slowest = position;
+    }
+
+    /// Nothing more is added to chunks before this one. Those that were not sealed before.
+    pub(super) fn seal(&mut self, end: usize) -> Range<usize> {
+        let range = self.sealed..end.max(self.sealed);
+        self.sealed = range.end;
+        range
+    }
+
+    pub(super) fn values(&self, chunk: &LocalChunk) -> &[f32] {
+        &self.buffer.as_slice()[chunk.start..chunk.start + chunk.len]
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.buffer.as_bytes()
+    }
+
+    /// The elements of a chunk that no gradient has.
+    pub(super) fn absent(&self, index: usize) -> &Absent {
+        self.absent.of(index)
+    }
+
+    /// How many gradients are in a chunk.
+    pub(super) fn weight(&self, index: usize) -> u32 {
+        self.weights[index]
+    }
+
+    /// What a codec made of a chunk travels instead of it: once, so that what is sent again is the same.
+    pub(super) fn set_payload(&mut self, index: usize, payload: Option<Vec<u8>>) {
+        self.payloads[index] = payload;
+    }
+
+    pub(super) fn payload(&self, index: usize) -> Option<&[u8]> {
+        self.payloads[index].as_deref()
+    }
+
+    /// The chunks that a codec made smaller, with what it made.
+    pub(super) fn payloads(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let payloads = self.payloads.iter().enumerate();
+        payloads.filter_map(|(index, payload)| Some((index, payload.as_deref()?)))
+    }
+
+    /// A worker's push is complete in it.
+    pub(super) fn complete(&mut self, worker: WorkerId, complete: Complete) {
+        self.complete.insert(worker, complete);
+    }
+
+    pub(super) fn completed(&self) -> &BTreeMap<WorkerId, Complete> {
+        &self.complete
+    }
+
+    pub(super) fn completed_by(&mut self, worker: WorkerId) -> Option<&mut Complete> {
+        self.complete.get_mut(&worker)
+    }
+
+    pub(super) fn contributors(&self) -> &BTreeSet<WorkerId> {
+        &self.contributors
+    }
+
+    /// When something was added last.
+    pub(super) fn last_added(&self) -> Time {
+        self.added
+    }
+
+    /// The memory, for another aggregate, and the workers that are complete.
+    pub(super) fn into_parts(self) -> (Buffer, BTreeMap<WorkerId, Complete>) {
+        (self.buffer, self.complete)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let payloads: usize = self.payloads.iter().flatten().map(Vec::len).sum();
+        self.buffer.memory_bytes() + payloads + self.absent.memory_bytes()
+    }
+
+    /// Whether its counts fit each other and the table.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), String> {
+        let what = self.subject;
+        if self.buffer.len() != layout.elements() || self.weights.len() != layout.chunks().len() {
+            return Err(format!("{what:?} has not the table's size"));
+        }
+        let most = self.contributors.len() as u32;
+        if let Some(weight) = self.weights.iter().find(|&&weight| weight > most) {
+            return Err(format!("{what:?} has {weight} gradients in a chunk, of {most} workers"));
+        }
+        match self.complete.keys().find(|worker| !self.contributors.contains(worker)) {
+            Some(worker) => Err(format!("{what:?}: {worker} is complete without a gradient")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Values;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    fn layout() -> Layout {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunks = (0..2u32).map(|number| (number, Chunk { shard, start: u64::from(number) * 2, len: 2 }));
+        Layout::new(TableSpec::dense("w", [4]), chunks)
+    }
+
+    fn aggregate() -> Aggregate {
+        let mut buffer = Buffer::zeroed(4);
+        // Memory of an earlier sum.
+        buffer.as_mut_slice().fill(99.0);
+        Aggregate::new(Subject { table: 0, clock: 0, attempt: 0, epoch: 1 }, buffer, 2)
+    }
+
+    fn add(aggregate: &mut Aggregate, worker: u32, index: usize, values: [f32; 2], absent: &Absent) {
+        let (start, values) = (index * 2, Values::F32(&values).into());
+        let gradient = GradientFrame::Dense { index, start, values, absent };
+        aggregate.add(Time(u64::from(worker)), WorkerId(worker), gradient);
+    }
+
+    #[test]
+    fn gradients_are_added_up_and_counted_by_chunk() {
+        let (layout, mut aggregate) = (layout(), aggregate());
+        let first = Absent::in_chunk(std::slice::from_ref(&(0..1)), 0..2);
+        add(&mut aggregate, 0, 0, [0.0, 2.0], &first);
+        add(&mut aggregate, 1, 0, [0.0, 3.0], &first);
+        add(&mut aggregate, 1, 1, [4.0, 5.0], Absent::NOTHING);
+        let chunks = layout.chunks();
+        assert_eq!(aggregate.values(&chunks[0]), [0.0, 5.0]);
+        assert_eq!(aggregate.values(&chunks[1]), [4.0, 5.0]);
+        assert_eq!([aggregate.weight(0), aggregate.weight(1)], [2, 1]);
+        assert_eq!((aggregate.absent(0), aggregate.absent(1)), (&first, Absent::NOTHING));
+        assert_eq!((aggregate.last_added(), aggregate.check(&layout)), (Time(1), Ok(())));
+        let contributors: Vec<WorkerId> = aggregate.contributors().iter().copied().collect();
+        assert_eq!(contributors, [WorkerId(0), WorkerId(1)]);
+    }
+
+    #[test]
+    fn chunks_are_sealed_once_and_in_order() {
+        let mut aggregate = aggregate();
+        assert!(aggregate.is_open_at(0) && aggregate.may_wait_for(1));
+        assert_eq!(aggregate.seal(1), 0..1);
+        assert!(!aggregate.is_open_at(0) && aggregate.is_open_at(1));
+        assert_eq!(aggregate.seal(0), 1..1, "what has left does not come back");
+        assert_eq!(aggregate.seal(2), 1..2);
+        aggregate.note_slowest(0);
+        assert!(aggregate.may_wait_for(0) && !aggregate.may_wait_for(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let (layout, mut aggregate) = (layout(), aggregate());
+        aggregate.complete(WorkerId(0), Complete { route: 1, want_params: false, again: None });
+        assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
+        add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
+        assert_eq!(aggregate.check(&layout), Ok(()));
+        add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
+        assert!(aggregate.check(&layout).is_err(), "one worker twice");
+    }
+}

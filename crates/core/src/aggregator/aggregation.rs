@@ -1,0 +1,489 @@
+//! How an aggregator adds up gradients for one shard.
+//!
+//! An *aggregate* is of one table and clock. A chunk of it leaves as soon as every live worker that comes here is past it,
+//! so that the link to the shard is busy while gradients still arrive. An aggregate ends when all of them are complete, or
+//! when the first that is complete has been held long enough; the shard is then told whose pushes are complete, and later
+//! gradients go into another aggregate. What was sent stays in memory until the shard has noted it, and is sent again
+//! after a broken connection. Frames are numbered, so that the shard takes each once.
+
+use super::aggregate::{self, Again, Aggregate, AggregateId, Complete};
+use super::flights::{Cargo, Flight, Flights};
+use super::memory::Memory;
+use super::table::{PushIntake, Table};
+use super::uplink::{CompletePush, Peers};
+use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink};
+use crate::limits;
+use crate::role::{Body, Frame};
+use crate::table::Layout;
+use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
+use crate::wire::frame::{Completed, Subject, Sum};
+use crate::wire::{Cause, Fault, group};
+use std::collections::BTreeSet;
+
+/// The tables of a job on their way to one shard, and the aggregates of their gradients.
+#[derive(Debug)]
+pub(super) struct Aggregation {
+    /// The shard's place in the plan.
+    shard: usize,
+    tables: Vec<Table>,
+    flights: Flights,
+}
+
+impl Aggregation {
+    /// For the shard at this place in the plan.
+    pub(super) fn new(shard: usize, tables: Vec<Table>) -> Aggregation {
+        Aggregation { shard, tables, flights: Flights::default() }
+    }
+
+    pub(super) fn table(&self, number: usize) -> Option<&Table> {
+        self.tables.get(number)
+    }
+
+    pub(super) fn table_mut(&mut self, number: usize) -> Option<&mut Table> {
+        self.tables.get_mut(number)
+    }
+
+    pub(super) fn tables_mut(&mut self) -> impl Iterator<Item = &mut Table> {
+        self.tables.iter_mut()
+    }
+
+    /// The bytes of an aggregate, until the shard has noted it.
+    pub(super) fn bytes(&self, id: AggregateId) -> Option<&[u8]> {
+        self.flights.get(id).map(Aggregate::bytes)
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.flights.next_timeout()
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.flights.memory_bytes() + self.tables.iter().map(Table::memory_bytes).sum::<usize>()
+    }
+
+    /// The aggregate that a chunk of a clock goes to. One of which that chunk has left ends.
+    fn aggregate_for(
+        &mut self,
+        number: usize,
+        clock: Clock,
+        index: usize,
+        peers: &mut Peers<'_, '_>,
+    ) -> Result<AggregateId, Fault> {
+        if let Some(open) = self.tables[number].open(clock) {
+            if self.flights.get(open).is_some_and(|aggregate| aggregate.is_open_at(index)) {
+                return Ok(open);
+            }
+            self.end(open, peers);
+        }
+        let table = &mut self.tables[number];
+        let Some(buffer) = table.take_buffer() else {
+            let what = "the aggregator has no memory for another sum of gradients".into();
+            return Err(table.fault(Cause::TooFarAhead, what));
+        };
+        let (attempt, epoch) = (table.attempt(clock), table.valid_from());
+        let subject = aggregate::Subject { table: number, clock, attempt, epoch };
+        let id = self.flights.open(Aggregate::new(subject, buffer, table.layout().chunks().len()));
+        table.set_open(clock, id);
+        Ok(id)
+    }
+
+    /// Sends the chunks that every live worker is past, and ends the aggregate when that is all of them.
+    pub(super) fn seal(
+        &mut self,
+        number: usize,
+        clock: Clock,
+        intake: &PushIntake,
+        peers: &mut Peers<'_, '_>,
+    ) {
+        let table = &self.tables[number];
+        let Some(id) = table.open(clock) else { return };
+        let all = table.layout().chunks().len();
+        let positions = peers.members.iter().map(|worker| table.position(worker, clock, intake));
+        let sealed = positions.min().unwrap_or(all);
+        if let Some(aggregate) = self.flights.get_mut(id) {
+            aggregate.note_slowest(sealed);
+        }
+        self.send_chunks(id, sealed, peers);
+        if sealed == all {
+            self.end(id, peers);
+        }
+    }
+
+    fn send_chunks(&mut self, id: AggregateId, end: usize, peers: &mut Peers<'_, '_>) {
+        let Some(aggregate) = self.flights.get_mut(id) else { return };
+        for index in aggregate.seal(end) {
+            let Some(aggregate) = self.flights.get_mut(id).filter(|aggregate| aggregate.weight(index) > 0)
+            else {
+                continue;
+            };
+            let subject = aggregate.subject();
+            let table = &mut self.tables[subject.table];
+            let chunk = table.layout().chunks()[index];
+            let payload =
+                table.encode(subject.clock, index, aggregate.values(&chunk), aggregate.absent(index));
+            aggregate.set_payload(index, payload);
+            self.launch(id, Cargo::Chunk(index), peers);
+        }
+    }
+
+    /// Nothing more is added: the rest leaves, and the shard is told whose pushes are complete.
+    fn end(&mut self, id: AggregateId, peers: &mut Peers<'_, '_>) {
+        self.flights.clear_deadline(id);
+        let Some(aggregate) = self.flights.get(id) else { return };
+        let subject = aggregate.subject();
+        let table = &mut self.tables[subject.table];
+        table.close(subject.clock);
+        let completed = aggregate.completed().len() as u64;
+        // Gradients of workers that died before their push was complete.
+        let is_left_over =
+            completed == 0 && !aggregate.contributors().iter().any(|worker| peers.members.contains(*worker));
+        peers.out.report.groups += u64::from(completed > 0);
+        peers.out.report.gradients += completed;
+        let count = if is_left_over { 0 } else { table.layout().chunks().len() };
+        self.send_chunks(id, count, peers);
+        self.launch(id, Cargo::Completed, peers);
+    }
+
+    /// Ends the aggregates that were held long enough.
+    pub(super) fn handle_timeout(&mut self, now: Time, peers: &mut Peers<'_, '_>) {
+        while let Some(id) = self.flights.take_due(now) {
+            let Some(aggregate) = self.flights.get(id) else { continue };
+            let policy = self.tables[aggregate.subject().table].policy();
+            let later = aggregate.last_added() + policy.hold;
+            if policy.is_patient && later > now {
+                self.flights.set_deadline(id, later);
+            } else {
+                self.end(id, peers);
+            }
+        }
+    }
+
+    fn launch(&mut self, id: AggregateId, cargo: Cargo, peers: &mut Peers<'_, '_>) {
+        let flight = self.flights.launch(id, cargo);
+        if peers.uplink.link.is_up() {
+            self.send(flight, peers);
+        }
+    }
+
+    /// Sends everything that the shard has not noted.
+    pub(super) fn send_all(&self, peers: &mut Peers<'_, '_>) {
+        self.flights.frames().for_each(|flight| self.send(flight, peers));
+    }
+
+    fn send(&self, flight: Flight, peers: &mut Peers<'_, '_>) {
+        let Some(aggregate) = self.flights.get(flight.aggregate) else { return };
+        let frame = match flight.cargo {
+            Cargo::Chunk(index) => self.chunk_frame(flight, aggregate, index),
+            Cargo::Completed => completed_frame(flight, aggregate, peers),
+        };
+        if let Cargo::Chunk(_) = flight.cargo {
+            peers.out.report.bytes_to_servers += u64::from(frame.header.payload_bytes);
+        }
+        peers.out.send(NodeId::Shard(peers.uplink.shard()), frame.header, frame.body);
+    }
+
+    fn chunk_frame(&self, flight: Flight, aggregate: &Aggregate, index: usize) -> Frame {
+        let aggregate::Subject { table, clock, attempt, .. } = aggregate.subject();
+        let chunk = self.tables[table].layout().chunks()[index];
+        let (payload, absent) = (aggregate.payload(index), aggregate.absent(index));
+        let (start, len) = (chunk.start * 4, chunk.len * 4);
+        let (body, bytes) = if !absent.is_empty() {
+            let plain = bytemuck::cast_slice(aggregate.values(&chunk));
+            let payload = absent.payload(chunk.len, payload.unwrap_or(plain));
+            let bytes = payload.len();
+            (Body::Bytes(payload), bytes)
+        } else if let Some(payload) = payload {
+            (Body::Bytes(payload.to_vec()), payload.len())
+        } else {
+            let buffer = Memory::Aggregate { shard: self.shard, id: flight.aggregate }.to_bits();
+            (Body::Stored { buffer, start, len }, len)
+        };
+        let sum = Sum {
+            subject: wire_subject(flight, aggregate),
+            clock,
+            chunk: chunk.number,
+            attempt,
+            gradients: aggregate.weight(index),
+            is_encoded: payload.is_some(),
+            has_absent: !absent.is_empty(),
+        };
+        Frame { header: sum.header(bytes), body }
+    }
+
+    /// The shard has noted all frames up to this one: the workers of their aggregates are told so.
+    pub(super) fn note(&mut self, number: u64, peers: &mut Peers<'_, '_>) {
+        while let Some(aggregate) = self.flights.take_noted(number) {
+            let aggregate::Subject { table, clock, .. } = aggregate.subject();
+            let (buffer, completed) = aggregate.into_parts();
+            self.tables[table].keep_buffer(buffer);
+            for (worker, complete) in completed {
+                self.tables[table].note(worker);
+                if let Some(route) = peers.uplink.routes.acknowledge(complete.route) {
+                    peers.acknowledge(route.worker, route.request);
+                }
+                if let Some(Again { request, want_params }) = complete.again {
+                    let epoch = self.tables[table].valid_from();
+                    let reply_place = None;
+                    peers.settle_again(CompletePush {
+                        worker,
+                        table,
+                        epoch,
+                        clock,
+                        request,
+                        want_params,
+                        reply_place,
+                    });
+                }
+            }
+        }
+    }
+
+    /// The shard refused an aggregate, of which one worker was told. All aggregates of the attempt are refused with it, and
+    /// every worker with a gradient in one begins its push anew.
+    pub(super) fn take_back(
+        &mut self,
+        id: AggregateId,
+        worker: WorkerId,
+        fault: &Fault,
+        intakes: &mut [PushIntake],
+        peers: &mut Peers<'_, '_>,
+    ) {
+        if matches!(fault.cause, Cause::NonFinite | Cause::NotAMember) {
+            return;
+        }
+        let Some(refused) = self.flights.get(id).map(Aggregate::subject) else { return };
+        let (table, clock) = (refused.table, refused.clock);
+        let intake = &mut intakes[table];
+        self.tables[table].forget_push(worker, clock, intake);
+        if refused.attempt != self.tables[table].attempt(clock) {
+            return;
+        }
+        self.tables[table].end_attempt(clock);
+        let is_refused = |aggregate: &Aggregate| {
+            let subject = aggregate.subject();
+            (subject.table, subject.clock, subject.attempt) == (table, clock, refused.attempt)
+        };
+        let of_attempt = self.flights.iter().filter(|(_, aggregate)| is_refused(aggregate));
+        let workers: BTreeSet<WorkerId> =
+            of_attempt.flat_map(|(_, aggregate)| aggregate.contributors().iter().copied()).collect();
+        for worker in workers {
+            self.tell_taken_back(worker, refused, fault, intake, peers);
+        }
+        if let Some(open) = self.tables[table].open(clock) {
+            self.end(open, peers);
+        }
+        let Aggregation { tables, flights, .. } = self;
+        let table = &mut tables[table];
+        for (_, aggregate) in flights.iter().filter(|(_, aggregate)| is_refused(aggregate)) {
+            for (index, payload) in aggregate.payloads() {
+                let chunk = table.layout().chunks()[index];
+                table.undo(index, aggregate.values(&chunk), payload, aggregate.absent(index));
+            }
+        }
+    }
+
+    fn tell_taken_back(
+        &mut self,
+        worker: WorkerId,
+        refused: aggregate::Subject,
+        fault: &Fault,
+        intake: &mut PushIntake,
+        peers: &mut Peers<'_, '_>,
+    ) {
+        let (number, clock) = (refused.table, refused.clock);
+        let of_clock = self.flights.iter().map(|(_, aggregate)| aggregate).filter(|aggregate| {
+            let subject = aggregate.subject();
+            (subject.table, subject.clock) == (number, clock)
+        });
+        let routes = of_clock.filter_map(|aggregate| aggregate.completed().get(&worker));
+        let closed = routes.filter_map(|complete| peers.uplink.routes.close(complete.route));
+        let mut requests: Vec<u64> = closed.map(|route| route.request).collect();
+        let half = intake.under_way(worker).filter(|push| push.clock() == clock);
+        requests.extend(half.map(Push::request));
+        for request in requests {
+            peers.refuse(worker, TableId(number as u32), request, fault);
+        }
+        self.tables[number].forget_push(worker, clock, intake);
+    }
+
+    /// A worker is gone: what it has pushed stays, and nothing waits for the rest.
+    pub(super) fn remove_worker(
+        &mut self,
+        worker: WorkerId,
+        intakes: &mut [PushIntake],
+        peers: &mut Peers<'_, '_>,
+    ) {
+        for (number, intake) in intakes.iter_mut().enumerate() {
+            intake.remove_worker(worker);
+            self.tables[number].remove_worker(worker);
+            for clock in self.tables[number].open_clocks() {
+                self.seal(number, clock, intake, peers);
+            }
+        }
+    }
+
+    /// Whether counts fit what they count.
+    pub(super) fn check(&self, intakes: &[PushIntake]) -> Result<(), String> {
+        self.flights.check()?;
+        for (number, (table, intake)) in self.tables.iter().zip(intakes).enumerate() {
+            let name = table.layout().name();
+            table.check(intake).map_err(|why| format!("table `{name}`: {why}"))?;
+            for clock in table.open_clocks() {
+                let open = table.open(clock).and_then(|id| self.flights.get(id)).map(Aggregate::subject);
+                if open.is_none_or(|open| (open.table, open.clock) != (number, clock)) {
+                    return Err(format!("table `{name}`: {open:?} is open for clock {clock}"));
+                }
+            }
+        }
+        let ended = self.flights.frames().filter(|flight| flight.cargo == Cargo::Completed);
+        let ended: BTreeSet<AggregateId> = ended.map(|flight| flight.aggregate).collect();
+        for (id, aggregate) in self.flights.iter() {
+            let subject = aggregate.subject();
+            let table = &self.tables[subject.table];
+            aggregate.check(table.layout())?;
+            // One that is not open waits for its shard, which has not noted its last frame.
+            let (is_open, has_ended) = (table.open(subject.clock) == Some(id), ended.contains(&id));
+            if is_open == has_ended {
+                return Err(format!("{subject:?} is open: {is_open}, and has ended: {has_ended}"));
+            }
+        }
+        self.check_unnoted()
+    }
+
+    /// No worker has more pushes unnoted than are complete in aggregates.
+    fn check_unnoted(&self) -> Result<(), String> {
+        for (number, table) in self.tables.iter().enumerate() {
+            for (worker, unnoted) in table.all_unnoted() {
+                let of_table =
+                    self.flights.iter().filter(|(_, aggregate)| aggregate.subject().table == number);
+                let complete =
+                    of_table.filter(|(_, aggregate)| aggregate.completed().contains_key(&worker)).count();
+                if unnoted > complete {
+                    return Err(format!("{unnoted} pushes of {worker} are unnoted, {complete} are complete"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wire_subject(flight: Flight, aggregate: &Aggregate) -> Subject {
+    let aggregate::Subject { table, epoch, .. } = aggregate.subject();
+    Subject { epoch, table: TableId(table as u32), request: flight.number }
+}
+
+fn completed_frame(flight: Flight, aggregate: &Aggregate, peers: &Peers<'_, '_>) -> Frame {
+    // A worker whose connection broke asks for its parameters itself.
+    let is_there = |route: u64| peers.uplink.routes.get(route).is_some();
+    let entries = aggregate.completed().iter().map(|(&worker, complete)| group::Entry {
+        worker,
+        want_params: complete.want_params && is_there(complete.route),
+        request: complete.route,
+    });
+    let bytes = group::encode(entries);
+    let aggregate::Subject { clock, attempt, .. } = aggregate.subject();
+    let completed = Completed { subject: wire_subject(flight, aggregate), clock, attempt };
+    Frame { header: completed.header(bytes.len()), body: Body::Bytes(bytes) }
+}
+
+/// Where an aggregator's intake puts gradients of one table.
+#[derive(Debug)]
+pub(super) struct AggregateSink<'a, 'b> {
+    pub(super) table: usize,
+    pub(super) aggregation: &'a mut Aggregation,
+    pub(super) peers: Peers<'a, 'b>,
+    /// The frame was one that others may have waited for.
+    pub(super) may_seal: bool,
+}
+
+impl AggregateSink<'_, '_> {
+    fn complete_push(&self, frame: &PushFrame<'_>) -> CompletePush {
+        CompletePush {
+            worker: frame.worker,
+            table: self.table,
+            epoch: self.aggregation.tables[self.table].valid_from(),
+            clock: frame.push.clock,
+            request: frame.push.subject.request,
+            want_params: frame.push.want_params,
+            reply_place: frame.push.reply_place,
+        }
+    }
+}
+
+impl Sink for AggregateSink<'_, '_> {
+    type Destination = ();
+    type Kept = ();
+
+    fn layout(&self) -> &Layout {
+        self.aggregation.tables[self.table].layout()
+    }
+
+    fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<()>) -> Result<Admission<()>, Fault> {
+        let table = &self.aggregation.tables[self.table];
+        let (worker, clock) = (frame.worker, frame.push.clock);
+        if table.is_done(worker, clock) {
+            return Ok(Admission::Duplicate);
+        }
+        table.check_epoch(frame.push.subject.epoch)?;
+        let unnoted = table.unnoted(worker);
+        if so_far.is_none() && unnoted >= limits::MAX_HELD_PUSHES {
+            let what = format!("{unnoted} pushes of {worker} are held here; wait for them before pushing on");
+            return Err(table.fault(Cause::TooFarAhead, what));
+        }
+        Ok(Admission::Take(()))
+    }
+
+    fn add(
+        &mut self,
+        frame: &PushFrame<'_>,
+        push: &mut Push<(), ()>,
+        gradient: GradientFrame<'_>,
+    ) -> Result<bool, Fault> {
+        let index = gradient.index();
+        let id = self.aggregation.aggregate_for(self.table, push.clock(), index, &mut self.peers)?;
+        if let Some(aggregate) = self.aggregation.flights.get_mut(id) {
+            self.may_seal = aggregate.may_wait_for(index);
+            aggregate.add(frame.now, frame.worker, gradient);
+        }
+        Ok(false)
+    }
+
+    fn complete(&mut self, frame: &PushFrame<'_>, push: Push<(), ()>) {
+        let complete_push = self.complete_push(frame);
+        let Aggregation { tables, flights, .. } = &mut *self.aggregation;
+        let table = &mut tables[self.table];
+        let Some(id) = table.open(push.clock()) else { return };
+        table.complete(push.worker(), push.clock());
+        if !flights.has_deadline(id) {
+            flights.set_deadline(id, frame.now + table.policy().hold);
+        }
+        if let Some(aggregate) = flights.get_mut(id) {
+            let route = self.peers.uplink.open(complete_push, id);
+            let want_params = complete_push.want_params;
+            aggregate.complete(push.worker(), Complete { route, want_params, again: None });
+        }
+        self.may_seal = true;
+    }
+
+    /// The worker was not told that its push is complete: an open aggregate answers it under the new number; one that has
+    /// left does so when the shard has noted it; and the shard has those that are not here any more.
+    fn repeat(&mut self, frame: &PushFrame<'_>) {
+        let push = self.complete_push(frame);
+        let CompletePush { worker, clock, request, want_params, .. } = push;
+        let Aggregation { tables, flights, .. } = &mut *self.aggregation;
+        let is_it = |aggregate: &Aggregate| {
+            let subject = aggregate.subject();
+            (subject.table, subject.clock) == (self.table, clock)
+                && aggregate.completed().contains_key(&worker)
+        };
+        let found = flights.iter().rev().find(|(_, aggregate)| is_it(aggregate)).map(|(id, _)| id);
+        let Some(id) = found else { return self.peers.settle_again(push) };
+        let is_open = tables[self.table].open(clock) == Some(id);
+        let complete = flights.get_mut(id).and_then(|aggregate| aggregate.completed_by(worker));
+        let Some(complete) = complete else { return };
+        if !is_open {
+            complete.again = Some(Again { request, want_params });
+        } else if self.peers.uplink.routes.get(complete.route).is_none() {
+            complete.route = self.peers.uplink.open(push, id);
+        }
+    }
+}

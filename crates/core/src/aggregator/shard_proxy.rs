@@ -1,0 +1,410 @@
+//! One shard, as the workers of an aggregator see it.
+//!
+//! Requests that are not added up are passed on one by one in the worker's name, under numbers of the aggregator.
+//! Nothing of them is kept: when the connection to the shard breaks, the workers' connections are closed too, and they
+//! send again what was not answered.
+
+use super::aggregate::AggregateId;
+use super::aggregation::{AggregateSink, Aggregation};
+use super::copies::{Copies, Unfit};
+use super::members::Members;
+use super::table::{CodecSeeds, PushIntake, SumPolicy, Table, Way};
+use super::uplink::{Out, Peers, Uplink};
+use crate::codec::Codec;
+use crate::intake::{PushFrame, Taken};
+use crate::limits;
+use crate::link::Link;
+use crate::policy::NonFinite;
+use crate::role::{Body, Lost, Output};
+use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::wire::ack;
+use crate::wire::control;
+use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject};
+use crate::wire::{Cause, DType, Fault, Header, Kind, Refusal};
+use std::sync::Arc;
+
+/// One shard, as the workers of an aggregator see it through it.
+#[derive(Debug)]
+pub(super) struct ShardProxy {
+    uplink: Uplink,
+    members: Members,
+    aggregation: Aggregation,
+    /// Of the same tables.
+    intakes: Vec<PushIntake>,
+    overtaken: Vec<Overtaken>,
+}
+
+/// An answer that has the parameters of another one, which it has overtaken: it waits for them.
+#[derive(Debug)]
+struct Overtaken {
+    table: usize,
+    clock: Clock,
+    edition: u32,
+    /// The route of its pull.
+    route: u64,
+}
+
+/// The policies of one table, as far as they concern an aggregator.
+#[derive(Debug)]
+pub(super) struct ProxyPolicy {
+    pub(super) sums: SumPolicy,
+    pub(super) nonfinite: NonFinite,
+    /// How gradients are encoded, if they are.
+    pub(super) codec: Option<Arc<Codec>>,
+    pub(super) seeds: CodecSeeds,
+    /// Frames of earlier epochs mean something else.
+    pub(super) valid_from: u32,
+}
+
+impl ShardProxy {
+    /// For a shard at this place in the plan.
+    pub(super) fn new(place: usize, shard: ShardId, link: Link, tables: Vec<Table>) -> ShardProxy {
+        let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
+        ShardProxy {
+            uplink: Uplink::new(shard, link, tables.len()),
+            members: Members::default(),
+            aggregation: Aggregation::new(place, tables),
+            intakes,
+            overtaken: Vec::new(),
+        }
+    }
+
+    pub(super) fn shard(&self) -> ShardId {
+        self.uplink.shard()
+    }
+
+    /// Workers that came here.
+    pub(super) fn workers(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.members.iter()
+    }
+
+    /// Whether the shard holds something of a table.
+    pub(super) fn holds(&self, table: usize) -> bool {
+        self.aggregation.table(table).is_some_and(|table| !table.is_empty())
+    }
+
+    pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy) {
+        let ProxyPolicy { sums, nonfinite, codec, seeds, valid_from } = policy;
+        let Some(table) = self.aggregation.table_mut(number) else { return };
+        table.set_policy(sums);
+        let intake = &mut self.intakes[number];
+        intake.set_nonfinite(nonfinite);
+        if table.set_codec(codec.clone(), seeds, valid_from) {
+            intake.set_codec(codec);
+        }
+    }
+
+    /// A worker says hello.
+    pub(super) fn accept(&mut self, worker: WorkerId, again: bool) -> Result<(), Refusal> {
+        let shard = self.shard();
+        if again && !self.members.contains(worker) {
+            let reason = format!(
+                "this aggregator was started anew, and what it held of {worker} for {shard} is lost; start the job anew"
+            );
+            return Err(Refusal { reason, retry: false });
+        }
+        if !self.uplink.link.is_up() {
+            let reason = format!("{shard} is not connected to this aggregator");
+            return Err(Refusal { reason, retry: true });
+        }
+        self.members.connect(worker);
+        Ok(())
+    }
+
+    pub(super) fn is_connected(&self, worker: WorkerId) -> bool {
+        self.members.is_connected(worker)
+    }
+
+    /// A worker's connection is gone. It will ask again for what it still wants.
+    pub(super) fn lose_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
+        if self.members.disconnect(worker) {
+            self.uplink.routes.close_all_of(worker);
+            let header = FromAggregator::Forget(worker).header(0);
+            out.send(NodeId::Shard(self.shard()), header, Body::Empty);
+        }
+    }
+
+    /// A worker joins the job, and owes nothing before this clock.
+    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) {
+        self.aggregation.tables_mut().for_each(|table| table.join(worker, clock));
+    }
+
+    /// A worker is gone for good: nothing waits for it any more.
+    pub(super) fn remove_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
+        self.lose_worker(worker, out);
+        self.members.remove(worker);
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        aggregation.remove_worker(worker, intakes, &mut Peers { members, uplink, out });
+    }
+
+    /// The shard can be reached (again).
+    pub(super) fn connected(&mut self, out: &mut Out<'_>) {
+        self.uplink.link.connected();
+        let ShardProxy { uplink, members, aggregation, .. } = self;
+        aggregation.send_all(&mut Peers { members, uplink, out });
+    }
+
+    /// The connection to the shard is gone. What was passed on may be lost with it: the workers send it again.
+    pub(super) fn disconnected(&mut self, now: Time, why: &Lost, copies: &mut Copies, out: &mut Out<'_>) {
+        self.uplink.link.disconnected(now, why);
+        self.uplink.routes.clear();
+        self.overtaken.clear();
+        copies.forget_editions(self.shard());
+        for worker in self.members.disconnect_all() {
+            out.outputs.push_back(Output::Disconnect { peer: self.uplink.through(worker) });
+        }
+    }
+
+    /// Keeps the connection, and ends aggregates that were held long enough. The sentence of a link that is overdue.
+    pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Out<'_>) -> Option<String> {
+        out.outputs.extend(self.uplink.link.poll(now));
+        let overdue = self.uplink.link.overdue(now);
+        let ShardProxy { uplink, members, aggregation, .. } = self;
+        aggregation.handle_timeout(now, &mut Peers { members, uplink, out });
+        overdue
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        let deadline = self.aggregation.next_timeout();
+        self.uplink.link.next_timeout().into_iter().chain(deadline).min()
+    }
+
+    pub(super) fn handle_worker(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) {
+        let result = match FromWorker::decode(header) {
+            Some(_) if header.dtype != DType::F32 => {
+                let message = format!("tables hold f32; {worker} sent {:?}", header.dtype);
+                Err(Fault { cause: Cause::Shape, message })
+            }
+            Some(FromWorker::Push(push)) => {
+                out.report.bytes_from_workers += payload.len() as u64;
+                self.handle_push(&PushFrame { now, worker, push, payload }, out)
+            }
+            Some(frame) => self.relay(worker, frame, payload, out),
+            None => {
+                let message = format!("an aggregator does not take {:?} frames from a worker", header.kind);
+                Err(Fault { cause: Cause::Protocol, message })
+            }
+        };
+        if let Err(fault) = result {
+            self.refuse(worker, header.table, header.request, &fault, out);
+        }
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        worker: WorkerId,
+        table: TableId,
+        request: u64,
+        fault: &Fault,
+        out: &mut Out<'_>,
+    ) {
+        let ShardProxy { uplink, members, .. } = self;
+        Peers { members, uplink, out }.refuse(worker, table, request, fault);
+    }
+
+    fn handle_push(&mut self, frame: &PushFrame<'_>, out: &mut Out<'_>) -> Result<(), Fault> {
+        let (number, clock) = (frame.push.subject.table.0 as usize, frame.push.clock);
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        let way = match aggregation.table(number) {
+            Some(table) => table.way(frame.worker, &frame.push, &intakes[number])?,
+            None => Way::Past { is_new: false },
+        };
+        if let Way::Past { is_new } = way {
+            if let Some(table) = aggregation.table_mut(number).filter(|_| is_new) {
+                table.begin_passing(frame.worker, clock);
+            }
+            return self.relay(frame.worker, FromWorker::Push(frame.push), frame.payload, out);
+        }
+        let intake = &mut intakes[number];
+        let peers = Peers { members, uplink, out };
+        let mut sink = AggregateSink { table: number, aggregation, peers, may_seal: false };
+        let taken = intake.take(frame, &mut sink)?;
+        if sink.may_seal && taken != Taken::Ignored {
+            sink.aggregation.seal(number, clock, intake, &mut sink.peers);
+        }
+        Ok(())
+    }
+
+    /// Puts a worker's request to the shard in its name.
+    fn relay(
+        &mut self,
+        worker: WorkerId,
+        frame: FromWorker,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let table = self.aggregation.table(frame.subject().table.0 as usize);
+        // The longest request names every element, as a row with its number.
+        let longest = limits::MAX_DATA_BYTES + table.map_or(0, |table| table.layout().elements() * 8);
+        self.uplink.relay(worker, frame, payload, longest, out)
+    }
+
+    /// What the shard says. The error ends the aggregator.
+    pub(super) fn handle_shard(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        copies: &mut Copies,
+        out: &mut Out<'_>,
+    ) -> Result<(), String> {
+        match header.kind {
+            Kind::Group => {
+                let ShardProxy { uplink, members, aggregation, .. } = self;
+                aggregation.note(header.request, &mut Peers { members, uplink, out });
+            }
+            Kind::PushAck => match ack::requests(header, payload) {
+                Ok(requests) => requests.for_each(|request| self.take_ack(request, out)),
+                Err(error) => out.log(error.to_string()),
+            },
+            Kind::Params => return self.take_params(header, payload, copies, out),
+            Kind::Error => match control::decode::<Fault>("error", payload) {
+                Ok(fault) => self.take_fault(header.request, fault, out),
+                Err(error) => out.log(error.to_string()),
+            },
+            other => out.log(format!("ignored a {other:?} frame from {}", self.shard())),
+        }
+        Ok(())
+    }
+
+    /// The shard has a request that was passed on.
+    fn take_ack(&mut self, number: u64, out: &mut Out<'_>) {
+        let Some(route) = self.uplink.routes.acknowledge(number) else { return };
+        if let Some(table) = self.aggregation.table_mut(route.table).filter(|_| route.is_push) {
+            table.end_passing(&route, true);
+        }
+        let ShardProxy { uplink, members, .. } = self;
+        Peers { members, uplink, out }.acknowledge(route.worker, route.request);
+    }
+
+    /// The shard refuses a request: the worker that made it is told why.
+    fn take_fault(&mut self, number: u64, mut fault: Fault, out: &mut Out<'_>) {
+        fault.message = control::sentence(fault.message);
+        let Some(route) = self.uplink.routes.close(number) else { return };
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        let mut peers = Peers { members, uplink, out };
+        peers.refuse(route.worker, TableId(route.table as u32), route.request, &fault);
+        if let Some(id) = route.aggregate {
+            aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
+        } else if let Some(table) = aggregation.table_mut(route.table).filter(|_| route.is_push) {
+            table.end_passing(&route, false);
+        }
+    }
+
+    fn take_params(
+        &mut self,
+        header: &Header,
+        payload: &[u8],
+        copies: &mut Copies,
+        out: &mut Out<'_>,
+    ) -> Result<(), String> {
+        let (params, edition) = Params::decode_edition(header);
+        let (table, route) = (params.subject.table.0 as usize, params.subject.request);
+        if !self.holds(table) {
+            out.log(format!("{} sent parameters that it does not hold", self.shard()));
+            return Ok(());
+        }
+        out.report.bytes_from_servers += payload.len() as u64;
+        match edition {
+            None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), out),
+            Some(edition) if edition.is_same => {
+                // Each is the answer to one pull.
+                if self.overtaken.len() < limits::MAX_PASSED_REQUESTS
+                    && self.uplink.routes.get(route).is_some()
+                {
+                    let (clock, edition) = (params.clock, edition.number);
+                    self.overtaken.push(Overtaken { table, clock, edition, route });
+                }
+            }
+            Some(edition) => {
+                match copies.take(self.shard(), &params, edition.number, payload) {
+                    Ok(()) => {}
+                    Err(Unfit::Shape) => {
+                        out.log(format!("{} sent parameters that do not fit the plan", self.shard()));
+                        return Ok(());
+                    }
+                    Err(Unfit::Memory) => {
+                        return Err(format!("the parameters of table {table} do not fit this host's memory"));
+                    }
+                }
+                self.hand_over_chunk(params, copies, out);
+            }
+        }
+        self.answer_overtaken(copies, out);
+        Ok(())
+    }
+
+    /// Passes a chunk of an answer on as the copy has it, which may be newer than an answer that was late.
+    fn hand_over_chunk(&mut self, params: Params, copies: &Copies, out: &mut Out<'_>) {
+        let (table, chunk) = (params.subject.table.0 as usize, params.piece.chunk);
+        let Some((body, len, is_encoded)) = copies.body(table, chunk) else { return };
+        let form = if is_encoded { Form::Encoded } else { Form::Dense };
+        let version = copies.version(table, chunk);
+        self.hand_over(Params { form, version, ..params }, body, len, out);
+    }
+
+    /// Passes one frame of an answer to the worker that it is for. Its request is still the number of its route.
+    fn hand_over(&mut self, params: Params, body: Body, bytes: usize, out: &mut Out<'_>) {
+        let number = params.subject.request;
+        let Some(route) = self.uplink.routes.get(number).filter(|route| route.awaits_params) else { return };
+        let reply_place = match body {
+            Body::Stored { start, .. } => route.reply_place.and_then(|place| place.after(start as u64)),
+            _ => None,
+        };
+        let subject = Subject { request: route.request, ..params.subject };
+        let header = Params { subject, reply_place, ..params }.header(bytes);
+        out.report.bytes_to_workers += bytes as u64;
+        out.send(self.uplink.through(route.worker), header, body);
+        if params.piece.is_last {
+            self.uplink.routes.answered(number);
+        }
+    }
+
+    /// Makes answers from the copy that have the same parameters as one which is here now.
+    fn answer_overtaken(&mut self, copies: &Copies, out: &mut Out<'_>) {
+        if self.overtaken.is_empty() {
+            return;
+        }
+        for overtaken in std::mem::take(&mut self.overtaken) {
+            let Overtaken { table, clock, edition, route } = overtaken;
+            if self.uplink.routes.get(route).is_none() {
+                continue;
+            }
+            let Some(of_table) = self.aggregation.table(table) else { continue };
+            let epoch = of_table.valid_from();
+            let chunks: Vec<u32> = of_table.layout().chunks().iter().map(|chunk| chunk.number).collect();
+            if !copies.has(table, chunks.iter().copied(), edition) {
+                self.overtaken.push(overtaken);
+                continue;
+            }
+            let subject = Subject { epoch, table: TableId(table as u32), request: route };
+            for (sequence, &chunk) in (0u32..).zip(&chunks) {
+                let piece = Piece { chunk, sequence, is_last: sequence as usize + 1 == chunks.len() };
+                let params =
+                    Params { subject, clock, version: 0, piece, form: Form::Dense, reply_place: None };
+                self.hand_over_chunk(params, copies, out);
+            }
+        }
+    }
+
+    /// The bytes of an aggregate, until the shard has noted it.
+    pub(super) fn aggregate_bytes(&self, id: AggregateId) -> Option<&[u8]> {
+        self.aggregation.bytes(id)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.aggregation.memory_bytes()
+    }
+
+    /// Whether counts fit what they count.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.uplink.routes.check()?;
+        self.aggregation.check(&self.intakes)
+    }
+}

@@ -1,0 +1,201 @@
+//! The connection of an aggregator to one shard, and the workers' requests on it.
+
+use super::aggregate::AggregateId;
+use super::members::Members;
+use super::routes::{Route, Routes};
+use crate::limits;
+use crate::link::Link;
+use crate::role::{Body, Frame, Outbox, Output};
+use crate::status::AggregatorReport;
+use crate::store::Place;
+use crate::types::{Clock, NodeId, ShardId, TableId, WorkerId};
+use crate::wire::control::{self, frame};
+use crate::wire::frame::{FromAggregator, FromWorker, Pull, Subject};
+use crate::wire::{Cause, Fault, Header, Kind, ack};
+
+/// Outputs, and counts of what is moved.
+#[derive(Debug)]
+pub(super) struct Out<'a> {
+    pub(super) outputs: &'a mut Outbox,
+    pub(super) report: &'a mut AggregatorReport,
+}
+
+impl Out<'_> {
+    pub(super) fn send(&mut self, to: NodeId, header: Header, body: Body) {
+        self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
+    }
+
+    pub(super) fn log(&mut self, line: String) {
+        self.outputs.push_back(Output::Log(control::sentence(line)));
+    }
+}
+
+/// One shard, and the requests that workers have put to it through here.
+#[derive(Debug)]
+pub(super) struct Uplink {
+    shard: ShardId,
+    pub(super) link: Link,
+    pub(super) routes: Routes,
+    /// Requests that a worker may have under way.
+    most_requests: usize,
+}
+
+/// A push that is complete in an aggregate, as a request to the shard.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CompletePush {
+    pub(super) worker: WorkerId,
+    pub(super) table: usize,
+    /// The epoch since which frames of the table mean what they mean now.
+    pub(super) epoch: u32,
+    pub(super) clock: Clock,
+    pub(super) request: u64,
+    pub(super) want_params: bool,
+    pub(super) reply_place: Option<Place>,
+}
+
+impl Uplink {
+    pub(super) fn new(shard: ShardId, link: Link, tables: usize) -> Uplink {
+        let most_requests = limits::MAX_PASSED_REQUESTS + tables;
+        Uplink { shard, link, routes: Routes::default(), most_requests }
+    }
+
+    pub(super) fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    /// The worker's connection that leads to this shard.
+    pub(super) fn through(&self, worker: WorkerId) -> NodeId {
+        NodeId::Through(worker, self.shard)
+    }
+
+    /// A route for a push that is complete in an aggregate.
+    pub(super) fn open(&mut self, push: CompletePush, aggregate: AggregateId) -> u64 {
+        let CompletePush { worker, table, clock, request, want_params, reply_place, .. } = push;
+        self.routes.open(Route {
+            worker,
+            table,
+            clock,
+            request,
+            aggregate: Some(aggregate),
+            is_push: false,
+            awaits_ack: true,
+            awaits_params: want_params,
+            bytes: 0,
+            reply_place,
+        })
+    }
+
+    /// Puts a worker's request to the shard in its name. The payloads of one request have at most `longest` bytes.
+    pub(super) fn relay(
+        &mut self,
+        worker: WorkerId,
+        frame: FromWorker,
+        payload: &[u8],
+        longest: usize,
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let request = self.route(worker, &frame, payload.len(), longest)?;
+        let number = |subject: Subject| Subject { request, ..subject };
+        let own = match frame {
+            FromWorker::Init(mut init) => {
+                init.subject = number(init.subject);
+                FromWorker::Init(init)
+            }
+            FromWorker::Push(mut push) => {
+                push.subject = number(push.subject);
+                out.report.bytes_to_servers += payload.len() as u64;
+                FromWorker::Push(push)
+            }
+            FromWorker::Pull(mut pull) => {
+                pull.subject = number(pull.subject);
+                FromWorker::Pull(pull)
+            }
+        };
+        let header = FromAggregator::Relayed(worker, own).header(payload.len());
+        let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
+        out.send(NodeId::Shard(self.shard), header, body);
+        Ok(())
+    }
+
+    /// The number that the shard knows a worker's request by.
+    fn route(
+        &mut self,
+        worker: WorkerId,
+        frame: &FromWorker,
+        bytes: usize,
+        longest: usize,
+    ) -> Result<u64, Fault> {
+        let Subject { table, request, .. } = *frame.subject();
+        let table = table.0 as usize;
+        let (clock, is_push, is_pull, wants, reply_place) = match frame {
+            FromWorker::Init(_) => (0, false, false, false, None),
+            FromWorker::Push(push) => (push.clock, true, false, push.want_params, push.reply_place),
+            FromWorker::Pull(pull) => (pull.clock, false, true, true, pull.reply_place),
+        };
+        if let Some((number, route)) = self.routes.passed(worker, request) {
+            route.awaits_params |= wants;
+            route.bytes += bytes;
+            if route.bytes <= longest || is_pull {
+                return Ok(number);
+            }
+            self.routes.close(number);
+            let message = format!("{worker} sends more than table {table} can take, under one request");
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        let limit = self.most_requests;
+        if self.routes.has_many(worker, limit) {
+            let message = format!("{worker} has {limit} requests under way here; wait for them first");
+            return Err(Fault { cause: Cause::TooFarAhead, message });
+        }
+        Ok(self.routes.open(Route {
+            worker,
+            table,
+            clock,
+            request,
+            aggregate: None,
+            is_push,
+            awaits_ack: !is_pull,
+            awaits_params: wants,
+            bytes,
+            reply_place,
+        }))
+    }
+}
+
+/// Both sides of an aggregator, as far as one shard goes: its workers and the shard.
+#[derive(Debug)]
+pub(super) struct Peers<'a, 'b> {
+    pub(super) members: &'a Members,
+    pub(super) uplink: &'a mut Uplink,
+    pub(super) out: &'a mut Out<'b>,
+}
+
+impl Peers<'_, '_> {
+    pub(super) fn refuse(&mut self, worker: WorkerId, table: TableId, request: u64, fault: &Fault) {
+        let mut frame = frame(Kind::Error, fault);
+        frame.header.table = table;
+        frame.header.request = request;
+        self.out.send(self.uplink.through(worker), frame.header, frame.body);
+    }
+
+    pub(super) fn acknowledge(&mut self, worker: WorkerId, request: u64) {
+        let Frame { header, body } = ack::frame(&[request]);
+        self.out.send(self.uplink.through(worker), header, body);
+    }
+
+    /// Tells a worker that the shard has its push, and asks for the parameters that it wants. Where they are to lie was said
+    /// with the first attempt; they come as bytes.
+    pub(super) fn settle_again(&mut self, push: CompletePush) {
+        let CompletePush { worker, clock, request, want_params, .. } = push;
+        self.acknowledge(worker, request);
+        if !want_params {
+            return;
+        }
+        let subject = Subject { epoch: push.epoch, table: TableId(push.table as u32), request };
+        let clock = clock.saturating_add(1);
+        let pull = Pull { subject, clock, rows: None, now: false, reply_place: None };
+        if let Err(fault) = self.uplink.relay(worker, FromWorker::Pull(pull), &[], 0, self.out) {
+            self.refuse(worker, subject.table, request, &fault);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Encoding answers of tables that have an answer codec.
+
+use crate::codec::{Codec, Context, Decoder, Encoder};
+use crate::kernels;
+use crate::policy::Policy;
+use crate::registry::Registry;
+use crate::store::Buffer;
+use crate::table::{Layout, TableSpec};
+use crate::types::{Clock, NodeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A shard's end of a table's answer codec, if it has one.
+#[derive(Debug)]
+pub(super) struct AnswerEncoders {
+    codec: Option<AnswerCodec>,
+}
+
+/// The payload of an answer.
+pub(in crate::server) struct AnswerPayload {
+    pub(in crate::server) bytes: Vec<u8>,
+    /// Whether a codec made it: what is not finite travels as it is.
+    pub(in crate::server) is_encoded: bool,
+}
+
+impl AnswerPayload {
+    fn plain(values: &[f32]) -> AnswerPayload {
+        AnswerPayload { bytes: bytemuck::cast_slice(values).to_vec(), is_encoded: false }
+    }
+
+    fn encoded(bytes: &[u8]) -> AnswerPayload {
+        AnswerPayload { bytes: bytes.to_vec(), is_encoded: true }
+    }
+}
+
+/// A chunk that is to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChunkToSend<'a> {
+    /// Its place among the chunks of the shard.
+    pub(super) index: usize,
+    pub(super) version: Clock,
+    pub(super) values: &'a [f32],
+}
+
+/// How answers are encoded.
+#[derive(Debug)]
+struct AnswerCodec {
+    encoder: Encoder,
+    /// When answers are differences: what each worker or aggregator holds, which is also what was not sent to it yet.
+    mirrors: Option<BTreeMap<NodeId, Mirror>>,
+    decoder: Decoder,
+    difference: Vec<f32>,
+    payload: Vec<u8>,
+}
+
+/// What a receiver holds of the table's chunks on this shard.
+#[derive(Debug)]
+struct Mirror {
+    values: Buffer,
+    /// Chunks that it has.
+    has: Vec<bool>,
+}
+
+impl AnswerEncoders {
+    /// What a table's policy asks for. The error names what this server does not have.
+    pub(super) fn new(
+        registry: &Registry,
+        spec: &TableSpec,
+        policy: &Policy,
+    ) -> Result<AnswerEncoders, String> {
+        let answer = policy.codecs(registry).map_err(|error| error.to_string())?.answer;
+        if spec.rows && answer.is_for_differences() {
+            // Single rows are pulled now and then: there is nothing that they could be a difference to.
+            return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
+        }
+        Ok(AnswerEncoders { codec: (!answer.is_none()).then(|| AnswerCodec::new(Arc::new(answer))) })
+    }
+
+    /// Whether answers are made when they are due, and not when they leave.
+    pub(super) fn fixes_answers(&self) -> bool {
+        self.codec.is_some()
+    }
+
+    /// A worker or an aggregator may not have what was sent to it.
+    pub(super) fn forget(&mut self, receiver: NodeId) {
+        if let Some(mirrors) = self.codec.as_mut().and_then(|codec| codec.mirrors.as_mut()) {
+            mirrors.remove(&receiver);
+        }
+    }
+
+    /// The payload that brings a chunk to a receiver; `None` if answers are not encoded.
+    pub(super) fn encode_chunk(
+        &mut self,
+        layout: &Layout,
+        chunk: ChunkToSend<'_>,
+        receiver: NodeId,
+    ) -> Option<AnswerPayload> {
+        Some(self.codec.as_mut()?.encode_chunk(layout, chunk, receiver))
+    }
+
+    /// The payload that brings single rows.
+    pub(super) fn encode_rows(&mut self, layout: &Layout, bytes: Vec<u8>) -> AnswerPayload {
+        let Some(codec) = &mut self.codec else { return AnswerPayload { bytes, is_encoded: false } };
+        let mut values = vec![0.0f32; bytes.len() / 4];
+        bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
+        let context = Context { table_elements: layout.spec().elements(), ..Context::default() };
+        codec.encode(&values, &context)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let mirrors = self.codec.iter().flat_map(|codec| &codec.mirrors).flat_map(BTreeMap::values);
+        mirrors.map(|mirror| mirror.values.memory_bytes()).sum()
+    }
+}
+
+impl AnswerCodec {
+    fn new(codec: Arc<Codec>) -> AnswerCodec {
+        AnswerCodec {
+            mirrors: codec.is_for_differences().then(BTreeMap::new),
+            decoder: Decoder::new(codec.clone()),
+            encoder: Encoder::without_memory(codec),
+            difference: Vec::new(),
+            payload: Vec::new(),
+        }
+    }
+
+    fn encode(&mut self, values: &[f32], context: &Context<'_>) -> AnswerPayload {
+        self.payload.clear();
+        match self.encoder.encode(0, values, context, &mut self.payload) {
+            Ok(()) => AnswerPayload::encoded(&self.payload),
+            Err(_) => AnswerPayload::plain(values),
+        }
+    }
+
+    fn encode_chunk(
+        &mut self,
+        layout: &Layout,
+        ChunkToSend { index, version, values }: ChunkToSend<'_>,
+        receiver: NodeId,
+    ) -> AnswerPayload {
+        let chunk = layout.chunks()[index];
+        let context = Context {
+            step: version,
+            // Answers leave nothing to chance.
+            seed: 0,
+            table_elements: layout.spec().elements(),
+            start: chunk.table_start,
+            ..Context::default()
+        };
+        let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
+        let mirror = mirrors.entry(receiver).or_insert_with(|| Mirror {
+            values: Buffer::zeroed(layout.elements()),
+            has: vec![false; layout.chunks().len()],
+        });
+        let held = &mut mirror.values.as_mut_slice()[chunk.range()];
+        if !std::mem::replace(&mut mirror.has[index], true) {
+            held.copy_from_slice(values);
+            return AnswerPayload::plain(values);
+        }
+        self.difference.clear();
+        self.difference.extend_from_slice(values);
+        kernels::add_scaled(&mut self.difference, held, -1.0);
+        self.payload.clear();
+        let context = Context { parameters: held, ..context };
+        let encoded = self.encoder.encode(0, &self.difference, &context, &mut self.payload);
+        // The receiver does the same, to the bit.
+        match encoded.and_then(|()| self.decoder.decode_add(&self.payload, held)) {
+            Ok(()) => AnswerPayload::encoded(&self.payload),
+            Err(_) => {
+                held.copy_from_slice(values);
+                AnswerPayload::plain(values)
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The gradients of one round, until it closes.
+
+use super::gradient::{CellGradient, Staged, StagedCell};
+use crate::absence::{Absent, AbsentFromSums};
+use crate::codec::Content;
+use crate::kernels::Values;
+use crate::optimizer::Gradient;
+use crate::server::accumulators::Accumulators;
+use crate::store::Buffer;
+use crate::table::Layout;
+use crate::types::WorkerId;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Where sums are.
+#[derive(Debug)]
+enum Sums {
+    /// Rows are many and short: they lie side by side. Empty until a gradient has to be kept.
+    Rows(Buffer),
+    /// Each chunk has an accumulator as long as there is a sum in it.
+    Chunks(Vec<Option<Buffer>>),
+}
+
+/// What a round has of one cell.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Cell {
+    /// How many gradients it got.
+    gradients: u32,
+    state: CellState,
+}
+
+/// A sender that claims to bring more gradients than there can be does not make a count overflow.
+const MAX_GRADIENTS: u32 = 1 << 30;
+
+/// Where the gradients of a cell are.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+enum CellState {
+    /// Nothing waits for a step, and a further gradient would be another step.
+    #[default]
+    Empty,
+    /// A sum waits for a step.
+    Summed,
+    /// Everything is in the parameters.
+    Stepped,
+}
+
+/// The sum of one round's gradients on one shard's part of a table.
+///
+/// Contributions are counted per cell (a row of a sparse table, a chunk of a dense one), so that a worker that dies
+/// in the middle of a push leaves every cell with a sum and the number of gradients in it. A cell that has all its
+/// gradients may be stepped before the round closes; the last of them is then never stored.
+#[derive(Debug)]
+pub(super) struct Round {
+    elements: usize,
+    sums: Sums,
+    cells: Vec<Cell>,
+    /// Cells with a contribution, in the order they got their first: closing costs what was touched.
+    touched: Vec<u32>,
+    staged: BTreeMap<WorkerId, Staged>,
+    /// What the sums lack.
+    absent: AbsentFromSums,
+    /// Whether every gradient in here is of a worker that is still there, and each worker's only one for its cell.
+    is_exact: bool,
+}
+
+impl Round {
+    pub(super) fn new(layout: &Layout) -> Round {
+        let cells = layout.cells();
+        Round {
+            elements: layout.elements(),
+            sums: if layout.is_sparse() {
+                Sums::Rows(Buffer::zeroed(0))
+            } else {
+                Sums::Chunks(vec![None; cells])
+            },
+            cells: vec![Cell::default(); cells],
+            touched: Vec::with_capacity(cells),
+            staged: BTreeMap::new(),
+            absent: AbsentFromSums::default(),
+            is_exact: true,
+        }
+    }
+
+    /// Adds gradients of a cell. The first one is copied: nothing has to be zeroed.
+    pub(super) fn add(&mut self, gradient: CellGradient<'_>, accumulators: &mut Accumulators) {
+        let is_first = !self.is_summed(gradient.cell);
+        self.put(gradient, accumulators);
+        self.absent.add(gradient.cell, is_first, gradient.absent);
+        self.count(gradient.cell, gradient.weight, CellState::Summed);
+    }
+
+    fn put(&mut self, gradient: CellGradient<'_>, accumulators: &mut Accumulators) {
+        let CellGradient { cell, start, values, .. } = gradient;
+        let is_summed = self.is_summed(cell);
+        let sum = match &mut self.sums {
+            Sums::Rows(sums) => {
+                if sums.len() < self.elements {
+                    *sums = Buffer::zeroed(self.elements);
+                }
+                &mut sums.as_mut_slice()[start..start + values.len()]
+            }
+            Sums::Chunks(sums) => {
+                let sum = sums[cell].get_or_insert_with(|| accumulators.take(values.len()));
+                &mut sum.as_mut_slice()[..values.len()]
+            }
+        };
+        if is_summed { values.add_to(sum) } else { values.copy_to(sum) }
+    }
+
+    /// Whether so many more gradients make this cell complete, with `n` workers that push each cell once.
+    pub(super) fn is_completed_by(&self, cell: usize, weight: u32, n: u32) -> bool {
+        self.is_exact && self.cells[cell].gradients + weight == n
+    }
+
+    /// Gradients of a cell so far.
+    pub(super) fn contributions(&self, cell: usize) -> u32 {
+        self.cells[cell].gradients
+    }
+
+    /// The cell's last gradients are here, and `step` is called with all of them, and with what is absent from all. Those
+    /// that have a value for every element are not stored; of others only the entries that are there are added to the sum
+    /// before.
+    pub(super) fn finish(
+        &mut self,
+        last: CellGradient<'_>,
+        accumulators: &mut Accumulators,
+        step: impl FnOnce(Gradient<'_>, &Absent),
+    ) {
+        let CellGradient { cell, start, values, weight, .. } = last;
+        let range = start..start + values.len();
+        let was_summed = self.is_summed(cell);
+        self.absent.add(cell, !was_summed, last.absent);
+        let absent = self.absent.take(cell);
+        match values {
+            Content::Whole(last) => {
+                let before = was_summed.then(|| self.sum(cell, range));
+                step(Gradient { before, last }, &absent);
+            }
+            Content::Sparse(_) => {
+                self.put(last, accumulators);
+                step(self.sum(cell, range).into(), &absent);
+            }
+        }
+        self.count(cell, weight, CellState::Stepped);
+        if let Sums::Chunks(sums) = &mut self.sums {
+            accumulators.give_back(sums[cell].take());
+        }
+    }
+
+    fn count(&mut self, cell: usize, weight: u32, state: CellState) {
+        let counted = &mut self.cells[cell];
+        if counted.gradients == 0 {
+            self.touched.push(cell as u32);
+        }
+        *counted = Cell { gradients: (counted.gradients + weight).min(MAX_GRADIENTS), state };
+    }
+
+    fn is_summed(&self, cell: usize) -> bool {
+        self.cells[cell].state == CellState::Summed
+    }
+
+    /// Whether everything that this round has of a cell is in the parameters.
+    pub(super) fn is_stepped(&self, cell: usize) -> bool {
+        self.cells[cell].state == CellState::Stepped
+    }
+
+    /// Some worker may come again, or not come any more: counts alone do not tell any longer when a cell is complete.
+    pub(super) fn mark_inexact(&mut self) {
+        self.is_exact = false;
+    }
+
+    /// Another model may add to what is stepped already. That is then another step, of the same round.
+    pub(super) fn reopen(&mut self) {
+        self.mark_inexact();
+        for &cell in &self.touched {
+            let cell = &mut self.cells[cell as usize];
+            if cell.state == CellState::Stepped {
+                cell.state = CellState::Empty;
+            }
+        }
+    }
+
+    /// Keeps a worker's whole gradient under its rank instead of adding it.
+    pub(super) fn stage(&mut self, worker: WorkerId, gradient: Staged) {
+        // PSP lets one worker contribute to a round with several clocks.
+        self.staged.entry(worker).or_default().append(gradient);
+    }
+
+    /// Adds the staged gradients up, by rank.
+    pub(super) fn add_staged(&mut self, accumulators: &mut Accumulators) {
+        for (_, staged) in std::mem::take(&mut self.staged) {
+            for StagedCell { cell, start, values, absent } in staged.cells() {
+                let values = Values::F32(values).into();
+                let gradient = CellGradient { cell: *cell, start: *start, values, absent, weight: 1 };
+                self.add(gradient, accumulators);
+            }
+        }
+    }
+
+    /// Cells with a sum that waits for a step, and how many gradients they got.
+    pub(super) fn summed(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let touched = self.touched.iter().map(|&cell| cell as usize);
+        touched.filter(|&cell| self.is_summed(cell)).map(|cell| (cell, self.cells[cell].gradients))
+    }
+
+    /// The sum of a cell's gradients, which is over this range of elements.
+    pub(super) fn sum(&self, cell: usize, range: Range<usize>) -> &[f32] {
+        match &self.sums {
+            Sums::Rows(sums) => &sums.as_slice()[range],
+            Sums::Chunks(sums) => {
+                let sum = sums[cell].as_ref().expect("a cell that is summed has an accumulator");
+                &sum.as_slice()[..range.len()]
+            }
+        }
+    }
+
+    /// What is absent from all gradients of a cell.
+    pub(super) fn absent(&self, cell: usize) -> &Absent {
+        self.absent.of(cell)
+    }
+
+    /// Makes the round empty again, keeping its memory.
+    pub(super) fn clear(&mut self, accumulators: &mut Accumulators) {
+        for cell in self.touched.drain(..) {
+            self.cells[cell as usize] = Cell::default();
+            if let Sums::Chunks(sums) = &mut self.sums {
+                accumulators.give_back(sums[cell as usize].take());
+            }
+        }
+        self.staged.clear();
+        self.absent.clear();
+        self.is_exact = true;
+    }
+
+    /// How many accumulators it holds.
+    pub(super) fn accumulators(&self) -> usize {
+        match &self.sums {
+            Sums::Rows(_) => 0,
+            Sums::Chunks(sums) => sums.iter().flatten().count(),
+        }
+    }
+
+    /// Compares the cells with the list of those that were touched, and with the accumulators.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let touched = self.cells.iter().filter(|cell| cell.gradients > 0).count();
+        if touched != self.touched.len() {
+            return Err(format!("{touched} cells have gradients, and {} are listed", self.touched.len()));
+        }
+        if let Sums::Chunks(sums) = &self.sums {
+            let mut cells = sums.iter().zip(&self.cells);
+            if cells.any(|(sum, cell)| sum.is_some() != (cell.state == CellState::Summed)) {
+                return Err("a chunk has an accumulator and no sum, or a sum and no accumulator".into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        let staged: usize = self.staged.values().map(Staged::memory_bytes).sum();
+        let sums = match &self.sums {
+            Sums::Rows(sums) => sums.memory_bytes(),
+            Sums::Chunks(sums) => sums.iter().flatten().map(Buffer::memory_bytes).sum(),
+        };
+        sums + self.cells.len() * (size_of::<Cell>() + 4) + staged + self.absent.memory_bytes()
+    }
+}

@@ -1,0 +1,108 @@
+//! The rounds of a table.
+
+use super::round::Round;
+use crate::server::accumulators::Accumulators;
+use crate::table::Layout;
+use crate::types::Clock;
+
+/// The rounds of a table that are not closed, and the memory of one that was. There are few at a time.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    /// Ascending.
+    open: Vec<(Clock, Round)>,
+    spare: Option<Round>,
+    /// Sums of earlier rounds may contain a departed worker's gradients.
+    sums_are_exact_from: Clock,
+}
+
+impl Rounds {
+    /// The round of a clock, with memory of an earlier one where there is some.
+    pub(super) fn open(&mut self, clock: Clock, layout: &Layout) -> &mut Round {
+        let at = self.open.partition_point(|(known, _)| *known < clock);
+        if self.open.get(at).is_none_or(|(known, _)| *known != clock) {
+            let round = self.spare.take().unwrap_or_else(|| Round::new(layout));
+            self.open.insert(at, (clock, round));
+        }
+        &mut self.open[at].1
+    }
+
+    /// The same for a sum of gradients. A sum may hold a gradient of a worker that has left meanwhile, and was counted out.
+    pub(super) fn open_for_sum(&mut self, clock: Clock, layout: &Layout) -> &mut Round {
+        let is_exact = clock >= self.sums_are_exact_from;
+        let round = self.open(clock, layout);
+        if !is_exact {
+            round.mark_inexact();
+        }
+        round
+    }
+
+    /// A worker has left: counts do not tell any more when a cell of an open round is complete, nor when one of a round up
+    /// to `last` is that gets sums.
+    pub(super) fn mark_inexact(&mut self, last: Clock) {
+        self.open.iter_mut().for_each(|(_, round)| round.mark_inexact());
+        self.sums_are_exact_from = last + 1;
+    }
+
+    /// The round of a clock, if it has begun.
+    pub(super) fn get(&self, clock: Clock) -> Option<&Round> {
+        self.open.iter().find(|(known, _)| *known == clock).map(|(_, round)| round)
+    }
+
+    /// Another model may add to what is stepped already.
+    pub(super) fn reopen(&mut self) {
+        self.open.iter_mut().for_each(|(_, round)| round.reopen());
+    }
+
+    /// Takes a round out.
+    pub(super) fn take(&mut self, clock: Clock) -> Option<Round> {
+        let at = self.open.iter().position(|(known, _)| *known == clock)?;
+        Some(self.open.remove(at).1)
+    }
+
+    /// Takes out the earliest round.
+    pub(super) fn take_first(&mut self) -> Option<(Clock, Round)> {
+        (!self.open.is_empty()).then(|| self.open.remove(0))
+    }
+
+    /// Keeps the memory of a round that is over for the next one.
+    pub(super) fn keep(&mut self, mut round: Round, accumulators: &mut Accumulators) {
+        round.clear(accumulators);
+        self.spare.get_or_insert(round);
+    }
+
+    /// Drops the rounds before `version`.
+    pub(super) fn drop_before(&mut self, version: Clock, accumulators: &mut Accumulators) {
+        while self.open.first().is_some_and(|(clock, _)| *clock < version)
+            && let Some((_, round)) = self.take_first()
+        {
+            self.keep(round, accumulators);
+        }
+    }
+
+    /// How many have begun.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    /// How many accumulators they hold.
+    pub(super) fn accumulators(&self) -> usize {
+        self.all().map(Round::accumulators).sum()
+    }
+
+    /// What does not hold although it always should.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if !self.open.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err("rounds are out of order".into());
+        }
+        self.all().try_for_each(Round::check)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Round> {
+        self.open.iter().map(|(_, round)| round).chain(&self.spare)
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.all().map(Round::memory_bytes).sum()
+    }
+}

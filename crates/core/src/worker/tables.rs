@@ -1,0 +1,142 @@
+//! The tables of a worker, by number.
+
+use super::WorkerError;
+use super::encoding::{Encoded, Sender, TableCodecs};
+use super::local_table::{LocalTable, Planned};
+use super::slab::Slab;
+use crate::registry::Registry;
+use crate::store::Allocate;
+use crate::table::TableSpec;
+use crate::types::{Clock, ShardId, TableId};
+use crate::wire::Plan;
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
+
+/// All tables that the application has declared, in its order.
+#[derive(Debug, Default)]
+pub(super) struct Tables(Vec<LocalTable>);
+
+impl Tables {
+    /// Adds a table with its initial values.
+    pub(super) fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
+        spec.check().map_err(WorkerError::Table)?;
+        if self.0.iter().any(|table| table.name() == spec.name) {
+            return Err(WorkerError::Table(format!("table `{}` is created twice", spec.name)));
+        }
+        if initial.len() as u64 != spec.elements() {
+            return Err(WorkerError::Shape {
+                table: spec.name.clone(),
+                expected: format!("{} initial values for shape {:?}", spec.elements(), spec.shape),
+                found: initial.len().to_string(),
+            });
+        }
+        self.0.push(LocalTable::new(spec, initial));
+        Ok(TableId(self.0.len() as u32 - 1))
+    }
+
+    /// Takes the plan's word on all tables, if the plan is about them. Whether pulls of all of them wait for nobody.
+    pub(super) fn plan(
+        &mut self,
+        plan: &Plan,
+        registry: &Registry,
+        worker: u32,
+        allocator: &Arc<dyn Allocate>,
+    ) -> Result<bool, WorkerError> {
+        let same = plan.tables.iter().eq(self.specs());
+        let checked = if same { plan.check() } else { Err("it is about other tables".into()) };
+        checked.map_err(|why| {
+            WorkerError::Table(format!("the coordinator's plan does not fit this worker: {why}"))
+        })?;
+        let mut overlap = true;
+        for (table, (local, chunks)) in (0..).zip(self.0.iter_mut().zip(plan.chunks())) {
+            let policy = plan.policy_of(TableId(table), chunks[0].shard.server);
+            let sync = policy.sync(registry).map_err(|error| WorkerError::Table(error.to_string()))?;
+            overlap &= sync.overlap;
+            let sender = Sender { seed: plan.seed, worker, table };
+            let codecs = TableCodecs::new(registry, local.layout().spec(), &policy, sender)
+                .map_err(|why| WorkerError::Table(format!("this worker: {why}")))?;
+            let planned = Planned { chunks, nonfinite: policy.nonfinite(), sync, codecs };
+            local.plan(planned, allocator);
+        }
+        Ok(overlap)
+    }
+
+    /// What travels instead of slabs' gradients, for tables that have a codec. It does look at them.
+    pub(super) fn encode_slabs(
+        &mut self,
+        slabs: &[Slab],
+        clock: Clock,
+        allocator: &dyn Allocate,
+    ) -> Result<Vec<Option<Encoded>>, WorkerError> {
+        for slab in slabs {
+            self[slab.table().0 as usize].check_slab(slab, clock)?;
+        }
+        let mut done = Vec::with_capacity(slabs.len());
+        let mut encode = |slab: &Slab| {
+            let encoded = self[slab.table().0 as usize].encode_slab(slab, clock, allocator);
+            encoded.map(|encoded| done.push(encoded))
+        };
+        let Err(error) = slabs.iter().try_for_each(&mut encode) else { return Ok(done) };
+        // Nothing is sent: what is encoded waits to be pushed again.
+        for (slab, encoded) in slabs.iter().zip(done) {
+            let local = &mut self[slab.table().0 as usize];
+            let shards: Vec<ShardId> = local.layout().shards().collect();
+            let Some(encoded) = encoded else { continue };
+            shards.into_iter().for_each(|shard| local.note_refused(clock, shard, encoded.clone()));
+        }
+        Err(error)
+    }
+
+    pub(super) fn get(&self, table: TableId) -> Option<&LocalTable> {
+        self.0.get(table.0 as usize)
+    }
+
+    /// A table's place, if there is such a table.
+    pub(super) fn index(&self, table: TableId) -> Result<usize, WorkerError> {
+        let index = table.0 as usize;
+        if index < self.0.len() {
+            return Ok(index);
+        }
+        Err(WorkerError::Table(format!("table {index} does not exist; there are {}", self.0.len())))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &LocalTable> {
+        self.0.iter()
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LocalTable> {
+        self.0.iter_mut()
+    }
+
+    pub(super) fn specs(&self) -> impl Iterator<Item = &TableSpec> {
+        self.0.iter().map(|table| table.layout().spec())
+    }
+
+    /// Those that the application has as slabs.
+    pub(super) fn lent(&self) -> Vec<TableId> {
+        let lent = (0..).zip(&self.0).filter(|(_, table)| table.is_lent());
+        lent.map(|(number, _)| TableId(number)).collect()
+    }
+}
+
+impl Index<usize> for Tables {
+    type Output = LocalTable;
+
+    fn index(&self, index: usize) -> &LocalTable {
+        &self.0[index]
+    }
+}
+
+impl IndexMut<usize> for Tables {
+    fn index_mut(&mut self, index: usize) -> &mut LocalTable {
+        &mut self.0[index]
+    }
+}

@@ -1,0 +1,35 @@
+//! What happens in a world.
+
+use super::channel::Flight;
+use paramill_core::role::Lost;
+use paramill_core::types::{NodeId, Time};
+use paramill_core::wire::{Hello, Welcome};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A connection is asked for at its target.
+    Dial { from: usize, life: u32, peer: NodeId, target: usize, hello: Hello },
+    /// The answer to a dial is back.
+    Dialled { connection: usize, welcome: Welcome },
+    /// A connection could not be made.
+    Unreachable { node: usize, life: u32, peer: NodeId, why: Lost },
+    /// The first byte of a frame is at its receiver's link.
+    Arrive { flight: Flight, tail: Time },
+    /// A node looks at what there is to read.
+    Read { node: usize },
+    /// What was sent on a connection was read: there is room for more.
+    Room { connection: usize, side: usize },
+    /// A broken connection is noticed at one of its ends.
+    Lost { connection: usize, side: usize, why: String },
+    /// A role's timeout.
+    Timer { node: usize },
+    /// A fault.
+    Pause { node: usize, length: Duration },
+    /// The end of a pause.
+    Resume { node: usize },
+    /// A fault.
+    Crash { node: usize },
+    /// The node is started anew.
+    Restart { node: usize, rebirth: usize },
+}

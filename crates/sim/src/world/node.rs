@@ -1,0 +1,87 @@
+//! A node: a role, its connections, and how it lives.
+
+use super::event::Event;
+use super::reader::Reader;
+use crate::network::HostId;
+use paramill_core::prng::Prng;
+use paramill_core::types::{NodeId, Time};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Node<R> {
+    pub(super) id: NodeId,
+    pub(super) host: HostId,
+    pub(super) role: R,
+    /// Decides the jitter of what it sends outside of connections.
+    pub(super) dice: Prng,
+    pub(super) peers: BTreeMap<NodeId, usize>,
+    /// The newest connection of each opener, by node and by what that node calls us.
+    pub(super) openers: BTreeMap<(usize, NodeId), usize>,
+    /// How often it was started anew: what an earlier process began does not concern the next one.
+    pub(super) life: u32,
+    pub(super) reader: Reader,
+    pub(super) timer: Option<Time>,
+    /// Time that each frame occupies the node.
+    pub(super) handling: Duration,
+    pub(super) busy_until: Time,
+    pub(super) paused_until: Time,
+    pub(super) held: VecDeque<Event>,
+    pub(super) ended: Option<Ended>,
+}
+
+impl<R> Node<R> {
+    pub(super) fn new(id: NodeId, host: HostId, handling: Duration, dice: Prng, role: R) -> Node<R> {
+        Node {
+            id,
+            host,
+            role,
+            dice,
+            peers: BTreeMap::new(),
+            openers: BTreeMap::new(),
+            life: 0,
+            reader: Reader::default(),
+            timer: None,
+            handling,
+            busy_until: Time::ZERO,
+            paused_until: Time::ZERO,
+            held: VecDeque::new(),
+            ended: None,
+        }
+    }
+}
+
+/// Makes the role of a node that is started anew.
+pub(super) struct Rebirth<R>(pub(super) Box<dyn FnOnce(Time) -> R>);
+
+impl<R> fmt::Debug for Rebirth<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rebirth")
+    }
+}
+
+/// How a node's life ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// By its own word.
+    Stopped {
+        /// Why it failed, if it did.
+        error: Option<String>,
+    },
+    /// By a fault.
+    Crashed,
+}
+
+/// A number for a node, so that its dice do not depend on anybody else's.
+pub(super) fn label(id: NodeId) -> u64 {
+    match id {
+        NodeId::Coordinator => 1,
+        NodeId::Admin(number) => 2 << 40 | u64::from(number),
+        NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
+        NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
+        NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
+        // The name of a connection, not of a node.
+        NodeId::Through(worker, _) => label(NodeId::Worker(worker)),
+    }
+}

@@ -1,0 +1,236 @@
+//! `cargo xtask mutants`: how much of what core does is held by a test. Takes a sample of the changes that cargo-mutants can make
+//! to core, makes one at a time, and sees whether a test of core or of the simulator fails.
+
+use crate::stages::{answers, cargo_program};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The part of the sample that has to be noticed.
+const ENOUGH: f64 = 0.9;
+const PACKAGE: &str = "paramill-core";
+/// Whose tests are run against each change.
+const TESTED_BY: &str = "paramill-core,paramill-sim";
+/// Tests that take so many seconds longer than they may hang.
+const MINIMUM_TIMEOUT: &str = "60";
+
+/// What was asked for.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Options {
+    /// How many changes are tried.
+    sample: usize,
+    /// Only the part of the sample with this number, of so many parts: for several machines.
+    shard: (usize, usize),
+    json: bool,
+}
+
+impl Options {
+    /// Reads the words after `mutants`.
+    pub(crate) fn parse(words: &[&str]) -> Result<Options> {
+        let mut options = Options { sample: 100, shard: (0, 1), json: false };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().copied().with_context(|| format!("{word} needs a value"));
+            match *word {
+                "--json" => options.json = true,
+                "--sample" => options.sample = value()?.parse().context("--sample takes a number")?,
+                "--shard" => options.shard = shard(value()?)?,
+                unknown => bail!("`{unknown}`: expected --sample N, --shard I/N or --json"),
+            }
+        }
+        ensure!(options.sample > 0, "--sample 0: expected at least 1");
+        Ok(options)
+    }
+}
+
+fn shard(text: &str) -> Result<(usize, usize)> {
+    let (number, count) = text.split_once('/').context("--shard takes I/N, from 0/N on")?;
+    let (number, count): (usize, usize) = (number.parse()?, count.parse()?);
+    ensure!(number < count, "--shard {text}: expected 0/{count} to {}/{count}", count.saturating_sub(1));
+    Ok((number, count))
+}
+
+/// What became of the sample.
+#[derive(Debug, Default, PartialEq)]
+struct Outcome {
+    caught: Vec<String>,
+    /// Survivors.
+    missed: Vec<String>,
+    /// A test that hangs has noticed too.
+    timeout: Vec<String>,
+    /// These do not compile, and count for nothing.
+    unviable: Vec<String>,
+}
+
+impl Outcome {
+    fn share(&self) -> f64 {
+        let noticed = self.caught.len() + self.timeout.len();
+        noticed as f64 / (noticed + self.missed.len()).max(1) as f64
+    }
+}
+
+/// Runs the sample, says what survived, and fails when too much did.
+pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
+    install()?;
+    let listed = cargo_mutants(root, &["--list"])?;
+    let names: Vec<&str> = listed.lines().filter(|line| !line.trim().is_empty()).collect();
+    let sample = every_nth(&names, options);
+    ensure!(!sample.is_empty(), "nothing is left of {} changes", names.len());
+    eprintln!("{} of {} changes that can be made to {PACKAGE}", sample.len(), names.len());
+    let below = root.join("target/mutants");
+    fs::create_dir_all(&below)?;
+    let outcome = try_out(root, &below, &sample)?;
+    print(&outcome, options.json);
+    let share = outcome.share();
+    ensure!(share >= ENOUGH, "{:.0}% were noticed, at least {:.0}% should be", share * 100.0, ENOUGH * 100.0);
+    Ok(())
+}
+
+/// Asks cargo for cargo-mutants where it is missing.
+fn install() -> Result<()> {
+    if answers(&cargo_program(), &["mutants", "--version"]) {
+        return Ok(());
+    }
+    eprintln!("cargo-mutants is missing; cargo installs it");
+    let installed = Command::new(cargo_program()).args(["install", "--locked", "cargo-mutants"]).status()?;
+    ensure!(
+        installed.success(),
+        "cargo-mutants could not be installed: cargo install --locked cargo-mutants"
+    );
+    Ok(())
+}
+
+fn cargo_mutants(root: &Path, arguments: &[&str]) -> Result<String> {
+    let run = Command::new(cargo_program())
+        .args(["mutants", "--package", PACKAGE])
+        .args(arguments)
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo mutants could not be started")?;
+    ensure!(run.status.success(), "cargo mutants ended with {}", run.status);
+    String::from_utf8(run.stdout).context("cargo mutants answers in UTF-8")
+}
+
+/// Evenly from the whole list, so that every part of core has its share, and the same ones every time.
+fn every_nth<'a>(names: &[&'a str], options: &Options) -> Vec<&'a str> {
+    let sample = options.sample.min(names.len());
+    let (number, count) = options.shard;
+    (0..sample)
+        .filter(|index| index % count == number)
+        .map(|index| names[index * names.len() / sample])
+        .collect()
+}
+
+/// Has cargo-mutants make each change in a copy of the tree, and run the tests there.
+fn try_out(root: &Path, below: &Path, sample: &[&str]) -> Result<Outcome> {
+    let mut command = Command::new(cargo_program());
+    command.args(["mutants", "--package", PACKAGE, "--test-package", TESTED_BY]);
+    command.args(["--minimum-test-timeout", MINIMUM_TIMEOUT, "--no-shuffle", "--output"]).arg(below);
+    for name in sample {
+        command.arg("--re").arg(format!("^{}$", escaped(name)));
+    }
+    // Its report is on stderr; stdout is for ours.
+    let status = command.current_dir(root).stdout(Stdio::null()).status()?;
+    let reports = below.join("mutants.out");
+    let lines = |file: &str| -> Result<Vec<String>> {
+        let text =
+            fs::read_to_string(reports.join(file)).with_context(|| format!("{file} of cargo-mutants"))?;
+        Ok(text.lines().map(str::to_owned).collect())
+    };
+    let outcome = Outcome {
+        caught: lines("caught.txt")?,
+        missed: lines("missed.txt")?,
+        timeout: lines("timeout.txt")?,
+        unviable: lines("unviable.txt")?,
+    };
+    let seen = outcome.caught.len() + outcome.missed.len() + outcome.timeout.len() + outcome.unviable.len();
+    // Survivors and time-outs have exit codes of their own; without any outcome the tests fail as they are.
+    ensure!(
+        seen == sample.len(),
+        "cargo mutants ended with {status} after {seen} of {} changes",
+        sample.len()
+    );
+    Ok(outcome)
+}
+
+/// A regular expression that matches this text only.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$#&-~".contains(c) {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+fn print(outcome: &Outcome, as_json: bool) {
+    let Outcome { caught, missed, timeout, unviable } = outcome;
+    if as_json {
+        let report = json!({
+            "caught": caught.len(),
+            "missed": missed.len(),
+            "timeout": timeout.len(),
+            "unviable": unviable.len(),
+            "share": outcome.share(),
+            "survivors": missed,
+        });
+        println!("{report}");
+        return;
+    }
+    let (noticed, hung) = (caught.len(), timeout.len());
+    println!(
+        "{noticed} caught, {} missed, {hung} timed out, {} do not compile",
+        missed.len(),
+        unviable.len()
+    );
+    for name in missed {
+        println!("survived: {name}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_or_refused() {
+        let read = |words: &[&str]| Options::parse(words);
+        assert_eq!(read(&[]).unwrap(), Options { sample: 100, shard: (0, 1), json: false });
+        let all = read(&["--json", "--sample", "3", "--shard", "1/2"]).unwrap();
+        assert_eq!(all, Options { sample: 3, shard: (1, 2), json: true });
+        for wrong in [&["--sample"][..], &["--sample", "0"], &["--shard", "2/2"], &["--shard", "1"], &["3"]] {
+            assert!(read(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_sample_is_spread_over_the_list_and_shards_divide_it() {
+        let names: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let of = |sample, shard| every_nth(&names, &Options { sample, shard, json: false });
+        assert_eq!(of(3, (0, 1)), ["0", "3", "6"]);
+        assert_eq!((of(3, (0, 2)), of(3, (1, 2))), (vec!["0", "6"], vec!["3"]));
+        assert_eq!(of(100, (0, 1)), names);
+    }
+
+    #[test]
+    fn what_hangs_is_noticed_and_what_does_not_compile_does_not_count() {
+        let names = |count: usize| vec!["a change".to_owned(); count];
+        let outcome = Outcome { caught: names(7), missed: names(1), timeout: names(2), unviable: names(5) };
+        assert_eq!(outcome.share(), 0.9);
+        assert_eq!(Outcome::default().share(), 0.0);
+    }
+
+    #[test]
+    fn a_name_matches_nothing_but_itself() {
+        assert_eq!(
+            escaped("a.rs:1:2: replace x -> Vec<u8> with vec![]"),
+            r"a\.rs:1:2: replace x \-> Vec<u8> with vec!\[\]"
+        );
+    }
+}
