@@ -7,10 +7,8 @@
 mod accumulators;
 mod aggregators;
 mod delivery;
-mod instructions;
 mod members;
 mod table_shard;
-
 mod tables;
 mod timers;
 
@@ -26,7 +24,10 @@ use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, Worke
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
-use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
+    Refusal, Standing, Welcome,
+};
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
 use members::Members;
@@ -60,8 +61,6 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
-    /// By table: the first epoch since which its frames mean what they mean now.
-    valid_from: Vec<u32>,
     tables: Tables,
     aggregators: Aggregators,
     delivery: Delivery,
@@ -80,7 +79,6 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
-            valid_from: Vec::new(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             delivery: Delivery::default(),
@@ -125,13 +123,153 @@ impl Shard {
         }
     }
 
-    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
-        let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
-        let result = result.and_then(|table| match frame {
-            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
-            FromWorker::Push(push) => {
-                self.handle_push(table, &PushFrame { now, worker, push: *push, payload })
+    fn handle_control(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Plan(plan) => self.take_plan(now, *plan),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
+            Control::ReportRequest => self.send_report(now),
+            Control::Stop { error } => self.stop(error.map(control::sentence)),
+            other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
+        }
+    }
+
+    /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
+    fn take_plan(&mut self, now: Time, plan: Plan) {
+        if let Err(why) = plan.check() {
+            let error =
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            return self.fail(error);
+        }
+        match &self.plan {
+            Some(known) => {
+                for (epoch, change) in known.changes_to(&plan) {
+                    self.apply_change(now, epoch, &change);
+                }
             }
+            None => {
+                if let Err(error) = self.begin(now, plan) {
+                    return self.fail(error);
+                }
+            }
+        }
+        self.tell_entered();
+    }
+
+    /// Sets up the tables and the members of the first plan that this shard gets.
+    fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
+        let Some(id) = self.id() else { return Ok(()) };
+        self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        self.delivery.enter_epoch(plan.epoch);
+        for &Member { worker, incarnation, standing, .. } in &plan.members {
+            match standing {
+                Standing::From(0) => self.members.insert(worker, incarnation),
+                // It joined before this shard was there.
+                Standing::From(_) | Standing::Joining => self.members.join(worker, incarnation),
+                Standing::Left => {}
+            }
+        }
+        self.plan = Some(plan);
+        self.tables.settle_all(now, &mut self.delivery);
+        Ok(())
+    }
+
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
+        if epoch > plan.epoch + 1 {
+            // A change in between is missing.
+            return self.tell_coordinator(&Control::PlanQuery);
+        }
+        if let Err(why) = plan.check_change(change) {
+            return self.fail(format!("the coordinator's change of the plan cannot be used: {why}"));
+        }
+        if epoch > plan.epoch {
+            self.apply_change(now, epoch, change);
+        }
+        self.tell_entered();
+    }
+
+    /// The one way from an epoch to the next.
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let (Some(id), Some(plan)) = (self.id(), &mut self.plan) else { return };
+        plan.apply(epoch, change);
+        self.delivery.enter_epoch(epoch);
+        match change {
+            Change::Joining { worker, incarnation } => {
+                self.members.join(*worker, *incarnation);
+                self.tables.join(*worker);
+                // A connection of its predecessor is not its own.
+                self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(*worker) });
+            }
+            Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
+            Change::Left { worker } => self.remove_worker(*worker),
+            Change::Policy(rule) => {
+                for table in 0..self.tables.len() {
+                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
+                        self.set_policy(now, table);
+                    }
+                }
+                self.send_report(now);
+            }
+        }
+        // Whoever comes or goes may be what a round waited for.
+        self.tables.settle_all(now, &mut self.delivery);
+    }
+
+    fn tell_entered(&mut self) {
+        let Some(plan) = &self.plan else { return };
+        let joining = plan.live_members().filter(|member| member.standing == Standing::Joining);
+        let first = |member: &Member| FirstClock {
+            worker: member.worker,
+            incarnation: member.incarnation,
+            clock: self.tables.first_clock(member.worker),
+        };
+        let entered = Control::Entered { epoch: plan.epoch, joining: joining.map(first).collect() };
+        self.tell_coordinator(&entered);
+    }
+
+    fn remove_worker(&mut self, worker: WorkerId) {
+        self.members.remove(worker);
+        self.delivery.remove_worker(worker);
+        self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
+        let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
+        let waiting = waiting.map(|part| part.spec().name.clone());
+        if worker == WorkerId::FIRST
+            && let Some(table) = waiting
+        {
+            let error = Some(format!(
+                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
+            ));
+            self.tell_coordinator(&Control::Stop { error });
+        }
+    }
+
+    /// Lets the policies of a table that the plan names hold from now on.
+    fn set_policy(&mut self, now: Time, table: usize) {
+        let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
+        let number = TableId(table as u32);
+        let policy = plan.policy_of(number, id.server);
+        self.tables.get_mut(table).set_valid_from(plan.valid_from(number));
+        match policy.sync(&self.registry) {
+            Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
+            Ok(sync) => {
+                self.tables.set_sync(now, table, sync);
+                // Chunks may be stepped once more in the same round.
+                self.delivery.restart(table);
+            }
+            Err(error) => self.log(control::sentence(error.to_string())),
+        }
+        let optimizer = policy.optimizer(&self.registry);
+        let part = self.tables.get_mut(table);
+        if !optimizer.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
+            self.log(line);
+        }
+    }
+
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
+        let result = self.check_frame(worker, frame.subject()).and_then(|table| match frame {
+            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
+            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
             FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
         if let Err(fault) = result {
@@ -140,28 +278,24 @@ impl Shard {
         }
     }
 
-    fn check_sender(&self, worker: WorkerId) -> Result<(), Fault> {
+    /// The place of the table of a worker's frame, if it may be taken.
+    #[inline]
+    fn check_frame(&self, worker: WorkerId, subject: &Subject) -> Result<usize, Fault> {
         if self.plan.is_none() {
             let message = "this server has no plan yet".into();
             return Err(Fault { cause: Cause::StaleEpoch, message });
         }
-        if self.members.has(worker) { Ok(()) } else { Err(not_a_member(worker)) }
+        if !self.members.has(worker) {
+            return Err(not_a_member(worker));
+        }
+        self.check_subject(subject)
     }
 
     /// The place of a frame's table, if something of it is here and the frame means what frames of the table mean now.
+    #[inline]
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
-        let table = self.tables.place(subject.table)?;
         let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let valid_from = self.valid_from[table];
-        if (valid_from..=newest).contains(&subject.epoch) {
-            return Ok(table);
-        }
-        let message = format!(
-            "the frame is of epoch {}; frames of table `{}` are valid from epoch {valid_from} on, and the job is in {newest}",
-            subject.epoch,
-            self.tables.get(table).spec().name
-        );
-        Err(Fault { cause: Cause::StaleEpoch, message })
+        self.tables.place(subject, newest)
     }
 
     fn handle_init(
@@ -190,7 +324,7 @@ impl Shard {
     }
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
-        let PushFrame { now, worker, ref push, payload } = *frame;
+        let PushFrame { now, worker, push, payload } = *frame;
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -422,6 +556,7 @@ impl Shard {
     }
 }
 
+#[cold]
 fn not_a_member(worker: WorkerId) -> Fault {
     Fault { cause: Cause::NotAMember, message: format!("{worker} is no member of this job any more") }
 }
@@ -540,8 +675,14 @@ impl Role for Shard {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        let frame = self.delivery.poll_frame();
-        frame.or_else(|| self.outputs.pop_front()).or_else(|| self.delivery.poll_acknowledgement())
+        // An output is moved once, and not from one option to the next.
+        if self.delivery.has_frames() {
+            return self.delivery.poll_frame();
+        }
+        if !self.outputs.is_empty() {
+            return self.outputs.pop_front();
+        }
+        self.delivery.poll_acknowledgement()
     }
 
     fn backlog_bytes(&self) -> usize {

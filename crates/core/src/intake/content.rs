@@ -45,6 +45,7 @@ impl ContentReader {
 
     /// The gradient of a push's next frame; `None` for a sparse push that touches nothing here. `last_chunk` is the chunk
     /// of the frame before it.
+    #[inline]
     pub(super) fn read<'a>(
         &'a mut self,
         layout: &Layout,
@@ -87,7 +88,21 @@ impl ContentReader {
     }
 
     /// The values that a payload has for a whole chunk, and the ranges that are absent from them.
+    #[inline]
     pub(super) fn read_chunk<'a>(
+        &'a mut self,
+        layout: &Layout,
+        chunk: LocalChunk,
+        payload: &ChunkPayload<'a>,
+    ) -> Result<(Content<'a>, &'a Absent), Fault> {
+        if !payload.has_absent && !payload.is_encoded {
+            return Ok((Values::F32(plain(layout, chunk, payload.bytes)?).into(), Absent::NOTHING));
+        }
+        self.read_made_chunk(layout, chunk, payload)
+    }
+
+    /// The same for a payload that is not just the values.
+    fn read_made_chunk<'a>(
         &'a mut self,
         layout: &Layout,
         chunk: LocalChunk,
@@ -97,10 +112,7 @@ impl ContentReader {
             self.read_absent(layout, chunk, payload)?;
             return Ok((Values::F32(&self.values).into(), &self.absent));
         }
-        let values = match payload.is_encoded {
-            true => decode(self.decoder.as_mut(), layout, chunk, payload, payload.bytes)?,
-            false => Values::F32(plain(layout, chunk, payload.bytes)?).into(),
-        };
+        let values = decode(self.decoder.as_mut(), layout, chunk, payload, payload.bytes)?;
         Ok((values, Absent::NOTHING))
     }
 
@@ -173,6 +185,7 @@ impl ContentReader {
 }
 
 /// The values of a chunk as they are.
+#[inline]
 fn plain<'a>(layout: &Layout, chunk: LocalChunk, bytes: &'a [u8]) -> Result<&'a [f32], Fault> {
     match floats(bytes) {
         Some(values) if values.len() == chunk.len => Ok(values),

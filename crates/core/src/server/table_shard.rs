@@ -50,8 +50,10 @@ pub(super) struct ChunkView {
 #[derive(Debug)]
 pub(super) struct TableShard {
     layout: Layout,
-    controller: Controller,
+    /// The first epoch since which its frames mean what they mean now.
+    valid_from: u32,
     order: Order,
+    controller: Controller,
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
@@ -82,12 +84,24 @@ impl TableShard {
             rounds: Rounds::default(),
             intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
             order: policy.order(),
+            valid_from: 0,
             answer_encoders,
         })
     }
 
     pub(super) fn spec(&self) -> &TableSpec {
         self.layout.spec()
+    }
+
+    /// The first epoch since which its frames mean what they mean now.
+    #[inline]
+    pub(super) fn valid_from(&self) -> u32 {
+        self.valid_from
+    }
+
+    /// Frames of earlier epochs mean something else.
+    pub(super) fn set_valid_from(&mut self, epoch: u32) {
+        self.valid_from = epoch;
     }
 
     /// Frames that brought NaN or Inf.
@@ -280,10 +294,12 @@ impl TableShard {
 
     /// The payload that brings a chunk to a receiver; `None` if it is read from [`TableShard::parameter_bytes`] when it
     /// leaves.
+    #[inline]
     pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
-        if !self.fixes_answers() {
-            return None;
-        }
+        if self.fixes_answers() { self.encode_with_codec(index, receiver) } else { None }
+    }
+
+    fn encode_with_codec(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
         let version = self.version_of(index);
         let values = &self.store.parameters()[self.layout.chunks()[index].range()];
         self.answer_encoders.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
@@ -328,6 +344,7 @@ impl TableShard {
     }
 
     /// Whether answers are made when they are due, and not when they leave.
+    #[inline]
     pub(super) fn fixes_answers(&self) -> bool {
         self.answer_encoders.fixes_answers()
     }

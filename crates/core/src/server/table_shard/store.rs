@@ -86,6 +86,7 @@ impl Store {
     }
 
     /// Whether all initial values are here.
+    #[inline]
     pub(super) fn is_initialised(&self) -> bool {
         self.initialised_chunks == self.arrivals.len()
     }
