@@ -1,6 +1,7 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
+use paramill_core::wire::Welcome;
 use crate::rule::Rule;
 use crate::rules::{Closed, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
