@@ -409,7 +409,8 @@ impl Worker {
         let mut sentence = format!("{waits_for} (for {seconds:.1} s)");
         let coordinator = self.session.coordinator();
         if !coordinator.is_up() {
-            sentence += &format!("; the coordinator at {} is not connected", coordinator.addresses());
+            let why = coordinator.why().unwrap_or("not tried yet");
+            sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
         }
         let is_its = |request: &&Request| request.ticket() == ticket;
         let silent: Vec<String> = self
