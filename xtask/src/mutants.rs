@@ -199,7 +199,8 @@ fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
     for name in sample {
         command.arg("--re").arg(format!("^{}$", escaped(name)));
     }
-    command.arg("--").args(trial.targets);
+    // What follows `--` would be for running only, and everything would be built.
+    command.args(trial.targets.iter().map(|target| format!("--cargo-arg={target}")));
     // Nobody debugs these; without it they are built and linked faster.
     command.env("CARGO_PROFILE_DEV_DEBUG", "0");
     // Its report is on stderr; stdout is for ours.
