@@ -60,8 +60,6 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
-    /// By table: the first epoch since which its frames mean what they mean now.
-    valid_from: Vec<u32>,
     tables: Tables,
     aggregators: Aggregators,
     delivery: Delivery,
@@ -80,7 +78,6 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
-            valid_from: Vec::new(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             delivery: Delivery::default(),
@@ -134,7 +131,9 @@ impl Shard {
             }
             FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
-        if let Err(fault) = result {
+        if let Err(fault) = result
+            && (fault.cause != Cause::StaleEpoch || frame.is_last())
+        {
             let Subject { table, request, .. } = *frame.subject();
             self.delivery.refuse(worker, table, request, &fault);
         }
@@ -150,17 +149,27 @@ impl Shard {
 
     /// The place of a frame's table, if something of it is here and the frame means what frames of the table mean now.
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
-        let table = self.tables.place(subject.table)?;
-        let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        let valid_from = self.valid_from[table];
-        if (valid_from..=newest).contains(&subject.epoch) {
+        let table = self.check_sum(subject)?;
+        let valid_from = self.tables.get(table).valid_from();
+        if subject.epoch >= valid_from {
             return Ok(table);
         }
+        let (epoch, name) = (subject.epoch, &self.tables.get(table).spec().name);
         let message = format!(
-            "the frame is of epoch {}; frames of table `{}` are valid from epoch {valid_from} on, and the job is in {newest}",
-            subject.epoch,
-            self.tables.get(table).spec().name
+            "the frame is of epoch {epoch}; frames of table `{name}` are valid from epoch {valid_from} on"
         );
+        Err(Fault { cause: Cause::StaleEpoch, message })
+    }
+
+    /// The same for sums and what is said of them: those of earlier epochs are taken too, because other chunks of the same
+    /// gradients were.
+    fn check_sum(&self, subject: &Subject) -> Result<usize, Fault> {
+        let table = self.tables.place(subject.table)?;
+        let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        if subject.epoch <= newest {
+            return Ok(table);
+        }
+        let message = format!("the frame is of epoch {}, and this server is in {newest}", subject.epoch);
         Err(Fault { cause: Cause::StaleEpoch, message })
     }
 
@@ -335,7 +344,7 @@ impl Shard {
         if self.aggregators.is_refused(id, sum) {
             return;
         }
-        let table = self.check_subject(&sum.subject);
+        let table = self.check_sum(&sum.subject);
         let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
         match taken {
             Ok(()) => self.aggregators.note_taken(id, sum),
@@ -357,7 +366,7 @@ impl Shard {
             self.log(format!("{id}: {error}"));
             Vec::new()
         });
-        let table = self.check_subject(&list.subject);
+        let table = self.check_sum(&list.subject);
         let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
         let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
         for &Entry { worker, request, .. } in &entries {
@@ -379,8 +388,12 @@ impl Shard {
         if refused.is_some() {
             return;
         }
+        // The aggregator reads answers by the codecs that it knew; its workers ask again when they know the others.
+        let stale = self.check_subject(&list.subject).err();
         for &Entry { worker, request, .. } in entries.iter().filter(|entry| entry.want_params) {
-            if self.members.has(worker) {
+            if let Some(fault) = &stale {
+                self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
+            } else if self.members.has(worker) {
                 self.delivery.reach_through(worker, id);
                 self.ask(now, PendingPull::after_sum(worker, list, request));
             }

@@ -7,7 +7,7 @@ use crate::prng::Prng;
 use crate::role::Output;
 use crate::types::{NodeId, TableId, Time, WorkerId};
 use crate::wire::control::{self, Control};
-use crate::wire::{Change, FirstClock, Member, Plan, Standing};
+use crate::wire::{Cause, Change, Fault, FirstClock, Member, Plan, Standing};
 
 impl Shard {
     pub(super) fn handle_control(&mut self, now: Time, message: Control) {
@@ -56,14 +56,12 @@ impl Shard {
             let label = u64::from(id.server.0) << 40 | u64::from(id.core) << 32 | number as u64;
             let seed = Prng::fork(plan.seed, label).next_u64();
             let workers = originals().map(|member| member.worker);
+            let valid_from = plan.valid_from(TableId(number as u32));
             let part = TableShard::new(&self.registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
-            tables.push(part);
+            tables.push(part.valid_since(valid_from));
         }
         self.tables = Tables::new(tables);
-        self.delivery.enter_epoch(plan.epoch);
-        self.valid_from =
-            (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
         // Workers may have joined before this shard was there.
         let later: Vec<Member> =
             plan.live_members().filter(|member| member.standing != Standing::From(0)).copied().collect();
@@ -96,7 +94,6 @@ impl Shard {
     fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let (Some(id), Some(plan)) = (self.id(), &mut self.plan) else { return };
         plan.apply(epoch, change);
-        self.delivery.enter_epoch(epoch);
         match change {
             Change::Joining { worker, incarnation } => {
                 self.add_worker(*worker, *incarnation);
@@ -173,7 +170,18 @@ impl Shard {
         let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
         let number = TableId(table as u32);
         let policy = plan.policy_of(number, id.server);
-        self.valid_from[table] = plan.valid_from(number);
+        let (valid_from, part) = (plan.valid_from(number), self.tables.get_mut(table));
+        part.set_nonfinite(policy.nonfinite());
+        if part.valid_from() != valid_from {
+            let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
+            if let Err(why) = codecs.and_then(|codecs| part.set_codecs(codecs, valid_from)) {
+                // The coordinator has checked them: this server is of another release.
+                let error = format!("table `{}`: {why}; use the same release everywhere", part.spec().name);
+                return self.fail(error);
+            }
+            let message = format!("the codecs of table `{}` have changed; ask again", part.spec().name);
+            self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
+        }
         match policy.sync(&self.registry) {
             Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
             Ok(sync) => {
