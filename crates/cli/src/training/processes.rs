@@ -94,7 +94,11 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
                         .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
-                Ok(Message::Done(result)) => results.push(result),
+                Ok(Message::Done(result)) => {
+                    // A process may die after it has said this, and be started anew.
+                    results.retain(|other| other.rank != result.rank);
+                    results.push(result);
+                }
                 Err(_) => stderr::line(format_args!("{}: {line}", processes.name(child))),
             },
             // Servers say on stdout where they listen, which the workers learn from the coordinator.
