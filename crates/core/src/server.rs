@@ -221,7 +221,10 @@ impl Shard {
             incarnation: member.incarnation,
             clock: self.tables.first_clock(member.worker),
         };
-        let entered = Control::Entered { epoch: plan.epoch, joining: joining.map(first).collect() };
+        let joining = joining.map(first).collect();
+        let has_first = plan.member(WorkerId::FIRST).is_some_and(Member::is_live);
+        let lacks_values = if has_first { None } else { self.tables.without_values() };
+        let entered = Control::Entered { epoch: plan.epoch, joining, lacks_values };
         self.tell_coordinator(&entered);
     }
 
@@ -229,15 +232,9 @@ impl Shard {
         self.members.remove(worker);
         self.delivery.remove_worker(worker);
         self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
-        let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
-        let waiting = waiting.map(|part| part.spec().name.clone());
-        if worker == WorkerId::FIRST
-            && let Some(table) = waiting
-        {
-            let error = Some(format!(
-                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
-            ));
-            self.tell_coordinator(&Control::Stop { error });
+        if worker == WorkerId::FIRST {
+            // Its successor sends them all: they are not to be a mixture.
+            self.tables.iter_mut().for_each(|table| table.forget_incomplete_values());
         }
     }
 

@@ -717,8 +717,8 @@ impl Worker {
         if let Some(before) = first.checked_sub(1) {
             self.scheduler.release(before);
         }
-        // A job that runs has its values.
-        let is_first = self.session.id() == Some(WorkerId::FIRST) && first == 0;
+        // Also when it joins: its predecessor may have died before its values had arrived. Shards that have them ignore these.
+        let is_first = self.session.id() == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let local = &mut self.tables[index];

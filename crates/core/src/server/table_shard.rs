@@ -166,6 +166,11 @@ impl TableShard {
         self.store.is_initialised()
     }
 
+    /// Initial values that are not complete are to be sent from the beginning.
+    pub(super) fn forget_incomplete_values(&mut self) {
+        self.store.forget_incomplete_values();
+    }
+
     /// Takes one frame of initial values. True when they are now complete.
     pub(super) fn initialise(&mut self, piece: Piece, payload: &[u8]) -> Result<bool, Fault> {
         self.store.initialise(&self.layout, piece, payload)?;

@@ -125,6 +125,12 @@ impl Tables {
         self.tables.len()
     }
 
+    /// A table whose initial values are not all here.
+    pub(super) fn without_values(&self) -> Option<TableId> {
+        let lacks = |table: &TableShard| table.elements() > 0 && !table.is_initialised();
+        (0..).map(TableId).zip(self.iter()).find(|(_, table)| lacks(table)).map(|(id, _)| id)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &TableShard> {
         self.tables.iter()
     }
