@@ -206,7 +206,7 @@ impl Aggregator {
 
     fn tell_entered(&mut self) {
         if let Some(plan) = &self.plan {
-            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new() };
+            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new(), lacks_values: None };
             self.tell_coordinator(&entered);
         }
     }
@@ -249,17 +249,15 @@ impl Aggregator {
                 // What cannot be read here is refused by the servers.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 self.copies.set_codec(number, server, codecs.answer);
-                let is_encoded = !codecs.push.is_none() && !spec.rows;
-                proxy.set_policy(
-                    number,
-                    ProxyPolicy {
-                        sums: sum_policy(policy.order(), spec, &sync, &optimizer, self.config.hold),
-                        nonfinite: policy.nonfinite(),
-                        codec: is_encoded.then(|| Arc::new(codecs.push.of_sums())),
-                        seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
-                        valid_from: plan.valid_from(table),
-                    },
-                );
+                let policy = ProxyPolicy {
+                    sums: sum_policy(policy.order(), spec, &sync, &optimizer, self.config.hold),
+                    nonfinite: policy.nonfinite(),
+                    codec: Arc::new(codecs.push.of_sums()),
+                    seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
+                    valid_from: plan.valid_from(table),
+                };
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                proxy.set_policy(number, policy, &mut out);
             }
         }
     }

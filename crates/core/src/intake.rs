@@ -129,9 +129,9 @@ impl<D: Copy, K: Default> Intake<D, K> {
         }
     }
 
-    /// Another codec makes the gradients from now on. Plain ones are always taken.
-    pub(crate) fn set_codec(&mut self, codec: Option<Arc<Codec>>) {
-        self.content.set_codec(codec);
+    /// Another codec makes the gradients of this epoch and later ones. Plain ones are always taken.
+    pub(crate) fn set_codec(&mut self, codec: Option<Arc<Codec>>, from: u32) {
+        self.content.set_codec(codec, from);
     }
 
     pub(crate) fn set_nonfinite(&mut self, rule: NonFinite) {
@@ -232,7 +232,8 @@ impl<D: Copy, K: Default> Intake<D, K> {
     }
 
     /// Reads a sum of several workers' gradients of one chunk. Sums are numbered by their sender, so that there is nothing
-    /// to count here.
+    /// to count here. They are read by the codec of their epoch, because other chunks of the same gradients may have been
+    /// taken before it changed.
     pub(crate) fn read_sum<'a>(
         &'a mut self,
         layout: &Layout,
@@ -244,6 +245,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
         let chunk = layout.chunks()[index];
         let payload = ChunkPayload {
             from: NodeId::Aggregator(from),
+            epoch: sum.subject.epoch,
             clock: sum.clock,
             is_encoded: sum.is_encoded,
             has_absent: sum.has_absent,

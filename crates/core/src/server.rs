@@ -159,7 +159,6 @@ impl Shard {
     fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
         let Some(id) = self.id() else { return Ok(()) };
         self.tables = Tables::of_plan(&self.registry, &plan, id)?;
-        self.delivery.enter_epoch(plan.epoch);
         for &Member { worker, incarnation, standing, .. } in &plan.members {
             match standing {
                 Standing::From(0) => self.members.insert(worker, incarnation),
@@ -192,7 +191,6 @@ impl Shard {
     fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
         let (Some(id), Some(plan)) = (self.id(), &mut self.plan) else { return };
         plan.apply(epoch, change);
-        self.delivery.enter_epoch(epoch);
         match change {
             Change::Joining { worker, incarnation } => {
                 self.members.join(*worker, *incarnation);
@@ -223,7 +221,10 @@ impl Shard {
             incarnation: member.incarnation,
             clock: self.tables.first_clock(member.worker),
         };
-        let entered = Control::Entered { epoch: plan.epoch, joining: joining.map(first).collect() };
+        let joining = joining.map(first).collect();
+        let has_first = plan.member(WorkerId::FIRST).is_some_and(Member::is_live);
+        let lacks_values = if has_first { None } else { self.tables.without_values() };
+        let entered = Control::Entered { epoch: plan.epoch, joining, lacks_values };
         self.tell_coordinator(&entered);
     }
 
@@ -231,15 +232,9 @@ impl Shard {
         self.members.remove(worker);
         self.delivery.remove_worker(worker);
         self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
-        let waiting = self.tables.iter().find(|part| part.elements() > 0 && !part.is_initialised());
-        let waiting = waiting.map(|part| part.spec().name.clone());
-        if worker == WorkerId::FIRST
-            && let Some(table) = waiting
-        {
-            let error = Some(format!(
-                "worker 0 was gone before the initial values of table `{table}` were here; start the job anew"
-            ));
-            self.tell_coordinator(&Control::Stop { error });
+        if worker == WorkerId::FIRST {
+            // Its successor sends them all: they are not to be a mixture.
+            self.tables.iter_mut().for_each(|table| table.forget_incomplete_values());
         }
     }
 
@@ -248,7 +243,18 @@ impl Shard {
         let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
         let number = TableId(table as u32);
         let policy = plan.policy_of(number, id.server);
-        self.tables.get_mut(table).set_valid_from(plan.valid_from(number));
+        let (valid_from, part) = (plan.valid_from(number), self.tables.get_mut(table));
+        part.set_nonfinite(policy.nonfinite());
+        if part.valid_from() != valid_from {
+            let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
+            if let Err(why) = codecs.and_then(|codecs| part.set_codecs(codecs, valid_from)) {
+                // The coordinator has checked them: this server is of another release.
+                let error = format!("table `{}`: {why}; use the same release everywhere", part.spec().name);
+                return self.fail(error);
+            }
+            let message = format!("the codecs of table `{}` have changed; ask again", part.spec().name);
+            self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
+        }
         match policy.sync(&self.registry) {
             Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
             Ok(sync) => {
@@ -272,7 +278,9 @@ impl Shard {
             FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
             FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
-        if let Err(fault) = result {
+        if let Err(fault) = result
+            && (fault.cause != Cause::StaleEpoch || frame.is_last())
+        {
             let Subject { table, request, .. } = *frame.subject();
             self.delivery.refuse(worker, table, request, &fault);
         }
@@ -296,6 +304,13 @@ impl Shard {
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
         let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
         self.tables.place(subject, newest)
+    }
+
+    /// The same for sums and what is said of them: those of earlier epochs are taken too, because other chunks of the same
+    /// gradients were.
+    fn check_sum(&self, subject: &Subject) -> Result<usize, Fault> {
+        let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        self.tables.place_sum(subject, newest)
     }
 
     fn handle_init(
@@ -469,7 +484,7 @@ impl Shard {
         if self.aggregators.is_refused(id, sum) {
             return;
         }
-        let table = self.check_subject(&sum.subject);
+        let table = self.check_sum(&sum.subject);
         let taken = table.and_then(|table| self.tables.push_sum(table, id, sum, payload));
         match taken {
             Ok(()) => self.aggregators.note_taken(id, sum),
@@ -491,7 +506,7 @@ impl Shard {
             self.log(format!("{id}: {error}"));
             Vec::new()
         });
-        let table = self.check_subject(&list.subject);
+        let table = self.check_sum(&list.subject);
         let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
         let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
         for &Entry { worker, request, .. } in &entries {
@@ -513,8 +528,12 @@ impl Shard {
         if refused.is_some() {
             return;
         }
+        // The aggregator reads answers by the codecs that it knew; its workers ask again when they know the others.
+        let stale = self.check_subject(&list.subject).err();
         for &Entry { worker, request, .. } in entries.iter().filter(|entry| entry.want_params) {
-            if self.members.has(worker) {
+            if let Some(fault) = &stale {
+                self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
+            } else if self.members.has(worker) {
                 self.delivery.reach_through(worker, id);
                 self.ask(now, PendingPull::after_sum(worker, list, request));
             }

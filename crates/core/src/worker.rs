@@ -35,11 +35,12 @@ pub use ticket::Ticket;
 use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
+use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
-use crate::table::{TableSpec, glob_matches};
+use crate::table::TableSpec;
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
@@ -77,8 +78,6 @@ pub struct Worker {
     tickets: Tickets,
     barriers: Barriers,
     reporter: Reporter,
-    /// By table: the first epoch since which its frames mean what they mean now.
-    valid_from: Vec<u32>,
 }
 
 impl Worker {
@@ -96,7 +95,6 @@ impl Worker {
             tickets: Tickets::default(),
             barriers: Barriers::default(),
             reporter: Reporter::new(now),
-            valid_from: Vec::new(),
         }
     }
 
@@ -474,12 +472,10 @@ impl Worker {
 
     fn send_request(&mut self, id: u64) {
         let Some(request) = self.requests.get_mut(id) else { return };
-        let context = request::Context {
-            id,
-            epoch: self.session.epoch(),
-            scheduler: &self.scheduler,
-            layout: self.tables[request.table()].layout(),
-        };
+        let table = &self.tables[request.table()];
+        // A later epoch would say nothing more, and an aggregator may not know it yet.
+        let (epoch, layout) = (table.valid_from(), table.layout());
+        let context = request::Context { id, epoch, scheduler: &self.scheduler, layout };
         let to = NodeId::Shard(request.shard());
         let (session, reporter) = (&mut self.session, &mut self.reporter);
         request.frames(&context, &mut |frame| {
@@ -565,7 +561,8 @@ impl Worker {
         let params = Params::decode(header);
         let (clock, id) = (self.clock, params.subject.request);
         let Some(request) = self.requests.get_mut(id) else { return };
-        let is_stale = self.valid_from.get(request.table()).is_some_and(|&from| params.subject.epoch < from);
+        // An answer under codecs that hold no more, or that this worker has yet to hear of: it is asked for again.
+        let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
         if request.shard() != from || !request.wants_params() || is_stale {
             return;
         }
@@ -626,17 +623,17 @@ impl Worker {
             return;
         }
         let Some(request) = self.request_to(from, id) else { return self.session.log(fault.message) };
-        let encoded = request.encoded();
+        let counted = request.counted();
         let was_taken = self.requests.acknowledge(id).is_none();
         let Some(request) = self.drop_request(id) else { return };
         // The worker may have re-sent this push.
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
-        let is_sent_again = encoded.is_some() && self.requests.values().any(is_it);
+        let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
         let local = &mut self.tables[request.table()];
         // What a codec made is finite: a sum was refused that it is in, of which other chunks were taken.
         let goes_back = !is_sent_again && fault.cause != Cause::NonFinite;
-        if let Some(encoded) = encoded.filter(|_| goes_back) {
-            local.note_refused(request.clock(), from, encoded);
+        if let Some(gradient) = counted.filter(|_| goes_back) {
+            local.note_refused(request.clock(), from, gradient);
         }
         if !was_taken {
             local.forget_pushed(request.clock());
@@ -697,14 +694,7 @@ impl Worker {
         match change {
             // A worker that is declared dead hears it from those who refuse it.
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
-            Change::Policy(rule) => {
-                for index in 0..self.tables.len() {
-                    if glob_matches(&rule.table, self.tables[index].name()) {
-                        self.set_policy(index);
-                    }
-                }
-                self.count_blocks();
-            }
+            Change::Policy(rule) => self.follow(rule),
         }
     }
 
@@ -719,8 +709,6 @@ impl Worker {
             Ok(overlap) => self.scheduler.restrict(overlap),
             Err(error) => return self.session.fail(error),
         }
-        self.valid_from =
-            (0..plan.tables.len() as u32).map(|table| plan.valid_from(TableId(table))).collect();
         self.session.enter(now, plan);
         self.count_blocks();
         self.clock = first;
@@ -729,8 +717,8 @@ impl Worker {
         if let Some(before) = first.checked_sub(1) {
             self.scheduler.release(before);
         }
-        // A job that runs has its values.
-        let is_first = self.session.id() == Some(WorkerId::FIRST) && first == 0;
+        // Also when it joins: its predecessor may have died before its values had arrived. Shards that have them ignore these.
+        let is_first = self.session.id() == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let local = &mut self.tables[index];
@@ -757,25 +745,34 @@ impl Worker {
         self.handle_timeout(now);
     }
 
-    /// Lets the policies of a table that the plan names hold from now on.
-    fn set_policy(&mut self, index: usize) {
+    /// Lets the plan's policies hold for the tables that a rule is about. Where they change what frames mean, everything
+    /// that is under way is sent again: servers take none of it as it was, and begin their answers anew.
+    fn follow(&mut self, rule: &PolicyOverride) {
         let Some(plan) = self.session.plan() else { return };
-        let table = &mut self.tables[index];
-        let Some(shard) = table.layout().shards().next() else { return };
-        let number = TableId(index as u32);
-        // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
-        let policy = plan.policy_of(number, shard.server);
-        self.valid_from[index] = plan.valid_from(number);
-        let Ok(sync) = policy.sync(&self.registry) else { return };
-        let (before, text) = (table.partial_pull(), sync.to_string());
-        table.set_sync(sync);
-        if table.is_lent() && table.partial_pull().is_some() && table.partial_pull() != before {
-            // It was lent after the coordinator had agreed to the switch.
-            let name = table.name();
-            let line = format!(
-                "table `{name}` now uses {text}; as long as it is lent as a slab, its exchanges wait for all blocks"
-            );
-            self.session.log(line);
+        let changed = self.tables.changed_frames(plan);
+        let under_way = self.requests.numbers(|request| changed.contains(&request.table()));
+        for &id in &under_way {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.leave_codec(&self.tables[request.table()]);
+            }
+        }
+        let worker = self.session.id().map_or(0, |id| id.0);
+        match self.tables.follow(plan, &self.registry, worker, rule) {
+            Ok(notes) => notes.into_iter().for_each(|note| self.session.log(note)),
+            Err(error) => return self.session.fail(error),
+        }
+        self.count_blocks();
+        under_way.into_iter().for_each(|id| self.send_again(id));
+    }
+
+    /// Sends a request once more if its server is connected. What nobody waits for and no server misses is not asked for
+    /// again (blocks that PSP went on without).
+    fn send_again(&mut self, id: u64) {
+        let Some(request) = self.requests.get(id) else { return };
+        if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {
+            self.drop_request(id);
+        } else if self.session.is_up(request.shard()) {
+            self.send_request(id);
         }
     }
 
@@ -827,14 +824,8 @@ impl Worker {
 
     /// After a (new) connection to a shard: sends again what it may have missed.
     fn resume_with_shard(&mut self, shard: ShardId) {
-        let tickets = &self.tickets;
-        let is_mine = |request: &Request| request.shard() == shard;
-        // What nobody waits for and no server misses is not asked for again (blocks that PSP went on without).
-        let is_wanted = |request: &Request| request.must_be_sent() || tickets.contains(request.ticket());
-        let unwanted = self.requests.numbers(|request| is_mine(request) && !is_wanted(request));
-        unwanted.into_iter().for_each(|id| drop(self.drop_request(id)));
-        let mine = self.requests.numbers(is_mine);
-        mine.into_iter().for_each(|id| self.send_request(id));
+        let mine = self.requests.numbers(|request| request.shard() == shard);
+        mine.into_iter().for_each(|id| self.send_again(id));
     }
 }
 
@@ -901,7 +892,8 @@ impl Role for Worker {
         let NodeId::Shard(shard) = from else { return None };
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
-        if params.form != Form::Dense || request.shard() != shard || !request.wants_params() {
+        let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
+        if is_stale || params.form != Form::Dense || request.shard() != shard || !request.wants_params() {
             return None;
         }
         let fetch = request.fetch()?;

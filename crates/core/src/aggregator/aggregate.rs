@@ -1,12 +1,14 @@
 //! The sum of some workers' gradients of one table and clock, on its way to one shard.
 
 use crate::absence::{Absent, AbsentFromSums};
+use crate::codec::Codec;
 use crate::intake::GradientFrame;
 use crate::store::Buffer;
 use crate::table::{Layout, LocalChunk};
 use crate::types::{Clock, Time, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The number of an aggregate among those for one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +34,7 @@ pub(super) struct Aggregate {
     weights: Vec<u32>,
     absent: AbsentFromSums,
     /// What travels instead of chunks that have left, where a codec made it.
-    payloads: Vec<Option<Vec<u8>>>,
+    payloads: Vec<Option<Payload>>,
     /// Chunks before this one have left, or no gradient has them.
     sealed: usize,
     /// How far the slowest worker was when that was last looked at.
@@ -41,6 +43,14 @@ pub(super) struct Aggregate {
     complete: BTreeMap<WorkerId, Complete>,
     /// When something was added last.
     added: Time,
+}
+
+/// What a codec made of a chunk's sum.
+#[derive(Debug, Clone)]
+pub(super) struct Payload {
+    pub(super) bytes: Vec<u8>,
+    /// The codec, where a residual counts what it made as sent.
+    pub(super) counted: Option<Arc<Codec>>,
 }
 
 /// A worker whose push is complete in an aggregate.
@@ -140,18 +150,18 @@ impl Aggregate {
     }
 
     /// What a codec made of a chunk travels instead of it: once, so that what is sent again is the same.
-    pub(super) fn set_payload(&mut self, index: usize, payload: Option<Vec<u8>>) {
+    pub(super) fn set_payload(&mut self, index: usize, payload: Option<Payload>) {
         self.payloads[index] = payload;
     }
 
     pub(super) fn payload(&self, index: usize) -> Option<&[u8]> {
-        self.payloads[index].as_deref()
+        self.payloads[index].as_ref().map(|payload| payload.bytes.as_slice())
     }
 
     /// The chunks that a codec made smaller, with what it made.
-    pub(super) fn payloads(&self) -> impl Iterator<Item = (usize, &[u8])> {
+    pub(super) fn payloads(&self) -> impl Iterator<Item = (usize, &Payload)> {
         let payloads = self.payloads.iter().enumerate();
-        payloads.filter_map(|(index, payload)| Some((index, payload.as_deref()?)))
+        payloads.filter_map(|(index, payload)| Some((index, payload.as_ref()?)))
     }
 
     /// A worker's push is complete in it.
@@ -182,7 +192,7 @@ impl Aggregate {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let payloads: usize = self.payloads.iter().flatten().map(Vec::len).sum();
+        let payloads: usize = self.payloads.iter().flatten().map(|payload| payload.bytes.len()).sum();
         self.buffer.memory_bytes() + payloads + self.absent.memory_bytes()
     }
 

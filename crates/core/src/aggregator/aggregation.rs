@@ -143,6 +143,15 @@ impl Aggregation {
         self.launch(id, Cargo::Completed, peers);
     }
 
+    /// The codecs of a table are about to change: what was added up under the old ones leaves.
+    pub(super) fn end_all(&mut self, number: usize, peers: &mut Peers<'_, '_>) {
+        for clock in self.tables[number].open_clocks() {
+            if let Some(open) = self.tables[number].open(clock) {
+                self.end(open, peers);
+            }
+        }
+    }
+
     /// Ends the aggregates that were held long enough.
     pub(super) fn handle_timeout(&mut self, now: Time, peers: &mut Peers<'_, '_>) {
         while let Some(id) = self.flights.take_due(now) {

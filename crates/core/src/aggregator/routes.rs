@@ -13,6 +13,8 @@ pub(super) struct Route {
     pub(super) clock: Clock,
     /// The worker's own number for it.
     pub(super) request: u64,
+    /// The epoch that the worker asked in. What it sends again in another one is another request to the shard.
+    pub(super) epoch: u32,
     /// The aggregate that its push is complete in; `None` for a request that was passed on as it is.
     pub(super) aggregate: Option<AggregateId>,
     /// Whether it is a push that was passed on.
@@ -130,6 +132,7 @@ mod tests {
             table: 0,
             clock: 0,
             request,
+            epoch: 1,
             aggregate,
             is_push: true,
             awaits_ack: true,

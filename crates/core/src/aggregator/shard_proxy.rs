@@ -49,8 +49,8 @@ struct Overtaken {
 pub(super) struct ProxyPolicy {
     pub(super) sums: SumPolicy,
     pub(super) nonfinite: NonFinite,
-    /// How gradients are encoded, if they are.
-    pub(super) codec: Option<Arc<Codec>>,
+    /// How gradients are encoded.
+    pub(super) codec: Arc<Codec>,
     pub(super) seeds: CodecSeeds,
     /// Frames of earlier epochs mean something else.
     pub(super) valid_from: u32,
@@ -83,14 +83,24 @@ impl ShardProxy {
         self.aggregation.table(table).is_some_and(|table| !table.is_empty())
     }
 
-    pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy) {
+    pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy, out: &mut Out<'_>) {
         let ProxyPolicy { sums, nonfinite, codec, seeds, valid_from } = policy;
-        let Some(table) = self.aggregation.table_mut(number) else { return };
-        table.set_policy(sums);
-        let intake = &mut self.intakes[number];
+        let ShardProxy { uplink, members, aggregation, intakes, overtaken } = self;
+        let Some(known) = aggregation.table(number).map(Table::valid_from) else { return };
+        let intake = &mut intakes[number];
         intake.set_nonfinite(nonfinite);
-        if table.set_codec(codec.clone(), seeds, valid_from) {
-            intake.set_codec(codec);
+        if known != valid_from {
+            aggregation.end_all(number, &mut Peers { members, uplink, out });
+            intake.set_codec(Some(codec.clone()), valid_from);
+            // Workers ask again for what they still want.
+            for Overtaken { route, .. } in overtaken.extract_if(.., |overtaken| overtaken.table == number) {
+                uplink.routes.answered(route);
+            }
+        }
+        let Some(table) = aggregation.table_mut(number) else { return };
+        table.set_policy(sums);
+        if known != valid_from {
+            table.set_codec(codec, seeds, valid_from);
         }
     }
 
@@ -177,6 +187,12 @@ impl ShardProxy {
         payload: &[u8],
         out: &mut Out<'_>,
     ) {
+        let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
+        if known.is_some_and(|known| header.epoch > known) {
+            // The worker knows of a change that has yet to be heard of here. It comes back, and sends everything again.
+            out.outputs.push_back(Output::Disconnect { peer: self.uplink.through(worker) });
+            return self.lose_worker(worker, out);
+        }
         let result = match FromWorker::decode(header) {
             Some(_) if header.dtype != DType::F32 => {
                 let message = format!("tables hold f32; {worker} sent {:?}", header.dtype);
@@ -293,7 +309,10 @@ impl ShardProxy {
         if let Some(id) = route.aggregate {
             aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
         } else if let Some(table) = aggregation.table_mut(route.table).filter(|_| route.is_push) {
-            table.end_passing(&route, false);
+            // A push that is stale comes again, and goes the way that it went.
+            if fault.cause != Cause::StaleEpoch {
+                table.end_passing(&route, false);
+            }
         }
     }
 
@@ -311,6 +330,13 @@ impl ShardProxy {
             return Ok(());
         }
         out.report.bytes_from_servers += payload.len() as u64;
+        if self.aggregation.table(table).is_some_and(|table| table.valid_from() != params.subject.epoch) {
+            // It was made by codecs that hold no more. Its worker asks again.
+            if params.piece.is_last {
+                self.uplink.routes.answered(route);
+            }
+            return Ok(());
+        }
         match edition {
             None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), out),
             Some(edition) if edition.is_same => {

@@ -1,10 +1,11 @@
 //! A table on its way through an aggregator to one shard: how far its workers' pushes are, and what becomes of them.
 
-use super::aggregate::AggregateId;
+use super::aggregate::{AggregateId, Payload};
 use super::routes::Route;
 use crate::absence::Absent;
-use crate::codec::{self, Codec, Context, Encoder};
+use crate::codec::{self, Codec, Context, Decoder, Encoder};
 use crate::intake::{Intake, Push};
+use crate::kernels;
 use crate::limits;
 use crate::store::Buffer;
 use crate::table::{Chunk, Layout, TableSpec};
@@ -36,7 +37,8 @@ pub(super) struct Table {
     open: BTreeMap<Clock, AggregateId>,
     spare: Vec<Buffer>,
     codec: Option<Arc<Codec>>,
-    /// Makes sums smaller. What it keeps is of this aggregator's sums alone.
+    /// Makes sums smaller. What it keeps is of this aggregator's sums alone. There is one without a codec too, as long as
+    /// something is left that another codec had not sent.
     encoder: Option<Encoder>,
     seeds: CodecSeeds,
     /// Frames of earlier epochs mean something else.
@@ -118,22 +120,24 @@ impl Table {
         self.policy = policy;
     }
 
-    /// How gradients are encoded from this epoch on. Whether that is new.
-    pub(super) fn set_codec(
-        &mut self,
-        codec: Option<Arc<Codec>>,
-        seeds: CodecSeeds,
-        valid_from: u32,
-    ) -> bool {
+    /// How gradients are encoded from this epoch on. What was not sent under another codec is sent under this one.
+    pub(super) fn set_codec(&mut self, codec: Arc<Codec>, seeds: CodecSeeds, valid_from: u32) {
         self.valid_from = valid_from;
         self.seeds = seeds;
-        let text = |codec: &Option<Arc<Codec>>| codec.as_ref().map(|codec| codec.to_string());
-        if text(&self.codec) == text(&codec) {
-            return false;
+        let is_plain = codec.is_none();
+        self.codec = Some(codec);
+        let before = self.encoder.take().filter(Encoder::has_unsent);
+        // Rows are passed on as they are.
+        if before.is_some() || (!is_plain && !self.layout.is_sparse()) {
+            let encoder = self.keeper();
+            before.into_iter().for_each(|before| encoder.take_over(before));
         }
-        self.encoder = codec.clone().map(|codec| Encoder::new(codec, self.layout.elements()));
-        self.codec = codec;
-        true
+    }
+
+    /// An encoder, even where sums travel as they are: something has to be kept until the next one.
+    fn keeper(&mut self) -> &mut Encoder {
+        let codec = self.codec.as_ref().expect("there is a plan before there are sums");
+        self.encoder.get_or_insert_with(|| Encoder::new(codec.clone(), self.layout.elements()))
     }
 
     /// The first epoch since which frames mean what they mean now. Frames that are sent say no later one: a shard may not
@@ -322,7 +326,7 @@ impl Table {
         index: usize,
         sum: &[f32],
         absent: &Absent,
-    ) -> Option<Vec<u8>> {
+    ) -> Option<Payload> {
         let chunk = self.layout.chunks()[index];
         let encoder = self.encoder.as_mut()?;
         if absent.covers(chunk.len) {
@@ -342,19 +346,31 @@ impl Table {
             // Each gradient fitted, and their sum does not.
             return None;
         }
-        let mut payload = Vec::new();
-        let start = chunk.start;
+        let (mut bytes, start) = (Vec::new(), chunk.start);
+        let counted = encoder.counts_what_is_sent().then(|| encoder.codec().clone());
         // The servers decide what becomes of a sum that is not finite.
-        encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut payload)).ok()?;
-        Some(payload)
+        encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut bytes)).ok()?;
+        // Whether everything is sent is looked at once for all chunks.
+        if index + 1 == self.layout.chunks().len() {
+            encoder.settle();
+            if encoder.codec().is_none() && !encoder.counts_what_is_sent() {
+                self.encoder = None;
+            }
+        }
+        Some(Payload { bytes, counted })
     }
 
-    /// An encoded sum of a chunk was refused, and the gradients in it come again.
-    pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &[u8], absent: &Absent) {
-        let start = self.layout.chunks()[index].start;
-        if let Some(encoder) = &mut self.encoder {
-            encoder.holding(start, absent, |encoder| encoder.undo(start, sum, payload));
-        }
+    /// An encoded sum of a chunk was refused, and the gradients in it come again: what is kept is what was kept before them.
+    pub(super) fn undo(&mut self, index: usize, sum: &[f32], payload: &Payload, absent: &Absent) {
+        let Some(codec) = &payload.counted else { return };
+        let chunk = self.layout.chunks()[index];
+        let mut values = vec![0.0; chunk.len];
+        Decoder::new(codec.clone())
+            .decode(&payload.bytes, &mut values)
+            .expect("what an encoder made is read by its decoder");
+        kernels::add_scaled(&mut values, sum, -1.0);
+        absent.clear_in(&mut values);
+        self.keeper().put_back_values(chunk.start, &values);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -407,6 +423,7 @@ mod tests {
             table: 0,
             clock,
             request: 1,
+            epoch: 1,
             aggregate: None,
             is_push: true,
             awaits_ack: true,
@@ -466,7 +483,8 @@ mod tests {
     fn frames_from_before_the_codec_are_stale() {
         let (mut table, _) = table(true);
         assert_eq!(table.check_epoch(1), Ok(()));
-        assert!(!table.set_codec(None, CodecSeeds::default(), 3));
+        let codec = Arc::new(Codec::parse(&codec::axis(), "none").unwrap());
+        table.set_codec(codec, CodecSeeds::default(), 3);
         let causes = [2, 3, 4].map(|epoch| table.check_epoch(epoch).map_err(|fault| fault.cause));
         assert_eq!(causes, [Err(Cause::StaleEpoch), Ok(()), Ok(())]);
     }

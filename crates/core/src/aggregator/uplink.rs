@@ -70,12 +70,13 @@ impl Uplink {
 
     /// A route for a push that is complete in an aggregate.
     pub(super) fn open(&mut self, push: CompletePush, aggregate: AggregateId) -> u64 {
-        let CompletePush { worker, table, clock, request, want_params, reply_place, .. } = push;
+        let CompletePush { worker, table, epoch, clock, request, want_params, reply_place } = push;
         self.routes.open(Route {
             worker,
             table,
             clock,
             request,
+            epoch,
             aggregate: Some(aggregate),
             is_push: false,
             awaits_ack: true,
@@ -125,13 +126,17 @@ impl Uplink {
         bytes: usize,
         longest: usize,
     ) -> Result<u64, Fault> {
-        let Subject { table, request, .. } = *frame.subject();
+        let Subject { table, request, epoch } = *frame.subject();
         let table = table.0 as usize;
         let (clock, is_push, is_pull, wants, reply_place) = match frame {
             FromWorker::Init(_) => (0, false, false, false, None),
             FromWorker::Push(push) => (push.clock, true, false, push.want_params, push.reply_place),
             FromWorker::Pull(pull) => (pull.clock, false, true, true, pull.reply_place),
         };
+        let stale = self.routes.passed(worker, request).filter(|(_, route)| route.epoch != epoch);
+        if let Some((number, _)) = stale {
+            self.routes.close(number);
+        }
         if let Some((number, route)) = self.routes.passed(worker, request) {
             route.awaits_params |= wants;
             route.bytes += bytes;
@@ -152,6 +157,7 @@ impl Uplink {
             table,
             clock,
             request,
+            epoch,
             aggregate: None,
             is_push,
             awaits_ack: !is_pull,

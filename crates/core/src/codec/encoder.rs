@@ -15,10 +15,12 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Encoder {
     codec: Arc<Codec>,
-    /// What was not sent yet; empty when the chain keeps nothing.
+    /// What was not sent yet; empty when the chain keeps nothing, and was given nothing to keep.
     residual: Buffer,
     /// Velocities (DGC) or the last factors (PowerSGD); empty when the chain has neither.
     memory: Buffer,
+    /// Elements that are sent.
+    elements: usize,
     work: Work,
 }
 
@@ -57,13 +59,45 @@ impl Encoder {
             || codec.low_rank.as_ref().is_some_and(|low_rank| low_rank.keeps_residual());
         let memory = Buffer::zeroed(if remembers { elements } else { 0 });
         let residual = Buffer::zeroed(if codec.keeps_residual() { elements } else { 0 });
-        Encoder { residual, memory, ..Encoder::without_memory(codec) }
+        Encoder { residual, memory, elements, ..Encoder::without_memory(codec) }
     }
 
     /// For values that are whole by themselves: it keeps nothing, even if the chain would.
     pub fn without_memory(codec: Arc<Codec>) -> Encoder {
         let work = Work::new(codec.bytes.as_ref().map(|bytes| bytes.packer()));
-        Encoder { residual: Buffer::zeroed(0), memory: Buffer::zeroed(0), work, codec }
+        Encoder { residual: Buffer::zeroed(0), memory: Buffer::zeroed(0), elements: 0, work, codec }
+    }
+
+    /// Takes over what another chain has not sent yet: it goes with the next values. A chain that keeps nothing sends it once.
+    pub fn take_over(&mut self, before: Encoder) {
+        if before.has_unsent() {
+            self.residual = before.residual;
+        }
+    }
+
+    /// Hands out what was not sent yet, for somebody else to send.
+    pub fn add_unsent_to(&mut self, values: &mut [f32]) {
+        if !self.residual.is_empty() {
+            kernels::add(values, self.residual.as_slice());
+            kernels::fill(self.residual.as_mut_slice(), 0.0);
+        }
+    }
+
+    /// Whether something was not sent yet.
+    pub fn has_unsent(&self) -> bool {
+        self.residual.as_slice().iter().any(|&value| value != 0.0)
+    }
+
+    /// Whether what is encoded counts as sent here: if it does not arrive, it has to be put back.
+    pub fn counts_what_is_sent(&self) -> bool {
+        !self.residual.is_empty()
+    }
+
+    /// Gives back the memory of what another chain had not sent, once everything is.
+    pub fn settle(&mut self) {
+        if !self.codec.keeps_residual() && !self.has_unsent() {
+            self.residual = Buffer::zeroed(0);
+        }
     }
 
     /// The chain.
@@ -128,8 +162,9 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, residual, memory, work } = self;
+        let Encoder { codec, residual, memory, work, .. } = self;
         if let Some(quantiser) = codec.only_quantiser(context)
+            && residual.is_empty()
             && quantiser.bytes(values.len()) < 4 * values.len()
         {
             return work.quantise(codec, quantiser, values, context, out);
@@ -231,6 +266,14 @@ impl Encoder {
             // It made the payload itself; another one is left alone.
             _ = Decoder::new(self.codec.clone()).decode_add(payload, residual);
         }
+    }
+
+    /// The same for values as they were received, whichever chain made them. They are kept even if this chain keeps nothing.
+    pub fn put_back_values(&mut self, start: usize, values: &[f32]) {
+        if self.residual.is_empty() {
+            self.residual = Buffer::zeroed(self.elements);
+        }
+        kernels::add(&mut self.residual.as_mut_slice()[start..start + values.len()], values);
     }
 
     /// The same for values that will be encoded again: what is kept is what was kept before them, but for rounding.
@@ -344,7 +387,8 @@ impl Work {
         out: &mut Vec<u8>,
     ) {
         let start = out.len();
-        let (mut prefix, mut sent) = self.body(codec, input, memory, context, out, !residual.is_empty());
+        let keeps = !residual.is_empty() && codec.keeps_residual();
+        let (mut prefix, mut sent) = self.body(codec, input, memory, context, out, keeps);
         let body = start + PREFIX_BYTES;
         if prefix.layout != Layout::Raw && out.len() - body > 4 * input.len() {
             out.truncate(start);
@@ -504,6 +548,8 @@ impl Work {
         memory: &mut [f32],
     ) {
         if !residual.is_empty() {
+            // What another chain had left is sent once by one that keeps nothing.
+            let sent = if codec.keeps_residual() { sent } else { Sent::All };
             match sent {
                 Sent::All => kernels::fill(residual, 0.0),
                 Sent::Taken => residual.copy_from_slice(input),

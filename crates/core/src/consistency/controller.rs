@@ -293,6 +293,12 @@ impl Controller {
         self.released.retain(|due| due.worker != worker);
     }
 
+    /// The same for all workers: they ask again.
+    pub fn cancel_all(&mut self) {
+        self.delayed.clear();
+        self.released.clear();
+    }
+
     /// Another model, from now on. Pulls that wait are judged again, `tau1` of the open round begins again, and what
     /// is aggregated in open rounds stays there and is stepped when they close.
     pub fn set_policy(&mut self, now: Time, policy: SyncPolicy) {

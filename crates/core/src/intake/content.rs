@@ -9,12 +9,13 @@ use crate::table::{Layout, LocalChunk};
 use crate::types::{Clock, NodeId};
 use crate::wire::frame::Form;
 use crate::wire::{Cause, Fault};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Reads payloads. What it returns lies in the payload, or here until the next payload is read.
 #[derive(Debug, Default)]
 pub(super) struct ContentReader {
-    decoder: Option<Decoder>,
+    decoders: Decoders,
     /// A chunk that had to be filled in: zeros in absent ranges, or between rows.
     values: Vec<f32>,
     absent: Absent,
@@ -23,10 +24,49 @@ pub(super) struct ContentReader {
     row_values: Vec<f32>,
 }
 
+/// Codecs that are remembered for sums which were under way when they changed.
+const MOST_FORMER: usize = 64;
+
+/// The decoders of a table, by epoch.
+#[derive(Debug, Default)]
+struct Decoders {
+    present: Option<Decoder>,
+    /// Those that were in use before, oldest first.
+    former: VecDeque<FormerDecoder>,
+}
+
+#[derive(Debug)]
+struct FormerDecoder {
+    /// The first epoch whose payloads it does not read.
+    until: u32,
+    decoder: Option<Decoder>,
+}
+
+impl Decoders {
+    fn replace(&mut self, decoder: Option<Decoder>, from: u32) {
+        let decoder = std::mem::replace(&mut self.present, decoder);
+        if self.former.len() == MOST_FORMER {
+            self.former.pop_front();
+        }
+        self.former.push_back(FormerDecoder { until: from, decoder });
+    }
+
+    /// The one that reads payloads of an epoch.
+    fn of(&mut self, epoch: u32) -> Option<&mut Decoder> {
+        let former = self.former.iter().position(|former| epoch < former.until);
+        match former {
+            Some(at) => self.former[at].decoder.as_mut(),
+            None => self.present.as_mut(),
+        }
+    }
+}
+
 /// The payload of a whole chunk, and what its frame says of it.
 pub(super) struct ChunkPayload<'a> {
     /// The sender, for refusals.
     pub(super) from: NodeId,
+    /// Which codec made it.
+    pub(super) epoch: u32,
     pub(super) clock: Clock,
     pub(super) is_encoded: bool,
     pub(super) has_absent: bool,
@@ -36,11 +76,12 @@ pub(super) struct ChunkPayload<'a> {
 impl ContentReader {
     /// A reader of what this codec makes; of plain values alone without one.
     pub(super) fn new(codec: Option<Arc<Codec>>) -> ContentReader {
-        ContentReader { decoder: codec.map(Decoder::new), ..ContentReader::default() }
+        let decoders = Decoders { present: codec.map(Decoder::new), ..Decoders::default() };
+        ContentReader { decoders, ..ContentReader::default() }
     }
 
-    pub(super) fn set_codec(&mut self, codec: Option<Arc<Codec>>) {
-        self.decoder = codec.map(Decoder::new);
+    pub(super) fn set_codec(&mut self, codec: Option<Arc<Codec>>, from: u32) {
+        self.decoders.replace(codec.map(Decoder::new), from);
     }
 
     /// The gradient of a push's next frame; `None` for a sparse push that touches nothing here. `last_chunk` is the chunk
@@ -62,6 +103,7 @@ impl ContentReader {
                 let chunk = layout.chunk_in_turn(push.piece)?;
                 let payload = ChunkPayload {
                     from: NodeId::Worker(*worker),
+                    epoch: push.subject.epoch,
                     clock: push.clock,
                     is_encoded: push.form.is_encoded(),
                     has_absent: push.has_absent,
@@ -112,7 +154,7 @@ impl ContentReader {
             self.read_absent(layout, chunk, payload)?;
             return Ok((Values::F32(&self.values).into(), &self.absent));
         }
-        let values = decode(self.decoder.as_mut(), layout, chunk, payload, payload.bytes)?;
+        let values = decode(self.decoders.of(payload.epoch), layout, chunk, payload, payload.bytes)?;
         Ok((values, Absent::NOTHING))
     }
 
@@ -140,7 +182,8 @@ impl ContentReader {
             };
         }
         match payload.is_encoded {
-            true => decode(self.decoder.as_mut(), layout, chunk, payload, rest)?.copy_to(&mut self.values),
+            true => decode(self.decoders.of(payload.epoch), layout, chunk, payload, rest)?
+                .copy_to(&mut self.values),
             false => self.values.copy_from_slice(plain(layout, chunk, rest)?),
         }
         self.absent.clear_in(&mut self.values);
@@ -158,12 +201,13 @@ impl ContentReader {
         let PushFrame { worker, push, payload, .. } = frame;
         let payload = ChunkPayload {
             from: NodeId::Worker(*worker),
+            epoch: push.subject.epoch,
             clock: push.clock,
             is_encoded: true,
             has_absent: false,
             bytes: payload,
         };
-        let content = decode(self.decoder.as_mut(), layout, chunk, &payload, payload.bytes)?;
+        let content = decode(self.decoders.of(payload.epoch), layout, chunk, &payload, payload.bytes)?;
         self.values.resize(chunk.len, 0.0);
         content.copy_to(&mut self.values);
         self.rows.clear();

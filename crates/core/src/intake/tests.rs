@@ -403,10 +403,10 @@ fn plain_frames_are_taken_under_every_codec_and_encoded_ones_under_their_own() {
     let by = |codec| (frame::Push { form: Form::Encoded, ..push(1, 0, 0) }, encoded(codec, &[0.5, 2.0]));
     let (header, payload) = by("int8");
     assert_eq!(bench.take(0, header, payload.bytes()), Err(Cause::Shape));
-    bench.intake.set_codec(Some(Arc::new(chain("int8"))));
+    bench.intake.set_codec(Some(Arc::new(chain("int8"))), 1);
     assert_eq!(bench.take(0, header, payload.bytes()), Ok(Taken::Partly));
     assert_eq!(bench.frame(0, 0, 1, 3.0), Ok(Taken::Partly));
-    bench.intake.set_codec(None);
+    bench.intake.set_codec(None, 1);
     assert_eq!(bench.frame(0, 0, 2, 3.0), Ok(Taken::Whole));
     assert_eq!(bench.sink.added.len(), 3);
 }

@@ -107,7 +107,7 @@ pub static AXES: [Info; 9] = [
         default: "none",
         about: "How gradients become fewer bytes on their way to the servers, such as topk:0.01+f16",
         scope: Scope::Table,
-        fixed: Some("workers and servers agree on it when the job starts"),
+        fixed: None,
         text: Text::Component(|registry, text| codecs(registry, text, "none").map(|_| ())),
     },
     Info {
@@ -116,7 +116,7 @@ pub static AXES: [Info; 9] = [
         default: "none",
         about: "The same for parameters on their way to the workers, such as f16 or dvf:delta=1e-3",
         scope: Scope::Table,
-        fixed: Some("workers and servers agree on it when the job starts"),
+        fixed: None,
         text: Text::Component(|registry, text| codecs(registry, "none", text).map(|_| ())),
     },
     Info {
@@ -143,7 +143,7 @@ pub static AXES: [Info; 9] = [
         default: "reject",
         about: "What happens to a gradient with NaN or Inf in it",
         scope: Scope::Server,
-        fixed: Some("workers check gradients by the one that the job started with"),
+        fixed: None,
         text: Text::Choice(&["reject", "clip"]),
     },
     Info {

@@ -19,7 +19,7 @@ use super::table_shard::TableShard;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
 use crate::wire::frame::Completed;
-use crate::wire::{Fault, Kind, ack, control};
+use crate::wire::{Cause, Fault, Kind, ack, control};
 use acks::Acks;
 use direct::Direct;
 use early::Early;
@@ -50,7 +50,7 @@ trait Strategy: Debug {
     /// A worker's push of this table was refused: no pull comes with it. The strategy MUST NOT send more of its answer.
     fn abandon(&mut self, _table: usize, _worker: WorkerId) {}
 
-    /// Chunks of this table may get values of the next version once more. Answers MUST begin anew.
+    /// Chunks of this table may get values of the next version once more, or travel otherwise. Answers MUST begin anew.
     fn restart(&mut self, _table: usize) {}
 
     /// What does not hold although it always should.
@@ -103,7 +103,6 @@ impl Strategies {
 ///   [`poll_acknowledgement`](Delivery::poll_acknowledgement).
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
-    epoch: u32,
     routes: Routes,
     pulls: WaitingPulls,
     strategies: Strategies,
@@ -115,11 +114,6 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// Frames are of this epoch from now on.
-    pub(super) fn enter_epoch(&mut self, epoch: u32) {
-        self.epoch = epoch;
-    }
-
     /// A worker begins a push of a dense table, and wants the parameters that follow it.
     pub(super) fn expect(&mut self, pull: &PendingPull) {
         if self.routes.is_direct(pull.worker) {
@@ -132,7 +126,6 @@ impl Delivery {
         let mut sender = Sender {
             table,
             id: TableId(chunk.table as u32),
-            epoch: self.epoch,
             frames: &mut self.frames,
             bytes: &mut self.bytes_pulled,
         };
@@ -160,7 +153,6 @@ impl Delivery {
         let mut sender = Sender {
             table,
             id: TableId(pull.table as u32),
-            epoch: self.epoch,
             frames: &mut self.frames,
             bytes: &mut self.bytes_pulled,
         };
@@ -231,7 +223,8 @@ impl Delivery {
 
     /// The same to a certain receiver.
     pub(super) fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
-        self.refused += 1;
+        // What comes too early or too late for a change of the plan comes again, and nobody is told.
+        self.refused += u64::from(fault.cause != Cause::StaleEpoch);
         let mut frame = control::frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
@@ -246,6 +239,15 @@ impl Delivery {
     /// Acknowledges the pushes of all pulls that wait: somebody keeps their workers waiting for long.
     pub(super) fn acknowledge_waiting(&mut self) {
         self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
+    }
+
+    /// Frames of a table mean something else from now on. Those who wait for parameters ask again; what was sent of answers
+    /// is of no use to them.
+    pub(super) fn renew(&mut self, table: usize, fault: &Fault) {
+        self.restart(table);
+        for pull in self.pulls.take_all(table) {
+            self.refuse_pull(&pull, fault);
+        }
     }
 
     /// Chunks of a table may get values of the next version once more.

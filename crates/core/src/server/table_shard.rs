@@ -10,18 +10,19 @@ mod store;
 
 use super::accumulators::Accumulators;
 use super::delivery::ParameterState;
+use crate::codec::Codec;
 use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
-use crate::policy::{Order, Policy};
+use crate::policy::{Codecs, NonFinite, Order, Policy};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::{TableReport, WaitReport};
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
-use crate::wire::Fault;
 use crate::wire::frame::{Piece, Sum};
+use crate::wire::{Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
@@ -73,20 +74,25 @@ impl TableShard {
         let text = |error: SpecError| error.to_string();
         let sync = policy.sync(registry).map_err(text)?;
         let optimizer = policy.optimizer(registry).map_err(text)?;
-        let codec = policy.codecs(registry).map_err(text)?.push;
-        let codec = (!codec.is_none()).then(|| if spec.rows { codec.of_rows() } else { codec });
-        let answer_encoders = AnswerEncoders::new(registry, &spec, &policy)?;
+        let codecs = policy.codecs(registry).map_err(text)?;
+        let answer_encoders = AnswerEncoders::new(&spec, codecs.answer)?;
+        let push_codec = push_codec(&spec, codecs.push);
         let layout = Layout::new(spec, chunks);
         Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
             store: Store::new(&layout, optimizer, policy.reduce())?,
             layout,
             rounds: Rounds::default(),
-            intake: Intake::new(codec.map(Arc::new), policy.nonfinite()),
+            intake: Intake::new(Some(push_codec), policy.nonfinite()),
             order: policy.order(),
-            valid_from: 0,
             answer_encoders,
+            valid_from: Plan::FIRST_EPOCH,
         })
+    }
+
+    /// With frames that mean what they mean now since this epoch.
+    pub(super) fn valid_since(self, epoch: u32) -> TableShard {
+        TableShard { valid_from: epoch, ..self }
     }
 
     pub(super) fn spec(&self) -> &TableSpec {
@@ -97,11 +103,6 @@ impl TableShard {
     #[inline]
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
-    }
-
-    /// Frames of earlier epochs mean something else.
-    pub(super) fn set_valid_from(&mut self, epoch: u32) {
-        self.valid_from = epoch;
     }
 
     /// Frames that brought NaN or Inf.
@@ -163,6 +164,11 @@ impl TableShard {
     /// Whether all initial values are here.
     pub(super) fn is_initialised(&self) -> bool {
         self.store.is_initialised()
+    }
+
+    /// Initial values that are not complete are to be sent from the beginning.
+    pub(super) fn forget_incomplete_values(&mut self) {
+        self.store.forget_incomplete_values();
     }
 
     /// Takes one frame of initial values. True when they are now complete.
@@ -240,6 +246,21 @@ impl TableShard {
     /// Steps with other parameters of the same optimizer from now on. Whether it can take over.
     pub(super) fn set_optimizer(&mut self, optimizer: OptimizerPolicy) -> bool {
         self.store.set_optimizer(optimizer)
+    }
+
+    /// Reads pushes, and makes answers, by other codecs from this epoch on. The next answer to each receiver is whole, and
+    /// pulls that wait are forgotten.
+    pub(super) fn set_codecs(&mut self, codecs: Codecs, valid_from: u32) -> Result<(), String> {
+        self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?;
+        self.intake.set_codec(Some(push_codec(self.layout.spec(), codecs.push)), valid_from);
+        self.controller.cancel_all();
+        self.valid_from = valid_from;
+        Ok(())
+    }
+
+    /// Treats NaN and Inf otherwise from now on.
+    pub(super) fn set_nonfinite(&mut self, rule: NonFinite) {
+        self.intake.set_nonfinite(rule);
     }
 
     /// Switches the consistency model. Rounds that the new model would never close are applied now.
@@ -412,6 +433,11 @@ impl TableShard {
             waiting: longest.iter().take(REPORTED_WAITS).map(report).collect(),
         }
     }
+}
+
+/// The codec that pushes of a table are read by. One that sends everything as it is has frames too: of what another had left.
+fn push_codec(spec: &TableSpec, codec: Codec) -> Arc<Codec> {
+    Arc::new(if spec.rows { codec.of_rows() } else { codec })
 }
 
 #[cfg(test)]

@@ -33,10 +33,9 @@ impl Tables {
             let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(number);
             let seed = Prng::fork(plan.seed, label).next_u64();
             let workers = originals().map(|member| member.worker);
-            let mut table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
+            let table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
-            table.set_valid_from(plan.valid_from(TableId(number)));
-            tables.tables.push(table);
+            tables.tables.push(table.valid_since(plan.valid_from(TableId(number))));
         }
         for &Member { worker, standing, .. } in &plan.members {
             match standing {
@@ -60,6 +59,15 @@ impl Tables {
             Some(table) if table.elements() > 0 && (table.valid_from()..=newest).contains(&subject.epoch) => {
                 Ok(place)
             }
+            table => Err(self.misplaced(table, subject, newest)),
+        }
+    }
+
+    /// The same for a sum of gradients, which may be of an earlier epoch.
+    pub(super) fn place_sum(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
+        let place = subject.table.0 as usize;
+        match self.tables.get(place) {
+            Some(table) if table.elements() > 0 && subject.epoch <= newest => Ok(place),
             table => Err(self.misplaced(table, subject, newest)),
         }
     }
@@ -115,6 +123,12 @@ impl Tables {
 
     pub(super) fn len(&self) -> usize {
         self.tables.len()
+    }
+
+    /// A table whose initial values are not all here.
+    pub(super) fn without_values(&self) -> Option<TableId> {
+        let lacks = |table: &TableShard| table.elements() > 0 && !table.is_initialised();
+        (0..).map(TableId).zip(self.iter()).find(|(_, table)| lacks(table)).map(|(id, _)| id)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &TableShard> {

@@ -354,6 +354,15 @@ impl FromWorker {
         }
     }
 
+    /// Whether it is the last frame of its request.
+    pub fn is_last(&self) -> bool {
+        match self {
+            FromWorker::Init(init) => init.piece.is_last,
+            FromWorker::Push(push) => push.piece.is_last,
+            FromWorker::Pull(_) => true,
+        }
+    }
+
     /// The header of a frame with so long a payload.
     pub fn header(&self, payload_bytes: usize) -> Header {
         match self {

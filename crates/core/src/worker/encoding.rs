@@ -3,16 +3,18 @@
 use super::Gradient;
 use super::layout::{Layout, elements_of};
 use super::missing::Missing;
+use super::request::{Outgoing, OutgoingForm};
 use super::slab::Prepared;
 use crate::absence::Absent;
-use crate::codec::{self, CodecError, Context, Decoder, Encoder};
+use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
 use crate::kernels;
-use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
+use crate::store::Buffer;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId};
+use crate::wire::DType;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +22,13 @@ use std::sync::Arc;
 /// A worker's ends of a table's codecs.
 #[derive(Debug, Default)]
 pub(super) struct TableCodecs {
+    /// The codec of pushes, once there is a plan.
+    codec: Option<Arc<Codec>>,
+    /// Pushes travel as they are, unless something is left that another codec had not sent.
+    is_plain: bool,
     push: Option<Encoder>,
+    /// The encoder has something that another codec had not sent.
+    is_carrying: bool,
     answer: Option<Decoder>,
     /// Where answers are differences: what the last ones added up to, whether or not the application saw it.
     base: Option<Vec<f32>>,
@@ -29,8 +37,6 @@ pub(super) struct TableCodecs {
     payloads: Vec<u8>,
     /// What a server refused, while it can be pushed again.
     refused: Option<Refused>,
-    /// The clock of the last push, if the application prepared it: what of that is refused is the application's to keep.
-    prepared: Option<Clock>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
 }
@@ -53,6 +59,8 @@ pub(super) struct Plain<'a> {
     pub(super) gradient: Gradient<'a>,
     /// What stands in the gradient's memory.
     pub(super) prepared: Prepared,
+    /// The codec that the application followed when it prepared it, where that is known.
+    pub(super) followed: Option<&'a str>,
     pub(super) missing: &'a Missing,
     /// The parameters that it was computed with.
     pub(super) parameters: &'a [f32],
@@ -65,18 +73,16 @@ pub(super) type Payloads = Vec<(u32, Range<usize>)>;
 #[derive(Debug)]
 struct Refused {
     clock: Clock,
-    encoded: Encoded,
+    gradient: Outgoing,
     by: BTreeSet<ShardId>,
 }
 
-/// A gradient as it travels.
-#[derive(Debug, Clone)]
-pub(super) struct Encoded {
-    pub(super) buffer: Lease,
-    /// Where in the buffer they are.
-    pub(super) payloads: Arc<Payloads>,
-    /// What the gradient does not have.
-    pub(super) missing: Missing,
+/// What a codec made of a gradient, in [`TableCodecs::payloads`].
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) payloads: Payloads,
+    /// The residual counts it as sent.
+    pub(super) is_counted: bool,
 }
 
 impl TableCodecs {
@@ -89,10 +95,13 @@ impl TableCodecs {
     ) -> Result<TableCodecs, String> {
         let fault = |error| format!("table `{}`: {error}", spec.name);
         let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
-        let push = (!push.is_none()).then(|| if spec.rows { push.of_rows() } else { push });
+        let is_plain = push.is_none();
+        let codec = Arc::new(if spec.rows { push.of_rows() } else { push });
         let base = answer.is_for_differences() && !spec.rows;
         Ok(TableCodecs {
-            push: push.map(|codec| Encoder::new(Arc::new(codec), spec.elements() as usize)),
+            push: (!is_plain).then(|| Encoder::new(codec.clone(), spec.elements() as usize)),
+            codec: Some(codec),
+            is_plain,
             base: base.then(|| vec![0.0; spec.elements() as usize]),
             answer: (!answer.is_none()).then(|| Decoder::new(Arc::new(answer))),
             sender,
@@ -100,8 +109,67 @@ impl TableCodecs {
         })
     }
 
+    /// Goes over to other codecs. Nothing is lost: what was not sent goes with the next push, and what was refused stays
+    /// refused.
+    pub(super) fn go_over_to(&mut self, next: TableCodecs, layout: &Layout) {
+        let mut before = std::mem::replace(self, next);
+        self.refused = before.refused.take().map(|refused| {
+            let gradient = before.decoded(layout, &refused.gradient, |_| true);
+            Refused { gradient, ..refused }
+        });
+        if let Some(encoder) = before.push.take_if(|encoder| encoder.has_unsent()) {
+            self.keeper(layout).take_over(encoder);
+            self.is_carrying = true;
+        }
+    }
+
+    /// An encoder, even where pushes travel as they are: something has to be kept until the next one.
+    fn keeper(&mut self, layout: &Layout) -> &mut Encoder {
+        let codec = self.codec.as_ref().expect("there is a plan before there are gradients");
+        self.push.get_or_insert_with(|| Encoder::new(codec.clone(), layout.elements()))
+    }
+
+    /// A gradient as it is sent to some shards when the codec that made it holds no more: the same frames, with plain
+    /// values, which are taken under every codec.
+    pub(super) fn decoded(
+        &self,
+        layout: &Layout,
+        gradient: &Outgoing,
+        is_for: impl Fn(ShardId) -> bool,
+    ) -> Outgoing {
+        let (OutgoingForm::Encoded(payloads), Some(codec)) = (&gradient.form, &self.codec) else {
+            return gradient.clone();
+        };
+        let mut decoder = Decoder::new(codec.clone());
+        let (mut bytes, mut places, mut values) = (Vec::new(), Payloads::new(), Vec::new());
+        for (number, range) in payloads.iter() {
+            let chunk = layout.chunk_at(*number);
+            if !is_for(chunk.shard) {
+                continue;
+            }
+            let start = bytes.len();
+            // Of a chunk that is missing altogether nothing travels.
+            if !range.is_empty() {
+                values.resize(chunk.len as usize, 0.0);
+                let payload = &gradient.buffer.as_bytes()[range.clone()];
+                decoder.decode(payload, &mut values).expect("what an encoder made is read by its decoder");
+                append_plain(&mut bytes, &values, layout);
+            }
+            places.push((*number, start..bytes.len()));
+        }
+        let mut buffer = Buffer::zeroed(bytes.len().div_ceil(4));
+        buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
+        Outgoing {
+            buffer: buffer.into(),
+            form: OutgoingForm::Decoded(Arc::new(places)),
+            missing: gradient.missing.clone(),
+            is_counted: gradient.is_counted,
+        }
+    }
+
+    /// Whether the next gradient does not travel as it is.
     pub(super) fn encodes_pushes(&self) -> bool {
-        self.push.is_some()
+        self.push.is_some() || self.refused.is_some()
     }
 
     pub(super) fn encodes_answers(&self) -> bool {
@@ -110,11 +178,8 @@ impl TableCodecs {
 
     /// The codec of pushes as text; empty without one.
     pub(super) fn push_codec(&self) -> String {
-        self.push.as_ref().map_or_else(String::new, |encoder| encoder.codec().to_string())
-    }
-
-    fn keeps_residual(&self) -> bool {
-        self.push.as_ref().is_some_and(|encoder| !encoder.residual().is_empty())
+        let codec = self.codec.as_ref().filter(|_| !self.is_plain);
+        codec.map_or_else(String::new, |codec| codec.to_string())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
@@ -122,42 +187,43 @@ impl TableCodecs {
         self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity() + base
     }
 
-    /// A server refused what it was sent of a push. What was encoded is in no residual any more.
-    pub(super) fn note_refused(&mut self, layout: &Layout, clock: Clock, by: ShardId, encoded: Encoded) {
-        if !self.keeps_residual() || self.prepared == Some(clock) {
+    /// A server refused what it was sent of a push. Where the residual counted that as sent, it is in no residual any more.
+    pub(super) fn note_refused(&mut self, layout: &Layout, clock: Clock, by: ShardId, gradient: Outgoing) {
+        if !gradient.is_counted {
             return;
         }
         match &mut self.refused {
             Some(refused) if refused.clock == clock => _ = refused.by.insert(by),
             _ => {
                 self.put_refused_back(layout);
-                self.refused = Some(Refused { clock, encoded, by: BTreeSet::from([by]) });
+                self.refused = Some(Refused { clock, gradient, by: BTreeSet::from([by]) });
             }
         }
     }
 
     /// What was refused is not pushed again: it stays behind as if it had not been chosen.
     fn put_refused_back(&mut self, layout: &Layout) {
-        let Some(Refused { encoded, by, .. }) = self.refused.take() else { return };
-        let Some(encoder) = &mut self.push else { return };
-        for (number, range) in encoded.payloads.iter() {
+        let Some(Refused { gradient, by, .. }) = self.refused.take() else { return };
+        let plain = self.decoded(layout, &gradient, |shard| by.contains(&shard));
+        let OutgoingForm::Decoded(places) = &plain.form else { return };
+        let encoder = self.keeper(layout);
+        for (number, range) in places.iter().filter(|(_, range)| !range.is_empty()) {
             let chunk = layout.chunk_at(*number);
             if by.contains(&chunk.shard) {
                 let place = elements_of(&chunk);
-                let absent = Absent::in_chunk(encoded.missing.ranges(), place.clone());
-                let payload = &encoded.buffer.as_bytes()[range.clone()];
-                encoder.holding(place.start, &absent, |encoder| {
-                    encoder.put_back(place.start, place.len(), payload);
-                });
+                let mut values = vec![0.0; place.len()];
+                read_plain(&mut values, &plain.buffer.as_bytes()[range.clone()], layout);
+                // Nothing is known of what was absent.
+                Absent::in_chunk(plain.missing.ranges(), place.clone()).clear_in(&mut values);
+                encoder.put_back_values(place.start, &values);
             }
         }
     }
 
     /// A push of this clock that was refused as it is: it is not encoded twice, and another one in its place is not looked
     /// at. The residual would count both, and servers that have the first take nothing else for it.
-    pub(super) fn take_refused(&mut self, clock: Clock) -> Option<Encoded> {
-        self.prepared = None;
-        self.refused.take_if(|refused| refused.clock == clock).map(|refused| refused.encoded)
+    pub(super) fn take_refused(&mut self, clock: Clock) -> Option<Outgoing> {
+        self.refused.take_if(|refused| refused.clock == clock).map(|refused| refused.gradient)
     }
 
     /// Encodes a gradient chunk by chunk; [`TableCodecs::payloads`] has the bytes. The gradient is finite, or is to be
@@ -167,16 +233,71 @@ impl TableCodecs {
         layout: &Layout,
         nonfinite: NonFinite,
         plain: &Plain<'_>,
-    ) -> Result<Payloads, CodecError> {
+    ) -> Result<Made, CodecError> {
         self.put_refused_back(layout);
         self.payloads.clear();
-        match plain.prepared {
-            Prepared::Gradient => self.encode_chunks(layout, nonfinite, plain),
-            _ => {
-                self.prepared = Some(plain.clock);
-                self.encode_prepared(layout, plain)
+        if plain.prepared != Prepared::Gradient {
+            // What of it is refused is the application's to keep.
+            return Ok(Made { payloads: self.encode_prepared(layout, plain)?, is_counted: false });
+        }
+        self.is_carrying = false;
+        let is_counted = self.push.as_ref().is_some_and(Encoder::counts_what_is_sent);
+        let payloads = self.encode_chunks(layout, nonfinite, plain)?;
+        if let Some(encoder) = &mut self.push {
+            encoder.settle();
+            if self.is_plain && !encoder.counts_what_is_sent() {
+                self.push = None;
             }
         }
+        Ok(Made { payloads, is_counted })
+    }
+
+    /// Whether what the application prepared has to be sent as it is: it followed another codec than the one that holds, or
+    /// there is more to send than it knows of.
+    pub(super) fn sends_plainly(&self, plain: &Plain<'_>) -> bool {
+        let is_other = plain.followed.is_some_and(|text| self.is_plain || text != self.push_codec());
+        plain.prepared != Prepared::Gradient && (is_other || self.is_carrying)
+    }
+
+    /// What the application prepared, as plain values, together with what another codec had not sent.
+    pub(super) fn expand(&mut self, plain: &Plain<'_>, values: &mut [f32]) -> Result<(), CodecError> {
+        let (Gradient::Dense(words)
+        | Gradient::Rows { values: words, .. }
+        | Gradient::Product { values: words, .. }) = plain.gradient;
+        match plain.prepared {
+            Prepared::Gradient | Prepared::Chosen => values.copy_from_slice(words),
+            Prepared::Places { count } => {
+                let (places, rest) = words.split_at_checked(count).ok_or_else(misplaced)?;
+                let places: &[u32] = bytemuck::cast_slice(places);
+                values.fill(0.0);
+                for (&place, &value) in places.iter().zip(rest.get(..count).ok_or_else(misplaced)?) {
+                    *values.get_mut(place as usize).ok_or_else(misplaced)? = value;
+                }
+            }
+            Prepared::Halves => {
+                let is_bf16 = plain.followed.is_some_and(|text| text.split('+').any(|stage| stage == "bf16"));
+                let halves = if is_bf16 { DType::Bf16 } else { DType::F16 };
+                let bytes = bytemuck::cast_slice::<f32, u8>(words).get(..2 * values.len());
+                kernels::copy(values, bytes.and_then(|bytes| halves.values(bytes)).ok_or_else(misplaced)?);
+            }
+        }
+        if !kernels::all_finite(values) {
+            return Err(CodecError::NonFinite);
+        }
+        let missing = plain.missing.ranges();
+        missing.iter().for_each(|range| values[range.clone()].fill(0.0));
+        if let Some(encoder) = self.push.as_mut().filter(|_| self.is_carrying) {
+            encoder.add_unsent_to(values);
+            for range in missing {
+                encoder.put_back_values(range.start, &values[range.clone()]);
+                values[range.clone()].fill(0.0);
+            }
+            self.is_carrying = encoder.has_unsent();
+            if self.is_plain && !self.is_carrying {
+                self.push = None;
+            }
+        }
+        Ok(())
     }
 
     /// The bytes of the push that was encoded last.
@@ -345,6 +466,43 @@ impl TableCodecs {
         let mut values = vec![0.0; elements];
         self.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)
+    }
+}
+
+fn misplaced() -> CodecError {
+    CodecError::Input("places or values that do not fit its memory".into())
+}
+
+/// Appends a chunk's values as they travel without a codec. Of a table of rows those that are not zero, with their numbers.
+fn append_plain(bytes: &mut Vec<u8>, values: &[f32], layout: &Layout) {
+    if !layout.is_sparse() {
+        return bytes.extend_from_slice(bytemuck::cast_slice(values));
+    }
+    let rows = || values.chunks_exact(layout.row_width()).zip(0u32..);
+    let mut numbers: Vec<u32> =
+        rows().filter(|(row, _)| row.iter().any(|&value| value != 0.0)).map(|(_, number)| number).collect();
+    if numbers.is_empty() {
+        // A push of nothing is one of a row of zeros.
+        numbers.push(0);
+    }
+    bytes.extend_from_slice(bytemuck::cast_slice(&numbers));
+    for (row, number) in rows() {
+        if numbers.binary_search(&number).is_ok() {
+            bytes.extend_from_slice(bytemuck::cast_slice(row));
+        }
+    }
+}
+
+/// The way back, to values that are zero.
+fn read_plain(values: &mut [f32], bytes: &[u8], layout: &Layout) {
+    if !layout.is_sparse() {
+        return bytemuck::cast_slice_mut(values).copy_from_slice(bytes);
+    }
+    let width = layout.row_width();
+    let (numbers, rows) = bytes.split_at(4 * (bytes.len() / (4 + 4 * width)));
+    for (number, row) in numbers.chunks_exact(4).zip(rows.chunks_exact(4 * width)) {
+        let first = u32::from_le_bytes([number[0], number[1], number[2], number[3]]) as usize * width;
+        bytemuck::cast_slice_mut(&mut values[first..first + width]).copy_from_slice(row);
     }
 }
 

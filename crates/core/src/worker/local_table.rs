@@ -1,6 +1,6 @@
 //! A table as a worker holds it: where it lives, its parameters as last pulled, and memory for gradients under way.
 
-use super::encoding::{Encoded, Plain, TableCodecs};
+use super::encoding::{Made, Plain, TableCodecs};
 use super::layout::Layout;
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::missing::Missing;
@@ -29,6 +29,8 @@ pub(super) struct LocalTable {
     parameters: ParameterMemory,
     gradients: Pool,
     codecs: TableCodecs,
+    /// The first epoch since which its frames mean what they mean now; 0 before there is a plan.
+    valid_from: u32,
     nonfinite: NonFinite,
     /// This worker's instance of the consistency model, once there is a plan.
     sync: Option<SyncPolicy>,
@@ -46,9 +48,18 @@ pub(super) struct LocalTable {
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) chunks: Vec<Chunk>,
+    pub(super) policies: TablePolicies,
+}
+
+/// What holds for a table from an epoch on.
+#[derive(Debug)]
+pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
     pub(super) sync: SyncPolicy,
-    pub(super) codecs: TableCodecs,
+    /// The first epoch since which its frames mean what they mean then.
+    pub(super) valid_from: u32,
+    /// Its codecs, if that epoch is another one than before.
+    pub(super) codecs: Option<TableCodecs>,
 }
 
 /// A pull of a whole table, and where servers that share memory with this process may put the answer.
@@ -67,6 +78,7 @@ impl LocalTable {
             parameters: ParameterMemory::new(Arc::new(Heap)),
             gradients: Pool::new(spare),
             codecs: TableCodecs::default(),
+            valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
             initial,
@@ -79,10 +91,30 @@ impl LocalTable {
     /// Takes the plan's word on where the table lives and what holds for it.
     pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>) {
         self.layout.place(planned.chunks);
-        self.nonfinite = planned.nonfinite;
-        self.sync = Some(planned.sync);
-        self.codecs = planned.codecs;
+        self.follow(planned.policies);
         self.parameters.fill(Arc::clone(allocator), &self.layout);
+    }
+
+    /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
+    /// ([`LocalTable::decoded`]).
+    pub(super) fn follow(&mut self, policies: TablePolicies) {
+        let TablePolicies { nonfinite, sync, valid_from, codecs } = policies;
+        self.nonfinite = nonfinite;
+        self.sync = Some(sync);
+        self.valid_from = valid_from;
+        if let Some(codecs) = codecs {
+            self.codecs.go_over_to(codecs, &self.layout);
+        }
+    }
+
+    /// The first epoch since which its frames mean what they mean now.
+    pub(super) fn valid_from(&self) -> u32 {
+        self.valid_from
+    }
+
+    /// A gradient as it is sent to a shard when the codec that made it holds no more.
+    pub(super) fn decoded(&self, gradient: &Outgoing, shard: ShardId) -> Outgoing {
+        self.codecs.decoded(&self.layout, gradient, |of| of == shard)
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -135,10 +167,6 @@ impl LocalTable {
     }
 
     // What the consistency model says.
-
-    pub(super) fn set_sync(&mut self, sync: SyncPolicy) {
-        self.sync = Some(sync);
-    }
 
     /// When the worker may go on with a part of the table, if it may.
     pub(super) fn partial_pull(&self) -> Option<PartialPull> {
@@ -225,9 +253,9 @@ impl LocalTable {
             self.check_finite(kernels::all_finite(values), clock)?;
             let LocalTable { layout, parameters, gradients, codecs, nonfinite, .. } = self;
             let (prepared, parameters) = (Prepared::Gradient, parameters.values());
-            let plain = Plain { clock, gradient, prepared, missing: &missing, parameters };
-            let encoded = encode(codecs, layout, *nonfinite, &plain, gradients, allocator)?;
-            return Ok(Outgoing::encoded(encoded, layout));
+            let (missing, followed) = (&missing, None);
+            let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
+            return encode(codecs, layout, *nonfinite, &plain, gradients, allocator);
         }
         let mut buffer = self.gradients.take(values.len(), allocator);
         let is_finite = copy_finite(buffer.as_mut_slice(), values);
@@ -239,7 +267,7 @@ impl LocalTable {
             Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense,
             Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
         };
-        Ok(Outgoing { buffer: self.gradients.lend(buffer), form, missing })
+        Ok(Outgoing { buffer: self.gradients.lend(buffer), form, missing, is_counted: false })
     }
 
     /// Counts a gradient with NaN or Inf, and refuses it under `reject`.
@@ -254,9 +282,9 @@ impl LocalTable {
         Ok(())
     }
 
-    /// A server refused what it was sent of a push that a codec made.
-    pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, encoded: Encoded) {
-        self.codecs.note_refused(&self.layout, clock, by, encoded);
+    /// A server refused what it was sent of a push.
+    pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, gradient: Outgoing) {
+        self.codecs.note_refused(&self.layout, clock, by, gradient);
     }
 
     // Pulls.
@@ -386,7 +414,7 @@ impl LocalTable {
         slab: &Slab,
         clock: Clock,
         allocator: &dyn Allocate,
-    ) -> Result<Option<Encoded>, WorkerError> {
+    ) -> Result<Option<Outgoing>, WorkerError> {
         let prepared = slab.prepared();
         if prepared == Prepared::Gradient && !self.codecs.encodes_pushes() {
             return Ok(None);
@@ -394,8 +422,8 @@ impl LocalTable {
         let LocalTable { layout, gradients, codecs, nonfinite, .. } = self;
         let gradient = Gradient::Dense(slab.gradient());
         // Codecs that compare a gradient with the parameters find them in the slab.
-        let (missing, parameters) = (slab.missing(), slab.values());
-        let plain = Plain { clock, gradient, prepared, missing, parameters };
+        let (missing, parameters, followed) = (slab.missing(), slab.values(), slab.followed());
+        let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
         encode(codecs, layout, *nonfinite, &plain, gradients, allocator).map(Some)
     }
 
@@ -403,16 +431,17 @@ impl LocalTable {
     pub(super) fn begin_exchange(
         &mut self,
         slab: Slab,
-        encoded: Option<Encoded>,
+        encoded: Option<Outgoing>,
         clock: Clock,
     ) -> (Outgoing, SlabInFlight, Option<Reply>) {
         let (table, missing) = (slab.table(), slab.missing().clone());
         let (gradient, values, retired) = slab.into_parts();
         let (outgoing, gradient) = match encoded {
-            Some(encoded) => (Outgoing::encoded(encoded, &self.layout), GradientInFlight::Kept(gradient)),
+            Some(encoded) => (encoded, GradientInFlight::Kept(gradient)),
             None => {
                 let buffer = self.gradients.lend(gradient);
-                let outgoing = Outgoing { buffer: buffer.clone(), form: OutgoingForm::Dense, missing };
+                let (form, is_counted) = (OutgoingForm::Dense, false);
+                let outgoing = Outgoing { buffer: buffer.clone(), form, missing, is_counted };
                 (outgoing, GradientInFlight::Sent(buffer))
             }
         };
@@ -476,7 +505,7 @@ fn encode(
     plain: &Plain<'_>,
     gradients: &Pool,
     allocator: &dyn Allocate,
-) -> Result<Encoded, WorkerError> {
+) -> Result<Outgoing, WorkerError> {
     let &Plain { clock, prepared, missing, .. } = plain;
     if prepared == Prepared::Gradient
         && let Some(encoded) = codecs.take_refused(clock)
@@ -484,16 +513,28 @@ fn encode(
         return Ok(encoded);
     }
     let table = || layout.name().to_owned();
-    let payloads = codecs.encode(layout, nonfinite, plain).map_err(|why| match why {
+    let fault = |why: CodecError| match why {
         CodecError::NonFinite if prepared != Prepared::Gradient => {
             WorkerError::NonFinite { table: table(), clock }
         }
         why => WorkerError::Codec { table: table(), why },
-    })?;
+    };
+    if codecs.sends_plainly(plain) {
+        let mut buffer = gradients.take(layout.elements(), allocator);
+        codecs.expand(plain, buffer.as_mut_slice()).map_err(fault)?;
+        let (form, missing) = (OutgoingForm::Dense, missing.clone());
+        return Ok(Outgoing { buffer: gradients.lend(buffer), form, missing, is_counted: false });
+    }
+    let Made { payloads, is_counted } = codecs.encode(layout, nonfinite, plain).map_err(fault)?;
     let mut buffer = gradients.take(codecs.payload_elements(layout), allocator);
     let bytes = codecs.payloads();
     buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
-    Ok(Encoded { buffer: gradients.lend(buffer), payloads: Arc::new(payloads), missing: missing.clone() })
+    Ok(Outgoing {
+        buffer: gradients.lend(buffer),
+        form: OutgoingForm::Encoded(Arc::new(payloads)),
+        missing: missing.clone(),
+        is_counted,
+    })
 }
 
 /// Copies a gradient while it is in cache for the check. Whether all of it is finite.
@@ -548,9 +589,12 @@ mod tests {
         let shard = ShardId { server: ServerId(0), core: 0 };
         let planned = Planned {
             chunks: vec![Chunk { shard, start: 0, len: 4 }],
-            nonfinite: NonFinite::Reject,
-            sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
-            codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).unwrap(),
+            policies: TablePolicies {
+                nonfinite: NonFinite::Reject,
+                sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
+                valid_from: 1,
+                codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
+            },
         };
         let heap: Arc<dyn Allocate> = Arc::new(Heap);
         table.plan(planned, &heap);

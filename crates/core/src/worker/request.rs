@@ -1,6 +1,6 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
-use super::encoding::{Encoded, Payloads};
+use super::encoding::Payloads;
 use super::layout::{Layout, RowPlace, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
@@ -48,6 +48,8 @@ pub(super) struct Outgoing {
     pub(super) buffer: Lease,
     pub(super) form: OutgoingForm,
     pub(super) missing: Missing,
+    /// A residual counts it as sent: what a server refuses of it has to go back there.
+    pub(super) is_counted: bool,
 }
 
 /// What is in the memory of a gradient that is sent.
@@ -59,8 +61,8 @@ pub(super) enum OutgoingForm {
     Rows(Arc<Vec<u32>>),
     /// What a codec made of chunks.
     Encoded(Arc<Payloads>),
-    /// What a codec made of chunks of a sparse table.
-    EncodedRows(Arc<Payloads>),
+    /// The same chunks as they travel without a codec: the one that made them holds no more.
+    Decoded(Arc<Payloads>),
 }
 
 /// A table's part of what is submitted in one go.
@@ -187,15 +189,21 @@ impl Request {
         (self.shard, self.table, self.clock) == (other.shard, other.table, other.clock)
     }
 
-    /// What a codec made of the gradient that it brings, as long as the server does not have it.
-    pub(super) fn encoded(&self) -> Option<Encoded> {
-        let RequestKind::Push { gradient: Some(Outgoing { buffer, form, missing }), .. } = &self.kind else {
-            return None;
-        };
-        let (OutgoingForm::Encoded(payloads) | OutgoingForm::EncodedRows(payloads)) = form else {
-            return None;
-        };
-        Some(Encoded { buffer: buffer.clone(), payloads: payloads.clone(), missing: missing.clone() })
+    /// The gradient that it brings, if a residual counts it as sent, as long as the server does not have it.
+    pub(super) fn counted(&self) -> Option<Outgoing> {
+        match &self.kind {
+            RequestKind::Push { gradient: Some(gradient), .. } if gradient.is_counted => {
+                Some(gradient.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// The codecs of its table are about to change: the gradient that it brings is sent without one.
+    pub(super) fn leave_codec(&mut self, table: &LocalTable) {
+        if let RequestKind::Push { gradient: Some(gradient), .. } = &mut self.kind {
+            *gradient = table.decoded(gradient, self.shard);
+        }
     }
 
     /// Whether a consistency condition stood before the answer.
@@ -379,24 +387,23 @@ impl Request {
 }
 
 impl Outgoing {
-    /// What a codec made.
-    pub(super) fn encoded(encoded: Encoded, layout: &Layout) -> Outgoing {
-        let Encoded { buffer, payloads, missing } = encoded;
-        let form = if layout.is_sparse() {
-            OutgoingForm::EncodedRows(payloads)
-        } else {
-            OutgoingForm::Encoded(payloads)
-        };
-        Outgoing { buffer, form, missing }
-    }
-
     /// Hands the frames of a shard's part to `send`. `push` is what they have in common.
     fn frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
         match &self.form {
             OutgoingForm::Dense => self.dense_frames(push, shard, layout, send),
             OutgoingForm::Rows(rows) => self.row_frames(push, shard, rows, layout, send),
-            OutgoingForm::Encoded(payloads) | OutgoingForm::EncodedRows(payloads) => {
-                self.encoded_frames(push, shard, payloads, layout, send);
+            OutgoingForm::Encoded(payloads) => {
+                let form =
+                    |_| if layout.is_sparse() { Form::EncodedRows { count: 0 } } else { Form::Encoded };
+                self.chunk_frames(push, shard, payloads, layout, form, send);
+            }
+            OutgoingForm::Decoded(payloads) => {
+                let row_bytes = 4 + 4 * layout.row_width();
+                let form = |bytes: usize| {
+                    let count = (bytes / row_bytes) as u32;
+                    if layout.is_sparse() { Form::Rows { count } } else { Form::Dense }
+                };
+                self.chunk_frames(push, shard, payloads, layout, form, send);
             }
         }
     }
@@ -414,19 +421,16 @@ impl Outgoing {
 
     /// One frame for every chunk that has a payload; one empty frame when none of the shard's has, since the push counts for
     /// the worker's progress all the same.
-    fn encoded_frames(
+    fn chunk_frames(
         &self,
         push: Push,
         shard: ShardId,
         payloads: &Payloads,
         layout: &Layout,
+        form: impl Fn(usize) -> Form,
         send: &mut impl FnMut(Frame),
     ) {
-        let (encoded, empty) = if layout.is_sparse() {
-            (Form::EncodedRows { count: 0 }, Form::Rows { count: 0 })
-        } else {
-            (Form::Encoded, Form::Dense)
-        };
+        let empty = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::Dense };
         let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
         let mine = || layout.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
         let count = mine().count();
@@ -434,7 +438,7 @@ impl Outgoing {
             let chunk = layout.chunk_at(*number);
             let (body, has_absent) = self.missing.body(&chunk, &self.buffer, range.clone());
             let piece = Piece { chunk: *number, sequence, is_last: sequence as usize + 1 == count };
-            send(push_frame(Push { piece, form: encoded, has_absent, ..push }, body));
+            send(push_frame(Push { piece, form: form(range.len()), has_absent, ..push }, body));
         }
         if count == 0 {
             let piece = Piece { is_last: true, ..push.piece };

@@ -84,10 +84,6 @@ impl Session {
         }
     }
 
-    pub(super) fn epoch(&self) -> u32 {
-        self.plan.as_ref().map_or(0, |plan| plan.epoch)
-    }
-
     pub(super) fn failure(&self) -> Option<&WorkerError> {
         self.failed.as_ref()
     }

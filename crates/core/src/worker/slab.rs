@@ -43,6 +43,8 @@ pub struct Slab {
     gradient: Buffer,
     values: Buffer,
     prepared: Prepared,
+    /// The codec that the application followed, where it said so.
+    followed: Option<String>,
     missing: Missing,
     /// Memory that it had in exchanges which failed: the application may know its address.
     retired: Vec<Lease>,
@@ -78,7 +80,7 @@ pub(super) enum ValuesInFlight {
 impl Slab {
     pub(super) fn new(lender: u64, table: TableId, gradient: Buffer, values: Buffer) -> Slab {
         let (prepared, missing) = (Prepared::default(), Missing::default());
-        Slab { lender, table, gradient, values, prepared, missing, retired: Vec::new() }
+        Slab { lender, table, gradient, values, prepared, followed: None, missing, retired: Vec::new() }
     }
 
     /// Which table.
@@ -109,6 +111,13 @@ impl Slab {
     /// Says what stands in the gradient's memory. It holds for the next exchange alone.
     pub fn contains(&mut self, prepared: Prepared) {
         self.prepared = prepared;
+        self.followed = None;
+    }
+
+    /// The same for what was prepared by this codec, which may have changed since: then it is sent as it is.
+    pub fn contains_by(&mut self, prepared: Prepared, codec: String) {
+        self.prepared = prepared;
+        self.followed = Some(codec);
     }
 
     /// Says of which elements there is no gradient, in ascending ranges that have nothing in common: what no worker has a
@@ -121,6 +130,10 @@ impl Slab {
 
     pub(super) fn prepared(&self) -> Prepared {
         self.prepared
+    }
+
+    pub(super) fn followed(&self) -> Option<&str> {
+        self.followed.as_deref()
     }
 
     pub(super) fn missing(&self) -> &Missing {

@@ -1,13 +1,15 @@
 //! The tables of a worker, by number.
 
 use super::WorkerError;
-use super::encoding::{Encoded, Sender, TableCodecs};
-use super::local_table::{LocalTable, Planned};
+use super::encoding::{Sender, TableCodecs};
+use super::local_table::{LocalTable, Planned, TablePolicies};
+use super::request::Outgoing;
 use super::slab::Slab;
+use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
-use crate::table::TableSpec;
-use crate::types::{Clock, ShardId, TableId};
+use crate::table::{TableSpec, glob_matches};
+use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -48,17 +50,48 @@ impl Tables {
             WorkerError::Table(format!("the coordinator's plan does not fit this worker: {why}"))
         })?;
         let mut overlap = true;
-        for (table, (local, chunks)) in (0..).zip(self.0.iter_mut().zip(plan.chunks())) {
-            let policy = plan.policy_of(TableId(table), chunks[0].shard.server);
-            let sync = policy.sync(registry).map_err(|error| WorkerError::Table(error.to_string()))?;
-            overlap &= sync.overlap;
-            let sender = Sender { seed: plan.seed, worker, table };
-            let codecs = TableCodecs::new(registry, local.layout().spec(), &policy, sender)
-                .map_err(|why| WorkerError::Table(format!("this worker: {why}")))?;
-            let planned = Planned { chunks, nonfinite: policy.nonfinite(), sync, codecs };
-            local.plan(planned, allocator);
+        for (table, (local, chunks)) in (0..).map(TableId).zip(self.0.iter_mut().zip(plan.chunks())) {
+            let policies = policies_of(plan, registry, worker, (table, local), chunks[0].shard.server)?;
+            overlap &= policies.sync.overlap;
+            local.plan(Planned { chunks, policies }, allocator);
         }
         Ok(overlap)
+    }
+
+    /// Places of the tables whose frames mean something else under this plan.
+    pub(super) fn changed_frames(&self, plan: &Plan) -> Vec<usize> {
+        let is_changed =
+            |&index: &usize| self.0[index].valid_from() != plan.valid_from(TableId(index as u32));
+        (0..self.0.len()).filter(is_changed).collect()
+    }
+
+    /// Lets the plan's policies hold for the tables that a rule is about. What the user should know of it.
+    pub(super) fn follow(
+        &mut self,
+        plan: &Plan,
+        registry: &Registry,
+        worker: u32,
+        rule: &PolicyOverride,
+    ) -> Result<Vec<String>, WorkerError> {
+        let mut notes = Vec::new();
+        for (table, local) in (0..).map(TableId).zip(&mut self.0) {
+            if !glob_matches(&rule.table, local.name()) {
+                continue;
+            }
+            // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
+            let Some(shard) = local.layout().shards().next() else { continue };
+            let policies = policies_of(plan, registry, worker, (table, local), shard.server)?;
+            let (before, text) = (local.partial_pull(), policies.sync.to_string());
+            local.follow(policies);
+            if local.is_lent() && local.partial_pull().is_some() && local.partial_pull() != before {
+                // It was lent after the coordinator had agreed to the switch.
+                let name = local.name();
+                notes.push(format!(
+                    "table `{name}` now uses {text}; as long as it is lent as a slab, its exchanges wait for all blocks"
+                ));
+            }
+        }
+        Ok(notes)
     }
 
     /// What travels instead of slabs' gradients, for tables that have a codec. It does look at them.
@@ -67,7 +100,7 @@ impl Tables {
         slabs: &[Slab],
         clock: Clock,
         allocator: &dyn Allocate,
-    ) -> Result<Vec<Option<Encoded>>, WorkerError> {
+    ) -> Result<Vec<Option<Outgoing>>, WorkerError> {
         for slab in slabs {
             self[slab.table().0 as usize].check_slab(slab, clock)?;
         }
@@ -125,6 +158,25 @@ impl Tables {
         let lent = (0..).zip(&self.0).filter(|(_, table)| table.is_lent());
         lent.map(|(number, _)| TableId(number)).collect()
     }
+}
+
+/// What a plan says of a table.
+fn policies_of(
+    plan: &Plan,
+    registry: &Registry,
+    worker: u32,
+    (table, local): (TableId, &LocalTable),
+    server: ServerId,
+) -> Result<TablePolicies, WorkerError> {
+    let fault = |why: String| WorkerError::Table(format!("this worker: {why}"));
+    let policy = plan.policy_of(table, server);
+    let sync = policy.sync(registry).map_err(|error| fault(error.to_string()))?;
+    let valid_from = plan.valid_from(table);
+    let sender = Sender { seed: plan.seed, worker, table: table.0 };
+    let codecs = (valid_from != local.valid_from())
+        .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
+        .transpose()?;
+    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, valid_from, codecs })
 }
 
 impl Index<usize> for Tables {

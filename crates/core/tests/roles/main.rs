@@ -4,6 +4,7 @@ mod absence;
 mod aggregated_codecs;
 mod aggregation;
 mod ahead;
+mod codec_switches;
 mod codecs;
 mod joining;
 mod landing;

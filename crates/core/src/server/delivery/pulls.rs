@@ -130,6 +130,18 @@ impl WaitingPulls {
         self.for_values[pull.table].push(pull);
     }
 
+    /// Takes out everything that waits for a table, by worker.
+    pub(super) fn take_all(&mut self, table: usize) -> Vec<PendingPull> {
+        let mut pulls = self.take_waiting_for_values(table);
+        for place in 0..self.filed.len() {
+            if self.filed[place].as_ref().is_some_and(|pull| pull.table == table) {
+                pulls.extend(self.take(place as u64));
+            }
+        }
+        pulls.sort_by_key(|pull| pull.worker);
+        pulls
+    }
+
     /// Takes out the pulls that wait for a table's initial values, by worker.
     pub(super) fn take_waiting_for_values(&mut self, table: usize) -> Vec<PendingPull> {
         let mut pulls = self.for_values.get_mut(table).map(std::mem::take).unwrap_or_default();

@@ -27,7 +27,6 @@ impl From<&PendingPull> for Reply {
 pub(super) struct Sender<'a> {
     pub(super) table: &'a mut TableShard,
     pub(super) id: TableId,
-    pub(super) epoch: u32,
     pub(super) frames: &'a mut Outbox,
     /// Counts what is sent.
     pub(super) bytes: &'a mut u64,
@@ -96,8 +95,10 @@ impl Sender<'_> {
     }
 
     fn params(&self, reply: &Reply, piece: Piece) -> Params {
+        // Those who know a later epoch read it as they read this one.
+        let epoch = self.table.valid_from();
         Params {
-            subject: Subject { epoch: self.epoch, table: self.id, request: reply.request },
+            subject: Subject { epoch, table: self.id, request: reply.request },
             clock: reply.clock,
             version: self.table.version(),
             piece,

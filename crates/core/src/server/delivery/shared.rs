@@ -19,7 +19,8 @@ pub(super) struct Shared {
 /// Parameters as they were when they were last sent in full.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
-    state: ParameterState,
+    /// `None` when that is of no use any more.
+    state: Option<ParameterState>,
     number: u32,
 }
 
@@ -39,15 +40,20 @@ impl Strategy for Shared {
         }
         let (key, state) = ((id, pull.table), sender.table.state());
         let last = self.sent.get(&key);
-        if let Some(last) = last.filter(|last| last.state == state) {
+        if let Some(last) = last.filter(|last| last.state == Some(state)) {
             sender.send_same(to, &pull.into(), last.number);
             return true;
         }
         // Editions are counted on: an aggregator takes one that is behind its last for old.
         let number = last.map_or(1, |last| last.number.wrapping_add(1).max(1));
-        self.sent.insert(key, Sent { state, number });
+        self.sent.insert(key, Sent { state: Some(state), number });
         sender.send_chunks_from(0, to, &pull.into(), Some(Edition { number, is_same: false }));
         true
+    }
+
+    fn restart(&mut self, table: usize) {
+        let of_table = self.sent.iter_mut().filter(|((_, of), _)| *of == table);
+        of_table.for_each(|(_, sent)| sent.state = None);
     }
 
     fn forget(&mut self, receiver: NodeId) {

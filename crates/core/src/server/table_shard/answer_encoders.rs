@@ -2,8 +2,6 @@
 
 use crate::codec::{Codec, Context, Decoder, Encoder};
 use crate::kernels;
-use crate::policy::Policy;
-use crate::registry::Registry;
 use crate::store::Buffer;
 use crate::table::{Layout, TableSpec};
 use crate::types::{Clock, NodeId};
@@ -62,13 +60,8 @@ struct Mirror {
 }
 
 impl AnswerEncoders {
-    /// What a table's policy asks for. The error names what this server does not have.
-    pub(super) fn new(
-        registry: &Registry,
-        spec: &TableSpec,
-        policy: &Policy,
-    ) -> Result<AnswerEncoders, String> {
-        let answer = policy.codecs(registry).map_err(|error| error.to_string())?.answer;
+    /// For a table whose answers are made by this codec. The error says why they cannot be.
+    pub(super) fn new(spec: &TableSpec, answer: Codec) -> Result<AnswerEncoders, String> {
         if spec.rows && answer.is_for_differences() {
             // Single rows are pulled now and then: there is nothing that they could be a difference to.
             return Err(format!("`{answer}` makes differences, and rows are not answered by them"));

@@ -91,6 +91,13 @@ impl Store {
         self.initialised_chunks == self.arrivals.len()
     }
 
+    /// Initial values that are not complete are to be sent from the beginning.
+    pub(super) fn forget_incomplete_values(&mut self) {
+        if !self.is_initialised() {
+            self.initialised_chunks = 0;
+        }
+    }
+
     /// Takes one frame of initial values. What was taken before is ignored.
     pub(super) fn initialise(&mut self, layout: &Layout, piece: Piece, payload: &[u8]) -> Result<(), Fault> {
         let sequence = piece.sequence as usize;
