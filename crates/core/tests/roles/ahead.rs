@@ -13,7 +13,7 @@ const ELEMENTS: usize = 32;
 /// Two workers and a table of four chunks. The first worker has pushed; of the other's push two chunks are here.
 fn half_pushed() -> (Pump, [Ticket; 2]) {
     let mut config: JobConfig = job(2, 1, "bsp", "sgd:lr=1");
-    config.policy.set(Axis::Order, "arrival").unwrap();
+    config.policy = config.policy.with(Axis::Order, "arrival");
     let mut pump = started(config, 1, ELEMENTS);
     let mut push = |worker: usize, gradient: f32| {
         let now = pump.now;

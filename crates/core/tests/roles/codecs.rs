@@ -246,7 +246,7 @@ fn factors_travel_instead_of_their_product() {
     let (rows, columns, rank) = (40usize, 30usize, 2usize);
     let run = |codec: &str, offers: bool| {
         let mut config = with_codecs(2, codec, "none");
-        config.policy.set(Axis::Chunk, "2400B").unwrap();
+        config.policy = config.policy.with(Axis::Chunk, "2400B");
         let mut pump = Pump::new(config, 1);
         let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
         pump.start(&[(spec, vec![0.0; rows * columns])]);
@@ -366,7 +366,7 @@ fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
 /// Two tables are exchanged; with `fails` the second is wrong at first, and the exchange is made once more.
 fn after_exchanges(fails: bool) -> (Vec<f32>, Vec<f32>) {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
-    config.policy.set(Axis::Codec, "topk:0.2").unwrap();
+    config.policy = config.policy.with(Axis::Codec, "topk:0.2");
     let mut pump = Pump::new(config, 1);
     let table = |name: &str| (TableSpec::dense(name, [40]), vec![0.0; 40]);
     pump.start(&[table("w"), table("v")]);

@@ -43,7 +43,7 @@ fn given_up(pump: &mut Pump, mut slabs: Vec<Slab>, gradient: f32) -> Vec<Slab> {
 #[test]
 fn differences_that_come_while_a_slab_is_lent_are_kept() {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
-    config.policy.set(Axis::AnswerCodec, "topk:1").unwrap();
+    config.policy = config.policy.with(Axis::AnswerCodec, "topk:1");
     let mut pump = started(config, 1, ELEMENTS);
     let slab = pump.workers[0].slab(W).expect("nothing of it is under way");
     let slabs = exchanged(&mut pump, vec![slab], 1.0);
@@ -78,7 +78,7 @@ fn differences_that_come_while_a_slab_is_lent_are_kept() {
 fn significance_is_the_same_for_slabs_and_copies() {
     let run = |lent: bool| {
         let mut config = job(1, 1, "bsp", "sgd:lr=1");
-        config.policy.set(Axis::Codec, "significance:0.5,decay=false").unwrap();
+        config.policy = config.policy.with(Axis::Codec, "significance:0.5,decay=false");
         let mut pump = started(config, 1, ELEMENTS);
         if lent {
             let slab = pump.workers[0].slab(W).expect("nothing of it is under way");
@@ -114,7 +114,7 @@ fn a_slab_of_another_worker_is_refused_and_still_of_use_to_its_own() {
 fn two_tables(sync: &str, lent: &str) -> Pump {
     let mut config = job(1, 2, sync, "sgd:lr=1");
     config.overrides = vec![PolicyOverride::new("lent", Policies::of([(Axis::Sync, lent)]))];
-    config.policy.set(Axis::Placement, "uniform").unwrap();
+    config.policy = config.policy.with(Axis::Placement, "uniform");
     let mut pump = Pump::new(config, 1);
     pump.start(&["w", "lent"].map(|name| (TableSpec::dense(name, [ELEMENTS as u64]), vec![0.0; ELEMENTS])));
     pump
