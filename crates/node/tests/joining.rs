@@ -5,7 +5,7 @@
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
-use paramill_core::status::MemberState;
+use paramill_core::status::{MemberState, WorkerStatus};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{TableId, WorkerId};
 use paramill_node::client::{Job, JobOptions};
@@ -67,6 +67,15 @@ fn train(job: &Job, table: TableId, until: u64) {
     }
 }
 
+/// Waits until so many processes have had a rank, and the last of them takes part.
+fn await_worker(job: &Job, rank: usize, incarnation: u32) {
+    let is_there =
+        |worker: &WorkerStatus| worker.incarnation == incarnation && worker.state == MemberState::Running;
+    while !job.status().unwrap().workers.get(rank).is_some_and(is_there) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Every round makes a step of exactly 1, whoever takes part in it.
 fn finish(job: Job, table: TableId) {
     let expected = 0.5 - STEPS as f32;
@@ -86,6 +95,9 @@ fn a_worker_that_is_gone_without_a_word_is_replaced() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (job, table) = cluster.worker(0);
+                train(&job, table, 3);
+                // It would go on alone until the new process has declared its tables.
+                await_worker(&job, 1, 2);
                 train(&job, table, STEPS);
                 let status = job.status().unwrap();
                 assert_eq!((status.restarts, status.workers[1].incarnation), (1, 2));
@@ -121,8 +133,8 @@ fn a_fifth_worker_joins_four() {
                     let (job, table) = cluster.worker(rank);
                     train(&job, table, 5);
                     // The others cannot go on without this one, and the fifth comes meanwhile.
-                    while rank == 0 && job.status().unwrap().workers.len() < 5 {
-                        std::thread::sleep(Duration::from_millis(5));
+                    if rank == 0 {
+                        await_worker(&job, 4, 1);
                     }
                     train(&job, table, STEPS);
                     finish(job, table);
