@@ -20,6 +20,8 @@ use std::time::Duration;
 pub struct Program {
     /// Who plays.
     pub worker: WorkerId,
+    /// Tells this process from others with its rank: later ones have larger numbers.
+    pub life: u64,
     /// What is trained.
     pub tables: Vec<TableSpec>,
     /// What is pushed.
@@ -59,6 +61,7 @@ pub struct Player {
     /// NaNs that were put into gradients.
     nans: u64,
     times: Times,
+    first_clock: Clock,
     stop: Option<Output>,
 }
 
@@ -123,6 +126,7 @@ impl Player {
             torn: None,
             nans: 0,
             times: Times::default(),
+            first_clock: 0,
             stop: None,
         }
     }
@@ -135,6 +139,16 @@ impl Player {
     /// NaNs that were put into gradients so far.
     pub fn nans(&self) -> u64 {
         self.nans
+    }
+
+    /// Tells this process from others with its rank.
+    pub fn life(&self) -> u64 {
+        self.program.life
+    }
+
+    /// The first iteration that it takes part in, once it is known.
+    pub fn first_clock(&self) -> Option<Clock> {
+        self.times.started.map(|_| self.first_clock)
     }
 
     /// Iterations completed.
@@ -222,6 +236,7 @@ impl Player {
                 let outcome = self.worker.outcome(*ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = outcome.is_ok().then_some(now);
+                self.first_clock = self.worker.current_clock();
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
             State::Pulling { since, tickets } => {
@@ -276,7 +291,8 @@ impl Player {
     fn begin(&mut self, now: Time) -> Result<State, WorkerError> {
         let clock = self.worker.current_clock();
         let Program { worker, tables, iterations, seed, .. } = &self.program;
-        if clock == *iterations {
+        // One that joins when the others are done has nothing left to do.
+        if clock >= *iterations {
             self.times.finished = Some(now);
             return Ok(State::Leaving(self.worker.leave(now)));
         }

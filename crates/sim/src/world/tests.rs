@@ -1,12 +1,12 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
-use paramill_core::wire::Welcome;
 use crate::rule::Rule;
 use crate::rules::{Closed, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::WorkerId;
+use paramill_core::wire::Welcome;
 use paramill_core::wire::{Kind, Party, Refusal};
 
 const CALLEE: NodeId = NodeId::Coordinator;
