@@ -371,6 +371,40 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_dies_while_the_job_starts_comes_back() {
+        for crash_ms in (1..80).step_by(4) {
+            let network = NetworkConfig { latency_us: 5e3, ..NetworkConfig::default() };
+            let faults = vec![format!("worker=1:crash@{crash_ms}ms,restart=1ms"), "server=0:slow=50x".into()];
+            finished(&Scenario { iterations: 8, faults, network, ..Scenario::new(3, 2, 100) });
+        }
+    }
+
+    #[test]
+    fn workers_that_are_started_late_or_anew_take_part_under_every_model() {
+        for sync in ["bsp", "asp", "ssp:s=2", "drop:n=2", "psp:c=2,b=0.5", "bsp:overlap=false"] {
+            for aggregators in [0, 2] {
+                let faults = vec!["worker=1:crash@100ms,restart=20ms".into()];
+                let base = Scenario { iterations: 40, aggregators, faults, ..Scenario::new(3, 2, 100) };
+                let mut cluster = Cluster::new(&base.with(Axis::Sync, sync)).unwrap();
+                cluster.join_later(Time::from_secs_f64(0.05));
+                cluster.join_later(Time::from_secs_f64(0.11));
+                let over = cluster.run(Time::from_secs_f64(1e3), &mut Unobserved).unwrap();
+                let log = || cluster.world.log().collect::<Vec<_>>().join("\n");
+                assert!(over, "{sync}: {}", log());
+                for id in cluster.worker_ids() {
+                    let player = cluster.player(id);
+                    let doing = player.doing(cluster.world.now());
+                    assert!(player.is_finished(), "{sync}: {id} {doing}\n{}", log());
+                    let began_later = player.first_clock().is_some_and(|clock| clock > 0);
+                    assert_eq!(began_later, ![0, 2].contains(&id.0), "{sync}: {id}\n{}", log());
+                }
+                let counts = cluster.world.counts();
+                assert_eq!((counts.restarts, counts.late), (1, 2), "{sync}");
+            }
+        }
+    }
+
+    #[test]
     fn every_model_trains_a_dense_and_a_sparse_table() {
         for sync in
             ["bsp", "asp", "ssp:s=2", "dsps:min=1,max=4", "drop:n=2", "pssp:s=1,c=0.5", "psp:c=2,b=0.5"]
