@@ -356,7 +356,11 @@ impl Coordinator {
         epochs.shard_entered(id, epoch, joining);
         if self.stage == Stage::Starting && epochs.are_ready() {
             self.stage = Stage::Running;
-            let is_original = |member: &&Member| matches!(member.standing, Standing::From(0));
+            // Another process may have the rank by now: it joins when it has declared its tables.
+            let is_original = |member: &&Member| {
+                member.standing == Standing::From(0)
+                    && self.workers.incarnation(member.worker) == Some(member.incarnation)
+            };
             let members = epochs.settled().members.iter().filter(is_original);
             let originals: Vec<WorkerId> = members.map(|member| member.worker).collect();
             for worker in originals {
@@ -627,7 +631,8 @@ impl Coordinator {
 
     /// Gives up members that were away or silent for too long.
     fn expire_members(&mut self, now: Time) {
-        for worker in self.workers.overdue(now, self.is_planned(), &self.standstill) {
+        let is_planned = self.is_planned();
+        for worker in self.workers.overdue(now, is_planned, &self.standstill) {
             self.part_with(now, worker, MemberState::Dead);
         }
         self.expire_vacancy(now);
@@ -771,7 +776,7 @@ impl Role for Coordinator {
 
     fn next_timeout(&self) -> Option<Time> {
         let is_over = self.stage == Stage::Over;
-        let workers = self.workers.next_deadline(self.is_planned(), &self.standstill);
+        let workers = self.workers.next_deadline(&self.standstill);
         let servers = self.servers.next_deadline(&self.standstill).filter(|_| !is_over);
         let queries = self.queries.next_timeout();
         let scheduler = self.scheduler.as_ref().and_then(Scheduler::next_timeout);

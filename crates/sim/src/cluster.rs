@@ -32,8 +32,10 @@ pub struct Cluster {
     /// The nodes and the network between them.
     pub world: World<Actor>,
     builder: Rc<Builder>,
-    /// Processes that were started anew.
+    /// Processes that were started anew or late.
     lives: u64,
+    /// Workers beyond those that the job waits for.
+    late: u32,
 }
 
 /// How applications and shards behave.
@@ -95,7 +97,7 @@ impl Cluster {
         let faults = scenario.fault_plan()?;
         let builder = Builder { scenario: scenario.clone(), play, faults, registry };
         let world = World::new(scenario.network.clone(), scenario.seed);
-        let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0 };
+        let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
         cluster.add_coordinator(config);
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
         cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
@@ -118,9 +120,20 @@ impl Cluster {
         &self.builder.scenario
     }
 
-    /// The workers, by rank.
+    /// Another worker, with the next rank, is started at `at`.
+    pub fn join_later(&mut self, at: Time) {
+        let node = NodeId::Worker(WorkerId(self.scenario().workers + self.late));
+        self.late += 1;
+        self.lives += 1;
+        let (builder, life) = (self.builder.clone(), self.lives);
+        let (host, handling) = builder.place(node);
+        let process = (at, move |now| builder.actor(now, node, life));
+        self.world.add_later(node, &address(node), host, handling, process);
+    }
+
+    /// The workers, by rank; those that come late are the last ones.
     pub fn worker_ids(&self) -> impl Iterator<Item = WorkerId> + use<> {
-        (0..self.scenario().workers).map(WorkerId)
+        (0..self.scenario().workers + self.late).map(WorkerId)
     }
 
     /// The data cores, by server and core.
@@ -198,17 +211,9 @@ impl Cluster {
 
     fn add_node(&mut self, node: NodeId) {
         let builder = &self.builder;
-        let Scenario { servers, workers, colocated, network, .. } = &builder.scenario;
-        let busy = Duration::from_nanos((network.handling_us * 1e3) as u64);
-        let (host, handling) = match node {
-            NodeId::Shard(id) => (id.server.0, busy),
-            NodeId::Worker(id) => (if *colocated { id.0 } else { servers + id.0 }, Duration::ZERO),
-            // On a host of its own, as one of a rack is.
-            NodeId::Aggregator(id) => (servers + workers + 1 + id.0, busy),
-            _ => (servers + workers, Duration::ZERO),
-        };
+        let (host, handling) = builder.place(node);
         let actor = builder.actor(Time::ZERO, node, 0);
-        self.world.add(node, &address(node), HostId(host), handling, actor);
+        self.world.add(node, &address(node), host, handling, actor);
         if builder.play.several_addresses {
             self.world.add_address(node, &other_address(node));
         }
@@ -237,6 +242,22 @@ impl Cluster {
 }
 
 impl Builder {
+    /// The host of a node, and the time that each frame occupies it.
+    fn place(&self, node: NodeId) -> (HostId, Duration) {
+        let Scenario { servers, workers, aggregators, colocated, network, .. } = &self.scenario;
+        let busy = Duration::from_nanos((network.handling_us * 1e3) as u64);
+        let (host, handling) = match node {
+            NodeId::Shard(id) => (id.server.0, busy),
+            // Behind all hosts that the job began with.
+            NodeId::Worker(id) if id.0 >= *workers => (servers + 1 + aggregators + id.0, Duration::ZERO),
+            NodeId::Worker(id) => (if *colocated { id.0 } else { servers + id.0 }, Duration::ZERO),
+            // On a host of its own, as one of a rack is.
+            NodeId::Aggregator(id) => (servers + workers + 1 + id.0, busy),
+            _ => (servers + workers, Duration::ZERO),
+        };
+        (HostId(host), handling)
+    }
+
     /// A process, the `life`-th of all that were started anew, or the first of its node when that is 0.
     fn actor(&self, now: Time, node: NodeId, life: u64) -> Actor {
         match node {
@@ -297,6 +318,7 @@ impl Builder {
         };
         let program = Program {
             worker: id,
+            life,
             tables: scenario.table_specs(),
             gradients: play.gradients,
             iterations: scenario.iterations,
@@ -346,6 +368,40 @@ mod tests {
             );
         }
         cluster
+    }
+
+    #[test]
+    fn a_worker_that_dies_while_the_job_starts_comes_back() {
+        for crash_ms in (1..80).step_by(4) {
+            let network = NetworkConfig { latency_us: 5e3, ..NetworkConfig::default() };
+            let faults = vec![format!("worker=1:crash@{crash_ms}ms,restart=1ms"), "server=0:slow=50x".into()];
+            finished(&Scenario { iterations: 8, faults, network, ..Scenario::new(3, 2, 100) });
+        }
+    }
+
+    #[test]
+    fn workers_that_are_started_late_or_anew_take_part_under_every_model() {
+        for sync in ["bsp", "asp", "ssp:s=2", "drop:n=2", "psp:c=2,b=0.5", "bsp:overlap=false"] {
+            for aggregators in [0, 2] {
+                let faults = vec!["worker=1:crash@100ms,restart=20ms".into()];
+                let base = Scenario { iterations: 40, aggregators, faults, ..Scenario::new(3, 2, 100) };
+                let mut cluster = Cluster::new(&base.with(Axis::Sync, sync)).unwrap();
+                cluster.join_later(Time::from_secs_f64(0.05));
+                cluster.join_later(Time::from_secs_f64(0.11));
+                let over = cluster.run(Time::from_secs_f64(1e3), &mut Unobserved).unwrap();
+                let log = || cluster.world.log().collect::<Vec<_>>().join("\n");
+                assert!(over, "{sync}: {}", log());
+                for id in cluster.worker_ids() {
+                    let player = cluster.player(id);
+                    let doing = player.doing(cluster.world.now());
+                    assert!(player.is_finished(), "{sync}: {id} {doing}\n{}", log());
+                    let began_later = player.first_clock().is_some_and(|clock| clock > 0);
+                    assert_eq!(began_later, ![0, 2].contains(&id.0), "{sync}: {id}\n{}", log());
+                }
+                let counts = cluster.world.counts();
+                assert_eq!((counts.restarts, counts.late), (1, 2), "{sync}");
+            }
+        }
     }
 
     #[test]

@@ -13,13 +13,21 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
 use paramill_core::worker::{Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
+use std::cell::Cell;
 use std::time::Duration;
+
+thread_local! {
+    /// Where a gradient is computed. Players of a world play one after another: thousands of them need one array, not one each.
+    static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
 
 /// What the application does.
 #[derive(Debug)]
 pub struct Program {
     /// Who plays.
     pub worker: WorkerId,
+    /// Tells this process from others with its rank: later ones have larger numbers.
+    pub life: u64,
     /// What is trained.
     pub tables: Vec<TableSpec>,
     /// What is pushed.
@@ -49,7 +57,6 @@ pub struct Player {
     state: State,
     /// The rows that this iteration works on, for each sparse table, and their values.
     rows: Vec<(Vec<u32>, Vec<f32>)>,
-    gradient: Vec<f32>,
     /// The slabs of dense tables, while the application has them.
     slabs: Vec<Slab>,
     /// Digests of the dense tables that the computation at hand reads.
@@ -59,6 +66,7 @@ pub struct Player {
     /// NaNs that were put into gradients.
     nans: u64,
     times: Times,
+    first_clock: Clock,
     stop: Option<Output>,
 }
 
@@ -117,12 +125,12 @@ impl Player {
             program,
             state,
             rows,
-            gradient: Vec::new(),
             slabs: Vec::new(),
             read: Vec::new(),
             torn: None,
             nans: 0,
             times: Times::default(),
+            first_clock: 0,
             stop: None,
         }
     }
@@ -135,6 +143,16 @@ impl Player {
     /// NaNs that were put into gradients so far.
     pub fn nans(&self) -> u64 {
         self.nans
+    }
+
+    /// Tells this process from others with its rank.
+    pub fn life(&self) -> u64 {
+        self.program.life
+    }
+
+    /// The first iteration that it takes part in, once it is known.
+    pub fn first_clock(&self) -> Option<Clock> {
+        self.times.started.map(|_| self.first_clock)
     }
 
     /// Iterations completed.
@@ -222,6 +240,7 @@ impl Player {
                 let outcome = self.worker.outcome(*ticket)?;
                 self.worker.redeem(*ticket);
                 self.times.started = outcome.is_ok().then_some(now);
+                self.first_clock = self.worker.current_clock();
                 Some(outcome.and_then(|()| self.take_slabs()).and_then(|()| self.begin(now)))
             }
             State::Pulling { since, tickets } => {
@@ -276,7 +295,8 @@ impl Player {
     fn begin(&mut self, now: Time) -> Result<State, WorkerError> {
         let clock = self.worker.current_clock();
         let Program { worker, tables, iterations, seed, .. } = &self.program;
-        if clock == *iterations {
+        // One that joins when the others are done has nothing left to do.
+        if clock >= *iterations {
             self.times.finished = Some(now);
             return Ok(State::Leaving(self.worker.leave(now)));
         }
@@ -334,20 +354,23 @@ impl Player {
         let (table, push) = (TableId(index as u32), self.push_id(TableId(index as u32)));
         let Program { tables, gradients, .. } = &self.program;
         let (rows, values) = &self.rows[index];
-        self.gradient.clear();
+        let mut computed = SCRATCH.take();
+        computed.clear();
         if tables[index].rows {
-            gradients.extend_rows(&push, rows, tables[index].row_elements(), values, &mut self.gradient);
+            gradients.extend_rows(&push, rows, tables[index].row_elements(), values, &mut computed);
         } else {
-            gradients.extend(&push, 0, self.worker.values(table), &mut self.gradient);
+            gradients.extend(&push, 0, self.worker.values(table), &mut computed);
         }
         if nan {
-            spoil(&mut self.gradient, push.clock);
+            spoil(&mut computed, push.clock);
         }
         let gradient = match tables[index].rows {
-            true => Gradient::Rows { rows, values: &self.gradient },
-            false => Gradient::Dense(&self.gradient),
+            true => Gradient::Rows { rows, values: &computed },
+            false => Gradient::Dense(&computed),
         };
-        self.worker.push(now, table, gradient, !tables[index].rows)
+        let pushed = self.worker.push(now, table, gradient, !tables[index].rows);
+        SCRATCH.set(computed);
+        pushed
     }
 
     /// Exchanges all slabs.
@@ -356,12 +379,14 @@ impl Player {
         for slab in &mut slabs {
             let table = slab.table();
             let push = self.push_id(table);
-            self.gradient.clear();
-            self.program.gradients.extend(&push, 0, slab.values(), &mut self.gradient);
+            let mut computed = SCRATCH.take();
+            computed.clear();
+            self.program.gradients.extend(&push, 0, slab.values(), &mut computed);
             if may_have_nan && self.nan(table.0 as usize) {
-                spoil(&mut self.gradient, push.clock);
+                spoil(&mut computed, push.clock);
             }
-            slab.gradient_mut().copy_from_slice(&self.gradient);
+            slab.gradient_mut().copy_from_slice(&computed);
+            SCRATCH.set(computed);
         }
         let exchanged = self.worker.exchange(now, &mut slabs);
         self.slabs = slabs;

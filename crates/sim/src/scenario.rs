@@ -224,7 +224,9 @@ impl Scenario {
     /// The aggregator that a worker goes through, if it goes through one.
     pub fn aggregator_of(&self, worker: WorkerId) -> Option<AggregatorId> {
         let share = u64::from(worker.0) * u64::from(self.aggregators) / u64::from(self.workers);
-        (self.aggregators > 0).then_some(AggregatorId(share as u32))
+        // A worker that comes late has a rank behind the others', and goes where the last one goes.
+        let last = self.aggregators.checked_sub(1)?;
+        Some(AggregatorId(last.min(share as u32)))
     }
 }
 

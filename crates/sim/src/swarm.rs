@@ -82,7 +82,7 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 5] = ["landing", "nan", "restart", "slab", "switch"];
+pub const EVENTS: [&str; 6] = ["join", "landing", "nan", "restart", "slab", "switch"];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -166,7 +166,12 @@ fn play(drawn: &Drawn, canary: Option<Canary>, result: &mut SeedResult) -> Outco
     let counts = cluster.world.counts();
     result.events = counts.events;
     let nans: u64 = cluster.worker_ids().map(|worker| cluster.player(worker).nans()).sum();
+    // A restart of a worker and a late one are seen when they take part.
+    let takes_part = |worker: &WorkerId| cluster.player(*worker).first_clock().is_some();
+    let late = |worker: &WorkerId| worker.0 >= drawn.scenario.workers;
+    let has_joined = cluster.worker_ids().filter(late).any(|worker| takes_part(&worker));
     let happened = [
+        ("join", has_joined),
         ("landing", counts.landings > 0),
         ("nan", nans > 0),
         ("restart", counts.restarts > 0),
@@ -195,18 +200,19 @@ fn finish(drawn: &Drawn, cluster: &Cluster, checkers: &mut Checkers, over: bool)
         return Ok(());
     }
     let now = cluster.world.now();
-    let survivors = || cluster.worker_ids().filter(|worker| !drawn.mortal.contains(worker));
+    let survivors = || cluster.worker_ids().filter(|worker| !may_lack(drawn, cluster, *worker));
     for worker in survivors() {
         let player = cluster.player(worker);
         if !player.is_finished() {
             let last: Vec<&str> = cluster.world.log().collect();
             let last = last.iter().rev().take(5).rev().copied().collect::<Vec<_>>().join("; ");
             return Err(Outcome::Liveness(format!(
-                "{worker} has done {} of {} iterations {:.1} s after everything had healed: {} (last words: {last})",
+                "{worker} has done {} of {} iterations {:.1} s after everything had healed: {} (slowest: {}; last words: {last})",
                 player.clock(),
                 drawn.scenario.iterations,
                 now.since(drawn.heal_at).as_secs_f64(),
                 player.doing(now),
+                slowest(cluster),
             )));
         }
     }
@@ -220,16 +226,43 @@ fn finish(drawn: &Drawn, cluster: &Cluster, checkers: &mut Checkers, over: bool)
     compare_with_calm(drawn, cluster)
 }
 
+/// The worker that is furthest behind, and what it does: it may be what the others wait for.
+fn slowest(cluster: &Cluster) -> String {
+    let clock = |worker: &WorkerId| cluster.player(*worker).clock();
+    let unfinished = cluster.worker_ids().filter(|worker| !cluster.player(*worker).is_finished());
+    let slowest = unfinished.min_by_key(clock);
+    slowest.map_or(String::new(), |worker| {
+        format!("{worker} {}", cluster.player(worker).doing(cluster.world.now()))
+    })
+}
+
+/// Whether a worker need not have finished: one that may die, or one that was started late or anew and came too late. The
+/// job was over then, or had counted it among those that left.
+fn may_lack(drawn: &Drawn, cluster: &Cluster, worker: WorkerId) -> bool {
+    if drawn.mortal.contains(&worker) {
+        return true;
+    }
+    let player = cluster.player(worker);
+    let is_new = drawn.reborn.contains(&worker) || worker.0 >= drawn.scenario.workers;
+    let is_over = cluster.world.ended(NodeId::Coordinator) == Some(&Ended::Stopped { error: None });
+    let has_left = player.error().is_some_and(|error| error.to_string().contains("its work is done"));
+    let is_away = cluster.world.ended(NodeId::Worker(worker)) == Some(&Ended::Crashed);
+    is_new && ((is_over && (is_away || player.first_clock().is_none())) || has_left)
+}
+
 /// Whether somebody died before the job could begin: it waits for a replacement, or cannot be had at all without the
 /// initial values of worker 0, and says so.
 fn ended_early(drawn: &Drawn, cluster: &Cluster) -> bool {
-    let unborn = drawn.mortal.iter().any(|worker| cluster.player(*worker).times().started.is_none());
+    let is_unborn = |worker: &WorkerId| cluster.player(*worker).times().started.is_none();
+    let unborn = drawn.mortal.iter().any(is_unborn);
     let planned = cluster.worker_ids().any(|worker| cluster.player(worker).worker().workers().is_some());
     let lost_values = match cluster.world.ended(NodeId::Coordinator) {
         Some(Ended::Stopped { error: Some(error) }) => error.contains("worker 0 was gone before"),
         _ => false,
     };
-    unborn && (!planned || (lost_values && drawn.mortal.contains(&WorkerId(0))))
+    let first = WorkerId(0);
+    let first_died = drawn.reborn.contains(&first) || (unborn && drawn.mortal.contains(&first));
+    (unborn && !planned) || (lost_values && first_died)
 }
 
 /// A synchronous job with ranked addition ends with the same bits whatever the network did.
@@ -253,9 +286,9 @@ fn compare_with_calm(drawn: &Drawn, cluster: &Cluster) -> Result<(), Outcome> {
 fn checkers(drawn: &Drawn, cluster: &Cluster) -> Result<Checkers, ScenarioError> {
     let mut checkers = Checkers::default();
     if matches!(drawn.play.gradients, Gradients::Tagged { .. }) {
-        checkers.add(ExactlyOnce::new(&drawn.scenario, &drawn.mortal)?);
+        checkers.add(ExactlyOnce::new(cluster, &drawn.mortal)?);
     }
-    checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal)?);
+    checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);
     checkers.add(Memory::new(cluster)?);
     Ok(checkers)

@@ -61,6 +61,9 @@ pub struct World<R> {
 const LOG_LINES: usize = 200;
 /// Frames that may be received where they belong at one time, as in the real driver.
 const LANDING_FRAMES: usize = 32;
+/// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
+/// as many after every third, and so on. In smaller ones it is asked after every event.
+const EVENTS_PER_CHECK: usize = 64;
 /// Events at one instant after which the world is declared stuck in a loop.
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
@@ -95,6 +98,21 @@ impl<R: Role> World<R> {
         self.nodes.push(Node::new(id, host, handling, dice, role));
         // A role may have something to say before anything happened to it.
         self.set_timer(index, self.now);
+    }
+
+    /// Adds a node whose process is started at `at`. Until then nobody is there.
+    pub fn add_later(
+        &mut self,
+        id: NodeId,
+        address: &str,
+        host: HostId,
+        handling: Duration,
+        (at, build): (Time, impl Fn(Time) -> R + 'static),
+    ) {
+        self.add(id, address, host, handling, build(at));
+        let node = &mut self.nodes[self.by_id[&id]];
+        (node.ended, node.timer) = (Some(Ended::NotStarted), None);
+        self.restart(id, at, build);
     }
 
     /// Others reach a node at this address too.
@@ -167,7 +185,7 @@ impl<R: Role> World<R> {
         }
     }
 
-    /// A node that has crashed by `at` is started anew then, with the role that `build` makes. Nothing happens to one that
+    /// A node that has crashed by `at`, or was never started, is started then, with the role that `build` makes. Nothing happens to one that
     /// lives or that ended by its own word.
     pub fn restart(&mut self, id: NodeId, at: Time, build: impl FnOnce(Time) -> R + 'static) {
         if let Some(&node) = self.by_id.get(&id) {
@@ -213,11 +231,20 @@ impl<R: Role> World<R> {
             }
             self.step(observer).map_err(|what| Violation { at: self.now, what })?;
             if done(self) {
+                self.check_all()?;
                 return Ok(true);
             }
         }
         self.now = self.now.max(until);
+        self.check_all()?;
         Ok(false)
+    }
+
+    /// Whether the accounts of all roles add up, also of those that were not asked after their last event.
+    fn check_all(&self) -> Result<(), Violation> {
+        let living = (0..self.nodes.len()).filter(|&index| self.nodes[index].ended.is_none());
+        let mut checks = living.map(|index| self.check(index));
+        checks.try_for_each(|check| check).map_err(|what| Violation { at: self.now, what })
     }
 
     fn step<O: Observer<R>>(&mut self, observer: &mut O) -> Result<(), String> {
@@ -287,9 +314,10 @@ impl<R: Role> World<R> {
                 self.connections[connection].channels[side].note_room();
                 self.flush(connection, side, observer)?;
             }
-            Event::Restart { rebirth, .. } if self.nodes[index].ended == Some(Ended::Crashed) => {
-                self.revive(index, rebirth);
-            }
+            Event::Restart { rebirth, .. } => match self.nodes[index].ended {
+                Some(Ended::Crashed | Ended::NotStarted) => self.revive(index, rebirth),
+                _ => {}
+            },
             _ => {}
         }
         Ok(())
@@ -299,12 +327,17 @@ impl<R: Role> World<R> {
         let Some(Rebirth(build)) = self.rebirths[rebirth].take() else { return };
         let node = &mut self.nodes[index];
         node.role = build(self.now);
-        node.ended = None;
+        let was = node.ended.take();
         node.life += 1;
         node.reader = Reader::default();
         (node.timer, node.busy_until, node.paused_until) = (None, self.now, self.now);
-        self.counts.restarts += 1;
-        self.note(index, "is started anew");
+        if was == Some(Ended::NotStarted) {
+            self.counts.late += 1;
+            self.note(index, "is started late");
+        } else {
+            self.counts.restarts += 1;
+            self.note(index, "is started anew");
+        }
         self.set_timer(index, self.now);
     }
 
@@ -322,8 +355,10 @@ impl<R: Role> World<R> {
                 return Ok(false);
             }
             Event::Read { .. } => {
-                self.nodes[index].reader.is_called = false;
-                self.read(index, observer)?;
+                // It may have been called for an earlier time since.
+                if self.nodes[index].reader.called.take_if(|at| *at <= now).is_some() {
+                    self.read(index, observer)?;
+                }
                 return Ok(false);
             }
             Event::Room { connection, side } => {
@@ -420,7 +455,12 @@ impl<R: Role> World<R> {
         let node = &mut self.nodes[index];
         observer.on_settled(self.now, node.id, &node.role)?;
         if node.ended.is_none() {
-            self.check(index)?;
+            node.unchecked += 1;
+            // An account of thousands of peers costs more than an event.
+            if node.unchecked > self.nodes.len() / EVENTS_PER_CHECK {
+                self.nodes[index].unchecked = 0;
+                self.check(index)?;
+            }
             if let Some(at) = self.nodes[index].role.next_timeout() {
                 self.set_timer(index, at);
             }
@@ -692,7 +732,7 @@ impl<R: Role> World<R> {
         let at = connection.channels[source.side].receive(flight, through);
         node.reader.expect(at, source);
         let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.held.is_empty();
-        if is_free && at <= self.now && !node.reader.is_called {
+        if is_free && at <= self.now && node.reader.called.is_none() {
             return self.read(index, observer);
         }
         self.call_reader(index);
@@ -719,15 +759,19 @@ impl<R: Role> World<R> {
 
     /// Makes sure that a node looks at what there is to read as soon as it can.
     fn call_reader(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if node.reader.is_called {
-            return;
-        }
+        let node = &self.nodes[index];
         let listed = node.reader.has_listed().then_some(self.now);
         let Some(at) = listed.into_iter().chain(node.reader.next_received()).min() else { return };
-        node.reader.is_called = true;
+        self.call_reader_at(index, at);
+    }
+
+    fn call_reader_at(&mut self, index: usize, at: Time) {
+        let node = &mut self.nodes[index];
         let at = at.max(node.busy_until).max(self.now) + node.handling;
-        self.queue.push(at, Event::Read { node: index });
+        if node.reader.called.is_none_or(|known| known > at) {
+            node.reader.called = Some(at);
+            self.queue.push(at, Event::Read { node: index });
+        }
     }
 
     /// Reads the next frame, or all that are there when reading takes no time.
@@ -743,8 +787,11 @@ impl<R: Role> World<R> {
                 return Ok(self.call_reader(index));
             }
         }
-        if self.nodes[index].reader.next_received().is_some() {
-            self.call_reader(index);
+        // What is listed and may not be read waits for its peer, which calls the reader; time must pass for the rest.
+        if self.nodes[index].ended.is_none()
+            && let Some(at) = self.nodes[index].reader.next_received()
+        {
+            self.call_reader_at(index, at);
         }
         Ok(())
     }

@@ -17,6 +17,9 @@ pub(super) struct Workers {
     /// A worker that is silent for this long is declared dead.
     timeout: Duration,
     ranks: BTreeMap<WorkerId, Rank>,
+    /// Nobody is given up before this time, if anybody is. Whoever is heard from moves its deadline, and not this: with thousands of
+    /// workers the true one is looked for when this one has come.
+    earliest: Option<Time>,
     /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
     /// one: this is no authentication.
     incarnations: Prng,
@@ -91,6 +94,7 @@ impl Workers {
             expected,
             timeout,
             ranks: BTreeMap::new(),
+            earliest: None,
             next_incarnation: draw_incarnation(&mut incarnations),
             incarnations,
         }
@@ -140,6 +144,7 @@ impl Workers {
         rank.informed = false;
         rank.contested_since = None;
         let welcome = Welcome { you: NodeId::Worker(id), incarnation: rank.incarnation };
+        self.expect(id, is_planned);
         while self.ranks.values().any(|rank| rank.incarnation == self.next_incarnation) {
             self.next_incarnation = draw_incarnation(&mut self.incarnations);
         }
@@ -180,6 +185,8 @@ impl Workers {
             rank.connected = false;
             rank.last_heard = now;
         }
+        // Away, it is given up at the same time with a plan and without.
+        self.expect(id, true);
     }
 
     /// A worker says something.
@@ -234,7 +241,8 @@ impl Workers {
 
     /// Whether all that the job waits for are here with their tables.
     pub(super) fn are_complete(&self) -> bool {
-        self.ranks.len() == self.expected as usize && self.declared_count() == self.ranks.len()
+        self.ranks.len() == self.expected as usize
+            && self.ranks.values().all(|rank| rank.connected && rank.declared)
     }
 
     /// The members that a job begins with.
@@ -245,6 +253,7 @@ impl Workers {
     /// The job is planned: who does not move from now on is idle.
     pub(super) fn begin(&mut self, now: Time) {
         self.ranks.values_mut().for_each(|rank| rank.last_progress = now);
+        self.find_earliest(true);
     }
 
     /// A worker takes part from now on.
@@ -332,24 +341,38 @@ impl Workers {
     }
 
     /// When a worker is given up, unless it is heard before.
-    fn deadline(&self, rank: &Rank, is_planned: bool, standstill: &Standstill) -> Option<Time> {
+    fn deadline(&self, rank: &Rank, is_planned: bool) -> Option<Time> {
         let grace = match (rank.connected, is_planned) {
             (false, _) => limits::RECONNECT_GRACE,
             (true, true) => self.timeout,
             // A worker that waits for the others to come may be silent.
             (true, false) => return None,
         };
-        rank.is_live().then(|| standstill.deadline(rank.last_heard, grace))
+        rank.is_live().then(|| rank.last_heard + grace)
     }
 
-    pub(super) fn next_deadline(&self, is_planned: bool, standstill: &Standstill) -> Option<Time> {
-        self.ranks.values().filter_map(|rank| self.deadline(rank, is_planned, standstill)).min()
+    /// A worker's deadline may be the first of all from now on.
+    fn expect(&mut self, id: WorkerId, is_planned: bool) {
+        let deadline = self.ranks.get(&id).and_then(|rank| self.deadline(rank, is_planned));
+        self.earliest = [self.earliest, deadline].into_iter().flatten().min();
+    }
+
+    fn find_earliest(&mut self, is_planned: bool) {
+        self.earliest = self.ranks.values().filter_map(|rank| self.deadline(rank, is_planned)).min();
+    }
+
+    /// When [`Workers::overdue`] is to be asked at the latest.
+    pub(super) fn next_deadline(&self, standstill: &Standstill) -> Option<Time> {
+        self.earliest.map(|at| standstill.deadline(at, Duration::ZERO))
     }
 
     /// The workers that were away or silent for too long.
-    pub(super) fn overdue(&self, now: Time, is_planned: bool, standstill: &Standstill) -> Vec<WorkerId> {
-        let is_over =
-            |rank: &Rank| self.deadline(rank, is_planned, standstill).is_some_and(|deadline| deadline <= now);
+    pub(super) fn overdue(&mut self, now: Time, is_planned: bool, standstill: &Standstill) -> Vec<WorkerId> {
+        self.find_earliest(is_planned);
+        let is_over = |rank: &Rank| {
+            let deadline = self.deadline(rank, is_planned);
+            deadline.is_some_and(|at| standstill.deadline(at, Duration::ZERO) <= now)
+        };
         self.ranks.iter().filter(|(_, rank)| is_over(rank)).map(|(id, _)| *id).collect()
     }
 

@@ -190,7 +190,21 @@ impl Plan {
 
     /// The plan as a worker is told of it: who else takes part is nothing that it has to know.
     pub fn for_worker(&self, worker: WorkerId) -> Plan {
-        Plan { members: self.member(worker).copied().into_iter().collect(), ..self.clone() }
+        let Plan { epoch, tables, parts, shards, workers, members: _, policy, overrides, switches, seed } =
+            self;
+        Plan {
+            epoch: *epoch,
+            tables: tables.clone(),
+            parts: parts.clone(),
+            shards: shards.clone(),
+            workers: *workers,
+            // The others are not copied: there may be thousands, and everybody is told.
+            members: self.member(worker).copied().into_iter().collect(),
+            policy: policy.clone(),
+            overrides: overrides.clone(),
+            switches: switches.clone(),
+            seed: *seed,
+        }
     }
 
     /// The latest incarnation of a rank.

@@ -44,11 +44,12 @@ impl Memory {
     pub fn new(cluster: &Cluster) -> Result<Memory, ScenarioError> {
         let scenario = cluster.scenario();
         let layout = Layout::new(scenario)?;
+        let workers = cluster.worker_ids().count() as u64;
         let tables = || (0..).map(TableId).zip(&layout.tables);
         let shard_bound = |shard: ShardId| {
             let held = |table| layout.chunks(table).iter().filter(move |chunk| chunk.shard == shard);
             let elements = |table| held(table).map(|chunk| u64::from(chunk.len)).sum();
-            tables().map(|(table, _)| part_bytes(scenario, elements(table))).sum()
+            tables().map(|(table, _)| part_bytes(scenario, workers, elements(table))).sum()
         };
         let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
         let of_codecs = |peers: u64| ARRAYS_OF_A_CODEC * codecs(scenario) * peers;
@@ -59,7 +60,6 @@ impl Memory {
             chunks.map(|chunk| u64::from(chunk.len)).sum()
         };
         let sums = |shard: ShardId| -> u64 {
-            let workers = u64::from(scenario.workers);
             let count = workers * SUMS_PER_WORKER + SPARE_SUMS + of_codecs(workers + 1);
             tables().map(|(table, _)| count * array_bytes(held(shard, table))).sum()
         };
@@ -75,11 +75,11 @@ fn array_bytes(elements: u64) -> u64 {
 }
 
 /// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
-fn part_bytes(scenario: &Scenario, elements: u64) -> u64 {
-    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * u64::from(scenario.workers + scenario.aggregators);
+fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
+    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * (workers + u64::from(scenario.aggregators));
     let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs;
     let contributions = MAX_ROUNDS * elements * 8;
-    let staged = u64::from(scenario.workers) * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;
+    let staged = workers * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;
     arrays * array_bytes(elements) + contributions + staged
 }
 

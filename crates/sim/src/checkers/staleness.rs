@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::gradient::Gradients;
 use crate::rule::FrameView;
 use crate::scenario::ScenarioError;
-use paramill_core::types::{NodeId, ShardId, TableId, WorkerId};
+use paramill_core::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +20,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Staleness {
     layout: Layout,
     policies: Policies,
-    /// Workers whose pushes can be counted; those that may die are left out, since nobody waits for them then.
-    counted: BTreeSet<WorkerId>,
+    /// The first clock of workers whose pushes can be counted. Those that may die are left out, since nobody waits for them
+    /// then; those that are started late or anew are counted once they know where they begin.
+    counted: BTreeMap<WorkerId, Clock>,
+    /// Workers that come, or come again, while the job runs.
+    new: BTreeSet<WorkerId>,
     workers: u64,
     dropped: bool,
     /// Whether the model changes while the job runs.
@@ -32,19 +35,24 @@ pub struct Staleness {
 }
 
 impl Staleness {
-    /// For a job whose workers push these gradients; `mortal` workers may die.
+    /// For a job whose workers push these gradients; `mortal` workers may die, and `reborn` ones are started anew once.
     pub fn new(
         cluster: &Cluster,
         gradients: Gradients,
         mortal: &BTreeSet<WorkerId>,
+        reborn: &BTreeSet<WorkerId>,
     ) -> Result<Staleness, ScenarioError> {
         let tagged = matches!(gradients, Gradients::Tagged { .. });
-        let counted = cluster.worker_ids().filter(|worker| tagged && !mortal.contains(worker)).collect();
+        let countable = cluster.worker_ids().filter(|worker| tagged && !mortal.contains(worker));
+        let is_new = |worker: &WorkerId| worker.0 >= cluster.scenario().workers || reborn.contains(worker);
+        let (new, original): (BTreeSet<_>, BTreeSet<_>) = countable.partition(is_new);
+        let counted = original.into_iter().map(|worker| (worker, 0)).collect();
         Ok(Staleness {
             layout: Layout::new(cluster.scenario())?,
             policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             counted,
-            workers: cluster.scenario().workers.into(),
+            new,
+            workers: cluster.worker_ids().count() as u64,
             dropped: false,
             switched: !cluster.scenario().switches.is_empty(),
             asked: BTreeMap::new(),
@@ -98,13 +106,29 @@ impl Checker for Staleness {
         };
         for (element, count) in (start..).zip(values).filter(|(element, _)| element % 2 == 0) {
             let owner = WorkerId((element % (2 * self.workers) / 2) as u32);
-            if self.counted.contains(&owner) && count < needed as f32 {
+            // Rounds before its first one did not wait for it.
+            let owed = self.counted.get(&owner).map(|first| needed.saturating_sub(*first));
+            if let Some(owed) = owed
+                && count < owed as f32
+            {
                 return Err(format!(
                     "{shard} answers {} after clock {} with {count} pushes of {owner} in table `{name}` (element \
-                     {element}); `{}` asks for {needed} at least",
+                     {element}); `{}` asks for {owed} at least",
                     frame.to, header.clock, model.sync
                 ));
             }
+        }
+        Ok(())
+    }
+
+    fn on_settled(&mut self, _now: Time, node: NodeId, actor: &Actor) -> Result<(), String> {
+        if let (NodeId::Worker(worker), Some(player)) = (node, actor.as_player())
+            && self.new.contains(&worker)
+            // The process that was there from the start dies.
+            && player.life() > 0
+            && let Some(first) = player.first_clock()
+        {
+            self.counted.insert(worker, first);
         }
         Ok(())
     }

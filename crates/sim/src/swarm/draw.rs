@@ -29,12 +29,16 @@ pub struct Drawn {
     pub components: Vec<String>,
     /// Aggregators that die, when, and after which time they are started anew.
     pub restarts: Vec<(NodeId, Time, Duration)>,
+    /// When further workers are started.
+    pub joins: Vec<Time>,
     /// Nodes that are cut off, and when.
     pub partitions: Vec<(Vec<NodeId>, Time, Time)>,
     /// Nodes that take no new connections, and when.
     pub closures: Vec<(NodeId, Time, Time)>,
     /// Workers that may not finish.
     pub mortal: BTreeSet<WorkerId>,
+    /// Workers that die and are started anew.
+    pub reborn: BTreeSet<WorkerId>,
     /// When all faults end.
     pub heal_at: Time,
     /// When everybody must have finished.
@@ -53,12 +57,9 @@ impl Drawn {
             workers: scenario.workers,
             has_dense: scenario.tables.iter().any(|table| !table.rows),
         };
-        let gradients = if exact {
+        if exact {
             scenario = scenario.with(Axis::Reduce, "sum");
-            Gradients::Tagged { workers: scenario.workers }
-        } else {
-            Gradients::Quadratic
-        };
+        }
         for axis in [Axis::Placement, Axis::Optimizer] {
             scenario = scenario.with(axis, components.text(&mut dice, axis, wanted)?);
         }
@@ -66,8 +67,8 @@ impl Drawn {
         // Faults are for the time that the job takes, more or less.
         let expected_s = scenario.iterations as f64 * scenario.compute.step_ms * 2e-3;
         let heal_at = Time::from_secs_f64(0.1 + expected_s * dice.between(0.2, 2.0));
-        let (faults, mut mortal) = faults(&mut dice, &scenario, heal_at);
-        scenario.faults = faults;
+        let Faults { words, mut mortal, reborn } = faults(&mut dice, &scenario, heal_at);
+        scenario.faults = words;
         let mut partitions = partitions(&mut dice, &scenario, heal_at);
         let mut closures = closures(&mut dice, &scenario, heal_at);
         // What follows is drawn apart, so that a world is the same but for that.
@@ -76,7 +77,8 @@ impl Drawn {
         let restarts = restarts(&mut dice, &scenario, heal_at);
         // What an aggregator held is lost with it: its workers are told to give up.
         let is_restarted = |id| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(id));
-        let behind = (0..scenario.workers).map(WorkerId);
+        let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
+        let behind = (0..scenario.workers + joins.len() as u32).map(WorkerId);
         mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
@@ -90,6 +92,8 @@ impl Drawn {
         let has_sparse = scenario.tables.iter().any(|table| table.rows);
         let may_refuse = slabs && (exact || has_sparse || scenario.tables.len() > 1);
         let nan_p = if dice.chance(0.3) && !may_refuse { dice.magnitude(0.005, 0.2) } else { 0.0 };
+        let workers = scenario.workers + joins.len() as u32;
+        let gradients = if exact { Gradients::Tagged { workers } } else { Gradients::Quadratic };
         let play = Play {
             gradients,
             slabs,
@@ -103,7 +107,19 @@ impl Drawn {
         let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
-        Ok(Drawn { scenario, play, components, partitions, closures, restarts, mortal, heal_at, deadline })
+        Ok(Drawn {
+            scenario,
+            play,
+            components,
+            restarts,
+            joins,
+            partitions,
+            closures,
+            mortal,
+            reborn,
+            heal_at,
+            deadline,
+        })
     }
 
     /// The world, set up.
@@ -111,6 +127,9 @@ impl Drawn {
         let mut cluster = Cluster::with(&self.scenario, Play { canary, ..self.play })?;
         for (node, at, after) in &self.restarts {
             cluster.crash_and_restart(*node, *at, *after);
+        }
+        for at in &self.joins {
+            cluster.join_later(*at);
         }
         for (island, from, until) in &self.partitions {
             cluster.world.rules().add(Partition::new(island.clone(), *from, *until));
@@ -131,6 +150,8 @@ impl Drawn {
             && is_plain
             && policy.order() == Order::Ranked
             && self.mortal.is_empty()
+            && self.reborn.is_empty()
+            && self.joins.is_empty()
             && self.play.nan_p == 0.0
             && self.play.gradients == Gradients::Quadratic
     }
@@ -184,6 +205,9 @@ impl fmt::Display for Drawn {
         for (node, at, after) in &self.restarts {
             let (at, after) = (at.as_secs_f64(), after.as_secs_f64());
             write!(f, "; {node} dies at {at:.2} s and is started anew {after:.3} s later")?;
+        }
+        for at in &self.joins {
+            write!(f, "; another worker comes at {:.2} s", at.as_secs_f64())?;
         }
         let Play { slabs, nan_p, several_addresses, .. } = self.play;
         if slabs {
@@ -327,8 +351,25 @@ fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId,
     restarts
 }
 
-fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> (Vec<String>, BTreeSet<WorkerId>) {
-    let (mut faults, mut mortal) = (Vec::new(), BTreeSet::new());
+/// When further workers are started, as a job that runs takes them in.
+fn joins(dice: &mut Dice, heal_at: Time) -> Vec<Time> {
+    let count = if dice.chance(0.2) { dice.whole(1, 2) } else { 0 };
+    let mut at = || Time::from_secs_f64(dice.between(0.0, heal_at.as_secs_f64()));
+    (0..count).map(|_| at()).collect()
+}
+
+/// What goes wrong in a world.
+struct Faults {
+    /// In the words of scenarios.
+    words: Vec<String>,
+    /// Workers that may not finish.
+    mortal: BTreeSet<WorkerId>,
+    /// Workers that die and are started anew.
+    reborn: BTreeSet<WorkerId>,
+}
+
+fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Faults {
+    let (mut faults, mut mortal, mut reborn) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
     let worker = |dice: &mut Dice| dice.whole(0, u64::from(scenario.workers) - 1);
     let server = |dice: &mut Dice| dice.whole(0, u64::from(scenario.servers) - 1);
     let heal_ms = heal_at.as_secs_f64() * 1e3;
@@ -363,17 +404,19 @@ fn faults(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> (Vec<String>, 
     }
     if scenario.workers > 1 && dice.chance(0.15) {
         let dies = worker(dice);
-        let restart = format!(",restart={:.3}ms", dice.magnitude(1.0, 3000.0));
-        let restart = if dice.chance(0.6) { restart } else { String::new() };
+        // At once, while its connections end, or after it was declared dead.
+        let restart = format!(",restart={:.3}ms", dice.magnitude(1.0, 6000.0));
+        let comes_back = dice.chance(0.6);
+        let restart = if comes_back { restart } else { String::new() };
         faults.push(format!("worker={dies}:crash@{:.3}ms{restart}", dice.between(0.0, heal_ms)));
-        mortal.insert(WorkerId(dies as u32));
+        if comes_back { &mut reborn } else { &mut mortal }.insert(WorkerId(dies as u32));
     } else if scenario.workers > 1 && dice.chance(0.05) {
         // So long that it is declared dead, and comes back as if nothing had happened.
         let sleeps = worker(dice);
         faults.push(format!("worker={sleeps}:pause=15s@{:.3}ms", dice.between(0.0, heal_ms)));
         mortal.insert(WorkerId(sleeps as u32));
     }
-    (faults, mortal)
+    Faults { words: faults, mortal, reborn }
 }
 
 fn partitions(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(Vec<NodeId>, Time, Time)> {

@@ -28,6 +28,8 @@ pub(super) struct Node<R> {
     pub(super) busy_until: Time,
     pub(super) paused_until: Time,
     pub(super) held: VecDeque<Event>,
+    /// Events since its role was last asked whether its account of itself adds up.
+    pub(super) unchecked: usize,
     pub(super) ended: Option<Ended>,
 }
 
@@ -47,6 +49,7 @@ impl<R> Node<R> {
             busy_until: Time::ZERO,
             paused_until: Time::ZERO,
             held: VecDeque::new(),
+            unchecked: 0,
             ended: None,
         }
     }
@@ -71,6 +74,8 @@ pub enum Ended {
     },
     /// By a fault.
     Crashed,
+    /// It has not begun: its process is started later.
+    NotStarted,
 }
 
 /// A number for a node, so that its dice do not depend on anybody else's.

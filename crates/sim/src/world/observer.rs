@@ -53,4 +53,6 @@ pub struct Counts {
     pub landings: u64,
     /// Nodes that were started anew.
     pub restarts: u64,
+    /// Nodes that were started later than the others.
+    pub late: u64,
 }

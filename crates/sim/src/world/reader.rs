@@ -22,8 +22,8 @@ pub(super) struct Reader {
     readable: VecDeque<Source>,
     /// Those whose turn it is.
     turn: VecDeque<Source>,
-    /// The node will look at what there is to read.
-    pub(super) is_called: bool,
+    /// When the node will look at what there is to read.
+    pub(super) called: Option<Time>,
 }
 
 impl Reader {
