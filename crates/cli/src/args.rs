@@ -231,6 +231,10 @@ pub(crate) struct ServeArgs {
     /// A job in TOML, or `-` for stdin; other options win over it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// How long the job waits for workers that died to be started anew, where it cannot go on without them: all died, or worker
+    /// 0 before its initial values had arrived.
+    #[arg(long, value_name = "TIME", default_value = "0s", conflicts_with = "join")]
+    pub(crate) restart_grace: Span,
     #[arg(long, hide = true)]
     pub(crate) end_with_parent: bool,
 }

@@ -6,8 +6,8 @@ mod report;
 mod worker;
 
 pub(crate) use processes::{
-    AggregatorAnnouncement, Announcement, end_with_parent, run_worker_process, start_aggregators,
-    start_servers,
+    AggregatorAnnouncement, Announcement, end_with_parent, restart_grace, run_worker_process,
+    start_aggregators, start_servers,
 };
 pub(crate) use report::TrainReport;
 

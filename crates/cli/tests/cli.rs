@@ -174,14 +174,15 @@ transport = \"auto\"
 timeout = \"1m\"
 
 [policy]
-placement = \"heuristic\"
 sync = \"bsp\"
+placement = \"heuristic\"
 optimizer = \"adam:lr=0.001\"
+codec = \"none\"
+answer_codec = \"none\"
 reduce = \"mean\"
 order = \"arrival\"
 nonfinite = \"reject\"
-codec = \"none\"
-answer_codec = \"none\"
+chunk = \"32KB\"
 "
     );
     assert_eq!(answer(&["config"]), expected);

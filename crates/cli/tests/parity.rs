@@ -79,10 +79,11 @@ fn the_simulator_and_sockets_agree_in_arrival_order_and_with_codecs() {
     }
 }
 
-/// What a codec loses is the same for both drivers where the order is fixed.
+/// What a codec of pushes loses is the same for both drivers where the order is fixed. (A codec of answers that loses something
+/// cannot be compared: over sockets the final parameters are read through it, the simulator looks at the servers.)
 #[test]
 fn the_simulator_and_sockets_agree_with_codecs_that_lose_something() {
-    for codecs in ["codec = \"topk:0.1+f16\"", "codec = \"ef+int8\"\nanswer_codec = \"f16\""] {
+    for codecs in ["codec = \"topk:0.1+f16\"", "codec = \"ef+int8\"", "codec = \"qsgd:4\""] {
         let scenario = format!("{codecs}\noptimizer = \"momentum:lr=0.05\"\n{WORLD}");
         assert_eq!(tables(&scenario, &[]), tables(&scenario, &["--sockets"]), "{codecs}");
     }

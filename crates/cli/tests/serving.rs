@@ -237,5 +237,5 @@ fn what_was_left_out_is_named() {
     let advice = "put `--` before the command: paramill launch -n 2 -- python x.py --epochs 3";
     assert!(told.contains(advice), "{told}");
     let told = text(&paramill(&["set", "127.0.0.1:1"]).stderr);
-    assert!(told.contains("--sync <S>|--optimizer <O>"), "{told}");
+    assert!(told.contains("<AXIS=TEXT>"), "{told}");
 }

@@ -206,7 +206,7 @@ impl Aggregator {
 
     fn tell_entered(&mut self) {
         if let Some(plan) = &self.plan {
-            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new() };
+            let entered = Control::Entered { epoch: plan.epoch, joining: Vec::new(), lacks_values: None };
             self.tell_coordinator(&entered);
         }
     }

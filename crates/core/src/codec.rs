@@ -78,6 +78,20 @@ pub enum Stage {
     Bytes(Option<Box<dyn Bytes>>),
 }
 
+impl Stage {
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Stage::Filter(_) => Kind::Filter,
+            Stage::Sparsifier(_) => Kind::Sparsifier,
+            Stage::LowRank(_) => Kind::LowRank,
+            Stage::Quantiser(_) => Kind::Quantiser,
+            Stage::Container(_) => Kind::Container,
+            Stage::Bytes(_) => Kind::Bytes,
+        }
+    }
+}
+
 /// What an encoder is told beside the values.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Context<'a> {

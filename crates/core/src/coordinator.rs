@@ -15,6 +15,7 @@ mod scheduler;
 mod servers;
 mod status_queries;
 mod switching;
+mod vacancy;
 mod workers;
 
 pub use config::JobConfig;
@@ -43,6 +44,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use switching::Switching;
+use vacancy::Vacancy;
 use workers::{Accepted, Heard, Workers};
 
 /// The coordinator of one job.
@@ -57,6 +59,8 @@ pub struct Coordinator {
     /// `None` until everybody that the job waits for is here.
     epochs: Option<Epochs>,
     stage: Stage,
+    /// Somebody without whom the job cannot go on is gone.
+    vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
     barriers: Barriers,
@@ -91,6 +95,7 @@ impl Coordinator {
             declarations: Declarations::default(),
             epochs: None,
             stage: Stage::Starting,
+            vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
             commands: Commands::default(),
@@ -124,7 +129,11 @@ impl Coordinator {
                 let others = others.map(|(state, word)| (self.workers.count(state), word));
                 let others = others.iter().filter(|(count, _)| *count > 0);
                 let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
-                format!("running with {running} workers{others}")
+                let missing = self.vacancy.as_ref().map(|vacancy| match vacancy.of {
+                    Some(worker) => format!("; waiting for {worker} to be started anew"),
+                    None => "; waiting for a worker to be started anew".into(),
+                });
+                format!("running with {running} workers{others}{}", missing.unwrap_or_default())
             }
             (Stage::Starting, Some(epochs)) => {
                 let (ready, shards) = (epochs.entered_count(), epochs.newest().shards.len());
@@ -166,7 +175,12 @@ impl Coordinator {
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
         match message {
             Control::Register { addresses } => self.register(now, id, addresses),
-            Control::Entered { epoch, joining } => self.shard_entered(now, id, epoch, &joining),
+            Control::Entered { epoch, joining, lacks_values } => {
+                if let Some(table) = lacks_values {
+                    self.lack_values(now, table);
+                }
+                self.shard_entered(now, id, epoch, &joining);
+            }
             Control::ShardReport(report) => self.take_shard_report(now, id, *report),
             Control::Stop { error: Some(error) } => {
                 self.end(Some(control::sentence(format!("{id}: {error}"))));
@@ -255,6 +269,7 @@ impl Coordinator {
             return self.refuse(worker, Cause::Declaration, message);
         }
         self.workers.declare(worker);
+        self.vacancy = self.vacancy.take().filter(|vacancy| !vacancy.suits(worker));
         self.enter(now, change);
     }
 
@@ -463,8 +478,57 @@ impl Coordinator {
         }
         self.release_barriers();
         if self.workers.live().next().is_none() {
-            let died = self.workers.have_all_died();
-            self.end(died.then(|| "all workers died".into()));
+            let error = self.workers.have_all_died().then(|| "all workers died".into());
+            if self.workers.count(MemberState::Dead) == 0 {
+                return self.end(error);
+            }
+            self.wait_for(now, None, error);
+        } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
+            // Whoever came for it may be the one that is gone.
+            vacancy.since = now;
+        }
+    }
+
+    /// A shard cannot go on without the initial values of a table. If the plan has a worker 0 by now, that one sends them.
+    fn lack_values(&mut self, now: Time, table: TableId) {
+        let Some(epochs) = &self.epochs else { return };
+        let (plan, first) = (epochs.newest(), WorkerId::FIRST);
+        let Some(table) = plan.tables.get(table.0 as usize) else { return };
+        if plan.member(first).is_some_and(Member::is_live) || self.vacancy.is_some() {
+            return;
+        }
+        let error = format!(
+            "{first} was gone before the initial values of table `{}` were here; start the job anew",
+            table.name
+        );
+        self.wait_for(now, Some(first), Some(error));
+    }
+
+    /// The job cannot go on until somebody is started anew.
+    fn wait_for(&mut self, now: Time, of: Option<WorkerId>, error: Option<String>) {
+        let grace = self.config.restart_grace;
+        if !grace.is_zero() {
+            let who = of.map_or("a worker".into(), |worker| worker.to_string());
+            self.log(format!(
+                "the job waits for {who} to be started anew, {} s at most",
+                grace.as_secs_f64()
+            ));
+        }
+        self.vacancy = Some(Vacancy { of, error, since: now });
+        self.expire_vacancy(now);
+    }
+
+    fn vacancy_deadline(&self) -> Option<Time> {
+        let vacancy = self.vacancy.as_ref().filter(|_| self.stage != Stage::Over)?;
+        vacancy.deadline(&self.workers, &self.standstill, self.config.restart_grace)
+    }
+
+    /// Nobody came who could let the job go on.
+    fn expire_vacancy(&mut self, now: Time) {
+        if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
+            && let Some(vacancy) = self.vacancy.take()
+        {
+            self.end(vacancy.error);
         }
     }
 
@@ -556,7 +620,8 @@ impl Coordinator {
     /// Time in which this coordinator stood still is nobody's silence.
     fn exclude(&mut self, now: Time, lost: Duration) {
         let members = self.workers.last_heard_mut().chain(self.servers.lost_since_mut());
-        let all = members.chain(self.commands.last_heard_mut());
+        let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
+        let all = members.chain(self.commands.last_heard_mut()).chain(vacancy);
         all.for_each(|since| standstill::exclude(since, now, lost));
     }
 
@@ -565,6 +630,7 @@ impl Coordinator {
         for worker in self.workers.overdue(now, self.is_planned(), &self.standstill) {
             self.part_with(now, worker, MemberState::Dead);
         }
+        self.expire_vacancy(now);
         if self.stage != Stage::Over
             && let Some(error) = self.servers.overdue(now, &self.standstill)
         {
@@ -711,7 +777,8 @@ impl Role for Coordinator {
         let scheduler = self.scheduler.as_ref().and_then(Scheduler::next_timeout);
         let standstill = (!is_over).then(|| self.standstill.next_timeout());
         let idle = self.commands.next_timeout(&self.standstill);
-        [workers, servers, queries, scheduler, standstill, idle].into_iter().flatten().min()
+        let vacancy = self.vacancy_deadline();
+        [workers, servers, queries, scheduler, standstill, idle, vacancy].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

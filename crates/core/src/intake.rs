@@ -31,7 +31,7 @@ use under_way::UnderWay;
 pub(crate) struct PushFrame<'a> {
     pub(crate) now: Time,
     pub(crate) worker: WorkerId,
-    pub(crate) push: frame::Push,
+    pub(crate) push: &'a frame::Push,
     pub(crate) payload: &'a [u8],
 }
 
@@ -187,31 +187,25 @@ impl<D: Copy, K: Default> Intake<D, K> {
                 Screened::Refused => return Err(not_finite(layout, frame)),
             }
         }
-        let mut begun = None;
-        let push = match under_way.at(worker, clock) {
-            Some(push) => push,
-            None => begun.insert(Push::new(worker, clock, frame.push.subject.request, destination)),
-        };
-        let is_stepped = match gradient {
-            Some(gradient) => sink.add(frame, push, gradient)?,
-            None => false,
-        };
-        push.took(piece.chunk);
-        if piece.is_last {
-            // A push of one frame is never under way, but gives up one that is.
-            let known = under_way.remove(worker);
-            let push = match begun {
-                Some(push) => push,
-                None => known.expect("a frame of it was just taken"),
-            };
+        let Some(push) = under_way.at(worker, clock) else {
+            // Only a frame that was taken begins a push, and gives up one that was under way.
+            let mut push = Push::new(worker, clock, frame.push.subject.request, destination);
+            let taken = add(sink, frame, &mut push, gradient)?;
+            if !piece.is_last {
+                under_way.begin(push);
+                return Ok(taken);
+            }
+            under_way.remove(worker);
             sink.complete(frame, push);
             return Ok(Taken::Whole);
+        };
+        let taken = add(sink, frame, push, gradient)?;
+        if !piece.is_last {
+            return Ok(taken);
         }
-        // Only a frame that was taken begins a push, and gives up one that was under way.
-        if let Some(push) = begun {
-            under_way.begin(push);
-        }
-        Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
+        let push = under_way.remove(worker).expect("a frame of it was just taken");
+        sink.complete(frame, push);
+        Ok(Taken::Whole)
     }
 
     /// The frame that is wanted of this push.
@@ -304,6 +298,22 @@ impl<D: Copy, K: Default> Intake<D, K> {
     pub(crate) fn check(&self) -> Result<(), String> {
         self.under_way.check()
     }
+}
+
+/// Hands over the gradient of a push's next frame, if there is something in it.
+#[inline]
+fn add<S: Sink>(
+    sink: &mut S,
+    frame: &PushFrame<'_>,
+    push: &mut Push<S::Destination, S::Kept>,
+    gradient: Option<GradientFrame<'_>>,
+) -> Result<Taken, Fault> {
+    let is_stepped = match gradient {
+        Some(gradient) => sink.add(frame, push, gradient)?,
+        None => false,
+    };
+    push.took(frame.push.piece.chunk);
+    Ok(if is_stepped { Taken::Stepped } else { Taken::Partly })
 }
 
 fn not_finite(layout: &Layout, frame: &PushFrame<'_>) -> Fault {

@@ -126,6 +126,11 @@ impl Outbox {
         Some(output)
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -7,10 +7,8 @@
 mod accumulators;
 mod aggregators;
 mod delivery;
-mod instructions;
 mod members;
 mod table_shard;
-
 mod tables;
 mod timers;
 
@@ -26,7 +24,10 @@ use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, Worke
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
-use crate::wire::{Cause, Control, DType, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
+    Refusal, Standing, Welcome,
+};
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
 use members::Members;
@@ -122,13 +123,159 @@ impl Shard {
         }
     }
 
-    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
-        let result = self.check_sender(worker).and_then(|()| self.check_subject(frame.subject()));
-        let result = result.and_then(|table| match frame {
-            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
-            FromWorker::Push(push) => {
-                self.handle_push(table, &PushFrame { now, worker, push: *push, payload })
+    fn handle_control(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Plan(plan) => self.take_plan(now, *plan),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
+            Control::ReportRequest => self.send_report(now),
+            Control::Stop { error } => self.stop(error.map(control::sentence)),
+            other => self.log(format!("ignored a `{}` message from the coordinator", other.name())),
+        }
+    }
+
+    /// The whole plan: the first one, or one that may tell of changes that were lost with a connection.
+    fn take_plan(&mut self, now: Time, plan: Plan) {
+        if let Err(why) = plan.check() {
+            let error =
+                format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
+            return self.fail(error);
+        }
+        match &self.plan {
+            Some(known) => {
+                for (epoch, change) in known.changes_to(&plan) {
+                    self.apply_change(now, epoch, &change);
+                }
             }
+            None => {
+                if let Err(error) = self.begin(now, plan) {
+                    return self.fail(error);
+                }
+            }
+        }
+        self.tell_entered();
+    }
+
+    /// Sets up the tables and the members of the first plan that this shard gets.
+    fn begin(&mut self, now: Time, plan: Plan) -> Result<(), String> {
+        let Some(id) = self.id() else { return Ok(()) };
+        self.tables = Tables::of_plan(&self.registry, &plan, id)?;
+        for &Member { worker, incarnation, standing, .. } in &plan.members {
+            match standing {
+                Standing::From(0) => self.members.insert(worker, incarnation),
+                // It joined before this shard was there.
+                Standing::From(_) | Standing::Joining => self.members.join(worker, incarnation),
+                Standing::Left => {}
+            }
+        }
+        self.plan = Some(plan);
+        self.tables.settle_all(now, &mut self.delivery);
+        Ok(())
+    }
+
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let Some(plan) = &self.plan else { return self.tell_coordinator(&Control::PlanQuery) };
+        if epoch > plan.epoch + 1 {
+            // A change in between is missing.
+            return self.tell_coordinator(&Control::PlanQuery);
+        }
+        if let Err(why) = plan.check_change(change) {
+            return self.fail(format!("the coordinator's change of the plan cannot be used: {why}"));
+        }
+        if epoch > plan.epoch {
+            self.apply_change(now, epoch, change);
+        }
+        self.tell_entered();
+    }
+
+    /// The one way from an epoch to the next.
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
+        let (Some(id), Some(plan)) = (self.id(), &mut self.plan) else { return };
+        plan.apply(epoch, change);
+        match change {
+            Change::Joining { worker, incarnation } => {
+                self.members.join(*worker, *incarnation);
+                self.tables.join(*worker);
+                // A connection of its predecessor is not its own.
+                self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(*worker) });
+            }
+            Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
+            Change::Left { worker } => self.remove_worker(*worker),
+            Change::Policy(rule) => {
+                for table in 0..self.tables.len() {
+                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
+                        self.set_policy(now, table);
+                    }
+                }
+                self.send_report(now);
+            }
+        }
+        // Whoever comes or goes may be what a round waited for.
+        self.tables.settle_all(now, &mut self.delivery);
+    }
+
+    fn tell_entered(&mut self) {
+        let Some(plan) = &self.plan else { return };
+        let joining = plan.live_members().filter(|member| member.standing == Standing::Joining);
+        let first = |member: &Member| FirstClock {
+            worker: member.worker,
+            incarnation: member.incarnation,
+            clock: self.tables.first_clock(member.worker),
+        };
+        let joining = joining.map(first).collect();
+        let has_first = plan.member(WorkerId::FIRST).is_some_and(Member::is_live);
+        let lacks_values = if has_first { None } else { self.tables.without_values() };
+        let entered = Control::Entered { epoch: plan.epoch, joining, lacks_values };
+        self.tell_coordinator(&entered);
+    }
+
+    fn remove_worker(&mut self, worker: WorkerId) {
+        self.members.remove(worker);
+        self.delivery.remove_worker(worker);
+        self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
+        if worker == WorkerId::FIRST {
+            // Its successor sends them all: they are not to be a mixture.
+            self.tables.iter_mut().for_each(|table| table.forget_incomplete_values());
+        }
+    }
+
+    /// Lets the policies of a table that the plan names hold from now on.
+    fn set_policy(&mut self, now: Time, table: usize) {
+        let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
+        let number = TableId(table as u32);
+        let policy = plan.policy_of(number, id.server);
+        let (valid_from, part) = (plan.valid_from(number), self.tables.get_mut(table));
+        part.set_nonfinite(policy.nonfinite());
+        if part.valid_from() != valid_from {
+            let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
+            if let Err(why) = codecs.and_then(|codecs| part.set_codecs(codecs, valid_from)) {
+                // The coordinator has checked them: this server is of another release.
+                let error = format!("table `{}`: {why}; use the same release everywhere", part.spec().name);
+                return self.fail(error);
+            }
+            let message = format!("the codecs of table `{}` have changed; ask again", part.spec().name);
+            self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
+        }
+        match policy.sync(&self.registry) {
+            Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
+            Ok(sync) => {
+                self.tables.set_sync(now, table, sync);
+                // Chunks may be stepped once more in the same round.
+                self.delivery.restart(table);
+            }
+            Err(error) => self.log(control::sentence(error.to_string())),
+        }
+        let optimizer = policy.optimizer(&self.registry);
+        let part = self.tables.get_mut(table);
+        if !optimizer.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
+            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
+            self.log(line);
+        }
+    }
+
+    fn handle_worker_frame(&mut self, now: Time, worker: WorkerId, frame: &FromWorker, payload: &[u8]) {
+        let result = self.check_frame(worker, frame.subject()).and_then(|table| match frame {
+            FromWorker::Init(init) => self.handle_init(now, table, worker, init, payload),
+            FromWorker::Push(push) => self.handle_push(table, &PushFrame { now, worker, push, payload }),
             FromWorker::Pull(pull) => self.handle_pull(now, table, worker, pull, payload),
         });
         if let Err(fault) = result
@@ -139,38 +286,31 @@ impl Shard {
         }
     }
 
-    fn check_sender(&self, worker: WorkerId) -> Result<(), Fault> {
+    /// The place of the table of a worker's frame, if it may be taken.
+    #[inline]
+    fn check_frame(&self, worker: WorkerId, subject: &Subject) -> Result<usize, Fault> {
         if self.plan.is_none() {
             let message = "this server has no plan yet".into();
             return Err(Fault { cause: Cause::StaleEpoch, message });
         }
-        if self.members.has(worker) { Ok(()) } else { Err(not_a_member(worker)) }
+        if !self.members.has(worker) {
+            return Err(not_a_member(worker));
+        }
+        self.check_subject(subject)
     }
 
     /// The place of a frame's table, if something of it is here and the frame means what frames of the table mean now.
+    #[inline]
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
-        let table = self.check_sum(subject)?;
-        let valid_from = self.tables.get(table).valid_from();
-        if subject.epoch >= valid_from {
-            return Ok(table);
-        }
-        let (epoch, name) = (subject.epoch, &self.tables.get(table).spec().name);
-        let message = format!(
-            "the frame is of epoch {epoch}; frames of table `{name}` are valid from epoch {valid_from} on"
-        );
-        Err(Fault { cause: Cause::StaleEpoch, message })
+        let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
+        self.tables.place(subject, newest)
     }
 
     /// The same for sums and what is said of them: those of earlier epochs are taken too, because other chunks of the same
     /// gradients were.
     fn check_sum(&self, subject: &Subject) -> Result<usize, Fault> {
-        let table = self.tables.place(subject.table)?;
         let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
-        if subject.epoch <= newest {
-            return Ok(table);
-        }
-        let message = format!("the frame is of epoch {}, and this server is in {newest}", subject.epoch);
-        Err(Fault { cause: Cause::StaleEpoch, message })
+        self.tables.place_sum(subject, newest)
     }
 
     fn handle_init(
@@ -199,7 +339,7 @@ impl Shard {
     }
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
-        let PushFrame { now, worker, ref push, payload } = *frame;
+        let PushFrame { now, worker, push, payload } = *frame;
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -435,6 +575,7 @@ impl Shard {
     }
 }
 
+#[cold]
 fn not_a_member(worker: WorkerId) -> Fault {
     Fault { cause: Cause::NotAMember, message: format!("{worker} is no member of this job any more") }
 }
@@ -553,8 +694,14 @@ impl Role for Shard {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        let frame = self.delivery.poll_frame();
-        frame.or_else(|| self.outputs.pop_front()).or_else(|| self.delivery.poll_acknowledgement())
+        // An output is moved once, and not from one option to the next.
+        if self.delivery.has_frames() {
+            return self.delivery.poll_frame();
+        }
+        if !self.outputs.is_empty() {
+            return self.outputs.pop_front();
+        }
+        self.delivery.poll_acknowledgement()
     }
 
     fn backlog_bytes(&self) -> usize {

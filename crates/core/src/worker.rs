@@ -407,7 +407,8 @@ impl Worker {
         let mut sentence = format!("{waits_for} (for {seconds:.1} s)");
         let coordinator = self.session.coordinator();
         if !coordinator.is_up() {
-            sentence += &format!("; the coordinator at {} is not connected", coordinator.addresses());
+            let why = coordinator.why().unwrap_or("not tried yet");
+            sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
         }
         let is_its = |request: &&Request| request.ticket() == ticket;
         let silent: Vec<String> = self
@@ -716,8 +717,8 @@ impl Worker {
         if let Some(before) = first.checked_sub(1) {
             self.scheduler.release(before);
         }
-        // A job that runs has its values.
-        let is_first = self.session.id() == Some(WorkerId::FIRST) && first == 0;
+        // Also when it joins: its predecessor may have died before its values had arrived. Shards that have them ignore these.
+        let is_first = self.session.id() == Some(WorkerId::FIRST);
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let local = &mut self.tables[index];

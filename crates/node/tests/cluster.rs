@@ -297,10 +297,15 @@ fn wrong_peers_are_refused_with_a_reason() {
         Admin::connect(&format!("paramill://{address}/other").parse().unwrap(), Duration::from_secs(5));
     assert!(wrong_job.unwrap_err().to_string().contains("serves job `test`, not `other`"));
 
-    let wrong_rank = Job::init(options(&job, &servers, None, 7)).unwrap();
+    let wrong_rank = Job::init(options(&job, &servers, None, 16_384)).unwrap();
     wrong_rank.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
     let error = wrong_rank.start().unwrap_err().to_string();
-    assert!(error.contains("rank 7 is out of range"), "{error}");
+    assert!(error.contains("rank 16384 is out of range"), "{error}");
+    // It may join later, and is told for what it waits until then.
+    let too_early = Job::init(options(&job, &servers, None, 7)).unwrap();
+    too_early.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    let error = too_early.start_within(Duration::from_millis(300)).unwrap_err().to_string();
+    assert!(error.contains("rank 7 can join once it runs"), "{error}");
 
     // Another wire version, and a stranger: both are told why and hung up on, and the job does not mind.
     use std::io::{Read, Write};

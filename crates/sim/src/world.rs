@@ -29,7 +29,7 @@ use paramill_core::fault::Delay;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{NodeId, Time};
-use paramill_core::wire::{Header, Hello, Welcome};
+use paramill_core::wire::{Header, Hello};
 use payload::{Copies, Payload};
 use reader::{Reader, Source};
 use std::collections::{BTreeMap, VecDeque};

@@ -3,11 +3,17 @@
 use super::Finding;
 use super::files::File;
 
-/// `code` is the file with its comments and strings masked. A warning for now: some types are yet to be moved.
+const CORE: &str = "crates/core/";
+
+/// `code` is the file with its comments and strings masked. The rule is core's; elsewhere, where drivers talk to systems, it is
+/// a warning.
 pub(crate) fn check(file: &File, code: &str) -> Vec<Finding> {
     let elsewhere = |(line, name): &(usize, String)| {
         let message = format!("`impl {name}` without its type; a type and its methods are in one file");
-        Finding::warning(&file.path, *line, message)
+        match file.path.starts_with(CORE) {
+            true => Finding::error(&file.path, *line, message),
+            false => Finding::warning(&file.path, *line, message),
+        }
     };
     inherent_impls(code).iter().filter(|(_, name)| !defines(code, name)).map(elsewhere).collect()
 }
@@ -75,6 +81,7 @@ fn defines(code: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::Severity;
 
     fn lines(text: &str) -> Vec<usize> {
         check(&File::new("a.rs", text), text).iter().map(|finding| finding.line).collect()
@@ -86,6 +93,14 @@ mod tests {
         assert_eq!(lines("struct Ab;\nimpl A {\n}\n"), [2]);
         assert_eq!(lines("impl<'a, T: Fn(u8) -> u8>\n    super::B<'a, T>\n{\n}\n"), [1]);
         assert_eq!(lines("pub enum B<T> { X(T) }\nimpl<T: Copy> B<T>\nwhere\n    T: Clone,\n{}\n"), [0; 0]);
+    }
+
+    #[test]
+    fn core_is_refused_what_others_are_warned_of() {
+        let text = "impl A {}\n";
+        let severity = |path| check(&File::new(path, text), text)[0].severity;
+        assert_eq!(severity("crates/core/src/a.rs"), Severity::Error);
+        assert_eq!(severity("crates/node/src/a.rs"), Severity::Warning);
     }
 
     #[test]

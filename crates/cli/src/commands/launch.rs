@@ -23,6 +23,7 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
     first.extend_from_slice(&joining);
+    first.extend(training::restart_grace(args.restart));
     let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
     output.note(format!("the job is at {url}"));
     let count = args.aggregators.unwrap_or(0);

@@ -7,6 +7,7 @@ use crate::output::{Output, count};
 use crate::plan::JobPlan;
 use crate::training::{self, Announcement};
 use anyhow::{Context, anyhow};
+use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
 use paramill_core::policy::{Axis, Policies};
 use paramill_core::registry::Registry;
@@ -133,7 +134,10 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         ))?;
     }
     Ok(ServerConfig {
-        coordinate: Some(training::job_config(&plan, &args.job)),
+        coordinate: Some(JobConfig {
+            restart_grace: args.restart_grace.0,
+            ..training::job_config(&plan, &args.job)
+        }),
         hosts: args.host.clone(),
         congestion: congestion(args),
         pin: args.pin.clone(),

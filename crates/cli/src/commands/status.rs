@@ -2,7 +2,7 @@
 
 use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
-use crate::output::{Align, Output, Table, bytes};
+use crate::output::{Align, Output, Table, bytes, count};
 use paramill_core::status::{AggregatorStatus, MemberState, ShardReport, Status, WorkerStatus};
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
@@ -17,7 +17,11 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     if output.json() {
         return Ok(output.object(&status)?);
     }
-    output.text(format!("job `{}`: {}", status.job, status.phase))?;
+    let restarts = match status.restarts {
+        0 => String::new(),
+        restarts => format!("; {} so far", count(restarts, "restart")),
+    };
+    output.text(format!("job `{}`: {}{restarts}", status.job, status.phase))?;
     output.table(&workers(&status.workers))?;
     if !status.aggregators.is_empty() {
         output.table(&aggregators(&status.aggregators))?;

@@ -3,6 +3,7 @@
 use super::report::{Curve, TrainReport};
 use super::worker::{self, Step, WorkerResult};
 use super::{JOB, faults};
+use crate::duration::Span;
 use crate::output::Output;
 use crate::plan::JobPlan;
 use crate::supervisor::workers::Workers;
@@ -18,6 +19,10 @@ use std::time::Duration;
 
 /// How long a server process may take until it listens.
 const SERVER_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a job waits for a worker that is started anew, where it cannot go on without it: a large program takes its time to
+/// load. When it fails again, or may not be started again, the servers are ended at once.
+const RESTART_GRACE: Span = Span(Duration::from_secs(60));
 
 /// What a worker process writes to stdout, one JSON object a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,7 +56,8 @@ pub(crate) struct AggregatorAnnouncement {
 pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<TrainReport> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
-    let first = ["--job", JOB, "--config", "-"].map(str::to_owned);
+    let mut first = Vec::from(["--job", JOB, "--config", "-"].map(str::to_owned));
+    first.extend(restart_grace(restarts));
     let mut joining = vec![
         format!("--cores={}", plan.cluster.cores),
         format!("--seed={}", plan.seed),
@@ -88,7 +94,11 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
                         .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
-                Ok(Message::Done(result)) => results.push(result),
+                Ok(Message::Done(result)) => {
+                    // A process may die after it has said this, and be started anew.
+                    results.retain(|other| other.rank != result.rank);
+                    results.push(result);
+                }
                 Err(_) => stderr::line(format_args!("{}: {line}", processes.name(child))),
             },
             // Servers say on stdout where they listen, which the workers learn from the coordinator.
@@ -137,6 +147,11 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     let job = Job::init(options)?;
     let result = worker::run(plan, &faults, rank, &job, workload, |step| drop(tell(&Message::Step(step))))?;
     tell(&Message::Done(result))
+}
+
+/// What the first server is told where workers that die are started anew.
+pub(crate) fn restart_grace(restarts: u32) -> Option<String> {
+    (restarts > 0).then(|| format!("--restart-grace={RESTART_GRACE}"))
 }
 
 /// Starts the servers of a job on this machine and returns its URL. The first one gets the arguments `first`, and `input`

@@ -44,6 +44,8 @@ pub(crate) struct TrainReport {
     /// Gradients with NaN or Inf.
     pub(crate) nonfinite: u64,
     pub(crate) dead_workers: Vec<u32>,
+    /// Worker processes that were started anew and took part.
+    pub(crate) restarts: u32,
     pub(crate) server_memory_bytes: Vec<u64>,
     #[serde(skip)]
     curve: Curve,
@@ -60,6 +62,7 @@ impl TrainReport {
     pub(crate) fn new(plan: &JobPlan, results: Vec<WorkerResult>, curve: Curve) -> Result<TrainReport> {
         let end = results.iter().find_map(|result| result.end.clone()).context("worker 0 did not finish")?;
         let seconds = results.iter().map(|result| result.seconds).fold(0.0, f64::max);
+        let losses: Vec<f64> = results.iter().filter_map(|result| result.loss).collect();
         let steps: u64 = results.iter().map(|result| result.steps).sum();
         Ok(TrainReport {
             workload: plan.workload.name.clone(),
@@ -72,7 +75,7 @@ impl TrainReport {
             steps,
             seconds,
             steps_per_s: steps as f64 / seconds.max(1e-9),
-            loss: results.iter().map(|result| result.loss).sum::<f64>() / results.len() as f64,
+            loss: losses.iter().sum::<f64>() / losses.len() as f64,
             test_loss: end.test_loss,
             metric: Metric { name: end.metric, value: end.value },
             extra: end.extra.into_iter().map(|(name, value)| Metric { name, value }).collect(),
@@ -86,6 +89,7 @@ impl TrainReport {
             dropped: end.sync.dropped,
             nonfinite: end.nonfinite,
             dead_workers: end.dead_workers,
+            restarts: end.restarts,
             server_memory_bytes: end.server_memory_bytes,
             curve,
         })
@@ -121,6 +125,9 @@ impl TrainReport {
         }
         if !self.dead_workers.is_empty() {
             row("dead", format!("workers {:?} were declared dead", self.dead_workers));
+        }
+        if self.restarts > 0 {
+            row("restarts", format!("{} of worker processes", self.restarts));
         }
         Ok(output.table(&table)?)
     }
@@ -165,20 +172,29 @@ impl TrainReport {
 pub(crate) struct Curve {
     lines: Vec<Line>,
     steps: Vec<u64>,
+    /// When the process began that a worker's last words are from.
+    began: Vec<f64>,
 }
 
 impl Curve {
     pub(crate) fn new(workers: u32) -> Curve {
         let line = |rank| Line { name: format!("worker {rank}"), points: Vec::new() };
-        Curve { lines: (0..workers).map(line).collect(), steps: vec![0; workers as usize] }
+        let count = workers as usize;
+        Curve { lines: (0..workers).map(line).collect(), steps: vec![0; count], began: vec![0.0; count] }
     }
 
     /// Notes where a worker is; returns the steps of all workers so far.
     pub(crate) fn add(&mut self, step: &Step) -> u64 {
-        if let (Some(line), Some(steps)) =
-            (self.lines.get_mut(step.rank as usize), self.steps.get_mut(step.rank as usize))
+        let rank = step.rank as usize;
+        if let (Some(line), Some(steps), Some(began)) =
+            (self.lines.get_mut(rank), self.steps.get_mut(rank), self.began.get_mut(rank))
         {
-            line.points.push((step.seconds, step.loss));
+            // A process that was started anew counts its seconds from its own beginning.
+            let last = line.points.last().map_or(0.0, |(seconds, _)| *seconds);
+            if step.seconds + *began < last {
+                *began = last;
+            }
+            line.points.push((step.seconds + *began, step.loss));
             *steps = step.steps;
         }
         self.steps.iter().sum()

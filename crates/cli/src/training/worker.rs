@@ -37,8 +37,8 @@ pub(crate) struct WorkerResult {
     pub(crate) rank: u32,
     pub(crate) steps: u64,
     pub(crate) seconds: f64,
-    /// Mean loss of its last epoch.
-    pub(crate) loss: f64,
+    /// Mean loss of its last epoch; `None` when it joined after that.
+    pub(crate) loss: Option<f64>,
     pub(crate) bytes_pushed: u64,
     pub(crate) bytes_pulled: u64,
     /// What rank 0 finds out at the end.
@@ -55,6 +55,8 @@ pub(crate) struct JobEnd {
     pub(crate) sync: SyncStats,
     pub(crate) nonfinite: u64,
     pub(crate) dead_workers: Vec<u32>,
+    /// Worker processes that were started anew and took part.
+    pub(crate) restarts: u32,
     /// Bytes held by each server for parameters, accumulators and optimizer state.
     pub(crate) server_memory_bytes: Vec<u64>,
 }
@@ -111,7 +113,7 @@ pub(crate) fn run(
         rank: rank.0,
         steps: total,
         seconds,
-        loss: final_losses.take(),
+        loss: final_losses.is_some().then(|| final_losses.take()),
         bytes_pushed: report.bytes_pushed,
         bytes_pulled: report.bytes_pulled,
         end,
@@ -218,6 +220,7 @@ fn judge(job: &Job, tables: &[Table], workload: &dyn Workload, timeout: Duration
         sync: sync_stats(&status),
         nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
         dead_workers: dead.map(|worker| worker.worker.0).collect(),
+        restarts: status.restarts,
         server_memory_bytes: server_memory(&status),
     })
 }
@@ -250,6 +253,10 @@ impl Mean {
     fn add(&mut self, value: f64) {
         self.sum += value;
         self.count += 1;
+    }
+
+    fn is_some(&self) -> bool {
+        self.count > 0
     }
 
     fn take(&mut self) -> f64 {

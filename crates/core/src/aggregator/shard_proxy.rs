@@ -200,7 +200,7 @@ impl ShardProxy {
             }
             Some(FromWorker::Push(push)) => {
                 out.report.bytes_from_workers += payload.len() as u64;
-                self.handle_push(&PushFrame { now, worker, push, payload }, out)
+                self.handle_push(&PushFrame { now, worker, push: &push, payload }, out)
             }
             Some(frame) => self.relay(worker, frame, payload, out),
             None => {
@@ -229,14 +229,14 @@ impl ShardProxy {
         let (number, clock) = (frame.push.subject.table.0 as usize, frame.push.clock);
         let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
         let way = match aggregation.table(number) {
-            Some(table) => table.way(frame.worker, &frame.push, &intakes[number])?,
+            Some(table) => table.way(frame.worker, frame.push, &intakes[number])?,
             None => Way::Past { is_new: false },
         };
         if let Way::Past { is_new } = way {
             if let Some(table) = aggregation.table_mut(number).filter(|_| is_new) {
                 table.begin_passing(frame.worker, clock);
             }
-            return self.relay(frame.worker, FromWorker::Push(frame.push), frame.payload, out);
+            return self.relay(frame.worker, FromWorker::Push(*frame.push), frame.payload, out);
         }
         let intake = &mut intakes[number];
         let peers = Peers { members, uplink, out };

@@ -40,20 +40,6 @@ impl fmt::Display for Kind {
     }
 }
 
-impl Stage {
-    /// What it is.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Stage::Filter(_) => Kind::Filter,
-            Stage::Sparsifier(_) => Kind::Sparsifier,
-            Stage::LowRank(_) => Kind::LowRank,
-            Stage::Quantiser(_) => Kind::Quantiser,
-            Stage::Container(_) => Kind::Container,
-            Stage::Bytes(_) => Kind::Bytes,
-        }
-    }
-}
-
 /// A chain of stages, ready to encode and decode. It has no state: that is in [`super::Encoder`].
 #[derive(Debug, Default)]
 pub struct Codec {

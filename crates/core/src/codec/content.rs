@@ -34,6 +34,7 @@ impl<'a> From<Values<'a>> for Content<'a> {
 
 impl Content<'_> {
     /// Entries of the stretch.
+    #[inline]
     pub fn len(self) -> usize {
         match self {
             Content::Whole(values) => values.len(),
@@ -47,6 +48,7 @@ impl Content<'_> {
     }
 
     /// `sum += content`. Entries that are not there are not touched.
+    #[inline]
     pub fn add_to(self, sum: &mut [f32]) {
         match self {
             Content::Whole(values) => kernels::add_values(sum, values),
@@ -55,6 +57,7 @@ impl Content<'_> {
     }
 
     /// `values = content`.
+    #[inline]
     pub fn copy_to(self, target: &mut [f32]) {
         match self {
             Content::Whole(values) => kernels::copy(target, values),
@@ -73,6 +76,7 @@ impl Content<'_> {
     }
 
     /// Whether no value is NaN or infinite.
+    #[inline]
     pub fn all_finite(self) -> bool {
         match self {
             Content::Whole(values) => values.all_finite(),

@@ -30,6 +30,8 @@ pub struct JobConfig {
     pub seed: u64,
     /// A worker that is silent for this long is declared dead.
     pub worker_timeout: Duration,
+    /// A job that cannot go on without a worker that died waits for so long that it is started anew.
+    pub restart_grace: Duration,
 }
 
 impl JobConfig {
@@ -43,6 +45,7 @@ impl JobConfig {
             overrides: Vec::new(),
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
+            restart_grace: Duration::ZERO,
         }
     }
 

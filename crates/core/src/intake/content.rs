@@ -86,6 +86,7 @@ impl ContentReader {
 
     /// The gradient of a push's next frame; `None` for a sparse push that touches nothing here. `last_chunk` is the chunk
     /// of the frame before it.
+    #[inline]
     pub(super) fn read<'a>(
         &'a mut self,
         layout: &Layout,
@@ -129,7 +130,21 @@ impl ContentReader {
     }
 
     /// The values that a payload has for a whole chunk, and the ranges that are absent from them.
+    #[inline]
     pub(super) fn read_chunk<'a>(
+        &'a mut self,
+        layout: &Layout,
+        chunk: LocalChunk,
+        payload: &ChunkPayload<'a>,
+    ) -> Result<(Content<'a>, &'a Absent), Fault> {
+        if !payload.has_absent && !payload.is_encoded {
+            return Ok((Values::F32(plain(layout, chunk, payload.bytes)?).into(), Absent::NOTHING));
+        }
+        self.read_made_chunk(layout, chunk, payload)
+    }
+
+    /// The same for a payload that is not just the values.
+    fn read_made_chunk<'a>(
         &'a mut self,
         layout: &Layout,
         chunk: LocalChunk,
@@ -139,10 +154,7 @@ impl ContentReader {
             self.read_absent(layout, chunk, payload)?;
             return Ok((Values::F32(&self.values).into(), &self.absent));
         }
-        let values = match payload.is_encoded {
-            true => decode(self.decoders.of(payload.epoch), layout, chunk, payload, payload.bytes)?,
-            false => Values::F32(plain(layout, chunk, payload.bytes)?).into(),
-        };
+        let values = decode(self.decoders.of(payload.epoch), layout, chunk, payload, payload.bytes)?;
         Ok((values, Absent::NOTHING))
     }
 
@@ -217,6 +229,7 @@ impl ContentReader {
 }
 
 /// The values of a chunk as they are.
+#[inline]
 fn plain<'a>(layout: &Layout, chunk: LocalChunk, bytes: &'a [u8]) -> Result<&'a [f32], Fault> {
     match floats(bytes) {
         Some(values) if values.len() == chunk.len => Ok(values),

@@ -35,12 +35,14 @@ pub(crate) enum GradientFrame<'a> {
 
 impl<'a> GradientFrame<'a> {
     /// The chunk's place among those of the shard.
+    #[inline]
     pub(crate) fn index(&self) -> usize {
         match *self {
             GradientFrame::Dense { index, .. } | GradientFrame::Rows { index, .. } => index,
         }
     }
 
+    #[inline]
     pub(crate) fn values(&self) -> Content<'a> {
         match *self {
             GradientFrame::Dense { values, .. } => values,

@@ -37,9 +37,11 @@ impl FiniteScreen {
 
     #[inline]
     pub(super) fn check(&mut self, content: Content<'_>) -> Screened<'_> {
-        if content.all_finite() {
-            return Screened::Finite;
-        }
+        if content.all_finite() { Screened::Finite } else { self.judge(content) }
+    }
+
+    #[cold]
+    fn judge(&mut self, content: Content<'_>) -> Screened<'_> {
         self.found += 1;
         if self.rule == NonFinite::Reject {
             return Screened::Refused;

@@ -133,7 +133,7 @@ impl Bench {
     }
 
     fn take(&mut self, worker: u32, push: frame::Push, payload: &[u8]) -> Result<Taken, Cause> {
-        let frame = PushFrame { now: Time::ZERO, worker: WorkerId(worker), push, payload };
+        let frame = PushFrame { now: Time::ZERO, worker: WorkerId(worker), push: &push, payload };
         let taken = self.intake.take(&frame, &mut self.sink);
         assert_eq!(self.intake.check(), Ok(()));
         taken.map_err(|fault| fault.cause)

@@ -22,6 +22,7 @@ pub(crate) struct Push<D, K> {
 }
 
 impl<D: Copy, K: Default> Push<D, K> {
+    #[inline]
     pub(super) fn new(worker: WorkerId, clock: Clock, request: u64, destination: D) -> Push<D, K> {
         Push {
             worker,
@@ -104,6 +105,7 @@ impl<D, K> UnderWay<D, K> {
         (place as usize).checked_sub(1)
     }
 
+    #[inline]
     pub(super) fn get(&self, worker: WorkerId) -> Option<&Push<D, K>> {
         Some(&self.pushes[self.place(worker)?])
     }
@@ -129,6 +131,7 @@ impl<D, K> UnderWay<D, K> {
         self.places[rank] = self.pushes.len() as u32;
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, worker: WorkerId) -> Option<Push<D, K>> {
         let place = self.place(worker)?;
         self.places[worker.0 as usize] = 0;

@@ -81,6 +81,14 @@ impl Strategies {
     fn each(&mut self) -> [&mut dyn Strategy; 3] {
         [&mut self.shared, &mut self.early, &mut self.direct]
     }
+
+    /// Asks them in this order. Every pull is answered here: which they are is known, so that the calls are no dynamic ones.
+    #[inline]
+    fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
+        self.shared.answer(pull, to, sender)
+            || self.early.answer(pull, to, sender)
+            || self.direct.answer(pull, to, sender)
+    }
 }
 
 /// What a shard sends to workers and aggregators, and what they wait for.
@@ -148,8 +156,7 @@ impl Delivery {
             frames: &mut self.frames,
             bytes: &mut self.bytes_pulled,
         };
-        let is_answered =
-            self.strategies.each().into_iter().any(|strategy| strategy.answer(pull, to, &mut sender));
+        let is_answered = self.strategies.answer(pull, to, &mut sender);
         assert!(is_answered, "a released pull is answered");
         // To a worker, the answer is the acknowledgement. An aggregator answers many workers by one answer.
         if pull.owes_ack && !self.routes.is_direct(pull.worker) {
@@ -165,16 +172,19 @@ impl Delivery {
     }
 
     /// Whether a worker may wait with one more pull, and what it has waiting.
+    #[inline]
     pub(super) fn admit(&self, pull: &PendingPull) -> Result<(), Backlog> {
         self.pulls.admit(pull)
     }
 
     /// The token of the pull that waits next.
+    #[inline]
     pub(super) fn next_token(&self) -> u64 {
         self.pulls.next_token()
     }
 
     /// A pull waits, under [`Delivery::next_token`], until its table's controller releases it.
+    #[inline]
     pub(super) fn wait(&mut self, mut pull: PendingPull, table: &TableShard) {
         // The answer comes with the others' pushes: it is the acknowledgement, because one of its own would stand between
         // chunks that are sent early and received in place.
@@ -285,6 +295,12 @@ impl Delivery {
     pub(super) fn lose_aggregator(&mut self, id: AggregatorId) -> Vec<WorkerId> {
         self.forget(NodeId::Aggregator(id));
         self.routes.through(id).collect()
+    }
+
+    /// Whether there is a frame that is not only an acknowledgement.
+    #[inline]
+    pub(super) fn has_frames(&self) -> bool {
+        !self.frames.is_empty()
     }
 
     /// The next frame that is not only an acknowledgement.

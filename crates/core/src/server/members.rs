@@ -62,10 +62,12 @@ impl Members {
     }
 
     /// Whether a connection in the name of this rank is that of an earlier process.
+    #[inline]
     pub(super) fn awaits_connection(&self, worker: WorkerId) -> bool {
         self.get(worker).is_some_and(|incarnation| !incarnation.has_connected)
     }
 
+    #[inline]
     fn get(&self, worker: WorkerId) -> Option<Incarnation> {
         *self.incarnations.get(worker.0 as usize)?
     }

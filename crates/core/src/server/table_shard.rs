@@ -51,14 +51,14 @@ pub(super) struct ChunkView {
 #[derive(Debug)]
 pub(super) struct TableShard {
     layout: Layout,
-    controller: Controller,
+    /// The first epoch since which its frames mean what they mean now.
+    valid_from: u32,
     order: Order,
+    controller: Controller,
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
     answer_encoders: AnswerEncoders,
-    /// The first epoch since which frames mean what they mean now.
-    valid_from: u32,
 }
 
 impl TableShard {
@@ -95,13 +95,14 @@ impl TableShard {
         TableShard { valid_from: epoch, ..self }
     }
 
-    /// The first epoch since which frames mean what they mean now.
-    pub(super) fn valid_from(&self) -> u32 {
-        self.valid_from
-    }
-
     pub(super) fn spec(&self) -> &TableSpec {
         self.layout.spec()
+    }
+
+    /// The first epoch since which its frames mean what they mean now.
+    #[inline]
+    pub(super) fn valid_from(&self) -> u32 {
+        self.valid_from
     }
 
     /// Frames that brought NaN or Inf.
@@ -163,6 +164,11 @@ impl TableShard {
     /// Whether all initial values are here.
     pub(super) fn is_initialised(&self) -> bool {
         self.store.is_initialised()
+    }
+
+    /// Initial values that are not complete are to be sent from the beginning.
+    pub(super) fn forget_incomplete_values(&mut self) {
+        self.store.forget_incomplete_values();
     }
 
     /// Takes one frame of initial values. True when they are now complete.
@@ -309,10 +315,12 @@ impl TableShard {
 
     /// The payload that brings a chunk to a receiver; `None` if it is read from [`TableShard::parameter_bytes`] when it
     /// leaves.
+    #[inline]
     pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
-        if !self.fixes_answers() {
-            return None;
-        }
+        if self.fixes_answers() { self.encode_with_codec(index, receiver) } else { None }
+    }
+
+    fn encode_with_codec(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
         let version = self.version_of(index);
         let values = &self.store.parameters()[self.layout.chunks()[index].range()];
         self.answer_encoders.encode_chunk(&self.layout, ChunkToSend { index, version, values }, receiver)
@@ -357,6 +365,7 @@ impl TableShard {
     }
 
     /// Whether answers are made when they are due, and not when they leave.
+    #[inline]
     pub(super) fn fixes_answers(&self) -> bool {
         self.answer_encoders.fixes_answers()
     }

@@ -6,9 +6,11 @@ use super::table_shard::TableShard;
 use super::timers::Timers;
 use crate::consistency::SyncPolicy;
 use crate::intake::{PushFrame, Taken};
-use crate::types::{AggregatorId, TableId, Time};
-use crate::wire::frame::Sum;
-use crate::wire::{Cause, Fault};
+use crate::prng::Prng;
+use crate::registry::Registry;
+use crate::types::{AggregatorId, Clock, ShardId, TableId, Time, WorkerId};
+use crate::wire::frame::{Subject, Sum};
+use crate::wire::{Cause, Fault, Member, Plan, Standing};
 
 /// The tables of a shard by number, the memory that sums of all of them are made in, and the time-outs of their controllers.
 #[derive(Debug, Default)]
@@ -20,22 +22,89 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) fn new(tables: Vec<TableShard>) -> Tables {
-        Tables { tables, ..Tables::default() }
+    /// What a plan puts onto a shard.
+    pub(super) fn of_plan(registry: &Registry, plan: &Plan, shard: ShardId) -> Result<Tables, String> {
+        let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
+        let mut tables = Tables::default();
+        for (number, (spec, chunks)) in (0u32..).zip(plan.tables.iter().zip(&plan.chunks())) {
+            let own =
+                (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == shard).map(|(n, chunk)| (n, *chunk));
+            let policy = plan.policy_of(TableId(number), shard.server);
+            let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(number);
+            let seed = Prng::fork(plan.seed, label).next_u64();
+            let workers = originals().map(|member| member.worker);
+            let table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
+                .map_err(|error| format!("table `{}`: {error}", spec.name))?;
+            tables.tables.push(table.valid_since(plan.valid_from(TableId(number))));
+        }
+        for &Member { worker, standing, .. } in &plan.members {
+            match standing {
+                Standing::From(0) | Standing::Left => {}
+                Standing::From(clock) => {
+                    tables.join(worker);
+                    tables.set_first_clock(worker, clock);
+                }
+                Standing::Joining => tables.join(worker),
+            }
+        }
+        Ok(tables)
     }
 
-    /// The place of a table that something of is on this shard.
+    /// The place of a frame's table, if something of it is on this shard and the frame means what frames of the table mean
+    /// now, in the epoch `newest`.
     #[inline]
-    pub(super) fn place(&self, id: TableId) -> Result<usize, Fault> {
-        let fault = |message| Err(Fault { cause: Cause::Shape, message });
-        let place = id.0 as usize;
+    pub(super) fn place(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
+        let place = subject.table.0 as usize;
         match self.tables.get(place) {
-            None => fault(format!("table {place} does not exist; the job has {}", self.tables.len())),
-            Some(table) if table.elements() == 0 => {
-                fault(format!("nothing of table `{}` is on this server", table.spec().name))
+            Some(table) if table.elements() > 0 && (table.valid_from()..=newest).contains(&subject.epoch) => {
+                Ok(place)
             }
-            Some(_) => Ok(place),
+            table => Err(self.misplaced(table, subject, newest)),
         }
+    }
+
+    /// The same for a sum of gradients, which may be of an earlier epoch.
+    pub(super) fn place_sum(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
+        let place = subject.table.0 as usize;
+        match self.tables.get(place) {
+            Some(table) if table.elements() > 0 && subject.epoch <= newest => Ok(place),
+            table => Err(self.misplaced(table, subject, newest)),
+        }
+    }
+
+    #[cold]
+    fn misplaced(&self, table: Option<&TableShard>, subject: &Subject, newest: u32) -> Fault {
+        let shape = |message| Fault { cause: Cause::Shape, message };
+        let Some(table) = table else {
+            let (number, count) = (subject.table.0, self.tables.len());
+            return shape(format!("table {number} does not exist; the job has {count}"));
+        };
+        let name = &table.spec().name;
+        if table.elements() == 0 {
+            return shape(format!("nothing of table `{name}` is on this server"));
+        }
+        let (epoch, valid_from) = (subject.epoch, table.valid_from());
+        let message = format!(
+            "the frame is of epoch {epoch}; frames of table `{name}` are valid from epoch {valid_from} on, and the job is \
+             in {newest}"
+        );
+        Fault { cause: Cause::StaleEpoch, message }
+    }
+
+    /// A worker joins: no round after the open one of each table closes without it from now on.
+    pub(super) fn join(&mut self, worker: WorkerId) {
+        self.tables.iter_mut().for_each(|table| table.join(worker));
+    }
+
+    /// The first clock that a worker which joined could push to all tables here.
+    pub(super) fn first_clock(&self, worker: WorkerId) -> Clock {
+        let tables = self.tables.iter().filter(|table| table.elements() > 0);
+        tables.filter_map(|table| table.first_clock(worker)).max().unwrap_or(0)
+    }
+
+    /// A worker that joined owes nothing before this clock. The tables are to be settled then.
+    pub(super) fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
+        self.tables.iter_mut().for_each(|table| table.set_first_clock(worker, clock));
     }
 
     #[inline]
@@ -54,6 +123,12 @@ impl Tables {
 
     pub(super) fn len(&self) -> usize {
         self.tables.len()
+    }
+
+    /// A table whose initial values are not all here.
+    pub(super) fn without_values(&self) -> Option<TableId> {
+        let lacks = |table: &TableShard| table.elements() > 0 && !table.is_initialised();
+        (0..).map(TableId).zip(self.iter()).find(|(_, table)| lacks(table)).map(|(id, _)| id)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &TableShard> {
@@ -103,6 +178,11 @@ impl Tables {
             }
         }
         self.timers.set(table, settled.next_timeout());
+    }
+
+    /// Settles all tables.
+    pub(super) fn settle_all(&mut self, now: Time, delivery: &mut Delivery) {
+        (0..self.tables.len()).for_each(|table| self.settle(now, table, delivery));
     }
 
     /// Settles the tables whose time has come.

@@ -9,7 +9,7 @@ use crate::policy::PolicyOverride;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
-use crate::types::{Clock, WorkerId};
+use crate::types::{Clock, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// What is said between nodes beside gradients and parameters.
@@ -87,6 +87,8 @@ pub enum Control {
         /// The first clock that each joining worker could push here.
         #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
         joining: Vec<FirstClock>,
+        /// A table whose initial values are missing here, while worker 0, who would send them, does not take part.
+        lacks_values: Option<TableId>,
     },
     /// Anybody to the coordinator: a change is missing here, send the whole plan.
     PlanQuery,
@@ -219,7 +221,7 @@ mod tests {
             (Control::StatusQuery, 12),
             (Control::Stop { error: None }, 15),
             (Control::AggregatorReport(AggregatorReport::default()), 16),
-            (Control::Entered { epoch: 1, joining: vec![] }, 18),
+            (Control::Entered { epoch: 1, joining: vec![], lacks_values: None }, 18),
             (Control::Set(PolicyOverride::new("*", Policies::default())), 20),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };

@@ -148,7 +148,12 @@ fn thousands_of_barriers_and_queries_are_one_answer_or_a_refusal() {
 
     let shard = coordinator.accept(now, &shard_hello(1, None, 0, 1)).unwrap().you;
     say(&mut coordinator, now, shard, &message(&Control::Register { addresses: "a".into() }));
-    say(&mut coordinator, now, shard, &message(&Control::Entered { epoch: 1, joining: vec![] }));
+    say(
+        &mut coordinator,
+        now,
+        shard,
+        &message(&Control::Entered { epoch: 1, joining: vec![], lacks_values: None }),
+    );
     let mut answers = 0;
     for _ in 0..5000 {
         let outputs = say(&mut coordinator, now, workers[0], &message(&Control::StatusQuery));

@@ -283,7 +283,9 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         Just(Control::Declare { tables: honest_tables() }),
         plan().prop_map(|plan| Control::Plan(Box::new(plan))),
         (0u32..6, change()).prop_map(|(epoch, change)| Control::Change { epoch, change }),
-        (0u32..6, vec(first_clock(), 0..3)).prop_map(|(epoch, joining)| Control::Entered { epoch, joining }),
+        (0u32..6, vec(first_clock(), 0..3), prop::option::of(0u32..3)).prop_map(|(epoch, joining, lacks)| {
+            Control::Entered { epoch, joining, lacks_values: lacks.map(TableId) }
+        }),
         Just(Control::PlanQuery),
         Just(Control::WorkerReport(report)),
         Just(Control::ReportRequest),

@@ -2,13 +2,18 @@
 
 use super::pump::Pump;
 use super::{W, job, started};
+use paramill_core::address::Addresses;
+use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
+use paramill_core::registry::Registry;
 use paramill_core::role::Role;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, WorkerId};
 use paramill_core::wire::{Control, Hello, Party};
-use paramill_core::worker::{Gradient, Ticket, WorkerError};
+use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig, WorkerError};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 const SHARD: usize = 1;
 const ELEMENTS: usize = 20;
@@ -34,6 +39,20 @@ fn join(pump: &mut Pump, worker: usize) -> Ticket {
     let ticket = pump.workers[worker].start(pump.now).expect("starts once");
     pump.run();
     ticket
+}
+
+/// A process comes for a certain rank, or through an aggregator; its index in `workers`.
+fn come(pump: &mut Pump, rank: Option<u32>, aggregator: Option<&str>) -> usize {
+    let config = WorkerConfig {
+        job: "test".into(),
+        rank: rank.map(WorkerId),
+        coordinator: "coordinator".into(),
+        aggregator: aggregator.map(Addresses::from),
+        number: 1000 + pump.workers.len() as u64,
+    };
+    pump.workers.push(Worker::new(pump.now, config, Arc::new(Registry::builtin())));
+    pump.run();
+    pump.workers.len() - 1
 }
 
 /// Lets these workers train until all of them have completed so many iterations. What they wait for first is given.
@@ -255,4 +274,140 @@ fn nobody_joins_a_job_that_is_over() {
         Some(Err(WorkerError::NotAMember(why))) => assert!(why.contains("job `test` is over"), "{why}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// Two workers of a job that has begun; of the initial values of worker 0 one chunk arrived before it was gone.
+fn without_values(restart_grace: Duration) -> (Pump, Ticket) {
+    let mut pump = Pump::new(JobConfig { restart_grace, ..job(2, 1, "bsp", "sgd:lr=1") }, 1);
+    let node = pump.worker_node(0);
+    pump.run();
+    join(&mut pump, 0);
+    pump.hold(node, SHARD);
+    let second = join(&mut pump, 1);
+    assert!(pump.deliver(node, SHARD, 1).is_some(), "the first chunk");
+    pump.release();
+    pump.isolate(node);
+    pump.run();
+    assert_eq!(pump.outcome(1, second), None);
+    (pump, second)
+}
+
+#[test]
+fn a_new_worker_0_sends_the_initial_values_of_one_that_died_before() {
+    // It comes at once, or after the other one was declared dead, if the job waits for so long.
+    for (grace, late) in [(0, 0.5), (30, 20.0)] {
+        let (mut pump, second) = without_values(Duration::from_secs(grace));
+        pump.pass(late);
+        assert_eq!(pump.stopped, []);
+        let phase = pump.coordinator.status(pump.now).phase;
+        assert_eq!(phase.contains("waiting for worker 0 to be started anew"), grace > 0, "{phase}");
+        let third = come(&mut pump, Some(0), None);
+        pump.workers[third]
+            .declare(TableSpec::dense("w", [ELEMENTS as u64]), (0..ELEMENTS).map(|i| i as f32).collect())
+            .unwrap();
+        let start = pump.workers[third].start(pump.now).unwrap();
+        pump.run();
+        train(&mut pump, &[1, third], 4, &[(1, second), (third, start)]);
+        // All of them are the new one's, whose predecessor had others.
+        assert_steps(&pump, 4);
+    }
+}
+
+#[test]
+fn a_job_without_initial_values_ends_when_nobody_comes_to_send_them() {
+    let why = "worker 0 was gone before the initial values of table `w` were here";
+    let ended = |pump: &Pump| pump.stopped.iter().flatten().any(|error| error.contains(why));
+    let (mut pump, _) = without_values(Duration::from_secs(10));
+    pump.pass(11.0);
+    assert!(!ended(&pump), "3 s of grace for the connection come first");
+    pump.pass(4.0);
+    assert!(ended(&pump), "{:?}", pump.stopped);
+    // The new one goes away too, before it takes part.
+    let (mut pump, _) = without_values(Duration::ZERO);
+    let third = come(&mut pump, Some(0), None);
+    pump.pass(8.0);
+    assert!(!ended(&pump), "somebody is here who may send them: {:?}", pump.stopped);
+    pump.isolate(pump.worker_node(third));
+    pump.pass(4.0);
+    assert!(ended(&pump), "{:?}", pump.stopped);
+}
+
+#[test]
+fn a_job_whose_last_worker_died_waits_for_another_if_it_is_told_to() {
+    let grace = Duration::from_secs(30);
+    let mut pump = started(JobConfig { restart_grace: grace, ..job(1, 2, "bsp", "sgd:lr=1") }, 1, ELEMENTS);
+    train(&mut pump, &[0], 2, &[]);
+    pump.isolate(pump.worker_node(0));
+    pump.pass(20.0);
+    assert_eq!(pump.stopped, []);
+    let second = pump.add_worker("test");
+    let start = join(&mut pump, second);
+    train(&mut pump, &[second], 6, &[(second, start)]);
+    assert_eq!(pump.workers[second].id(), Some(WorkerId(0)));
+    // Round 2 was nobody's.
+    assert_steps(&pump, 5);
+    pump.isolate(pump.worker_node(second));
+    pump.pass(32.0);
+    assert_eq!(pump.stopped, []);
+    pump.pass(2.0);
+    assert!(pump.stopped.contains(&Some("all workers died".into())), "{:?}", pump.stopped);
+}
+
+#[test]
+fn a_worker_that_joins_pushes_and_pulls_rows() {
+    for sync in ["bsp", "asp", "ssp:s=1", "drop:n=1"] {
+        let mut pump = Pump::new(job(1, 2, sync, "sgd:lr=1"), 1);
+        let spec = TableSpec::sparse("rows", 10, 2);
+        pump.start(&[(spec.clone(), vec![5.0; 20])]);
+        let push = |pump: &mut Pump, worker: usize| {
+            let gradient = Gradient::Rows { rows: &[1, 8], values: &[1.0; 4] };
+            let ticket = pump.workers[worker].push(pump.now, W, gradient, false).unwrap();
+            pump.workers[worker].clock();
+            pump.run();
+            assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{sync}");
+        };
+        (0..3).for_each(|_| push(&mut pump, 0));
+        let second = pump.add_worker("test");
+        pump.workers[second].declare(spec, vec![7.0; 20]).unwrap();
+        let start = pump.workers[second].start(pump.now).unwrap();
+        pump.run();
+        while pump.workers[0].current_clock() < 8 {
+            push(&mut pump, 0);
+            if pump.outcome(second, start) == Some(Ok(())) && pump.workers[second].current_clock() < 8 {
+                push(&mut pump, second);
+            }
+        }
+        let behind = 8 - pump.workers[second].current_clock();
+        (0..behind).for_each(|_| push(&mut pump, second));
+        let rows = PullOptions { rows: Some(&[0, 1]), now: false };
+        let ticket = pump.workers[second].pull(pump.now, W, rows).unwrap();
+        pump.run();
+        assert_eq!(pump.outcome(second, ticket), Some(Ok(())), "{sync}");
+        let rows = pump.workers[second].redeem(ticket);
+        assert_eq!(rows[..2], [5.0; 2], "{sync}");
+        if sync == "bsp" {
+            // The mean of equal gradients: a step of 1 in each of eight rounds.
+            assert_eq!(rows[2..], [-3.0; 2]);
+        }
+    }
+}
+
+#[test]
+fn workers_join_through_an_aggregator() {
+    let mut pump = Pump::with_aggregators(job(2, 2, "bsp", "sgd:lr=1"), 1, &[0, 0]);
+    let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+    pump.start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+    train(&mut pump, &[0, 1], 3, &[]);
+    let third = come(&mut pump, None, Some("aggregator:0"));
+    let start = join(&mut pump, third);
+    train(&mut pump, &[0, 1, third], 6, &[(third, start)]);
+    assert_eq!(pump.workers[third].id(), Some(WorkerId(2)));
+    // One that is behind the same aggregator dies, and is started anew there.
+    pump.isolate(pump.worker_node(0));
+    pump.run();
+    let fourth = come(&mut pump, Some(0), Some("aggregator:0"));
+    let start = join(&mut pump, fourth);
+    train(&mut pump, &[1, third, fourth], 12, &[(fourth, start)]);
+    assert_eq!(pump.workers[fourth].id(), Some(WorkerId(0)));
+    assert_steps(&pump, 12);
 }

@@ -6,6 +6,7 @@ use crate::rules::{Closed, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::WorkerId;
+use paramill_core::wire::Welcome;
 use paramill_core::wire::{Kind, Party, Refusal};
 
 const CALLEE: NodeId = NodeId::Coordinator;

@@ -53,6 +53,7 @@ impl PendingPull {
         self.clock
     }
 
+    #[inline]
     fn row_count(&self) -> usize {
         self.rows.as_ref().map_or(0, Vec::len)
     }
@@ -83,6 +84,7 @@ pub(super) struct WaitingPulls {
 impl WaitingPulls {
     /// Whether a worker may wait with one more, and what it has waiting. Its pulls take memory while they wait, so that
     /// there is an end to them.
+    #[inline]
     pub(super) fn admit(&self, pull: &PendingPull) -> Result<(), Backlog> {
         let of_table = self.backlogs.get(pull.table);
         let backlog = of_table.and_then(|of_table| of_table.get(pull.worker.0 as usize)).copied();
@@ -93,12 +95,14 @@ impl WaitingPulls {
     }
 
     /// The token that the next pull to be filed will have.
+    #[inline]
     pub(super) fn next_token(&self) -> u64 {
         let place = self.free.last().copied().unwrap_or(self.filed.len() as u32);
         u64::from(self.sequence) << 32 | u64::from(place)
     }
 
     /// Files a pull under [`WaitingPulls::next_token`].
+    #[inline]
     pub(super) fn file(&mut self, pull: PendingPull) {
         self.add_backlog(&pull);
         self.sequence = self.sequence.wrapping_add(1);

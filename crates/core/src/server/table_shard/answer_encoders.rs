@@ -70,6 +70,7 @@ impl AnswerEncoders {
     }
 
     /// Whether answers are made when they are due, and not when they leave.
+    #[inline]
     pub(super) fn fixes_answers(&self) -> bool {
         self.codec.is_some()
     }

@@ -19,6 +19,7 @@ pub(super) struct CellGradient<'a> {
 
 impl<'a> CellGradient<'a> {
     /// Calls `visit` with the gradient of every cell in a frame.
+    #[inline]
     pub(super) fn for_each(gradient: GradientFrame<'a>, mut visit: impl FnMut(CellGradient<'a>)) {
         match gradient {
             GradientFrame::Dense { index, start, values, absent } => {

@@ -9,7 +9,7 @@ use crate::limits;
 use crate::policy::{Order, Reduce};
 use crate::server::accumulators::Accumulators;
 use crate::table::Layout;
-use crate::types::Clock;
+use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, frame};
 
 /// What a shard keeps with a push that is under way.
@@ -46,7 +46,7 @@ impl Sink for GradientSink<'_> {
 
     /// Decided at a push's first frame, and anew when the round that it went to has closed.
     fn admit(&mut self, frame: &PushFrame<'_>, so_far: Option<Admit>) -> Result<Admission<Admit>, Fault> {
-        let (worker, clock, table) = (frame.worker, frame.push.clock, self.layout.name());
+        let (worker, clock) = (frame.worker, frame.push.clock);
         self.check_initialised()?;
         let v_train = self.controller.state().v_train();
         let admit = match so_far {
@@ -57,18 +57,8 @@ impl Sink for GradientSink<'_> {
         match admit {
             Admit::Now | Admit::Round(_) | Admit::Late => Ok(Admission::Take(admit)),
             Admit::Duplicate => Ok(Admission::Duplicate),
-            Admit::TooFarAhead => {
-                let message = format!(
-                    "{worker} pushed clock {clock} of table `{table}`, which is at version {v_train}; at most {} \
-                     rounds ahead are kept: wait for a pull before pushing on",
-                    limits::MAX_ROUNDS_AHEAD
-                );
-                Err(Fault { cause: Cause::TooFarAhead, message })
-            }
-            Admit::UnknownWorker => {
-                let message = format!("{worker} is no member of this job any more (declared dead, or left)");
-                Err(Fault { cause: Cause::NotAMember, message })
-            }
+            Admit::TooFarAhead => Err(self.too_far_ahead(frame)),
+            Admit::UnknownWorker => Err(not_a_member(worker)),
         }
     }
 
@@ -116,19 +106,42 @@ impl Sink for GradientSink<'_> {
     }
 }
 
+#[cold]
+fn not_a_member(worker: WorkerId) -> Fault {
+    let message = format!("{worker} is no member of this job any more (declared dead, or left)");
+    Fault { cause: Cause::NotAMember, message }
+}
+
 impl GradientSink<'_> {
     fn arrival(&self) -> Arrival {
         let state = self.controller.state();
         Arrival { version: state.v_train(), workers: state.n() }
     }
 
+    #[cold]
+    fn too_far_ahead(&self, frame: &PushFrame<'_>) -> Fault {
+        let message = format!(
+            "{} pushed clock {} of table `{}`, which is at version {}; at most {} rounds ahead are kept: wait for a pull \
+             before pushing on",
+            frame.worker,
+            frame.push.clock,
+            self.layout.name(),
+            self.controller.state().v_train(),
+            limits::MAX_ROUNDS_AHEAD
+        );
+        Fault { cause: Cause::TooFarAhead, message }
+    }
+
     /// Initial values would overwrite what is pushed before them.
+    #[inline]
     fn check_initialised(&self) -> Result<(), Fault> {
-        if self.store.is_initialised() {
-            return Ok(());
-        }
+        if self.store.is_initialised() { Ok(()) } else { Err(self.not_initialised()) }
+    }
+
+    #[cold]
+    fn not_initialised(&self) -> Fault {
         let message = format!("table `{}` has no initial values yet; pull it first", self.layout.name());
-        Err(Fault { cause: Cause::Protocol, message })
+        Fault { cause: Cause::Protocol, message }
     }
 
     /// Whether gradients of this round may be stepped before it closes: nothing but the pushes of all workers closes

@@ -86,8 +86,16 @@ impl Store {
     }
 
     /// Whether all initial values are here.
+    #[inline]
     pub(super) fn is_initialised(&self) -> bool {
         self.initialised_chunks == self.arrivals.len()
+    }
+
+    /// Initial values that are not complete are to be sent from the beginning.
+    pub(super) fn forget_incomplete_values(&mut self) {
+        if !self.is_initialised() {
+            self.initialised_chunks = 0;
+        }
     }
 
     /// Takes one frame of initial values. What was taken before is ignored.

@@ -140,7 +140,7 @@ fn push_frame(
     accumulators: &mut Accumulators,
 ) -> Result<Taken, Fault> {
     let Some(FromWorker::Push(push)) = FromWorker::decode(header) else { panic!("{header:?}") };
-    part.push(&PushFrame { now: Time::ZERO, worker: WorkerId(worker), push, payload }, accumulators)
+    part.push(&PushFrame { now: Time::ZERO, worker: WorkerId(worker), push: &push, payload }, accumulators)
 }
 
 fn piece(sequence: u32) -> Piece {
