@@ -168,6 +168,27 @@ def test_optimizers_can_be_changed_while_running(serve: Callable[..., str]) -> N
         assert job.status()["shards"][0]["tables"][0]["name"] == "w"
 
 
+def test_codecs_can_be_changed_while_running(serve: Callable[..., str]) -> None:
+    with pm.init(serve(1, "--optimizer=sgd:lr=1", "--codec=topk:0.01")) as job:
+        w = job.table("w", init=np.zeros(1000, np.float32))
+        job.start()
+
+        def step(gradient: float) -> int:
+            before = job.status()["shards"][0]["bytes_pushed"]
+            w.update(np.full(1000, gradient, np.float32))
+            job.clock()
+            w.sync()
+            return int(job.status()["shards"][0]["bytes_pushed"]) - int(before)
+
+        assert step(1.0) < 400
+        assert job.set(codec="none", answer_codec="f16") == "1 tables now have codec=none, answer_codec=f16 on all servers"
+        # The worker may hear of it after the first of these. What was kept back arrives with the second at the latest.
+        sent = [step(1.0) for _ in range(3)]
+        assert sent[-1] == 4000 and w.value.tolist() == [-4.0] * 1000
+        with pytest.raises(pm.errors.PolicyError, match="unknown codec `toppk`"):
+            job.set(codec="toppk:0.1")
+
+
 def test_waits_let_other_threads_run(serve: Callable[..., str]) -> None:
     job = pm.init(serve(2), timeout=30)
     job.table("w", init=[0.0])

@@ -262,6 +262,60 @@ fn a_running_job_can_be_asked_and_changed() {
     assert_eq!(wait(&mut serve, Duration::from_secs(20)), Some(1), "a job whose workers all died has failed");
 }
 
+/// Bytes pushed and pulled per step, over some steps from now on.
+fn bytes_per_step(url: &str) -> [f64; 2] {
+    let look = || {
+        let shard = &json(&["status", url, "--json"])["shards"][0];
+        let count = |field: &Value| field.as_f64().unwrap_or(0.0);
+        [&shard["tables"][0]["version"], &shard["bytes_pushed"], &shard["bytes_pulled"]].map(count)
+    };
+    let (before, deadline) = (look(), Instant::now() + Duration::from_secs(60));
+    loop {
+        let after = look();
+        if after[0] >= before[0] + 20.0 {
+            let steps = after[0] - before[0];
+            return [(after[1] - before[1]) / steps, (after[2] - before[2]) / steps];
+        }
+        assert!(Instant::now() < deadline, "the job stands still at step {}", after[0]);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn codecs_of_a_running_job_change_what_travels() {
+    for transport in ["tcp", "shm"] {
+        let job = ["--workers", "2", "--servers", "1", "--transport", transport];
+        let (mut serve, mut stdout) =
+            spawn(&[&["serve", "--listen", "127.0.0.1:0", "--json"], &job[..]].concat());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let url = serde_json::from_str::<Value>(&line).unwrap()["url"].as_str().unwrap().to_owned();
+        let plan = json_plan(&[&["mlp", "--examples", "400", "--epochs", "100000"], &job[..]].concat());
+        let mut workers: Vec<Child> = (0..2).map(|rank| worker(&url, rank, &plan)).collect();
+        let plain = bytes_per_step(&url);
+        let set = |policies: &[&str]| {
+            let output = paramill(&[&["set", &url], policies].concat());
+            assert!(output.status.success(), "{}", text(&output.stderr));
+            // Steps that were under way are not of interest.
+            bytes_per_step(&url);
+            bytes_per_step(&url)
+        };
+        let encoded = set(&["codec=topk:0.01", "answer_codec=f16"]);
+        assert!(encoded[0] < plain[0] / 10.0, "{transport}: {plain:?} became {encoded:?}");
+        assert!(encoded[1] < plain[1] * 0.6, "{transport}: {plain:?} became {encoded:?}");
+        let differences = set(&["answer_codec=topk:0.01"]);
+        assert!(differences[1] < plain[1] / 10.0, "{transport}: {plain:?} became {differences:?}");
+        let again = set(&["codec=none", "answer_codec=none"]);
+        assert!(again.iter().zip(plain).all(|(now, then)| *now > then * 0.8), "{transport}: {again:?}");
+        for worker in &mut workers {
+            assert!(worker.try_wait().unwrap().is_none(), "a worker has ended");
+            worker.kill().unwrap();
+            worker.wait().unwrap();
+        }
+        assert_eq!(wait(&mut serve, Duration::from_secs(20)), Some(1), "all of its workers died");
+    }
+}
+
 /// A plan in TOML.
 fn json_plan(arguments: &[&str]) -> String {
     let output = paramill(&[&["config"], arguments].concat());

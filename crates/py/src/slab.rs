@@ -86,8 +86,8 @@ impl Slab {
     }
 
     /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
-    /// `halves`.
-    fn contains(&self, content: &str, count: usize) -> PyResult<()> {
+    /// `halves`, by a codec that may have changed since.
+    fn contains(&self, content: &str, count: usize, codec: String) -> PyResult<()> {
         let prepared = match content {
             "chosen" => Prepared::Chosen,
             "places" => Prepared::Places { count },
@@ -98,7 +98,7 @@ impl Slab {
         let Place::Here { slab, .. } = &mut *place else {
             return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
         };
-        slab.contains(prepared);
+        slab.contains_by(prepared, codec);
         Ok(())
     }
 

@@ -75,6 +75,11 @@ class Bucket:
         self._exchange: Optional[Exchange] = None
         self._compressor: Optional[Compressor] = None
         self._compressed = False
+        self._codec = ""
+        self._device_codec: Optional[bool] = None
+        # What a compressor kept before the codec changed, and what of that is in the gradient that leaves next.
+        self._unsent: Optional[Tensor] = None
+        self._added: Optional[Tensor] = None
         self._starts: list[int] = []
         self._known_views: list[tuple[Tensor, list[Tensor]]] = []
         size = 0
@@ -116,12 +121,11 @@ class Bucket:
         self._slab = self._table.slab()
         device = self.slots[0].parameter.device
         self._lane: Lane = lane_of(device, self.size)
+        self._device_codec = device_codec
         codec = self._slab._native.codec()
-        chain = Chain.read(codec)
-        if device_codec and chain is None and codec not in ("", "none"):
+        self._follow(codec)
+        if device_codec and self._compressor is None and codec not in ("", "none"):
             raise PolicyError(f"torch cannot compress by `{codec}`; leave device_codec out, and the worker does it")
-        if chain is not None and (device.type == "cuda" if device_codec is None else device_codec):
-            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
         self._look()
         self._move_in()
         self._deliver()
@@ -137,6 +141,10 @@ class Bucket:
         """Sends the gradients. `scale` is what they are multiplied by first; with `skip` it is as if there were none."""
         if self.under_way:
             self.receive()
+        assert self._slab is not None
+        codec = self._slab._native.codec()
+        if codec != self._codec:
+            self._follow(codec)
         step, compressor = self._job.iteration, self._compressor
         self._compressed = compressor is not None and compressor.applies(step)
         flat = compressor.input if compressor and self._compressed else self._lane.outgoing(self._gradient)
@@ -151,6 +159,7 @@ class Bucket:
                 torch._foreach_copy_([view for view, _ in present], gradients)
             if scale is not None and not skip:
                 flat.mul_(scale.to(flat.device))
+            self._add_unsent(flat)
         for slot in self.slots:
             slot.look()
         self.sent = True
@@ -173,7 +182,7 @@ class Bucket:
                 self._lane.bring_out(copies)
                 if not self._lane.is_out(block):
                     return False
-            self._slab._native.contains(self._compressor.content, self._compressor.count)
+            self._slab._native.contains(self._compressor.content, self._compressor.count, self._codec)
         if self._absent:
             self._slab._native.lacks(self._absent)
         try:
@@ -181,10 +190,11 @@ class Bucket:
         except NonFiniteError as error:
             # The others wait for this worker: it takes part as if it had no gradients, and the step tells.
             self.refused = error
+            self._unsent = self._added if self._added is not None else self._unsent
             self._gradient.zero_()
             self.present = [False] * len(self.slots)
             if self._compressor and self._compressed:
-                self._slab._native.contains(self._compressor.content, 0)
+                self._slab._native.contains(self._compressor.content, 0, self._codec)
             self._slab._native.lacks([(0, self.size)])
             self._exchange = self._job.exchange([self._slab])
         self._left = True
@@ -221,6 +231,31 @@ class Bucket:
         """Lets go of what the device holds."""
         if self._slab is not None:
             self._lane.close()
+
+    def _follow(self, codec: str) -> None:
+        """Compresses by the codec that holds now, if torch is to. What was kept under another one goes with the next gradient."""
+        assert self._slab is not None
+        kept = self._compressor.residual if self._compressor else None
+        if kept is not None:
+            self._unsent = kept if self._unsent is None else kept + self._unsent
+        self._codec, self._compressor = codec, None
+        self._known_views.clear()
+        chain, device = Chain.read(codec), self.slots[0].parameter.device
+        on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
+        if chain is not None and on_device:
+            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
+
+    def _add_unsent(self, flat: Tensor) -> None:
+        """Adds what was kept under another codec, where there is a gradient."""
+        self._added = unsent = self._unsent
+        if unsent is None:
+            return
+        rest = unsent.clone()
+        for (start, end), here in zip(self._spans, self.present):
+            if here:
+                flat[start:end].add_(unsent[start:end].to(flat.device))
+                rest[start:end].zero_()
+        self._unsent = None if all(self.present) else rest
 
     def _targets(self) -> list[Tensor]:
         return [slot.parameter for slot in self.slots]

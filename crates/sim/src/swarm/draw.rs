@@ -90,8 +90,11 @@ impl Drawn {
         // What a server refuses is not counted; and an application that goes on without it keeps others waiting at a
         // second table, which they have to read before they can push the first again.
         let has_sparse = scenario.tables.iter().any(|table| table.rows);
-        let may_refuse = slabs && (exact || has_sparse || scenario.tables.len() > 1);
-        let nan_p = if dice.chance(0.3) && !may_refuse { dice.magnitude(0.005, 0.2) } else { 0.0 };
+        let is_uncountable = slabs && (exact || has_sparse || scenario.tables.len() > 1);
+        // What is clipped has no number any more that it could be counted by.
+        let is_clip = |switch: &Switch| switch.change.policies.get(Axis::NonFinite) == Some("clip");
+        let is_uncountable = is_uncountable || (exact && scenario.switches.iter().any(is_clip));
+        let nan_p = if dice.chance(0.3) && !is_uncountable { dice.magnitude(0.005, 0.2) } else { 0.0 };
         let workers = scenario.workers + joins.len() as u32;
         let gradients = if exact { Gradients::Tagged { workers } } else { Gradients::Quadratic };
         let play = Play {
