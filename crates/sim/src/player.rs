@@ -397,7 +397,7 @@ impl Player {
     fn nan(&mut self, index: usize) -> bool {
         let Program { seed, worker, nan_p, .. } = self.program;
         let label = u64::from(worker.0) << 48 | (index as u64) << 40 | self.worker.current_clock();
-        let is_nan = nan_p > 0.0 && Prng::fork(seed ^ 0x4e61_4e, label).chance(nan_p);
+        let is_nan = nan_p > 0.0 && Prng::fork(seed ^ 0x004e_614e, label).chance(nan_p);
         self.nans += u64::from(is_nan);
         is_nan
     }

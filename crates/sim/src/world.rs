@@ -314,10 +314,11 @@ impl<R: Role> World<R> {
                 self.connections[connection].channels[side].note_room();
                 self.flush(connection, side, observer)?;
             }
-            Event::Restart { rebirth, .. } => match self.nodes[index].ended {
-                Some(Ended::Crashed | Ended::NotStarted) => self.revive(index, rebirth),
-                _ => {}
-            },
+            Event::Restart { rebirth, .. } => {
+                if let Some(Ended::Crashed | Ended::NotStarted) = self.nodes[index].ended {
+                    self.revive(index, rebirth);
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -784,7 +785,8 @@ impl<R: Role> World<R> {
                 self.settle(index, observer)?;
             }
             if !self.nodes[index].handling.is_zero() {
-                return Ok(self.call_reader(index));
+                self.call_reader(index);
+                return Ok(());
             }
         }
         // What is listed and may not be read waits for its peer, which calls the reader; time must pass for the rest.

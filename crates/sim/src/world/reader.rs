@@ -35,7 +35,8 @@ impl Reader {
 
     /// The next frame that is whole by now.
     pub(super) fn pop_received(&mut self, now: Time) -> Option<Source> {
-        self.incoming.pop_front_if(|(at, _)| *at <= now).map(|(_, source)| source)
+        let is_here = self.incoming.front().is_some_and(|(at, _)| *at <= now);
+        if is_here { self.incoming.pop_front().map(|(_, source)| source) } else { None }
     }
 
     /// When the next frame is whole.
