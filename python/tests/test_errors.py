@@ -78,7 +78,7 @@ def test_tables_that_cannot_be() -> None:
             job.table("w", init=[0.0])
         with pytest.raises(errors.PolicyError, match="unknown optimizer `sdg`; known: sgd"):
             job.table("v", init=[0.0], optimizer="sdg")
-        with pytest.raises(errors.PolicyError, match="unknown variant `average`"):
+        with pytest.raises(errors.PolicyError, match="reduce: `average`: expected `mean` or `sum`"):
             job.table("v", init=[0.0], reduce="average")
         job.start()
         with pytest.raises(errors.OrderError, match="tables are created before `start`"):

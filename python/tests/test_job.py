@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, Callable
 
 import numpy as np
@@ -51,6 +52,40 @@ def test_two_workers_take_the_mean_of_their_gradients(launch: Callable[..., list
         assert before == [0.0] * 3, "the initial values of rank 0 count"
         assert after == [-2.0] * 3
         assert (said, workers) == (rank, 2)
+
+
+def test_a_worker_that_comes_late_begins_where_the_job_is(serve: Callable[..., str]) -> None:
+    url = serve(1, "--optimizer=sgd:lr=1")
+
+    def train(job: pm.Job, w: pm.Table, until: int) -> None:
+        while job.iteration < until:
+            w.update(np.ones(5, np.float32))
+            job.clock()
+            w.sync()
+
+    began: list[tuple[int, int]] = []
+
+    def join() -> None:
+        with pm.init(url) as late:
+            own = late.table("w", init=np.ones(5, np.float32))
+            late.start()
+            began.append((late.rank, late.iteration))
+            train(late, own, 40)
+
+    with pm.init(url) as first:
+        w = first.table("w", init=np.zeros(5, np.float32))
+        first.start()
+        train(first, w, 3)
+        thread = threading.Thread(target=join)
+        thread.start()
+        # Two epochs later its first clock is known, and it is waited for from then on.
+        while first.status()["epoch"] < 3:
+            time.sleep(0.01)
+        train(first, w, 40)
+        thread.join()
+        (rank, iteration) = began[0]
+        assert rank == 1 and 3 < iteration < 40
+        assert w.value.tolist() == [-40.0] * 5, "every round made one step, whoever took part in it"
 
 
 def test_slabs_are_exchanged_where_they_are(serve: Callable[..., str]) -> None:

@@ -5,7 +5,7 @@
 use crate::arrays;
 use crate::condition;
 use crate::errors::{admin, client, raise};
-use crate::policy::Texts;
+use crate::policy::policies as read_policies;
 use crate::slab::{self, Exchange, Slab};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyReadwriteArrayDyn};
@@ -16,6 +16,7 @@ use paramill_node::env_vars;
 use paramill_node::identity::Identity;
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -117,11 +118,11 @@ impl Job {
         shape: Vec<u64>,
         initial: PyReadonlyArrayDyn<'_, f32>,
         rows: bool,
-        policies: Texts,
+        policies: &Bound<'_, PyDict>,
     ) -> PyResult<u32> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
-        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: policies.0 };
+        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: read_policies(policies)? };
         Ok(py.detach(|| job.create_table(spec, initial)).map_err(client)?.0)
     }
 
@@ -237,8 +238,14 @@ impl Job {
     }
 
     /// Changes policies of the tables that match; on return all servers follow them.
-    fn set(&self, py: Python<'_>, table: &str, server: Option<u32>, policies: Texts) -> PyResult<String> {
-        let change = PolicyOverride::new(table, policies.0).on(server.map(ServerId));
+    fn set(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        server: Option<u32>,
+        policies: &Bound<'_, PyDict>,
+    ) -> PyResult<String> {
+        let change = PolicyOverride::new(table, read_policies(policies)?).on(server.map(ServerId));
         self.with_admin(py, |admin| {
             let done = admin.set(change)?;
             // Servers report after what they were told before.

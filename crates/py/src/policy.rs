@@ -5,32 +5,36 @@ use crate::errors::raise;
 use paramill_core::consistency::{ClientSync, SyncPolicy};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::policy::{Axis, Policies};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
+use pyo3::types::PyDict;
 
 /// Policies by name, as keyword arguments; `None` says nothing. All of them mean something.
-pub(crate) struct Texts(pub(crate) Policies);
-
-impl<'py> FromPyObject<'_, 'py> for Texts {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Texts> {
-        let mut policies = Policies::default();
-        for (name, text) in given.extract::<BTreeMap<String, Option<String>>>()? {
-            let fault = |error| raise("PolicyError", error);
-            let axis = Axis::named(&name).map_err(fault)?;
-            if let Some(text) = text {
-                policies.set(axis, text).map_err(fault)?;
-            }
+pub(crate) fn policies(given: &Bound<'_, PyDict>) -> PyResult<Policies> {
+    let mut policies = Policies::default();
+    for (name, text) in given {
+        let name: String = name.extract()?;
+        let Ok(text) = text.extract::<Option<String>>() else {
+            let found = text.get_type().name()?;
+            return Err(PyTypeError::new_err(format!(
+                "`{name}`: expected the text of a policy, not {found}"
+            )));
+        };
+        let fault = |error| raise("PolicyError", error);
+        let axis = Axis::named(&name).map_err(fault)?;
+        if let Some(text) = text {
+            policies.set(axis, text).map_err(fault)?;
         }
-        policies.check(&condition::registry()).map_err(|error| raise("PolicyError", error))?;
-        Ok(Texts(policies))
     }
+    policies.check(&condition::registry()).map_err(|error| raise("PolicyError", error))?;
+    Ok(policies)
 }
 
 /// Whether policies mean something; the error names what is known.
 #[pyfunction]
-pub(crate) fn check_policies(_policies: Texts) {}
+pub(crate) fn check_policies(policies: &Bound<'_, PyDict>) -> PyResult<()> {
+    self::policies(policies).map(drop)
+}
 
 /// The rule that an optimizer's text names, and every parameter of it with its value, also those that the text leaves out.
 #[pyfunction]

@@ -2,7 +2,7 @@
 
 use crate::condition;
 use crate::errors::raise;
-use crate::policy::Texts;
+use crate::policy::policies as read_policies;
 use crate::waiting::until_due;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
@@ -10,6 +10,7 @@ use paramill_node::data_cores::Choice;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -34,12 +35,12 @@ impl Server {
         workers: u32,
         servers: u32,
         cores: Option<u32>,
-        policies: Texts,
+        policies: &Bound<'_, PyDict>,
         seed: u64,
         quiet: bool,
     ) -> PyResult<Server> {
         let registry = Arc::new(condition::registry());
-        let policy = Policy::default().under(policies.0);
+        let policy = Policy::default().under(read_policies(policies)?);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let chosen = match cores {
             Some(cores) => Choice { cores, why: None },
