@@ -121,7 +121,7 @@ def test_what_was_prepared_wrongly_is_refused(codec: str, content: str, count: i
         slab = job.table("w", init=[0.0] * 8, codec=codec).slab()
         slab.grad[:] = 1.0
         slab.grad[: len(places)] = np.array(places, np.int32).view(np.float32)
-        slab._native.contains(content, count)
+        slab._native.contains(content, count, slab._native.codec())
         with pytest.raises(pm.errors.ParamillError, match=why):
             job.exchange([slab])
 

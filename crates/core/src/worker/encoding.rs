@@ -255,7 +255,9 @@ impl TableCodecs {
     /// Whether what the application prepared has to be sent as it is: it followed another codec than the one that holds, or
     /// there is more to send than it knows of.
     pub(super) fn sends_plainly(&self, plain: &Plain<'_>) -> bool {
-        let is_other = plain.followed.is_some_and(|text| self.is_plain || text != self.push_codec());
+        // Nothing can be prepared for no codec: such a gradient is refused.
+        let followed = plain.followed.filter(|text| !text.is_empty());
+        let is_other = followed.is_some_and(|text| self.is_plain || text != self.push_codec());
         plain.prepared != Prepared::Gradient && (is_other || self.is_carrying)
     }
 
