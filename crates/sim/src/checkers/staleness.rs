@@ -26,6 +26,8 @@ pub struct Staleness {
     /// Workers that come, or come again, while the job runs.
     new: BTreeSet<WorkerId>,
     workers: u64,
+    /// What a worker pushes before it leaves: others go on without it then.
+    iterations: Clock,
     dropped: bool,
     /// Whether the model changes while the job runs.
     switched: bool,
@@ -53,6 +55,7 @@ impl Staleness {
             counted,
             new,
             workers: cluster.worker_ids().count() as u64,
+            iterations: cluster.scenario().iterations,
             dropped: false,
             switched: !cluster.scenario().switches.is_empty(),
             asked: BTreeMap::new(),
@@ -106,8 +109,9 @@ impl Checker for Staleness {
         };
         for (element, count) in (start..).zip(values).filter(|(element, _)| element % 2 == 0) {
             let owner = WorkerId((element % (2 * self.workers) / 2) as u32);
-            // Rounds before its first one did not wait for it.
-            let owed = self.counted.get(&owner).map(|first| needed.saturating_sub(*first));
+            // Rounds before its first one did not wait for it, nor do those after its last.
+            let until = needed.min(self.iterations);
+            let owed = self.counted.get(&owner).map(|first| until.saturating_sub(*first));
             if let Some(owed) = owed
                 && count < owed as f32
             {
