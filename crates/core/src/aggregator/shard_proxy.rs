@@ -379,6 +379,11 @@ impl ShardProxy {
     fn hand_over(&mut self, params: Params, body: Body, bytes: usize, out: &mut Out<'_>) {
         let number = params.subject.request;
         let Some(route) = self.uplink.routes.get(number).filter(|route| route.awaits_params) else { return };
+        if route.epoch != params.subject.epoch {
+            // The worker asked again in this epoch, by another route: two answers to one request would mix.
+            self.uplink.routes.answered(number);
+            return;
+        }
         let reply_place = match body {
             Body::Stored { start, .. } => route.reply_place.and_then(|place| place.after(start as u64)),
             _ => None,
