@@ -2,7 +2,7 @@
 //!
 //! Methods come in four families. Getters ([`Worker::values`], [`Worker::outcome`]) look. Mutators
 //! ([`Worker::declare`], [`Worker::start`], [`Worker::push`], [`Worker::pull`], [`Worker::clock`]) are what the
-//! application asks for; each returns a [`Ticket`] to wait on. `handle_*` and `poll_*` are the driver's ([`Role`](crate::role::Role)).
+//! application asks for; each returns a [`Ticket`] to wait on. `handle_*` and `poll_*` are the driver's ([`Role`]).
 //!
 //! A request stays until its server answered it, and is sent again when a broken connection is made anew; the
 //! servers apply it once.
