@@ -312,6 +312,8 @@ mod tests {
     #[test]
     fn worlds_that_broke_a_promise_once_keep_it() {
         for seed in [
+            2372,
+            6003,
             202703,
             220475,
             220498,

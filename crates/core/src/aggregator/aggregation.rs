@@ -229,7 +229,9 @@ impl Aggregation {
                 if let Some(route) = peers.uplink.routes.acknowledge(complete.route) {
                     peers.acknowledge(route.worker, route.request);
                 }
-                if let Some(Again { request, want_params }) = complete.again {
+                // One that is not connected asks once more when it is: an answer that begins now would reach it in part.
+                let again = complete.again.filter(|_| peers.members.is_connected(worker));
+                if let Some(Again { request, want_params }) = again {
                     let epoch = self.tables[table].valid_from();
                     let reply_place = None;
                     peers.settle_again(CompletePush {
