@@ -189,6 +189,23 @@ pub struct Landing {
     pub bytes: Range<usize>,
 }
 
+impl Landing {
+    /// Whether `found`, the header of the frame behind `before`, is that of the frame that was foreseen for this place.
+    pub fn is_for(&self, before: &Header, found: &Header) -> bool {
+        let foreseen = Header {
+            chunk: self.chunk,
+            part: before.part + 1,
+            payload_bytes: self.bytes.len() as u32,
+            // These may be any: the last frame says so, and each has its own version and place.
+            flags: found.flags,
+            version: found.version,
+            landing: found.landing,
+            ..*before
+        };
+        *found == foreseen
+    }
+}
+
 /// A role: coordinator, shard of a server, aggregator, worker.
 pub trait Role {
     /// Who this is, once it is known.

@@ -21,7 +21,7 @@ pub use observer::{Counts, Observer, Unobserved, Violation};
 use crate::network::{HostId, Network, NetworkConfig};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
-use channel::{Flight, is_next};
+use channel::Flight;
 use connection::{Connection, End};
 use event::Event;
 use node::{Node, Rebirth, label};
@@ -896,7 +896,7 @@ impl<R: Role> World<R> {
         for place in &places[1..] {
             let Some(Flight { header: Some(next), payload, .. }) = channel.peek() else { break };
             let bytes = payload.bytes();
-            if !is_next(&landed[landed.len() - 1], next, place) {
+            if !place.is_for(&landed[landed.len() - 1], next) {
                 let some = bytes.len().min(place.bytes.len());
                 memory[place.bytes.start..place.bytes.start + some].copy_from_slice(&bytes[..some]);
                 break;

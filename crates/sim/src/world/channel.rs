@@ -3,7 +3,7 @@
 use super::payload::Payload;
 use paramill_core::limits;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Frame, Landing};
+use paramill_core::role::Frame;
 use paramill_core::types::{TableId, Time};
 use paramill_core::wire::{Flags, HEADER_BYTES, Header, Kind, padded};
 use std::collections::{BTreeMap, VecDeque};
@@ -185,19 +185,4 @@ impl Channel {
 
 fn wire_bytes(header: &Header) -> usize {
     HEADER_BYTES + padded(header.payload_bytes as usize)
-}
-
-/// Whether a header is that of the frame that was foreseen behind another.
-pub(super) fn is_next(before: &Header, found: &Header, place: &Landing) -> bool {
-    let foreseen = Header {
-        chunk: place.chunk,
-        part: before.part + 1,
-        payload_bytes: place.bytes.len() as u32,
-        // The last frame says so, and each has its own version and place.
-        flags: found.flags,
-        version: found.version,
-        landing: found.landing,
-        ..*before
-    };
-    *found == foreseen
 }

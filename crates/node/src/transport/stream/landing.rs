@@ -146,7 +146,7 @@ impl StreamConnection {
             let here = left.min(HEADER_BYTES);
             left -= here;
             let foreseen = match head.first_chunk().filter(|_| here == HEADER_BYTES).map(Header::decode) {
-                Some(Ok(found)) if is_next(&header, &found, next) => Some(found),
+                Some(Ok(found)) if next.is_for(&header, &found) => Some(found),
                 _ => None,
             };
             match foreseen {
@@ -215,21 +215,6 @@ fn gather<'a>(
     }
     slices.push(IoSliceMut::new(tail));
     slices
-}
-
-/// Whether a header is that of the frame that was foreseen behind another.
-fn is_next(before: &Header, found: &Header, place: &Landing) -> bool {
-    let foreseen = Header {
-        chunk: place.chunk,
-        part: before.part + 1,
-        payload_bytes: place.bytes.len() as u32,
-        // These may be any: the last frame says so, and each has its own version and place.
-        flags: found.flags,
-        version: found.version,
-        landing: found.landing,
-        ..*before
-    };
-    *found == foreseen
 }
 
 fn padding(bytes: &Range<usize>) -> usize {
