@@ -169,6 +169,39 @@ fn connections_may_break_at_any_time_and_every_gradient_counts_once() {
     }
 }
 
+/// A worker's push is in a sum that its shard has not noted. It sends it again on another connection, which breaks too
+/// before the note comes: the aggregator may not ask in its name then, as the answer would reach its third connection in
+/// part.
+#[test]
+fn no_answer_is_begun_for_a_worker_that_is_away() {
+    for frames in 0..30 {
+        let mut bench = started(arrival(2, 1, "asp"), &[0]);
+        let (worker, aggregator, shard) =
+            (bench.worker_node(0), bench.aggregator_node(0), bench.shard_node(0));
+        bench.world.hold(shard, aggregator);
+        let ticket = push(&mut bench, 0);
+        bench.run();
+        bench.reset(worker, aggregator);
+        bench.pass(1.0);
+        assert_eq!(bench.outcome(0, ticket), None);
+        bench.cut(worker, aggregator);
+        // The parameters are others now: an answer has all of them.
+        let other = push(&mut bench, 1);
+        bench.run();
+        // One by one, since the shard may say more when it is asked.
+        (0..frames).for_each(|_| bench.deliver(shard, aggregator, 1));
+        bench.heal();
+        bench.pass(1.0);
+        bench.thaw();
+        bench.pass(1.0);
+        assert_done(&mut bench, &[(0, ticket), (1, other)]);
+        let values = bench.worker(0).values(W);
+        bench.shard(0).for_each_chunk(W, |start, chunk| {
+            assert_eq!(&values[start as usize..][..chunk.len()], chunk, "after {frames} frames");
+        });
+    }
+}
+
 #[test]
 fn a_member_that_dies_is_not_waited_for() {
     let mut config = arrival(4, 1, "bsp");

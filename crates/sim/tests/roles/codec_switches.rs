@@ -183,6 +183,43 @@ fn pulls_that_wait_when_codecs_change_are_answered_under_the_new_ones() {
     }
 }
 
+/// An aggregator asks in a worker's name for what follows from a push that was sent twice. The codecs have changed by then,
+/// and the worker has yet to hear of it: it will ask again.
+#[test]
+fn what_an_aggregator_asks_for_is_not_mixed_with_what_its_worker_asks_for_after_a_change() {
+    for is_noted in [false, true] {
+        for frames in 0..12 {
+            let mut bench = through_aggregators(with_codecs(2, "none", "none"), &[0], ELEMENTS);
+            let worker = bench.worker_node(0);
+            let (aggregator, shard) = (bench.aggregator_node(0), bench.shard_node(0));
+            if !is_noted {
+                bench.world.hold(shard, aggregator);
+            }
+            let first = push(&mut bench, 0);
+            bench.run();
+            bench.world.hold(COORDINATOR, worker);
+            if is_noted {
+                set(&mut bench, &[(Axis::AnswerCodec, "lossless")]);
+                bench.world.hold(shard, aggregator);
+            }
+            bench.reset(worker, aggregator);
+            bench.pass(1.0);
+            if !is_noted {
+                set(&mut bench, &[(Axis::AnswerCodec, "lossless")]);
+            }
+            let second = push(&mut bench, 1);
+            bench.run();
+            // One by one, since the shard may say more when it is asked.
+            (0..frames).for_each(|_| bench.deliver(shard, aggregator, 1));
+            bench.world.release(COORDINATOR, worker);
+            bench.run();
+            bench.world.release(shard, aggregator);
+            settle(&mut bench, vec![first, second]);
+            check(&bench, 1, &format!("noted: {is_noted}, after {frames} frames"));
+        }
+    }
+}
+
 #[test]
 fn an_answer_under_way_when_codecs_change_is_asked_for_again() {
     for (before, next) in [("none", "lossless"), ("topk:0.3", "topk:0.5"), ("lossless", "none")] {
