@@ -26,7 +26,7 @@ use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::table::TableSpec;
-use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
 use copies::Copies;
@@ -270,7 +270,7 @@ impl Aggregator {
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 
     fn log(&mut self, line: String) {
@@ -307,69 +307,66 @@ impl Role for Aggregator {
             return refuse(format!("the job has no {shard}"), false);
         };
         proxy.accept(rank, again)?;
-        Ok(Welcome { you: NodeId::Through(rank, shard), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
         let from = Party::Aggregator { process: *process, id: self.id };
         Hello { job: job.clone(), from, incarnation: *process }
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        match peer {
-            NodeId::Coordinator => {
-                self.coordinator.connected();
-                if let NodeId::Aggregator(id) = welcome.you {
-                    self.id = Some(id);
-                }
-                self.next_report = now;
-                self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        // It connects to shards and to the coordinator.
+        if let Some(shard) = connection.shard() {
+            if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                proxy.connected(&mut out);
             }
-            NodeId::Shard(shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
-                    proxy.connected(&mut out);
-                }
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
+            return;
         }
+        self.coordinator.connected();
+        if let NodeId::Aggregator(id) = welcome.you {
+            self.id = Some(id);
+        }
+        self.next_report = now;
+        self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator | NodeId::Shard(_) if why.is_final() => {
-                self.stop(Some(format!("{peer} {why}")));
-            }
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
-                    proxy.disconnected(now, why, copies, &mut out);
-                }
-            }
-            NodeId::Through(worker, shard) => {
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        match connection {
+            ConnectionId::WorkerFor(worker, shard) => {
                 if let Some((proxy, _, mut out)) = self.proxy(shard) {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) => {}
+            _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
+            ConnectionId::Node(NodeId::Shard(shard)) => {
+                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, copies, &mut out);
+                }
+            }
+            // The coordinator's is the only other one.
+            _ => self.coordinator.disconnected(now, why),
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        match (from, header.kind) {
-            (NodeId::Through(worker, shard), _) => {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        match (connection, header.kind) {
+            (ConnectionId::WorkerFor(worker, shard), _) => {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
-            (NodeId::Shard(shard), _) => {
+            (ConnectionId::Node(NodeId::Shard(shard)), _) => {
                 let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
                 if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
                     self.stop(Some(error));
                 }
             }
-            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
-                Ok(message) => self.handle_control(now, message),
-                Err(error) => self.log(error.to_string()),
-            },
+            (ConnectionId::Node(NodeId::Coordinator), Kind::Control) => {
+                match control::decode("control message", payload) {
+                    Ok(message) => self.handle_control(now, message),
+                    Err(error) => self.log(error.to_string()),
+                }
+            }
             (from, kind) => self.log(format!("ignored a {kind:?} frame from {from}")),
         }
     }

@@ -20,7 +20,7 @@ use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
-use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
@@ -196,7 +196,7 @@ impl Shard {
                 self.members.join(*worker, *incarnation);
                 self.tables.join(*worker);
                 // A connection of its predecessor is not its own.
-                self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(*worker) });
+                self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(*worker).into() });
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
             Change::Left { worker } => self.remove_worker(*worker),
@@ -562,12 +562,12 @@ impl Shard {
             report.tables.clear();
             message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame: message });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame: message });
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 
     fn log(&mut self, line: String) {
@@ -611,16 +611,14 @@ impl Role for Shard {
         Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         let ShardConfig { job, process, server, core, cores, .. } = &self.config;
         let from = Party::Shard { process: *process, server: *server, core: *core, cores: *cores };
         Hello { job: job.clone(), from, incarnation: *process }
     }
 
-    fn handle_connected(&mut self, _now: Time, peer: NodeId, welcome: &Welcome) {
-        if peer != NodeId::Coordinator {
-            return;
-        }
+    fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, welcome: &Welcome) {
+        // A shard connects to the coordinator only.
         self.coordinator.connected();
         if let NodeId::Shard(id) = welcome.you {
             self.config.server = Some(id.server);
@@ -628,17 +626,18 @@ impl Role for Shard {
         self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => self.lose_worker(worker),
-            NodeId::Aggregator(id) => self.lose_aggregator(id),
-            NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        match connection {
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
+            // The coordinator's is the only other one.
+            _ if why.is_final() => self.fail(why.to_string()),
+            _ => self.coordinator.disconnected(now, why),
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let ConnectionId::Node(from) = connection else { return };
         if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
             let message = format!("tables hold f32; {from} sent {:?}", header.dtype);
             let fault = Fault { cause: Cause::Shape, message };
@@ -688,8 +687,8 @@ impl Role for Shard {
         [self.coordinator.next_timeout(), report, self.tables.next_timeout()].into_iter().flatten().min()
     }
 
-    fn progress(&self, peer: NodeId) -> Option<u64> {
-        let NodeId::Worker(worker) = peer else { return None };
+    fn progress(&self, connection: ConnectionId) -> Option<u64> {
+        let ConnectionId::Node(NodeId::Worker(worker)) = connection else { return None };
         self.members.progress(worker)
     }
 

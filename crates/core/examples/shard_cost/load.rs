@@ -75,7 +75,7 @@ impl Load {
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
         let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };
-        shard.handle_connected(Time::ZERO, NodeId::Coordinator, &welcome);
+        shard.handle_connected(Time::ZERO, NodeId::Coordinator.into(), &welcome);
         let part = Part { server: id.server, start: 0, len: work.elements as u64 };
         let tables = 0..work.tables;
         let plan = Plan {
@@ -95,7 +95,7 @@ impl Load {
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));
         let bytes = message.body.bytes().expect("a control message has its bytes with it");
-        shard.handle_frame(Time::ZERO, NodeId::Coordinator, &message.header, bytes);
+        shard.handle_frame(Time::ZERO, NodeId::Coordinator.into(), &message.header, bytes);
         let chunks = tables.flat_map(|table| {
             let count = work.elements.div_ceil(CHUNK);
             (0..count).map(move |chunk| {
@@ -116,7 +116,7 @@ impl Load {
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
-            load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)), &header, payload);
+            load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)).into(), &header, payload);
         }
         while load.shard.poll_output().is_some() {}
         load
@@ -173,7 +173,7 @@ impl Load {
                         header.payload_bytes = list.len() as u32;
                     }
                     let now = Time(self.clock * 1000);
-                    self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)), &header, payload);
+                    self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)).into(), &header, payload);
                     tally.frames += 1;
                 }
                 self.drain(&mut tally);

@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{AggregatorId, NodeId, ServerId, ShardId, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Who connects, to which job.
@@ -12,6 +12,27 @@ pub struct Hello {
     pub from: Party,
     /// Which life of that party this is; the coordinator gives workers theirs. 0 before it did.
     pub incarnation: u64,
+}
+
+impl Hello {
+    /// The receiver's name for this connection once the caller is known to be `caller`.
+    pub fn connection(&self, caller: NodeId) -> ConnectionId {
+        match self.from {
+            Party::Through { rank, shard, .. } => ConnectionId::WorkerFor(rank, shard),
+            _ => ConnectionId::Node(caller),
+        }
+    }
+
+    /// Who calls, if the caller has a number already.
+    pub fn caller(&self) -> Option<NodeId> {
+        match self.from {
+            Party::Worker { rank } => rank.map(NodeId::Worker),
+            Party::Shard { server, core, .. } => server.map(|server| NodeId::Shard(ShardId { server, core })),
+            Party::Command => None,
+            Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
+            Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
+        }
+    }
 }
 
 /// Who can say hello.

@@ -4,7 +4,7 @@ use super::WorkerError;
 use crate::address::Addresses;
 use crate::link::Link;
 use crate::role::{Frame, Lost, Outbox, Output};
-use crate::types::{Clock, NodeId, ShardId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Standing, Welcome};
 use std::collections::BTreeMap;
@@ -114,12 +114,11 @@ impl Session {
     pub(super) fn enter(&mut self, now: Time, plan: Plan) {
         let rank = self.id.map_or(0, |id| id.0 as usize);
         for (shard, addresses) in &plan.shards {
-            let peer = NodeId::Shard(*shard);
-            let link = match &self.config.aggregator {
-                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.for_caller(rank)),
-                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
+            let addresses = match &self.config.aggregator {
+                Some(aggregator) => aggregator.for_caller(rank),
+                None => addresses.for_caller(rank + shard.core as usize),
             };
-            self.shards.insert(*shard, link);
+            self.shards.insert(*shard, Link::new(now, self.connection(*shard), addresses));
         }
         self.plan = Some(plan);
     }
@@ -136,19 +135,23 @@ impl Session {
         self.link(shard).is_some_and(Link::is_up)
     }
 
-    pub(super) fn hello(&self, peer: NodeId) -> Hello {
-        let through = match (peer, self.id, &self.config.aggregator) {
-            (NodeId::Shard(shard), Some(rank), Some(_)) => {
-                let again = self.link(shard).is_some_and(Link::was_up);
-                Some(Party::Through { rank, shard, again })
-            }
-            _ => None,
-        };
-        Hello {
-            job: self.config.job.clone(),
-            from: through.unwrap_or(Party::Worker { rank: self.id }),
-            incarnation: self.incarnation,
+    /// The connection that leads to a shard: to the shard itself, or to the aggregator.
+    pub(super) fn connection(&self, shard: ShardId) -> ConnectionId {
+        match &self.config.aggregator {
+            Some(_) => ConnectionId::AggregatorFor(shard),
+            None => ConnectionId::Node(NodeId::Shard(shard)),
         }
+    }
+
+    pub(super) fn hello(&self, connection: ConnectionId) -> Hello {
+        let from = match (connection, self.id) {
+            (ConnectionId::AggregatorFor(shard), Some(rank)) => {
+                let again = self.link(shard).is_some_and(Link::was_up);
+                Party::Through { rank, shard, again }
+            }
+            (_, rank) => Party::Worker { rank },
+        };
+        Hello { job: self.config.job.clone(), from, incarnation: self.incarnation }
     }
 
     pub(super) fn coordinator_connected(&mut self, welcome: &Welcome) {
@@ -163,14 +166,12 @@ impl Session {
         self.shards.get_mut(&shard).into_iter().for_each(Link::connected);
     }
 
-    pub(super) fn disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                self.shards.get_mut(&shard).into_iter().for_each(|link| link.disconnected(now, why));
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
-        }
+    pub(super) fn disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        let link = match connection.shard() {
+            Some(shard) => self.shards.get_mut(&shard),
+            None => Some(&mut self.coordinator),
+        };
+        link.into_iter().for_each(|link| link.disconnected(now, why));
     }
 
     /// Connects where it is time to. Fails when a peer has been out of reach for too long.
@@ -192,12 +193,12 @@ impl Session {
         self.coordinator.next_timeout().into_iter().chain(links).min()
     }
 
-    pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
+    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
         self.outputs.push_back(Output::Send { to, frame });
     }
 
     pub(super) fn tell_coordinator(&mut self, message: &Control) {
-        self.send(NodeId::Coordinator, frame(Kind::Control, message));
+        self.send(NodeId::Coordinator.into(), frame(Kind::Control, message));
     }
 
     pub(super) fn log(&mut self, line: String) {

@@ -80,7 +80,7 @@ proptest! {
                     say(shard, now, aggregator, &frame)
                 }
                 Act::LoseAggregator => {
-                    shard.handle_disconnected(now, aggregator, &Lost::Broken("x".into()));
+                    shard.handle_disconnected(now, aggregator.into(), &Lost::Broken("x".into()));
                     drain(shard)
                 }
                 Act::Say(rank, frame) => {
@@ -98,7 +98,7 @@ proptest! {
                     outputs
                 }
                 Act::Disconnect(rank) => {
-                    shard.handle_disconnected(now, NodeId::Worker(WorkerId(rank)), &Lost::Broken("x".into()));
+                    shard.handle_disconnected(now, NodeId::Worker(WorkerId(rank)).into(), &Lost::Broken("x".into()));
                     drain(shard)
                 }
                 Act::Switch(model) => {
@@ -169,7 +169,7 @@ fn a_worker_has_so_many_pulls_waiting_and_no_more() {
     other_table.header.table = ROWS;
     assert_eq!(say(shard, now, NodeId::Worker(worker), &other_table), []);
     assert_eq!(say(shard, now, NodeId::Worker(WorkerId(0)), &pull(1, 7)), []);
-    shard.handle_disconnected(now, NodeId::Worker(worker), &Lost::Broken("reset".into()));
+    shard.handle_disconnected(now, NodeId::Worker(worker).into(), &Lost::Broken("reset".into()));
     assert_eq!(say(shard, now, NodeId::Worker(worker), &pull(1, 7)), []);
 }
 
@@ -223,7 +223,9 @@ fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
     let (mut params, mut acknowledged) = (Vec::new(), Vec::new());
     for output in outputs {
         match output {
-            Output::Send { to: NodeId::Worker(to), frame } if frame.header.kind == Kind::Params => {
+            Output::Send { to: ConnectionId::Node(NodeId::Worker(to)), frame }
+                if frame.header.kind == Kind::Params =>
+            {
                 params.push((to.0, frame.header.part));
             }
             Output::Send { frame, .. } if frame.header.kind == Kind::PushAck => {

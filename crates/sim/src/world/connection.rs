@@ -2,15 +2,15 @@
 
 use super::channel::Channel;
 use paramill_core::prng::Prng;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 
 /// One end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     /// Whose end.
     pub(super) node: usize,
-    /// What that node calls the other end.
-    pub(super) peer: NodeId,
+    /// What that node's role calls the connection.
+    pub(super) name: ConnectionId,
 }
 
 /// A connection between two nodes. Side 0 opened it.
