@@ -26,9 +26,11 @@ use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::table::TableSpec;
-use crate::types::{AggregatorId, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+};
 use copies::Copies;
 use memory::Memory;
 use shard_proxy::{ProxyPolicy, ShardProxy};
@@ -44,7 +46,7 @@ pub struct AggregatorConfig {
     /// The job's name.
     pub job: String,
     /// Tells aggregators apart until the coordinator numbers them.
-    pub process: u64,
+    pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
     /// Where workers reach it: each of these leads to it.
@@ -217,7 +219,7 @@ impl Aggregator {
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (place, (shard, addresses)) in plan.shards.iter().enumerate() {
+        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
@@ -313,7 +315,7 @@ impl Role for Aggregator {
     fn hello(&self, _connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
         let from = Party::Aggregator { process: *process, id: self.id };
-        Hello { job: job.clone(), from, incarnation: *process }
+        Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {

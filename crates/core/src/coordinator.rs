@@ -278,7 +278,7 @@ impl Coordinator {
         if self.is_planned() || !self.workers.are_complete() || !self.servers.are_complete() {
             return;
         }
-        let (shards, members) = (self.servers.addresses(), self.workers.original_members());
+        let (shards, members) = (self.servers.served(), self.workers.original_members());
         let plan = match self.declarations.plan(&self.config, &self.registry, shards, members) {
             Ok(plan) => plan,
             Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),

@@ -20,13 +20,15 @@ use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
-use crate::types::{AggregatorId, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{
+    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+};
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    Refusal, Standing, Welcome,
+    Refusal, ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
@@ -40,7 +42,7 @@ pub struct ShardConfig {
     /// The job's name.
     pub job: String,
     /// Tells servers apart until the coordinator numbers them.
-    pub process: u64,
+    pub process: ProcessId,
     /// The server's number, when it was given one.
     pub server: Option<ServerId>,
     /// This core's number on its server.
@@ -140,6 +142,9 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
+        if let Err(error) = self.check_served_here(&plan) {
+            return self.fail(error);
+        }
         match &self.plan {
             Some(known) => {
                 for (epoch, change) in known.changes_to(&plan) {
@@ -153,6 +158,17 @@ impl Shard {
             }
         }
         self.tell_entered();
+    }
+
+    /// Whether a plan leaves this shard to this process: workers would look for its parameters elsewhere otherwise.
+    fn check_served_here(&self, plan: &Plan) -> Result<(), String> {
+        let own = self.config.process;
+        match self.id().and_then(|id| plan.served(id)) {
+            Some(ServedShard { shard, process, .. }) if *process != own => Err(format!(
+                "the plan gives {shard} to {process}, and this is {own}; give each server its own number, or none"
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Sets up the tables and the members of the first plan that this shard gets.
@@ -433,7 +449,7 @@ impl Shard {
     fn accept_aggregator(
         &mut self,
         hello: &Hello,
-        process: u64,
+        process: ProcessId,
         id: Option<AggregatorId>,
     ) -> Result<Welcome, Refusal> {
         let refuse = |reason: &str, retry| Err(Refusal { reason: reason.into(), retry });
@@ -444,7 +460,7 @@ impl Shard {
             return refuse("this server has no plan yet", true);
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
@@ -614,7 +630,7 @@ impl Role for Shard {
     fn hello(&self, _connection: ConnectionId) -> Hello {
         let ShardConfig { job, process, server, core, cores, .. } = &self.config;
         let from = Party::Shard { process: *process, server: *server, core: *core, cores: *cores };
-        Hello { job: job.clone(), from, incarnation: *process }
+        Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, welcome: &Welcome) {

@@ -25,6 +25,11 @@ pub struct ShardId {
     pub core: u32,
 }
 
+/// A server or aggregator process. Each draws its own when it starts: a number of the job may pass to another process, which
+/// does not hold what the first one held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcessId(pub u64);
+
 /// An aggregator's number, fixed for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AggregatorId(pub u32);
@@ -148,6 +153,12 @@ impl fmt::Display for ShardId {
 impl fmt::Display for AggregatorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "aggregator {}", self.0)
+    }
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {:x}", self.0)
     }
 }
 

@@ -17,7 +17,7 @@ pub use control::{Cause, Control, Fault, FirstClock};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
-pub use plan::{Change, Member, Plan, Standing, Switch};
+pub use plan::{Change, Member, Plan, ServedShard, Standing, Switch};
 
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;

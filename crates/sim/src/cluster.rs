@@ -16,7 +16,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Worker, WorkerConfig};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -279,7 +279,7 @@ impl Builder {
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
         let config = ShardConfig {
             job: JOB.into(),
-            process: life << 32 | u64::from(id.server.0),
+            process: ProcessId(life << 32 | u64::from(id.server.0)),
             server: Some(id.server),
             core: id.core,
             cores: self.scenario.cores,
@@ -296,7 +296,7 @@ impl Builder {
     fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
         let config = AggregatorConfig {
             job: JOB.into(),
-            process: life << 32 | u64::from(id.0),
+            process: ProcessId(life << 32 | u64::from(id.0)),
             // A number belongs to one process: the next one gets another.
             id: (life == 0).then_some(id),
             addresses: address(NodeId::Aggregator(id)).as_str().into(),

@@ -10,9 +10,9 @@ use paramill_core::role::{Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::store::Buffer;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{Clock, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
+use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, ServedShard, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Load {
         let id = ShardId { server: ServerId(0), core: 0 };
         let config = ShardConfig {
             job: "cost".into(),
-            process: 1,
+            process: ProcessId(1),
             server: Some(id.server),
             core: 0,
             cores: 1,
@@ -85,7 +85,7 @@ impl Load {
                 .map(|n| TableSpec::dense(format!("table{n}"), [work.elements as u64]))
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
-            shards: vec![(id, ["here".to_owned()].into_iter().collect())],
+            shards: vec![ServedShard { shard: id, process: ProcessId(1), addresses: "here".into() }],
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),

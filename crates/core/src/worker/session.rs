@@ -6,7 +6,7 @@ use crate::link::Link;
 use crate::role::{Frame, Lost, Outbox, Output};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
-use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Standing, Welcome};
+use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
 use std::collections::BTreeMap;
 
 /// What a worker needs to know to begin.
@@ -105,7 +105,7 @@ impl Session {
 
     /// Addresses that this worker connects to under a plan, beside the coordinator's.
     pub(super) fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
-        let shards = plan.shards.iter().map(|(_, addresses)| addresses);
+        let shards = plan.shards.iter().map(|served| &served.addresses);
         let own = shards.filter(|_| self.config.aggregator.is_none());
         self.config.aggregator.iter().chain(own)
     }
@@ -113,7 +113,7 @@ impl Session {
     /// Takes a plan: there is a link to each of its shards from now on.
     pub(super) fn enter(&mut self, now: Time, plan: Plan) {
         let rank = self.id.map_or(0, |id| id.0 as usize);
-        for (shard, addresses) in &plan.shards {
+        for ServedShard { shard, addresses, .. } in &plan.shards {
             let addresses = match &self.config.aggregator {
                 Some(aggregator) => aggregator.for_caller(rank),
                 None => addresses.for_caller(rank + shard.core as usize),
@@ -216,5 +216,97 @@ impl Session {
     /// The bytes that wait against what waits.
     pub(super) fn check(&self) -> Result<(), String> {
         self.outputs.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits;
+    use crate::placement::Part;
+    use crate::policy::Policy;
+    use crate::table::TableSpec;
+    use crate::types::{ProcessId, ServerId};
+    use crate::wire::{Member, ServedShard};
+
+    fn shard(core: u32) -> ShardId {
+        ShardId { server: ServerId(0), core }
+    }
+
+    /// Worker 3 in a plan of one server with two cores.
+    fn session(aggregator: Option<Addresses>) -> Session {
+        let served = |core: u32| ServedShard {
+            shard: shard(core),
+            process: ProcessId(1),
+            addresses: format!("shard:{core}").into(),
+        };
+        let config = WorkerConfig {
+            job: "test".into(),
+            rank: Some(WorkerId(3)),
+            coordinator: "coordinator".into(),
+            aggregator,
+            number: 0,
+        };
+        let mut session = Session::new(Time::ZERO, config);
+        let plan = Plan {
+            epoch: 1,
+            tables: vec![TableSpec::dense("w", [4])],
+            parts: vec![vec![Part { server: ServerId(0), start: 0, len: 4 }]],
+            shards: vec![served(0), served(1)],
+            workers: 4,
+            members: vec![Member::original(WorkerId(3), 1)],
+            policy: Policy::default(),
+            overrides: vec![],
+            switches: vec![],
+            seed: 0,
+        };
+        session.enter(Time::ZERO, plan);
+        session
+    }
+
+    /// The connections that it asks for, beside the coordinator's, with their addresses and who it says it is.
+    fn attempts(session: &mut Session, now: Time) -> Vec<(ConnectionId, String, Party)> {
+        session.handle_timeout(now);
+        let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_output()).collect();
+        let attempt = |output| match output {
+            Output::Connect { connection, address } => {
+                connection.shard().map(|_| (connection, address, session.hello(connection).from))
+            }
+            other => panic!("nothing else is wanted yet: {other:?}"),
+        };
+        outputs.into_iter().filter_map(attempt).collect()
+    }
+
+    #[test]
+    fn a_worker_goes_to_every_shard_itself() {
+        let rank = Some(WorkerId(3));
+        let expected = [0, 1].map(|core| {
+            let connection = ConnectionId::Node(NodeId::Shard(shard(core)));
+            (connection, format!("shard:{core}"), Party::Worker { rank })
+        });
+        assert_eq!(attempts(&mut session(None), Time::ZERO), expected);
+    }
+
+    #[test]
+    fn a_worker_has_one_connection_to_its_aggregator_for_each_shard() {
+        let mut session = session(Some("aggregator".into()));
+        let rank = WorkerId(3);
+        let expected = |again: [bool; 2]| {
+            [0, 1].map(|core| {
+                let shard = shard(core as u32);
+                let party = Party::Through { rank, shard, again: again[core] };
+                (ConnectionId::AggregatorFor(shard), "aggregator".to_owned(), party)
+            })
+        };
+        assert_eq!(attempts(&mut session, Time::ZERO), expected([false; 2]));
+        // One of them stands and breaks: the other one knows nothing of it.
+        session.shard_connected(shard(0));
+        assert!(session.is_up(shard(0)) && !session.is_up(shard(1)));
+        let lost = Lost::Broken("reset".into());
+        for core in [0, 1] {
+            session.disconnected(Time::ZERO, session.connection(shard(core)), &lost);
+        }
+        let later = Time::ZERO + limits::RECONNECT_MIN;
+        assert_eq!(attempts(&mut session, later), expected([true, false]));
     }
 }

@@ -98,7 +98,7 @@ fn greeted() -> (Coordinator, [NodeId; 2]) {
 }
 
 fn shard_hello(process: u64, server: Option<u32>, core: u32, cores: u32) -> Hello {
-    let from = Party::Shard { process, server: server.map(ServerId), core, cores };
+    let from = Party::Shard { process: ProcessId(process), server: server.map(ServerId), core, cores };
     Hello { job: "test".into(), from, incarnation: process }
 }
 

@@ -14,7 +14,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Order, Policy};
 use paramill_core::role::{Body, Frame, Output, Role};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::{Control, Kind, control};
 use pump::Pump;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::words::{answer, control_frame, data_frame};
 use paramill_core::role::Lost;
-use paramill_core::wire::{Flags, Header, Member, Plan};
+use paramill_core::wire::{Flags, Header, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use proptest::prelude::*;
 
@@ -177,7 +177,11 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
-        shards: vec![(shard_id(0), "shard:0".into())],
+        shards: vec![ServedShard {
+            shard: shard_id(0),
+            process: ProcessId(100),
+            addresses: "shard:0".into(),
+        }],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "16B"),

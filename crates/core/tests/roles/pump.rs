@@ -6,7 +6,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{ConnectionId, TableId, Time};
+use paramill_core::types::{ConnectionId, ProcessId, TableId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
@@ -56,7 +56,7 @@ fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
 fn new_aggregator(now: Time, job: &str, index: usize, process: u64) -> Aggregator {
     let config = AggregatorConfig {
         job: job.into(),
-        process,
+        process: ProcessId(process),
         id: None,
         addresses: format!("aggregator:{index}").into(),
         coordinator: "coordinator".into(),
@@ -81,7 +81,7 @@ impl Pump {
             .map(|(server, core)| {
                 let config = ShardConfig {
                     job: job.clone(),
-                    process: u64::from(server) + 100,
+                    process: ProcessId(u64::from(server) + 100),
                     server: None,
                     core,
                     cores,
