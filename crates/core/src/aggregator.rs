@@ -65,7 +65,7 @@ pub struct Aggregator {
     id: Option<AggregatorId>,
     coordinator: Link,
     plan: Option<Plan>,
-    /// Live workers of the job, with their incarnations.
+    /// Workers that take part in the job, with their incarnations.
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard, in the plan's order.
     proxies: Vec<ShardProxy>,
@@ -191,10 +191,10 @@ impl Aggregator {
         let Some(plan) = &mut self.plan else { return };
         plan.apply(epoch, change);
         match change {
-            Change::Joining { worker, incarnation } => {
-                self.live.insert(*worker, *incarnation);
-            }
+            Change::Joining { .. } => {}
             Change::Joined { worker, clock } => {
+                let incarnation = plan.member(*worker).map(|member| (member.worker, member.incarnation));
+                self.live.extend(incarnation);
                 self.proxies.iter_mut().for_each(|proxy| proxy.join(*worker, *clock));
             }
             Change::Left { worker } => {
@@ -215,7 +215,8 @@ impl Aggregator {
 
     fn begin(&mut self, now: Time, plan: Plan) {
         let chunks = plan.chunks();
-        self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
+        let taking_part = plan.members.iter().filter(|member| member.takes_part());
+        self.live = taking_part.map(|member| (member.worker, member.incarnation)).collect();
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
@@ -299,11 +300,13 @@ impl Role for Aggregator {
             return refuse("this aggregator has no plan yet".into(), true);
         }
         if self.live.get(&rank) != Some(&hello.incarnation) {
-            // A worker that has just joined may be known here later than to itself; one that is gone hears it elsewhere.
-            let reason = format!("{rank} was declared dead or has left; the job goes on without it");
             let known = self.plan.as_ref().and_then(|plan| plan.member(rank));
-            let is_gone = known.is_some_and(|known| known.incarnation == hello.incarnation);
-            return refuse(reason, !is_gone);
+            if known.is_some_and(|known| known.incarnation == hello.incarnation && !known.is_live()) {
+                let reason = format!("{rank} was declared dead or has left; the job goes on without it");
+                return refuse(reason, false);
+            }
+            // The servers have let it in, which may be known here later.
+            return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
         let Some((proxy, ..)) = self.proxy(shard) else {
             return refuse(format!("the job has no {shard}"), false);
@@ -459,4 +462,71 @@ fn sum_policy(
     let is_patient = sync.model.waits_for_all();
     let least = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
     SumPolicy { adds_up: !spec.rows && !stays_alone, hold: least.max(hold), is_patient }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Part;
+    use crate::policy::Policy;
+    use crate::types::ServerId;
+    use crate::wire::Member;
+
+    const SHARD: ShardId = ShardId { server: ServerId(0), core: 0 };
+
+    fn aggregator() -> Aggregator {
+        let config = AggregatorConfig {
+            job: "job".into(),
+            process: ProcessId(1),
+            id: Some(AggregatorId(0)),
+            addresses: "here:1".into(),
+            coordinator: "there:1".into(),
+            hold: Duration::ZERO,
+        };
+        let mut aggregator = Aggregator::new(Time::ZERO, config, Arc::new(Registry::builtin()));
+        aggregator.take_plan(
+            Time::ZERO,
+            Plan {
+                epoch: 1,
+                tables: vec![TableSpec::dense("w", [4])],
+                parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
+                shards: vec![ServedShard {
+                    shard: SHARD,
+                    process: ProcessId(1),
+                    addresses: "shard:1".into(),
+                }],
+                workers: 1,
+                members: vec![Member::original(WorkerId(0), 10)],
+                policy: Policy::default(),
+                overrides: vec![],
+                switches: vec![],
+                seed: 0,
+            },
+        );
+        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };
+        aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD).into(), &welcome);
+        aggregator
+    }
+
+    /// What becomes of the hello of worker 1: whether it may try again, where it is refused.
+    fn greet(aggregator: &mut Aggregator, incarnation: u64) -> Result<(), bool> {
+        let from = Party::Through { rank: WorkerId(1), shard: SHARD, again: false };
+        let hello = Hello { job: "job".into(), from, incarnation };
+        aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| refusal.retry)
+    }
+
+    /// The servers are waited for when a worker joins, aggregators are not. One that let the worker in before it knew of the
+    /// first clock would begin to count its pushes anew when it hears of it, and would take one twice.
+    #[test]
+    fn a_worker_that_joins_is_let_in_when_its_first_clock_is_known() {
+        let mut aggregator = aggregator();
+        assert_eq!(greet(&mut aggregator, 20), Err(true));
+        aggregator.take_change(2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
+        assert_eq!(greet(&mut aggregator, 20), Err(true));
+        aggregator.take_change(3, &Change::Joined { worker: WorkerId(1), clock: 5 });
+        assert_eq!((greet(&mut aggregator, 19), greet(&mut aggregator, 20)), (Err(true), Ok(())));
+        aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
+        assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
+        assert_eq!(aggregator.check(), Ok(()));
+    }
 }

@@ -267,7 +267,8 @@ pub trait Role {
         0
     }
 
-    /// Brings the header of a frame that had to wait up to date with what its payload is now.
+    /// Brings the header of a frame that had to wait up to date with what its payload is now. Only frames whose bytes are in
+    /// the role's own memory ([`Body::Stored`]) can have changed, and drivers ask for no others.
     fn refresh(&self, _header: &mut Header) {}
 
     /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the

@@ -27,8 +27,8 @@ use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    Refusal, ServedShard, Standing, Welcome,
+    Cause, Change, Control, DType, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
@@ -116,6 +116,11 @@ impl Shard {
     /// Bytes held for parameters, accumulators and optimizer state.
     pub fn memory_bytes(&self) -> usize {
         self.tables.memory_bytes()
+    }
+
+    /// The epoch of the job's plan that this shard has entered; 0 before the first.
+    pub fn epoch(&self) -> u32 {
+        self.plan.as_ref().map_or(0, |plan| plan.epoch)
     }
 
     /// Calls `visit` with the first element and the values of every chunk of a table that this shard holds.
@@ -724,14 +729,9 @@ impl Role for Shard {
     }
 
     fn refresh(&self, header: &mut Header) {
-        // Rows were gathered, and a codec did its work, when the answer was made; chunks are read from the store when they
-        // leave.
-        if header.kind != Kind::Params || header.flags.has(Flags::ROWS) {
-            return;
-        }
-        let table = self.tables.get(header.table.0 as usize);
-        if !table.fixes_answers() {
-            header.version = table.version_of(header.part as usize);
+        // Chunks are read from the store when they leave, also after a switch to a codec that makes the next answers.
+        if header.kind == Kind::Params {
+            header.version = self.tables.get(header.table.0 as usize).version_of(header.part as usize);
         }
     }
 

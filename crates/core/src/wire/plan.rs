@@ -94,6 +94,11 @@ impl Member {
     pub fn is_live(&self) -> bool {
         self.standing != Standing::Left
     }
+
+    /// Whether it takes part: the clock of its first push is known.
+    pub fn takes_part(&self) -> bool {
+        matches!(self.standing, Standing::From(_))
+    }
 }
 
 /// A policy that was changed while the job ran.
