@@ -491,6 +491,18 @@ mod tests {
     }
 
     #[test]
+    fn frames_to_an_unknown_node_are_troubled_by_their_sender_and_their_kind() {
+        let header = frame(Kind::Push, 5, 0);
+        let fate = |text: &str| FrameFaults::new(&plan(&[text]), 1).fate(worker(1), None, &header);
+        for text in ["worker=1:reset", "push:reset", "link:reset"] {
+            assert_eq!(fate(text), Fate::Reset, "{text}");
+        }
+        for text in ["server=*:reset", "worker=2:reset", "pull:delay=1s"] {
+            assert_eq!(fate(text), Fate::Pass, "{text}");
+        }
+    }
+
+    #[test]
     fn step_times_come_from_the_last_trace_that_names_the_worker() {
         let mut plan = plan(&["trace=all.csv", "worker=1:trace=one.csv,scale=10"]);
         assert_eq!(plan.trace_paths().collect::<Vec<_>>(), ["all.csv", "one.csv"]);
