@@ -666,12 +666,12 @@ impl<R: Role> World<R> {
         }
         let Frame { header, body } = frame;
         let payload = self.copies.take(role, body);
-        let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
+        let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
             from: *id,
-            to: self.nodes[receiver.node].id,
-            shard: sender.name.shard(),
+            to: self.nodes[receiver].id,
+            shard: self.connections[connection].shard(),
             header: &header,
             payload: payload.bytes(),
         };
@@ -878,8 +878,9 @@ impl<R: Role> World<R> {
         let Source { connection, side } = source;
         let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
         let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].id);
+        let shard = self.connections[connection].shard();
         let Node { id, role, .. } = &mut self.nodes[index];
-        let view = FrameView { now, from, to: *id, shard: name.shard(), header, payload };
+        let view = FrameView { now, from, to: *id, shard, header, payload };
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);

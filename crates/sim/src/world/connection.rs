@@ -2,7 +2,7 @@
 
 use super::channel::Channel;
 use paramill_core::prng::Prng;
-use paramill_core::types::{ConnectionId, Time};
+use paramill_core::types::{ConnectionId, ShardId, Time};
 
 /// One end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,11 @@ impl Connection {
     /// The side that hears what `node` sends.
     pub(super) fn other_side(&self, node: usize) -> usize {
         usize::from(self.ends[0].node == node)
+    }
+
+    /// The shard at one of its ends, or behind the aggregator at one of them.
+    pub(super) fn shard(&self) -> Option<ShardId> {
+        self.ends.iter().find_map(|end| end.name.shard())
     }
 
     /// Breaks it. Says whether it stood.
