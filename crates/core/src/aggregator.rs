@@ -26,9 +26,11 @@ use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::table::TableSpec;
-use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+};
 use copies::Copies;
 use memory::Memory;
 use shard_proxy::{ProxyPolicy, ShardProxy};
@@ -44,7 +46,7 @@ pub struct AggregatorConfig {
     /// The job's name.
     pub job: String,
     /// Tells aggregators apart until the coordinator numbers them.
-    pub process: u64,
+    pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
     /// Where workers reach it: each of these leads to it.
@@ -218,7 +220,7 @@ impl Aggregator {
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (place, (shard, addresses)) in plan.shards.iter().enumerate() {
+        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
@@ -271,7 +273,7 @@ impl Aggregator {
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 
     fn log(&mut self, line: String) {
@@ -310,69 +312,66 @@ impl Role for Aggregator {
             return refuse(format!("the job has no {shard}"), false);
         };
         proxy.accept(rank, again)?;
-        Ok(Welcome { you: NodeId::Through(rank, shard), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
         let from = Party::Aggregator { process: *process, id: self.id };
-        Hello { job: job.clone(), from, incarnation: *process }
+        Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        match peer {
-            NodeId::Coordinator => {
-                self.coordinator.connected();
-                if let NodeId::Aggregator(id) = welcome.you {
-                    self.id = Some(id);
-                }
-                self.next_report = now;
-                self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        // It connects to shards and to the coordinator.
+        if let Some(shard) = connection.shard() {
+            if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                proxy.connected(&mut out);
             }
-            NodeId::Shard(shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
-                    proxy.connected(&mut out);
-                }
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
+            return;
         }
+        self.coordinator.connected();
+        if let NodeId::Aggregator(id) = welcome.you {
+            self.id = Some(id);
+        }
+        self.next_report = now;
+        self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator | NodeId::Shard(_) if why.is_final() => {
-                self.stop(Some(format!("{peer} {why}")));
-            }
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
-                    proxy.disconnected(now, why, copies, &mut out);
-                }
-            }
-            NodeId::Through(worker, shard) => {
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        match connection {
+            ConnectionId::WorkerFor(worker, shard) => {
                 if let Some((proxy, _, mut out)) = self.proxy(shard) {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) => {}
+            _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
+            ConnectionId::Node(NodeId::Shard(shard)) => {
+                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, copies, &mut out);
+                }
+            }
+            // The coordinator's is the only other one.
+            _ => self.coordinator.disconnected(now, why),
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        match (from, header.kind) {
-            (NodeId::Through(worker, shard), _) => {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        match (connection, header.kind) {
+            (ConnectionId::WorkerFor(worker, shard), _) => {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
-            (NodeId::Shard(shard), _) => {
+            (ConnectionId::Node(NodeId::Shard(shard)), _) => {
                 let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
                 if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
                     self.stop(Some(error));
                 }
             }
-            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
-                Ok(message) => self.handle_control(now, message),
-                Err(error) => self.log(error.to_string()),
-            },
+            (ConnectionId::Node(NodeId::Coordinator), Kind::Control) => {
+                match control::decode("control message", payload) {
+                    Ok(message) => self.handle_control(now, message),
+                    Err(error) => self.log(error.to_string()),
+                }
+            }
             (from, kind) => self.log(format!("ignored a {kind:?} frame from {from}")),
         }
     }
@@ -478,7 +477,7 @@ mod tests {
     fn aggregator() -> Aggregator {
         let config = AggregatorConfig {
             job: "job".into(),
-            process: 1,
+            process: ProcessId(1),
             id: Some(AggregatorId(0)),
             addresses: "here:1".into(),
             coordinator: "there:1".into(),
@@ -491,7 +490,11 @@ mod tests {
                 epoch: 1,
                 tables: vec![TableSpec::dense("w", [4])],
                 parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
-                shards: vec![(SHARD, "shard:1".into())],
+                shards: vec![ServedShard {
+                    shard: SHARD,
+                    process: ProcessId(1),
+                    addresses: "shard:1".into(),
+                }],
                 workers: 1,
                 members: vec![Member::original(WorkerId(0), 10)],
                 policy: Policy::default(),
@@ -501,7 +504,7 @@ mod tests {
             },
         );
         let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };
-        aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD), &welcome);
+        aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD).into(), &welcome);
         aggregator
     }
 

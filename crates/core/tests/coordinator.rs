@@ -6,7 +6,7 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{NodeId, ServerId, ShardId, Time, WorkerId};
+use paramill_core::types::{NodeId, ProcessId, ServerId, ShardId, Time, WorkerId};
 use paramill_core::wire::{Control, Hello, Kind, Party, control};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +24,18 @@ fn drain(coordinator: &mut Coordinator) -> Vec<Output> {
 /// Hands a message to the coordinator as if `from` had sent it; what the coordinator wants done.
 fn say(coordinator: &mut Coordinator, now: Time, from: NodeId, message: &Control) -> Vec<Output> {
     let Frame { header, body } = control::frame(Kind::Control, message);
-    coordinator.handle_frame(now, from, &header, body.bytes().expect("a message has its bytes with it"));
+    coordinator.handle_frame(
+        now,
+        from.into(),
+        &header,
+        body.bytes().expect("a message has its bytes with it"),
+    );
     drain(coordinator)
 }
 
 /// Whether this is a refusal sent to a worker.
 fn is_refusal(output: &Output, worker: WorkerId) -> bool {
-    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker) && frame.header.kind == Kind::Error)
+    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
 }
 
 /// A coordinator of one server and two workers who said hello.
@@ -45,7 +50,7 @@ fn greeted() -> (Coordinator, [NodeId; 2]) {
 }
 
 fn shard_hello(process: u64, server: Option<u32>, core: u32, cores: u32) -> Hello {
-    let from = Party::Shard { process, server: server.map(ServerId), core, cores };
+    let from = Party::Shard { process: ProcessId(process), server: server.map(ServerId), core, cores };
     Hello { job: "test".into(), from, incarnation: process }
 }
 
@@ -74,7 +79,7 @@ fn servers_that_disagree_about_their_cores_are_not_planned_with() {
     for process in 10..5000 {
         let you = coordinator.accept(now, &shard_hello(process, None, 0, 1)).unwrap().you;
         assert_eq!(you, NodeId::Shard(ShardId { server: ServerId(1), core: 0 }));
-        coordinator.handle_disconnected(now, you, &Lost::Broken("gone".into()));
+        coordinator.handle_disconnected(now, you.into(), &Lost::Broken("gone".into()));
     }
 }
 
@@ -128,12 +133,12 @@ fn a_command_finds_its_place_though_others_hold_all_of_them() {
         let evicted = drain(&mut coordinator);
         let longest_silent = *others.last().unwrap();
         if round == 0 {
-            assert_eq!(evicted, [Output::Disconnect { peer: longest_silent }]);
-            coordinator.handle_disconnected(now, longest_silent, &Lost::Broken("closed".into()));
+            assert_eq!(evicted, [Output::Disconnect { connection: longest_silent.into() }]);
+            coordinator.handle_disconnected(now, longest_silent.into(), &Lost::Broken("closed".into()));
         }
         let answer = say(&mut coordinator, now, you, &Control::StatusQuery);
-        assert!(matches!(answer[..], [Output::Send { to, .. }] if to == you), "{answer:?}");
-        coordinator.handle_disconnected(now, you, &Lost::Broken("done".into()));
+        assert!(matches!(answer[..], [Output::Send { to, .. }] if to == you.into()), "{answer:?}");
+        coordinator.handle_disconnected(now, you.into(), &Lost::Broken("done".into()));
     }
 }
 

@@ -74,7 +74,7 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
         true
     };
     if args.trace {
-        on_result(swarm::trace_seed(first_seed, None, |line| eprintln!("{line}")));
+        on_result(swarm::trace_seed(first_seed, None, |line| paramill_node::stderr::line(line)));
     } else {
         swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, on_result);
     }

@@ -4,7 +4,7 @@
 use crate::address::Addresses;
 use crate::limits;
 use crate::status::{AggregatorReport, AggregatorStatus};
-use crate::types::{AggregatorId, NodeId};
+use crate::types::{AggregatorId, NodeId, ProcessId};
 use crate::wire::{Refusal, Welcome};
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ pub(super) struct Aggregators {
 }
 
 /// What the coordinator knows of an aggregator.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Aggregator {
-    process: u64,
+    process: ProcessId,
     address: String,
     connected: bool,
     /// The plan was sent on this connection.
@@ -28,7 +28,7 @@ struct Aggregator {
 impl Aggregators {
     pub(super) fn accept(
         &mut self,
-        process: u64,
+        process: ProcessId,
         wanted: Option<AggregatorId>,
         is_planned: bool,
     ) -> Result<Welcome, Refusal> {
@@ -50,11 +50,17 @@ impl Aggregators {
             }
             _ => {}
         }
-        let member = self.members.entry(id).or_default();
-        member.process = process;
+        let fresh = || Aggregator {
+            process,
+            address: String::new(),
+            connected: true,
+            informed: false,
+            report: AggregatorReport::default(),
+        };
+        let member = self.members.entry(id).or_insert_with(fresh);
         member.connected = true;
         member.informed = false;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
     /// Before the plan an aggregator that goes away leaves its place to another.

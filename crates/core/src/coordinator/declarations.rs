@@ -1,15 +1,14 @@
 //! What workers declare, and the first plan that is made of it.
 
 use super::config::JobConfig;
-use crate::address::Addresses;
 use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::Spec;
 use crate::table::TableSpec;
-use crate::types::{ShardId, WorkerId};
+use crate::types::WorkerId;
 use crate::wire::control::{self, frame};
-use crate::wire::{Control, Kind, Member, Plan};
+use crate::wire::{Control, Kind, Member, Plan, ServedShard};
 use std::collections::BTreeSet;
 
 /// The job's tables, as far as they are declared.
@@ -78,7 +77,7 @@ impl Declarations {
         &self,
         config: &JobConfig,
         registry: &Registry,
-        shards: Vec<(ShardId, Addresses)>,
+        shards: Vec<ServedShard>,
         members: Vec<Member>,
     ) -> Result<Plan, String> {
         let placement = Spec::parse(config.policy.get(Axis::Placement))

@@ -3,6 +3,7 @@
 use super::Checker;
 use crate::actor::Actor;
 use crate::rule::FrameView;
+use paramill_core::types::NodeId;
 use paramill_core::wire::control::decode;
 use paramill_core::wire::{Control, Flags, Header, Kind};
 
@@ -19,9 +20,12 @@ impl Trace {
     }
 
     fn say(&self, frame: &FrameView<'_>, arrow: &str) {
-        let FrameView { now, from, to, header, payload } = *frame;
+        let FrameView { now, from, to, shard, header, payload } = *frame;
+        // Between a worker and an aggregator the nodes do not tell whose frames these are.
+        let relayed = shard.filter(|shard| [from, to].iter().all(|node| *node != NodeId::Shard(*shard)));
+        let about = relayed.map(|shard| format!(" for {shard}")).unwrap_or_default();
         (self.line)(&format!(
-            "{:10.6} {from} {arrow} {to}: {}",
+            "{:10.6} {from} {arrow} {to}{about}: {}",
             now.as_secs_f64(),
             describe(header, payload)
         ));

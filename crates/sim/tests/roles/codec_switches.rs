@@ -28,10 +28,15 @@ fn refusal(bench: &mut Bench, policies: &[(Axis, &str)]) -> String {
     let rule = PolicyOverride::new("*", Policies::of(policies.iter().copied()));
     let Frame { header, body } = frame(Kind::Control, &Control::Set(rule));
     let now = bench.now();
-    bench.coordinator_mut().handle_frame(now, you, &header, body.bytes().expect("it has its bytes with it"));
+    bench.coordinator_mut().handle_frame(
+        now,
+        you.into(),
+        &header,
+        body.bytes().expect("it has its bytes with it"),
+    );
     let outputs: Vec<Output> = std::iter::from_fn(|| bench.coordinator_mut().poll_output()).collect();
     let [Output::Send { to, frame }] = outputs.as_slice() else { panic!("{outputs:?}") };
-    assert_eq!(*to, you);
+    assert_eq!(*to, you.into());
     String::from_utf8_lossy(frame.body.bytes().expect("it has its bytes with it")).into_owned()
 }
 
@@ -252,7 +257,7 @@ fn an_answer_that_waits_to_be_sent_when_codecs_change_has_the_version_of_its_byt
     let (now, worker) = (bench.now(), bench.worker_node(0));
     let pull = Header { epoch: 1, request: 77, ..Header::new(Kind::Pull) };
     let shard = bench.shard_mut(0);
-    shard.handle_frame(now, worker, &pull, &[]);
+    shard.handle_frame(now, worker.into(), &pull, &[]);
     let waiting: Vec<Output> = std::iter::from_fn(|| shard.poll_output()).collect();
     set(&mut bench, &[(Axis::AnswerCodec, "f16")]);
     let ticket = push(&mut bench, 0);

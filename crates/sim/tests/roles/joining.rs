@@ -270,8 +270,8 @@ fn nobody_joins_a_job_that_is_over() {
     second.declare(TableSpec::dense("w", [ELEMENTS as u64]), vec![7.0; ELEMENTS]).unwrap();
     let ticket = second.start(now).unwrap();
     second.handle_timeout(now);
-    let refusal = bench.coordinator_mut().accept(now, &second.hello(COORDINATOR)).unwrap_err();
-    second.handle_disconnected(now, COORDINATOR, &Lost::Refused(refusal));
+    let refusal = bench.coordinator_mut().accept(now, &second.hello(COORDINATOR.into())).unwrap_err();
+    second.handle_disconnected(now, COORDINATOR.into(), &Lost::Refused(refusal));
     match second.outcome(ticket) {
         Some(Err(WorkerError::NotAMember(why))) => assert!(why.contains("job `test` is over"), "{why}"),
         other => panic!("{other:?}"),

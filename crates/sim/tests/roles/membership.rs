@@ -5,9 +5,9 @@ use super::processes::shard;
 use super::{W, job, started};
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{NodeId, ServerId, ShardId, WorkerId};
+use paramill_core::types::{NodeId, ProcessId, ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Kind, Member, Plan};
+use paramill_core::wire::{Control, Kind, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 
 /// The first shard, where a server has one core.
@@ -75,7 +75,11 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [20])],
         parts: vec![vec![]],
-        shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
+        shards: vec![ServedShard {
+            shard: ShardId { server: ServerId(0), core: 0 },
+            process: ProcessId(100),
+            addresses: "shard:0".into(),
+        }],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "32B"),

@@ -3,7 +3,7 @@
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{Time, WorkerId};
+use paramill_core::types::{ProcessId, Time, WorkerId};
 use paramill_core::worker::{Worker, WorkerConfig};
 use paramill_sim::actor::Actor;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) fn worker(now: Time, number: usize, rank: Option<u32>, aggregator: Op
 pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
     let config = ShardConfig {
         job: JOB.into(),
-        process,
+        process: ProcessId(process),
         server: None,
         core: index % cores,
         cores,
@@ -42,7 +42,7 @@ pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
 pub(crate) fn aggregator(now: Time, process: u64, index: usize) -> Actor {
     let config = AggregatorConfig {
         job: JOB.into(),
-        process,
+        process: ProcessId(process),
         id: None,
         addresses: format!("aggregator:{index}").into(),
         coordinator: ADDRESS.into(),

@@ -165,7 +165,7 @@ fn what_is_lent_is_not_switched_to_partial_pulling() {
     let message = frame(Kind::Control, &told);
     let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
     let now = bench.now();
-    bench.worker_mut(0).handle_frame(now, NodeId::Coordinator, &message.header, &payload);
+    bench.worker_mut(0).handle_frame(now, NodeId::Coordinator.into(), &message.header, &payload);
     bench.run();
     let said = |line: &&str| line.contains("table `lent` now uses psp:c=1,b=0.5; as long as it is lent");
     assert!(bench.log().iter().any(said), "{:?}", bench.log());

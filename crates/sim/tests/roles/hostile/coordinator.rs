@@ -64,13 +64,13 @@ proptest! {
                 }
                 Act::Say(who, frame) => {
                     if let Some(peer) = one_of(&peers, who) {
-                        coordinator.handle_frame(now, peer, &frame.header, role_payload(&frame.body));
+                        coordinator.handle_frame(now, peer.into(), &frame.header, role_payload(&frame.body));
                     }
                 }
                 Act::Disconnect(who) => {
                     if let Some(peer) = one_of(&peers, who) {
                         peers.remove(&peer);
-                        coordinator.handle_disconnected(now, peer, &Lost::Broken("reset".into()));
+                        coordinator.handle_disconnected(now, peer.into(), &Lost::Broken("reset".into()));
                     }
                 }
                 Act::Pass(nanoseconds) => now = Time(now.0 + nanoseconds),
@@ -104,14 +104,14 @@ fn a_query_waits_for_its_first_answer() {
 #[test]
 fn a_plan_is_sent_once_on_a_connection() {
     let mut bench = started(config(1, "bsp", Order::Arrival));
-    let back = bench.worker(0).hello(NodeId::Coordinator);
+    let back = bench.worker(0).hello(NodeId::Coordinator.into());
     let (now, coordinator) = (bench.now(), bench.coordinator_mut());
     let worker = NodeId::Worker(WorkerId(0));
     let again = message(&Control::Declare { tables: words::honest_tables() });
     assert_eq!(say(coordinator, now, worker, &again), []);
     let register = message(&Control::Register { addresses: "elsewhere".into() });
     assert_eq!(say(coordinator, now, NodeId::Shard(shard_id(0)), &register), []);
-    coordinator.handle_disconnected(now, worker, &Lost::Broken("reset".into()));
+    coordinator.handle_disconnected(now, worker.into(), &Lost::Broken("reset".into()));
     coordinator.accept(now, &back).unwrap();
     assert_eq!(say(coordinator, now, worker, &again).len(), 1);
     assert_eq!(say(coordinator, now, worker, &again), []);
@@ -126,5 +126,5 @@ fn who_was_declared_dead_is_told_and_sent_away() {
     let worker = WorkerId(1);
     let outputs = say(coordinator, now, NodeId::Worker(worker), &message(&Control::StatusQuery));
     assert!(outputs.len() == 2 && is_refusal(&outputs[0], worker), "{outputs:?}");
-    assert_eq!(outputs[1], Output::Disconnect { peer: NodeId::Worker(worker) });
+    assert_eq!(outputs[1], Output::Disconnect { connection: NodeId::Worker(worker).into() });
 }
