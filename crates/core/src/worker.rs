@@ -722,15 +722,16 @@ impl Worker {
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let local = &mut self.tables[index];
-            let initial = local.take_initial(&**self.allocation.allocator());
+            let initial = local.take_initial();
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
             let reply = (!is_sparse).then(|| local.begin_pull(first, false));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
+                let values = local.lend_copy(&initial, &**self.allocation.allocator());
                 for &shard in &shards {
-                    let kind = RequestKind::Init { values: Some(initial.clone()) };
+                    let kind = RequestKind::Init { values: Some(values.clone()) };
                     self.request(Request::new(shard, index, 0, ticket, kind));
                 }
             }
