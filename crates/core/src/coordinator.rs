@@ -702,6 +702,7 @@ impl Role for Coordinator {
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        // It has one connection to each node.
         let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
         match peer {
