@@ -329,11 +329,12 @@ impl Coordinator {
     /// The one way from an epoch to the next: shards and aggregators are told, and workers when these have entered it.
     fn enter(&mut self, now: Time, change: Change) {
         let Some(epochs) = &mut self.epochs else { return };
-        let at_least = match (&change, &mut self.scheduler) {
+        let scheduled = match (&change, &mut self.scheduler) {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
-            // Nobody joins before the first round.
-            _ => 1,
+            _ => 0,
         };
+        // The first round is for those whom the job begins with.
+        let at_least = scheduled.max(1);
         let message = epochs.make(change.clone(), at_least);
         let shards = self.servers.informed().map(NodeId::Shard);
         let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();

@@ -113,7 +113,7 @@ pub struct Switch {
 /// What one epoch of a job has that the one before had not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Change {
-    /// A worker joins: no round after the open ones closes without it.
+    /// A worker joins: no round after the open ones closes without it, nor an open one that nobody has begun.
     Joining {
         /// Its rank; an earlier incarnation has left.
         worker: WorkerId,
