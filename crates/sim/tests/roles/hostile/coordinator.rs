@@ -7,10 +7,11 @@ use paramill_core::coordinator::Coordinator;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::role::Lost;
-use paramill_core::wire::Hello;
+use paramill_core::wire::{Hello, Party};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(Debug, Clone)]
 enum Act {
@@ -127,4 +128,39 @@ fn who_was_declared_dead_is_told_and_sent_away() {
     let outputs = say(coordinator, now, NodeId::Worker(worker), &message(&Control::StatusQuery));
     assert!(outputs.len() == 2 && is_refusal(&outputs[0], worker), "{outputs:?}");
     assert_eq!(outputs[1], Output::Disconnect { connection: NodeId::Worker(worker).into() });
+}
+
+/// Lets time pass in steps that are no standstill; what the coordinator wants done meanwhile.
+fn pass(coordinator: &mut Coordinator, now: &mut Time, seconds: f64) -> Vec<Output> {
+    let until = *now + Duration::from_secs_f64(seconds);
+    let mut outputs = Vec::new();
+    while *now < until {
+        *now = *now + limits::HEARTBEAT_EVERY;
+        coordinator.handle_timeout(*now);
+        outputs.extend(drain(coordinator));
+    }
+    outputs
+}
+
+#[test]
+fn a_worker_of_an_earlier_job_is_refused_for_good() {
+    let config = config(2, "bsp", Order::Arrival);
+    let mut coordinator = Coordinator::new(config, Arc::new(Registry::builtin()), 1);
+    let mut now = Time::ZERO;
+    let hello = |rank: Option<u32>, incarnation| Hello {
+        job: "test".into(),
+        from: Party::Worker { rank: rank.map(WorkerId) },
+        incarnation,
+    };
+    for rank in [Some(0), Some(1), None] {
+        let refusal = coordinator.accept(now, &hello(rank, 12345)).unwrap_err();
+        assert!(!refusal.retry, "{refusal}");
+        assert_eq!(refusal.reason, "this worker belongs to a job that ended; start it anew");
+    }
+    // One of this job that was away for long before the job started is let in again.
+    let welcome = coordinator.accept(now, &hello(Some(1), 0)).unwrap();
+    coordinator.handle_disconnected(now, welcome.you.into(), &Lost::Broken("reset".into()));
+    pass(&mut coordinator, &mut now, 5.0);
+    let again = coordinator.accept(now, &hello(Some(1), welcome.incarnation)).unwrap();
+    assert_eq!(again.you, NodeId::Worker(WorkerId(1)));
 }
