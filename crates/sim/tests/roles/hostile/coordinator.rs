@@ -5,9 +5,10 @@ use super::*;
 use crate::bench::COORDINATOR;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::limits;
+use paramill_core::policy::{Policies, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::Lost;
-use paramill_core::wire::{Hello, Party};
+use paramill_core::wire::{Fault, Hello, Party};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -142,6 +143,55 @@ fn pass(coordinator: &mut Coordinator, now: &mut Time, seconds: f64) -> Vec<Outp
     outputs
 }
 
+/// A command connects.
+fn command(coordinator: &mut Coordinator, now: Time) -> NodeId {
+    let hello = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    coordinator.accept(now, &hello).expect("commands are let in").you
+}
+
+/// What a peer is told in error frames.
+fn faults(outputs: &[Output], peer: NodeId) -> Vec<Fault> {
+    let fault = |output: &Output| match output {
+        Output::Send { to, frame } if *to == peer.into() && frame.header.kind == Kind::Error => {
+            Some(control::decode("error", role_payload(&frame.body)).expect("a fault"))
+        }
+        _ => None,
+    };
+    outputs.iter().filter_map(fault).collect()
+}
+
+/// What a peer is told in control frames.
+fn told(outputs: &[Output], peer: NodeId) -> Vec<Control> {
+    let message = |output: &Output| match output {
+        Output::Send { to, frame } if *to == peer.into() && frame.header.kind == Kind::Control => {
+            Some(control::decode("control message", role_payload(&frame.body)).expect("a message"))
+        }
+        _ => None,
+    };
+    outputs.iter().filter_map(message).collect()
+}
+
+fn rule(table: &str) -> PolicyOverride {
+    PolicyOverride::new(table, Policies::of([(Axis::Sync, "ssp:s=1")]))
+}
+
+#[test]
+fn one_table_is_spoken_of_in_the_singular() {
+    let mut bench = started(config(1, "bsp", Order::Arrival));
+    let (now, coordinator) = (bench.now(), bench.coordinator_mut());
+    let asker = command(coordinator, now);
+    for (glob, epoch, sentence) in [
+        ("w", 2, "1 table now has sync=ssp:s=1 on all servers"),
+        ("*", 3, "2 tables now have sync=ssp:s=1 on all servers"),
+    ] {
+        say(coordinator, now, asker, &message(&Control::Set(rule(glob))));
+        let entered = message(&Control::Entered { epoch, joining: vec![], lacks_values: None });
+        say(coordinator, now, NodeId::Shard(shard_id(0)), &entered);
+        let outputs = say(coordinator, now, NodeId::Shard(shard_id(1)), &entered);
+        assert_eq!(told(&outputs, asker), [Control::Done(sentence.into())]);
+    }
+}
+
 #[test]
 fn a_worker_of_an_earlier_job_is_refused_for_good() {
     let config = config(2, "bsp", Order::Arrival);
@@ -163,4 +213,21 @@ fn a_worker_of_an_earlier_job_is_refused_for_good() {
     pass(&mut coordinator, &mut now, 5.0);
     let again = coordinator.accept(now, &hello(Some(1), welcome.incarnation)).unwrap();
     assert_eq!(again.you, NodeId::Worker(WorkerId(1)));
+}
+
+#[test]
+fn a_rule_can_be_replaced_when_there_are_as_many_as_there_may_be() {
+    // All of them are for `w`, and none replaces another.
+    let stars = |count: usize| "*".repeat(count + 1);
+    let glob = |number: usize| format!("{}w{}", stars(number / 64), stars(number % 64));
+    let overrides = (1..limits::MAX_OVERRIDES).map(|number| rule(&glob(number))).collect();
+    let mut bench = started(JobConfig { overrides, ..config(1, "bsp", Order::Arrival) });
+    let (now, coordinator) = (bench.now(), bench.coordinator_mut());
+    let asker = command(coordinator, now);
+    for (glob, refused) in [("w", 0), ("*", 1), ("w", 0)] {
+        let outputs = say(coordinator, now, asker, &message(&Control::Set(rule(glob))));
+        let faults = faults(&outputs, asker);
+        assert_eq!(faults.len(), refused, "{faults:?}");
+        assert!(faults.iter().all(|fault| fault.message.contains("4096 exceptions")), "{faults:?}");
+    }
 }
