@@ -59,6 +59,8 @@ pub struct Coordinator {
     /// `None` until everybody that the job waits for is here.
     epochs: Option<Epochs>,
     stage: Stage,
+    /// Why the job is over, if it failed.
+    failure: Option<String>,
     /// Somebody without whom the job cannot go on is gone.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
@@ -95,6 +97,7 @@ impl Coordinator {
             declarations: Declarations::default(),
             epochs: None,
             stage: Stage::Starting,
+            failure: None,
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
@@ -122,7 +125,11 @@ impl Coordinator {
     /// What the job is doing or waiting for, as a sentence.
     fn phase(&self) -> String {
         match (self.stage, &self.epochs) {
-            (Stage::Over, _) => "over: all workers left".into(),
+            (Stage::Over, _) => match &self.failure {
+                Some(why) => format!("over: {why}"),
+                None if self.workers.count(MemberState::Dead) > 0 => "over: all workers left or died".into(),
+                None => "over: all workers left".into(),
+            },
             (Stage::Running, _) => {
                 let running = self.workers.count(MemberState::Running);
                 let others = [(MemberState::Joining, "joining"), (MemberState::Dead, "declared dead")];
@@ -479,11 +486,11 @@ impl Coordinator {
         }
         self.release_barriers();
         if self.workers.live().next().is_none() {
-            let error = self.workers.have_all_died().then(|| "all workers died".into());
-            if self.workers.count(MemberState::Dead) == 0 {
-                return self.end(error);
+            // Where somebody has left the work is done: nobody has to come to go on with it.
+            if !self.workers.have_all_died() {
+                return self.end(None);
             }
-            self.wait_for(now, None, error);
+            self.wait_for(now, None, Some("all workers died".into()));
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // Whoever came for it may be the one that is gone.
             vacancy.since = now;
@@ -609,6 +616,7 @@ impl Coordinator {
             return;
         }
         self.stage = Stage::Over;
+        self.failure.clone_from(&error);
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);

@@ -517,3 +517,30 @@ fn a_worker_joins_in_the_open_round_if_nothing_of_it_is_here() {
     // The mean of 1, 1 and 4.
     assert_steps(&bench, 6);
 }
+
+#[test]
+fn a_job_that_is_done_waits_for_nobody_to_be_started_anew() {
+    for dies_first in [true, false] {
+        let grace = Duration::from_secs(60);
+        let config = JobConfig { restart_grace: grace, ..job(2, 1, "bsp", "sgd:lr=1") };
+        let mut bench = started(config, 1, ELEMENTS);
+        train(&mut bench, &[0, 1], 2, &[]);
+        let die = |bench: &mut Bench| {
+            bench.isolate(bench.worker_node(1));
+            bench.pass(4.0);
+        };
+        if dies_first {
+            die(&mut bench);
+        }
+        let now = bench.now();
+        bench.worker_mut(0).leave(now);
+        bench.run();
+        if !dies_first {
+            assert_eq!(bench.stopped(), []);
+            die(&mut bench);
+        }
+        assert_eq!(bench.stopped(), [None, None], "coordinator and shard; {:?}", bench.log());
+        let phase = bench.coordinator().status(bench.now()).phase;
+        assert_eq!(phase, "over: all workers left or died");
+    }
+}

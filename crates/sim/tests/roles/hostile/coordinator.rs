@@ -231,3 +231,12 @@ fn a_rule_can_be_replaced_when_there_are_as_many_as_there_may_be() {
         assert!(faults.iter().all(|fault| fault.message.contains("4096 exceptions")), "{faults:?}");
     }
 }
+
+#[test]
+fn a_job_that_failed_says_why_it_is_over() {
+    let mut bench = started(config(1, "bsp", Order::Arrival));
+    let (now, coordinator) = (bench.now(), bench.coordinator_mut());
+    let stop = Control::Stop { error: Some("the disk is full".into()) };
+    say(coordinator, now, NodeId::Shard(shard_id(1)), &message(&stop));
+    assert_eq!(coordinator.status(now).phase, "over: server 1 core 0: the disk is full");
+}
