@@ -3,10 +3,12 @@
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::standstill::Standstill;
 use crate::status::{AggregatorReport, AggregatorStatus};
-use crate::types::{AggregatorId, NodeId, ProcessId};
+use crate::types::{AggregatorId, NodeId, ProcessId, Time};
 use crate::wire::{Refusal, Welcome};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The job's aggregators.
 #[derive(Debug, Default)]
@@ -20,6 +22,8 @@ struct Aggregator {
     process: ProcessId,
     address: String,
     connected: bool,
+    /// When it was heard last; later by the time that the coordinator has stood still since.
+    last_heard: Time,
     /// The plan was sent on this connection.
     informed: bool,
     report: AggregatorReport,
@@ -28,6 +32,7 @@ struct Aggregator {
 impl Aggregators {
     pub(super) fn accept(
         &mut self,
+        now: Time,
         process: ProcessId,
         wanted: Option<AggregatorId>,
         is_planned: bool,
@@ -54,11 +59,13 @@ impl Aggregators {
             process,
             address: String::new(),
             connected: true,
+            last_heard: now,
             informed: false,
             report: AggregatorReport::default(),
         };
         let member = self.members.entry(id).or_insert_with(fresh);
         member.connected = true;
+        member.last_heard = now;
         member.informed = false;
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
@@ -71,6 +78,35 @@ impl Aggregators {
             member.connected = false;
             member.informed = false;
         }
+    }
+
+    /// An aggregator says something. Whether it is connected: one that was given up may still be heard.
+    pub(super) fn heard(&mut self, now: Time, id: AggregatorId) -> bool {
+        let member = self.members.get_mut(&id).filter(|member| member.connected);
+        member.map(|member| member.last_heard = now).is_some()
+    }
+
+    pub(super) fn is_connected(&self, id: AggregatorId) -> bool {
+        self.members.get(&id).is_some_and(|member| member.connected)
+    }
+
+    fn connected(&self) -> impl Iterator<Item = (AggregatorId, &Aggregator)> {
+        self.members.iter().filter(|(_, member)| member.connected).map(|(id, member)| (*id, member))
+    }
+
+    /// The aggregators that are connected and were not heard for so long.
+    pub(super) fn silent(&self, now: Time, grace: Duration, standstill: &Standstill) -> Vec<AggregatorId> {
+        let is_silent = |member: &Aggregator| standstill.deadline(member.last_heard, grace) <= now;
+        self.connected().filter(|(_, member)| is_silent(member)).map(|(id, _)| id).collect()
+    }
+
+    /// When [`Aggregators::silent`] is to be asked.
+    pub(super) fn next_deadline(&self, grace: Duration, standstill: &Standstill) -> Option<Time> {
+        self.connected().map(|(_, member)| standstill.deadline(member.last_heard, grace)).min()
+    }
+
+    pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.members.values_mut().map(|member| &mut member.last_heard)
     }
 
     /// Where workers reach an aggregator.

@@ -21,6 +21,8 @@ struct Promise {
     number: u32,
     epoch: u32,
     sentence: String,
+    /// It is answered at this time though the epoch is not settled.
+    deadline: Time,
 }
 
 impl Commands {
@@ -49,9 +51,22 @@ impl Commands {
         self.promises.retain(|promise| promise.number != number);
     }
 
-    /// A command is told this when its epoch is settled.
-    pub(super) fn promise(&mut self, number: u32, epoch: u32, sentence: String) {
-        self.promises.push(Promise { number, epoch, sentence });
+    /// A command is told this when its epoch is settled, and something else if that takes too long.
+    pub(super) fn promise(&mut self, now: Time, number: u32, epoch: u32, sentence: String) {
+        let deadline = now + limits::SETTLE_DEADLINE;
+        self.promises.push(Promise { number, epoch, sentence, deadline });
+    }
+
+    /// The next command whose epoch is not settled in time, and that epoch.
+    pub(super) fn poll_unsettled(&mut self, now: Time) -> Option<(u32, u32)> {
+        let at = self.promises.iter().position(|promise| promise.deadline <= now)?;
+        let Promise { number, epoch, .. } = self.promises.remove(at);
+        Some((number, epoch))
+    }
+
+    /// Whether a command waits for an answer: it is not its turn to speak.
+    fn is_promised(&self, number: u32) -> bool {
+        self.promises.iter().any(|promise| promise.number == number)
     }
 
     /// The next command whose epoch is settled, and what it is told.
@@ -65,15 +80,19 @@ impl Commands {
         self.last_heard.values_mut()
     }
 
-    /// The next command that has said nothing for too long. It counts no more.
+    /// The next command that has said nothing for too long, though it was its turn. It counts no more.
     pub(super) fn poll_idle(&mut self, now: Time, standstill: &Standstill) -> Option<u32> {
-        let is_idle = |(_, heard): &(&u32, &Time)| standstill.deadline(**heard, limits::COMMAND_IDLE) <= now;
+        let is_idle = |(number, heard): &(&u32, &Time)| {
+            standstill.deadline(**heard, limits::COMMAND_IDLE) <= now && !self.is_promised(**number)
+        };
         let number = self.last_heard.iter().find(is_idle).map(|(number, _)| *number)?;
         self.last_heard.remove(&number);
         Some(number)
     }
 
     pub(super) fn next_timeout(&self, standstill: &Standstill) -> Option<Time> {
-        self.last_heard.values().min().map(|heard| standstill.deadline(*heard, limits::COMMAND_IDLE))
+        let speakers = self.last_heard.iter().filter(|(number, _)| !self.is_promised(**number));
+        let idle = speakers.map(|(_, heard)| standstill.deadline(*heard, limits::COMMAND_IDLE));
+        idle.chain(self.promises.iter().map(|promise| promise.deadline)).min()
     }
 }

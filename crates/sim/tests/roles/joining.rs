@@ -519,6 +519,45 @@ fn a_worker_joins_in_the_open_round_if_nothing_of_it_is_here() {
 }
 
 #[test]
+fn a_silent_aggregator_is_named_and_not_waited_for() {
+    for is_stopped in [true, false] {
+        let mut bench = Bench::without_workers(job(2, 1, "bsp", "sgd:lr=1"), 1, 1);
+        bench.add_worker();
+        bench.add_worker();
+        let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+        bench.start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+        train(&mut bench, &[0, 1], 2, &[]);
+        let aggregator = bench.aggregator_node(0);
+        if is_stopped {
+            bench.stand_still(aggregator, 40.0);
+        } else {
+            // It reports, and does not follow.
+            bench.world.hold(COORDINATOR, aggregator);
+        }
+        let third = bench.add_worker();
+        let start = join(&mut bench, third);
+        bench.pass(2.0);
+        assert_eq!(bench.outcome(third, start), None);
+        let why = bench.explain(third, start);
+        assert!(why.contains("the running job to let it join"), "{why}");
+        assert!(why.contains("aggregator 0 has not entered epoch 3 yet"), "{why}");
+        bench.pass(10.0);
+        let is_named = bench.log().iter().any(|line| line.contains("aggregator 0") && line.contains("10 s"));
+        assert!(is_named, "{:?}", bench.log());
+        train(&mut bench, &[0, 1, third], 8, &[(third, start)]);
+        assert_steps(&bench, 8);
+        // It comes back, and follows.
+        bench.world.release(COORDINATOR, aggregator);
+        bench.pass(40.0);
+        assert!(bench.coordinator().status(bench.now()).aggregators[0].connected);
+        let fourth = come(&mut bench, None, Some(0));
+        let start = join(&mut bench, fourth);
+        train(&mut bench, &[0, 1, third, fourth], 12, &[(fourth, start)]);
+        assert_steps(&bench, 12);
+    }
+}
+
+#[test]
 fn a_job_that_is_done_waits_for_nobody_to_be_started_anew() {
     for dies_first in [true, false] {
         let grace = Duration::from_secs(60);

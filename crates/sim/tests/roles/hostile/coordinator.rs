@@ -8,7 +8,7 @@ use paramill_core::limits;
 use paramill_core::policy::{Policies, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::Lost;
-use paramill_core::wire::{Fault, Hello, Party};
+use paramill_core::wire::{Cause, Fault, Hello, Party};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -176,6 +176,27 @@ fn rule(table: &str) -> PolicyOverride {
 }
 
 #[test]
+fn a_change_that_is_not_entered_everywhere_is_answered_with_who_is_behind() {
+    let mut bench = started(config(1, "bsp", Order::Arrival));
+    let (mut now, coordinator) = (bench.now(), bench.coordinator_mut());
+    let asker = command(coordinator, now);
+    let set = message(&Control::Set(rule("w")));
+    assert_eq!(told(&say(coordinator, now, asker, &set), asker), []);
+    let entered = Control::Entered { epoch: 2, joining: vec![], lacks_values: None };
+    let outputs = say(coordinator, now, NodeId::Shard(shard_id(0)), &message(&entered));
+    assert_eq!(told(&outputs, asker), [], "the other server has not");
+    let outputs = pass(coordinator, &mut now, 6.0);
+    let is_hung_up = |output: &Output| matches!(output, Output::Disconnect { .. });
+    assert!(!outputs.iter().any(is_hung_up), "{outputs:?}");
+    let [fault] = &faults(&outputs, asker)[..] else { panic!("one answer: {outputs:?}") };
+    assert_eq!(fault.cause, Cause::Unsettled);
+    assert_eq!(fault.message, "changed; server 1 core 0 has not entered epoch 2 yet");
+    // It holds all the same, and there is no second answer.
+    let outputs = say(coordinator, now, NodeId::Shard(shard_id(1)), &message(&entered));
+    assert_eq!((told(&outputs, asker), told(&outputs, NodeId::Worker(WorkerId(0))).len()), (vec![], 1));
+}
+
+#[test]
 fn one_table_is_spoken_of_in_the_singular() {
     let mut bench = started(config(1, "bsp", Order::Arrival));
     let (now, coordinator) = (bench.now(), bench.coordinator_mut());
@@ -230,6 +251,19 @@ fn a_rule_can_be_replaced_when_there_are_as_many_as_there_may_be() {
         assert_eq!(faults.len(), refused, "{faults:?}");
         assert!(faults.iter().all(|fault| fault.message.contains("4096 exceptions")), "{faults:?}");
     }
+}
+
+#[test]
+fn what_cannot_be_read_is_answered_with_an_error() {
+    let mut bench = started(config(1, "bsp", Order::Arrival));
+    let (now, coordinator) = (bench.now(), bench.coordinator_mut());
+    let mut frame = message(&Control::StatusQuery);
+    frame.body = Body::Bytes(vec![99]);
+    let asker = command(coordinator, now);
+    let outputs = say(coordinator, now, asker, &frame);
+    let [fault] = &faults(&outputs, asker)[..] else { panic!("one answer: {outputs:?}") };
+    assert_eq!(fault.cause, Cause::Protocol);
+    assert!(fault.message.contains("control message"), "{fault}");
 }
 
 #[test]
