@@ -347,7 +347,7 @@ impl Coordinator {
             let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&self.registry);
             scheduler.apply_change(now, &change, sync.expect("checked before it was put into the plan"));
         }
-        self.let_go();
+        self.send_releases();
         self.settle_epochs(now);
     }
 
@@ -447,10 +447,10 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
-        self.let_go();
+        self.send_releases();
     }
 
-    fn let_go(&mut self) {
+    fn send_releases(&mut self) {
         while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
             self.send(NodeId::Worker(worker), &Control::Go { clock });
         }
@@ -488,7 +488,7 @@ impl Coordinator {
             }
             self.wait_for(now, None, error);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
-            // Whoever came for it may be the one that is gone.
+            // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
         }
     }
@@ -770,7 +770,7 @@ impl Role for Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.handle_timeout(now);
         }
-        self.let_go();
+        self.send_releases();
         self.answer_queries(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });

@@ -232,7 +232,7 @@ impl PolicyOverride {
         self.table == later.table && self.server == later.server && self.policies.iter().all(is_said_again)
     }
 
-    /// Whether frames of a table mean something else once it holds.
+    /// Whether it changes a codec of its tables, so that frames of earlier epochs cannot be decoded.
     pub fn changes_frames(&self) -> bool {
         self.policies.iter().any(|(axis, _)| axis.changes_frames())
     }

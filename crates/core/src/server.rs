@@ -264,16 +264,18 @@ impl Shard {
         let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
         let number = TableId(table as u32);
         let policy = plan.policy_of(number, id.server);
-        let (valid_from, part) = (plan.valid_from(number), self.tables.get_mut(table));
-        part.set_nonfinite(policy.nonfinite());
-        if part.valid_from() != valid_from {
+        let (valid_from, table_shard) = (plan.valid_from(number), self.tables.get_mut(table));
+        table_shard.set_nonfinite(policy.nonfinite());
+        if table_shard.valid_from() != valid_from {
             let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
-            if let Err(why) = codecs.and_then(|codecs| part.set_codecs(codecs, valid_from)) {
+            if let Err(why) = codecs.and_then(|codecs| table_shard.set_codecs(codecs, valid_from)) {
                 // The coordinator has checked them: this server is of another release.
-                let error = format!("table `{}`: {why}; use the same release everywhere", part.spec().name);
+                let error =
+                    format!("table `{}`: {why}; use the same release everywhere", table_shard.spec().name);
                 return self.fail(error);
             }
-            let message = format!("the codecs of table `{}` have changed; ask again", part.spec().name);
+            let message =
+                format!("the codecs of table `{}` have changed; ask again", table_shard.spec().name);
             self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
         }
         match policy.sync(&self.registry) {
@@ -286,9 +288,10 @@ impl Shard {
             Err(error) => self.log(control::sentence(error.to_string())),
         }
         let optimizer = policy.optimizer(&self.registry);
-        let part = self.tables.get_mut(table);
-        if !optimizer.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
+        let table_shard = self.tables.get_mut(table);
+        if !optimizer.is_ok_and(|optimizer| table_shard.set_optimizer(optimizer)) {
+            let line =
+                format!("ignored an optimizer that table `{}` cannot take over to", table_shard.spec().name);
             self.log(line);
         }
     }
@@ -307,7 +310,7 @@ impl Shard {
         }
     }
 
-    /// The place of the table of a worker's frame, if it may be taken.
+    /// The index of the table of a worker's frame, if the frame may be taken.
     #[inline]
     fn check_frame(&self, worker: WorkerId, subject: &Subject) -> Result<usize, Fault> {
         if self.plan.is_none() {
@@ -320,7 +323,7 @@ impl Shard {
         self.check_subject(subject)
     }
 
-    /// The place of a frame's table, if something of it is here and the frame means what frames of the table mean now.
+    /// The index of a frame's table, if this shard holds chunks of it and the frame is not stale ([`Plan::valid_from`]).
     #[inline]
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
         let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);

@@ -197,7 +197,7 @@ impl PartialEq for Buffer {
 
 /// Views a payload as floats; `None` when its length or address does not allow it.
 pub fn floats(payload: &[u8]) -> Option<&[f32]> {
-    // Nothing is nothing at any address.
+    // An empty slice has no alignment to violate.
     if payload.is_empty() { Some(&[]) } else { bytemuck::try_cast_slice(payload).ok() }
 }
 

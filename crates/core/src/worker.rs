@@ -630,7 +630,8 @@ impl Worker {
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
         let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
         let local = &mut self.tables[request.table()];
-        // What a codec made is finite: a sum was refused that it is in, of which other chunks were taken.
+        // An encoded gradient is finite, so an aggregator's sum with it was refused. Other chunks of that sum were taken, and
+        // the gradient does not go back to the residual.
         let goes_back = !is_sent_again && fault.cause != Cause::NonFinite;
         if let Some(gradient) = counted.filter(|_| goes_back) {
             local.note_refused(request.clock(), from, gradient);

@@ -265,9 +265,9 @@ impl<R: Role> World<R> {
                 | Event::Restart { .. }
                 | Event::Arrive { .. }
         );
-        let waits = node.paused_until > self.now || !node.held.is_empty();
+        let waits = node.paused_until > self.now || !node.postponed.is_empty();
         if waits && !is_outside {
-            node.held.push_back(event);
+            node.postponed.push_back(event);
             return Ok(());
         }
         if self.happen(index, event, observer)? {
@@ -412,7 +412,7 @@ impl<R: Role> World<R> {
                 // What waited happens now, in order; `step` keeps newer events behind it until then.
                 while self.nodes[index].paused_until <= now
                     && self.nodes[index].ended.is_none()
-                    && let Some(event) = self.nodes[index].held.pop_front()
+                    && let Some(event) = self.nodes[index].postponed.pop_front()
                 {
                     if self.happen(index, event, observer)? {
                         self.settle(index, observer)?;
@@ -501,7 +501,7 @@ impl<R: Role> World<R> {
         let node = &mut self.nodes[index];
         node.connections.clear();
         node.openers.clear();
-        node.held.clear();
+        node.postponed.clear();
         node.ended = Some(how);
         Ok(())
     }
@@ -732,7 +732,7 @@ impl<R: Role> World<R> {
         }
         let at = connection.channels[source.side].receive(flight, through);
         node.reader.expect(at, source);
-        let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.held.is_empty();
+        let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.postponed.is_empty();
         if is_free && at <= self.now && node.reader.called.is_none() {
             return self.read(index, observer);
         }

@@ -52,7 +52,7 @@ pub(super) struct ProxyPolicy {
     /// How gradients are encoded.
     pub(super) codec: Arc<Codec>,
     pub(super) seeds: CodecSeeds,
-    /// Frames of earlier epochs mean something else.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
 }
 

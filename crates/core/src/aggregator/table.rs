@@ -41,7 +41,7 @@ pub(super) struct Table {
     /// something is left that another codec had not sent.
     encoder: Option<Encoder>,
     seeds: CodecSeeds,
-    /// Frames of earlier epochs mean something else.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     valid_from: u32,
 }
 
@@ -140,13 +140,13 @@ impl Table {
         self.encoder.get_or_insert_with(|| Encoder::new(codec.clone(), self.layout.elements()))
     }
 
-    /// The first epoch since which frames mean what they mean now. Frames that are sent say no later one: a shard may not
-    /// have entered it yet.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table. Frames carry it and no later epoch, which a shard may not
+    /// have entered yet.
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
     }
 
-    /// Whether frames of an epoch mean here what they meant to their sender.
+    /// Refuses frames of an epoch with earlier codecs.
     pub(super) fn check_epoch(&self, epoch: u32) -> Result<(), Fault> {
         if epoch >= self.valid_from {
             return Ok(());

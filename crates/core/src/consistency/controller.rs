@@ -15,9 +15,9 @@ use std::sync::Arc;
 ///   all of them are, [`pull`](Controller::pull), [`cancel`](Controller::cancel).
 /// - *The operator*: [`set_policy`](Controller::set_policy), [`join`](Controller::join),
 ///   [`set_first_clock`](Controller::set_first_clock), [`remove_worker`](Controller::remove_worker).
-/// - *What to do*: after any of these but `admit`, and when [`next_timeout`](Controller::next_timeout) has come, call
-///   [`advance`](Controller::advance) until it returns `None` (stepping the optimizer each time), and then
-///   [`poll_released`](Controller::poll_released) until it returns `None`.
+/// - *Outputs*: after any of these but `admit`, and at [`next_timeout`](Controller::next_timeout), take all pulls from
+///   [`poll_released`](Controller::poll_released), then call [`advance`](Controller::advance) once and step the optimizer.
+///   Repeat both until `advance` returns `None`: the pulls that an advance releases are answered before the next one.
 /// - *Getters*: everything else.
 #[derive(Debug)]
 pub struct Controller {
@@ -234,8 +234,8 @@ impl Controller {
         }
     }
 
-    /// Closes the open round if its time has come. Call until `None`; step the optimizer after each, before taking
-    /// what [`Controller::poll_released`] lets go.
+    /// Closes the open round if its time has come. The caller steps the optimizer, takes the pulls that this has released from
+    /// [`Controller::poll_released`], and calls again, until `None`.
     pub fn advance(&mut self, now: Time) -> Option<Advance> {
         if !self.round_is_over(now) {
             return None;

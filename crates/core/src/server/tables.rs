@@ -50,8 +50,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The place of a frame's table, if something of it is on this shard and the frame means what frames of the table mean
-    /// now, in the epoch `newest`.
+    /// The index of a frame's table, if this shard holds chunks of it and the frame's epoch is one from the table's
+    /// [`Plan::valid_from`] to `newest`.
     #[inline]
     pub(super) fn place(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
@@ -63,7 +63,7 @@ impl Tables {
         }
     }
 
-    /// The same for a sum of gradients, which may be of an earlier epoch.
+    /// The same for a sum of gradients, which may be of an epoch before `valid_from`.
     pub(super) fn place_sum(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
         match self.tables.get(place) {

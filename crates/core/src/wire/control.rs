@@ -154,7 +154,8 @@ pub enum Cause {
     Shape,
     /// NaN or Inf in a gradient under `reject`. The chunk was not applied.
     NonFinite,
-    /// The sender's placement epoch is not ours. Nothing was changed.
+    /// The frame's epoch is before the table's [`Plan::valid_from`], or one that the receiver has not entered. Nothing was
+    /// changed.
     StaleEpoch,
     /// The sender was declared dead or left. Nothing was changed.
     NotAMember,

@@ -73,7 +73,7 @@ impl Form {
 /// What every data frame says of the request that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject {
-    /// The epoch that the sender is in.
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch, as the sender knows the plan.
     pub epoch: u32,
     /// The table.
     pub table: TableId,

@@ -60,7 +60,7 @@ impl DType {
     /// Views a payload as elements of this type; `None` when its length or address does not allow it.
     pub fn values(self, payload: &[u8]) -> Option<Values<'_>> {
         Some(match self {
-            // Nothing is nothing at any address.
+            // An empty slice has no alignment to violate.
             _ if payload.is_empty() => Values::F32(&[]),
             DType::F32 => Values::F32(bytemuck::try_cast_slice(payload).ok()?),
             DType::F16 => Values::F16(bytemuck::try_cast_slice(payload).ok()?),
@@ -118,7 +118,7 @@ pub struct Header {
     pub flags: Flags,
     /// Payload length in bytes, without padding.
     pub payload_bytes: u32,
-    /// Placement epoch of the plan that the sender follows; 0 in frames that no plan concerns.
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch, as the sender knows the plan; 0 in frames without a table.
     pub epoch: u32,
     /// The table concerned.
     pub table: TableId,

@@ -240,8 +240,8 @@ impl Plan {
         self.members.iter().filter(|member| member.is_live())
     }
 
-    /// The first epoch since which frames of a table mean what they mean now: older ones are not applied. Who takes part does
-    /// not matter for that, codecs do.
+    /// The first epoch with the table's current codecs; frames of earlier epochs cannot be decoded, and are refused. Changes of
+    /// the members do not matter here.
     pub fn valid_from(&self, table: TableId) -> u32 {
         let name = &self.tables[table.0 as usize].name;
         let is_about =

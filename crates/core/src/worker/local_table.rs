@@ -29,7 +29,7 @@ pub(super) struct LocalTable {
     /// Its memory, also for gradients under way.
     parameters: ParameterMemory,
     codecs: TableCodecs,
-    /// The first epoch since which its frames mean what they mean now; 0 before there is a plan.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
     /// This worker's instance of the consistency model, once there is a plan.
@@ -56,7 +56,7 @@ pub(super) struct Planned {
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
     pub(super) sync: SyncPolicy,
-    /// The first epoch since which its frames mean what they mean then.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
     /// Its codecs, if that epoch is another one than before.
     pub(super) codecs: Option<TableCodecs>,
@@ -106,7 +106,7 @@ impl LocalTable {
         }
     }
 
-    /// The first epoch since which its frames mean what they mean now.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
     }
@@ -413,7 +413,7 @@ impl LocalTable {
         Ok(())
     }
 
-    /// What travels instead of a slab's gradient; `None` when that does itself.
+    /// A slab's gradient, encoded; `None` when it is sent as it is.
     pub(super) fn encode_slab(
         &mut self,
         slab: &Slab,

@@ -140,7 +140,7 @@ impl Slab {
         &self.missing
     }
 
-    /// What an application left standing where there is no gradient is none: a codec would keep it.
+    /// Sets elements without a gradient to zero. A codec would add to its residual what the application left there.
     pub(super) fn clear_missing(&mut self) {
         if self.prepared == Prepared::Gradient {
             for range in self.missing.ranges() {

@@ -58,7 +58,7 @@ impl Tables {
         Ok(overlap)
     }
 
-    /// Places of the tables whose frames mean something else under this plan.
+    /// Indices of the tables whose [`Plan::valid_from`] this plan changes.
     pub(super) fn changed_frames(&self, plan: &Plan) -> Vec<usize> {
         let is_changed =
             |&index: &usize| self.0[index].valid_from() != plan.valid_from(TableId(index as u32));
