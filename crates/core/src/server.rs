@@ -36,7 +36,7 @@ use members::Members;
 use std::sync::Arc;
 use tables::Tables;
 
-/// What a shard needs to know to begin.
+/// Configuration of a shard.
 #[derive(Debug, Clone)]
 pub struct ShardConfig {
     /// The job's name.
@@ -49,9 +49,9 @@ pub struct ShardConfig {
     pub core: u32,
     /// How many data cores the server has.
     pub cores: u32,
-    /// Where workers reach this core: each of these leads to it.
+    /// Addresses at which workers reach this core: each leads to it.
     pub addresses: Addresses,
-    /// Where the coordinator is.
+    /// The coordinator's address.
     pub coordinator: String,
 }
 
@@ -90,7 +90,7 @@ impl Shard {
         }
     }
 
-    /// Who this is, once the coordinator said so.
+    /// This shard's number, once the coordinator has given it one.
     pub fn id(&self) -> Option<ShardId> {
         self.config.server.map(|server| ShardId { server, core: self.config.core })
     }
@@ -230,7 +230,7 @@ impl Shard {
                 self.send_report(now);
             }
         }
-        // Whoever comes or goes may be what a round waited for.
+        // A round may have waited for the worker that joined or left.
         self.tables.settle_all(now, &mut self.delivery);
     }
 
@@ -669,7 +669,7 @@ impl Role for Shard {
             return self.delivery.refuse_to(from, header.table, header.request, &fault);
         }
         match (from, header.kind) {
-            // What a process sent that another one has replaced counts for neither of them.
+            // Frames of a replaced process count neither for it nor for its successor.
             (NodeId::Worker(worker), _) if self.members.awaits_connection(worker) => {}
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
                 Some(frame) => self.handle_worker_frame(now, worker, &frame, payload),
@@ -699,7 +699,7 @@ impl Role for Shard {
         self.tables.settle_due(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
-            // Somebody keeps the others waiting.
+            // Pulls that still wait do so because some worker is late.
             self.delivery.acknowledge_waiting();
         }
     }

@@ -262,7 +262,7 @@ impl ShardProxy {
         self.uplink.relay(worker, frame, payload, longest, out)
     }
 
-    /// What the shard says. The error ends the aggregator.
+    /// Handles a frame from the shard. The error ends the aggregator.
     pub(super) fn handle_shard(
         &mut self,
         header: &Header,

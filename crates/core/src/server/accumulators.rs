@@ -69,7 +69,7 @@ mod tests {
         accumulators.give_back(Some(first));
         accumulators.give_back(None);
         assert_eq!(accumulators.take(8).as_slice()[0], 3.0);
-        // Another size has others.
+        // Buffers of another size are kept apart.
         assert_eq!((accumulators.take(9).len(), accumulators.taken()), (16, 2));
     }
 }

@@ -32,7 +32,7 @@ use store::{Closing, Store};
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
 
-/// What an answer needs to know of a chunk.
+/// A chunk as answers need it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkView {
     /// Its number in the table.
@@ -238,7 +238,7 @@ impl TableShard {
             self.store.step_round(&self.layout, &mut round, closing, accumulators);
             self.rounds.keep(round, accumulators);
         }
-        // What is left below the new version are pieces of pushes that were never completed.
+        // Rounds below the new version that are still open hold pieces of pushes that were never completed.
         self.rounds.drop_before(advance.version, accumulators);
         Some(advance)
     }
@@ -357,7 +357,7 @@ impl TableShard {
         self.layout.chunks().len()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         self.controller.check()?;
         self.rounds.check()?;

@@ -22,7 +22,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// What a plan puts onto a shard.
+    /// The tables that a plan puts onto a shard.
     pub(super) fn of_plan(registry: &Registry, plan: &Plan, shard: ShardId) -> Result<Tables, String> {
         let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
         let mut tables = Tables::default();
@@ -207,7 +207,7 @@ impl Tables {
         self.tables.iter().map(TableShard::memory_bytes).sum::<usize>() + self.accumulators.memory_bytes()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         self.timers.check()?;
         for (number, table) in self.tables.iter().enumerate() {
