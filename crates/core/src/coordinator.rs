@@ -164,10 +164,6 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
-            Control::PlanQuery => {
-                self.workers.forget_informed(worker);
-                self.inform_worker(worker);
-            }
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
     }
@@ -798,6 +794,7 @@ impl Role for Coordinator {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.outputs.check()?;
         self.workers.check()?;
         self.epochs.as_ref().map_or(Ok(()), Epochs::check)
     }
