@@ -439,7 +439,6 @@ impl<R: Role> World<R> {
             }
             Event::Room { connection, side } => {
                 self.connections[connection].channels[side].note_room();
-                self.copies.forget();
                 self.flush(connection, side, observer)?;
                 return Ok(false);
             }
@@ -506,7 +505,6 @@ impl<R: Role> World<R> {
 
     /// Carries out everything that a role says.
     fn settle<O: Observer<R>>(&mut self, index: usize, observer: &mut O) -> Result<(), String> {
-        self.copies.forget();
         let mut stop = None;
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
@@ -740,7 +738,7 @@ impl<R: Role> World<R> {
             role.refresh(&mut frame.header);
         }
         let Frame { header, body } = frame;
-        let payload = self.copies.take(role, body);
+        let payload = self.copies.take(index, role, body);
         let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
