@@ -53,7 +53,8 @@ pub(super) struct Brought {
 /// Tickets that the application has not redeemed.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
-    pending: BTreeMap<Ticket, Pending>,
+    /// Boxed: a map takes memory for eleven at once, and one or two are the rule.
+    pending: BTreeMap<Ticket, Box<Pending>>,
     made: u64,
     start: Option<Ticket>,
     leaving: Option<Ticket>,
@@ -169,7 +170,7 @@ impl Tickets {
 
     /// Files a ticket under a number that was reserved.
     pub(super) fn file(&mut self, ticket: Ticket, pending: Pending) {
-        self.pending.insert(ticket, pending);
+        self.pending.insert(ticket, Box::new(pending));
     }
 
     pub(super) fn open(&mut self, pending: Pending) -> Ticket {
@@ -232,11 +233,11 @@ impl Tickets {
     }
 
     pub(super) fn get(&self, ticket: Ticket) -> Option<&Pending> {
-        self.pending.get(&ticket)
+        self.pending.get(&ticket).map(|pending| &**pending)
     }
 
     pub(super) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Pending> {
-        self.pending.get_mut(&ticket)
+        self.pending.get_mut(&ticket).map(|pending| &mut **pending)
     }
 
     pub(super) fn contains(&self, ticket: Ticket) -> bool {
@@ -244,7 +245,7 @@ impl Tickets {
     }
 
     pub(super) fn answered(&mut self, ticket: Ticket) {
-        self.pending.get_mut(&ticket).into_iter().for_each(Pending::answered);
+        self.get_mut(ticket).into_iter().for_each(Pending::answered);
     }
 
     /// A ticket that waits for so many acknowledgements and answers, if it was not given up.
@@ -262,7 +263,7 @@ impl Tickets {
 
     /// Forgets a ticket.
     pub(super) fn redeem(&mut self, ticket: Ticket) -> Brought {
-        let pending = self.pending.remove(&ticket);
+        let pending = self.pending.remove(&ticket).map(|pending| *pending);
         pending.map_or_else(Brought::default, |Pending { rows, slabs, .. }| Brought { rows, slabs })
     }
 
