@@ -7,7 +7,7 @@
 use crate::stages::{answers, cargo_program};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -223,9 +223,10 @@ fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
     for name in sample {
         command.arg("--re").arg(format!("^{}$", escaped(name)));
     }
-    // Some kinds of changes are made whatever the patterns say: fewer, if only these files are looked at.
-    let files: BTreeSet<&str> = sample.iter().filter_map(|name| name.split(':').next()).collect();
-    command.args(files.iter().flat_map(|file| ["--file", file]));
+    // Some kinds of changes are made whatever the patterns say: hardly any, if only these lines are looked at.
+    let lines = copy.with_file_name("sample.diff");
+    fs::write(&lines, diff(sample, |file| Ok(fs::read_to_string(copy.join(file))?))?)?;
+    command.arg("--in-diff").arg(&lines);
     // What follows `--` would be for running only, and everything would be built.
     command.arg(format!("--cargo-arg={}", trial.target));
     command.envs(BUILD);
@@ -254,6 +255,27 @@ fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
         sample.len()
     );
     Ok(outcome)
+}
+
+/// A diff in which the lines of these changes are new.
+fn diff(sample: &[String], read: impl Fn(&str) -> Result<String>) -> Result<String> {
+    let mut lines: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+    for name in sample {
+        let mut parts = name.split(':');
+        let (file, line) = (parts.next(), parts.next().and_then(|line| line.parse().ok()));
+        let (Some(file), Some(line)) = (file, line) else { bail!("`{name}`: expected FILE:LINE:COLUMN") };
+        lines.entry(file).or_default().insert(line);
+    }
+    let mut diff = String::new();
+    for (file, lines) in lines {
+        diff += &format!("--- a/{file}\n+++ b/{file}\n");
+        let text = read(file)?;
+        for line in lines {
+            let content = text.lines().nth(line - 1).with_context(|| format!("{file} has no line {line}"))?;
+            diff += &format!("@@ -0,0 +{line},1 @@\n+{content}\n");
+        }
+    }
+    Ok(diff)
 }
 
 /// A regular expression that matches this text only.
@@ -346,6 +368,17 @@ mod tests {
         let counted =
             [&outcome.caught, &outcome.missed, &outcome.timeout, &outcome.unviable].map(|names| names.len());
         assert_eq!(counted, [4, 2, 1, 1]);
+    }
+
+    #[test]
+    fn only_lines_of_the_sample_are_looked_at() {
+        let sample =
+            ["b.rs:2:1: delete !", "a.rs:1:5: replace + with -", "b.rs:2:9: delete -"].map(str::to_owned);
+        let read = |file: &str| Ok(format!("first of {file}\nsecond of {file}\n"));
+        let expected = "--- a/a.rs\n+++ b/a.rs\n@@ -0,0 +1,1 @@\n+first of a.rs\n\
+                        --- a/b.rs\n+++ b/b.rs\n@@ -0,0 +2,1 @@\n+second of b.rs\n";
+        assert_eq!(diff(&sample, read).unwrap(), expected);
+        assert!(diff(&["b.rs:3:1: delete !".to_owned()], read).is_err());
     }
 
     #[test]
