@@ -18,8 +18,8 @@ const PACKAGE: &str = "paramill-core";
 const SIMULATOR: &str = "paramill-sim";
 /// The copy of the tree that changes are made in, with its own target folder.
 const COPY: &str = "target/mutants/tree";
-/// Seconds after which a test hangs.
-const MINIMUM_TIMEOUT: &str = "60";
+/// Seconds after which a test hangs, if its tests are over sooner without a change.
+const MINIMUM_TIMEOUT: &str = "20";
 
 /// Some tests that are run against each change.
 struct Trial {

@@ -213,6 +213,57 @@ fn a_round_trip_stays_within_the_declared_error() {
 }
 
 #[test]
+fn small_tables_and_first_steps_travel_as_they_are() {
+    let values = samples(64, 1).remove(0);
+    let is_exact = |chain: &str, step: u64, table_elements: u64| {
+        let (codec, context) = (codec(chain), Context { table_elements, ..context(step, values.len()) });
+        let (mut payload, mut received) = (Vec::new(), vec![0.0; values.len()]);
+        Encoder::new(codec.clone(), values.len()).encode(0, &values, &context, &mut payload).unwrap();
+        Decoder::new(codec).decode(&payload, &mut received).unwrap();
+        received == values
+    };
+    assert_eq!([99, 100].map(|elements| is_exact("min-size:100+onebit", 0, elements)), [true, false]);
+    assert_eq!([2, 3].map(|step| is_exact("warmup:3+topk:0.1", step, 64)), [true, false]);
+    assert!(!is_exact("topk:0.1", 0, 64));
+}
+
+/// A declared error that is wider than the codec's own would hide a worse codec from the test above.
+#[test]
+fn declared_errors_are_no_wider_than_the_theory() {
+    for (chain, len, of_norm, absolute) in [
+        // Half a unit in the last place.
+        ("f16", 10_000, 1.0 / 2048.0, 0.0),
+        ("bf16", 10_000, 1.0 / 256.0, 0.0),
+        // Half a step of 1/127 of the norm for each value.
+        ("int8", 10_000, 100.0 / 254.0, 0.0),
+        // A step of the norm of a bucket.
+        ("qsgd:levels=100,bucket=64", 10_000, 0.08, 0.0),
+        ("qsgd:levels=100,bucket=64", 16, 0.04, 0.0),
+        ("terngrad", 10_000, 100.0, 0.0),
+        // A projection is no longer than what it projects.
+        ("onebit", 10_000, 1.0, 0.0),
+        ("powersgd", 10_000, 1.0, 0.0),
+        // What is kept has at most its share of the squares.
+        ("topk:0.19", 10_000, 0.9, 0.0),
+        ("topk:0.19,select=sampled", 10_000, 1.0, 0.0),
+        ("dgc:0.01", 10_000, 1.0, 0.0),
+        // One in ten travels, ten times as large.
+        ("randk:0.1", 10_000, 9.0, 0.0),
+        ("randk:0.75", 10_000, 1.0, 0.0),
+        ("threshold:0.5", 10_000, 0.0, 0.5),
+        ("dvf:delta=0.25", 10_000, 0.0, 0.25),
+        ("topk:0.19+bf16", 10_000, 0.9 + 1.0 / 256.0, 0.0),
+        ("randk:0.1+bf16", 10_000, 9.0 + 10.0 / 256.0, 0.0),
+        ("threshold:0.5+bf16", 10_000, 1.0 / 256.0, 0.5),
+        ("lz4", 10_000, 0.0, 0.0),
+    ] {
+        let bound = codec(chain).bound(len);
+        let is_near = |found: f64, expected: f64| (found - expected).abs() <= 0.003 * expected + 1e-7;
+        assert!(is_near(bound.of_norm, of_norm) && is_near(bound.absolute, absolute), "{chain}: {bound:?}");
+    }
+}
+
+#[test]
 fn decode_add_is_decode_and_add() {
     for chain in chains() {
         let codec = codec(&chain);
