@@ -356,4 +356,42 @@ mod tests {
         assert_eq!(all.each_ref().map(Lost::is_final), [false, false, true]);
         assert_eq!(all.map(|lost| lost.to_string())[..2], ["reset", "refused: no such job"]);
     }
+
+    /// A role of which only what is required is known.
+    struct Plain;
+
+    impl Role for Plain {
+        fn node(&self) -> Option<NodeId> {
+            None
+        }
+        fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
+            unreachable!("nobody connects")
+        }
+        fn hello(&self, _peer: NodeId) -> Hello {
+            unreachable!("it connects to nobody")
+        }
+        fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
+        fn handle_disconnected(&mut self, _now: Time, _peer: NodeId, _why: &Lost) {}
+        fn handle_frame(&mut self, _now: Time, _from: NodeId, _header: &Header, _payload: &[u8]) {}
+        fn handle_timeout(&mut self, _now: Time) {}
+        fn next_timeout(&self) -> Option<Time> {
+            None
+        }
+        fn poll_output(&mut self) -> Option<Output> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_role_that_says_nothing_more_has_no_places_no_order_and_no_backlog() {
+        let (mut role, mut header) = (Plain, Header::new(Kind::Params));
+        let mut places = Vec::new();
+        assert!(role.landing(NodeId::Coordinator, &header, 4, &mut places).is_none() && places.is_empty());
+        assert_eq!(
+            (role.progress(NodeId::Coordinator), role.backlog_bytes(), role.check()),
+            (None, 0, Ok(()))
+        );
+        role.refresh(&mut header);
+        assert_eq!((header, role.payload(&Body::Bytes(vec![1]))), (Header::new(Kind::Params), &[1][..]));
+    }
 }
