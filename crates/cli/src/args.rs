@@ -389,6 +389,7 @@ pub(crate) enum SimCommand {
 Examples:
   paramill sim swarm --seeds 500
   paramill sim swarm --seed 4711            one world again, and what is in it
+  paramill sim swarm --seed 4711 --trace    and every frame
   paramill sim swarm --canary               plants a bug, which must be found")]
 pub(crate) struct SwarmArgs {
     /// How many worlds.
@@ -400,6 +401,9 @@ pub(crate) struct SwarmArgs {
     /// Only the world of this seed.
     #[arg(long, value_name = "K", conflicts_with = "seeds")]
     pub(crate) seed: Option<u64>,
+    /// Print every frame of that world on stderr, as it is sent (->) and handled (>>).
+    #[arg(long, requires = "seed", conflicts_with = "canary")]
+    pub(crate) trace: bool,
     /// Plant bugs, each of which the checkers must find.
     #[arg(long)]
     pub(crate) canary: bool,

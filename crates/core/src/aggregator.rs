@@ -26,9 +26,11 @@ use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::table::TableSpec;
-use crate::types::{AggregatorId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
-use crate::wire::{Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, Welcome};
+use crate::wire::{
+    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+};
 use copies::Copies;
 use memory::Memory;
 use shard_proxy::{ProxyPolicy, ShardProxy};
@@ -44,7 +46,7 @@ pub struct AggregatorConfig {
     /// The job's name.
     pub job: String,
     /// Tells aggregators apart until the coordinator numbers them.
-    pub process: u64,
+    pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
     /// Where workers reach it: each of these leads to it.
@@ -63,7 +65,7 @@ pub struct Aggregator {
     id: Option<AggregatorId>,
     coordinator: Link,
     plan: Option<Plan>,
-    /// Live workers of the job, with their incarnations.
+    /// Workers that take part in the job, with their incarnations.
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard, in the plan's order.
     proxies: Vec<ShardProxy>,
@@ -189,10 +191,10 @@ impl Aggregator {
         let Some(plan) = &mut self.plan else { return };
         plan.apply(epoch, change);
         match change {
-            Change::Joining { worker, incarnation } => {
-                self.live.insert(*worker, *incarnation);
-            }
+            Change::Joining { .. } => {}
             Change::Joined { worker, clock } => {
+                let incarnation = plan.member(*worker).map(|member| (member.worker, member.incarnation));
+                self.live.extend(incarnation);
                 self.proxies.iter_mut().for_each(|proxy| proxy.join(*worker, *clock));
             }
             Change::Left { worker } => {
@@ -213,11 +215,12 @@ impl Aggregator {
 
     fn begin(&mut self, now: Time, plan: Plan) {
         let chunks = plan.chunks();
-        self.live = plan.live_members().map(|member| (member.worker, member.incarnation)).collect();
+        let taking_part = plan.members.iter().filter(|member| member.takes_part());
+        self.live = taking_part.map(|member| (member.worker, member.incarnation)).collect();
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (place, (shard, addresses)) in plan.shards.iter().enumerate() {
+        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
@@ -270,7 +273,7 @@ impl Aggregator {
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 
     fn log(&mut self, line: String) {
@@ -297,79 +300,78 @@ impl Role for Aggregator {
             return refuse("this aggregator has no plan yet".into(), true);
         }
         if self.live.get(&rank) != Some(&hello.incarnation) {
-            // A worker that has just joined may be known here later than to itself; one that is gone hears it elsewhere.
-            let reason = format!("{rank} was declared dead or has left; the job goes on without it");
             let known = self.plan.as_ref().and_then(|plan| plan.member(rank));
-            let is_gone = known.is_some_and(|known| known.incarnation == hello.incarnation);
-            return refuse(reason, !is_gone);
+            if known.is_some_and(|known| known.incarnation == hello.incarnation && !known.is_live()) {
+                let reason = format!("{rank} was declared dead or has left; the job goes on without it");
+                return refuse(reason, false);
+            }
+            // The servers have let it in, which may be known here later.
+            return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
         let Some((proxy, ..)) = self.proxy(shard) else {
             return refuse(format!("the job has no {shard}"), false);
         };
         proxy.accept(rank, again)?;
-        Ok(Welcome { you: NodeId::Through(rank, shard), incarnation: hello.incarnation })
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
         let from = Party::Aggregator { process: *process, id: self.id };
-        Hello { job: job.clone(), from, incarnation: *process }
+        Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        match peer {
-            NodeId::Coordinator => {
-                self.coordinator.connected();
-                if let NodeId::Aggregator(id) = welcome.you {
-                    self.id = Some(id);
-                }
-                self.next_report = now;
-                self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        // It connects to shards and to the coordinator.
+        if let Some(shard) = connection.shard() {
+            if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                proxy.connected(&mut out);
             }
-            NodeId::Shard(shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
-                    proxy.connected(&mut out);
-                }
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
+            return;
         }
+        self.coordinator.connected();
+        if let NodeId::Aggregator(id) = welcome.you {
+            self.id = Some(id);
+        }
+        self.next_report = now;
+        self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator | NodeId::Shard(_) if why.is_final() => {
-                self.stop(Some(format!("{peer} {why}")));
-            }
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
-                    proxy.disconnected(now, why, copies, &mut out);
-                }
-            }
-            NodeId::Through(worker, shard) => {
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        match connection {
+            ConnectionId::WorkerFor(worker, shard) => {
                 if let Some((proxy, _, mut out)) = self.proxy(shard) {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) => {}
+            _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
+            ConnectionId::Node(NodeId::Shard(shard)) => {
+                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, copies, &mut out);
+                }
+            }
+            // The coordinator's is the only other one.
+            _ => self.coordinator.disconnected(now, why),
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        match (from, header.kind) {
-            (NodeId::Through(worker, shard), _) => {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        match (connection, header.kind) {
+            (ConnectionId::WorkerFor(worker, shard), _) => {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
-            (NodeId::Shard(shard), _) => {
+            (ConnectionId::Node(NodeId::Shard(shard)), _) => {
                 let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
                 if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
                     self.stop(Some(error));
                 }
             }
-            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
-                Ok(message) => self.handle_control(now, message),
-                Err(error) => self.log(error.to_string()),
-            },
+            (ConnectionId::Node(NodeId::Coordinator), Kind::Control) => {
+                match control::decode("control message", payload) {
+                    Ok(message) => self.handle_control(now, message),
+                    Err(error) => self.log(error.to_string()),
+                }
+            }
             (from, kind) => self.log(format!("ignored a {kind:?} frame from {from}")),
         }
     }
@@ -460,4 +462,71 @@ fn sum_policy(
     let is_patient = sync.model.waits_for_all();
     let least = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
     SumPolicy { adds_up: !spec.rows && !stays_alone, hold: least.max(hold), is_patient }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::Part;
+    use crate::policy::Policy;
+    use crate::types::ServerId;
+    use crate::wire::Member;
+
+    const SHARD: ShardId = ShardId { server: ServerId(0), core: 0 };
+
+    fn aggregator() -> Aggregator {
+        let config = AggregatorConfig {
+            job: "job".into(),
+            process: ProcessId(1),
+            id: Some(AggregatorId(0)),
+            addresses: "here:1".into(),
+            coordinator: "there:1".into(),
+            hold: Duration::ZERO,
+        };
+        let mut aggregator = Aggregator::new(Time::ZERO, config, Arc::new(Registry::builtin()));
+        aggregator.take_plan(
+            Time::ZERO,
+            Plan {
+                epoch: 1,
+                tables: vec![TableSpec::dense("w", [4])],
+                parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
+                shards: vec![ServedShard {
+                    shard: SHARD,
+                    process: ProcessId(1),
+                    addresses: "shard:1".into(),
+                }],
+                workers: 1,
+                members: vec![Member::original(WorkerId(0), 10)],
+                policy: Policy::default(),
+                overrides: vec![],
+                switches: vec![],
+                seed: 0,
+            },
+        );
+        let welcome = Welcome { you: NodeId::Aggregator(AggregatorId(0)), incarnation: 1 };
+        aggregator.handle_connected(Time::ZERO, NodeId::Shard(SHARD).into(), &welcome);
+        aggregator
+    }
+
+    /// What becomes of the hello of worker 1: whether it may try again, where it is refused.
+    fn greet(aggregator: &mut Aggregator, incarnation: u64) -> Result<(), bool> {
+        let from = Party::Through { rank: WorkerId(1), shard: SHARD, again: false };
+        let hello = Hello { job: "job".into(), from, incarnation };
+        aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| refusal.retry)
+    }
+
+    /// The servers are waited for when a worker joins, aggregators are not. One that let the worker in before it knew of the
+    /// first clock would begin to count its pushes anew when it hears of it, and would take one twice.
+    #[test]
+    fn a_worker_that_joins_is_let_in_when_its_first_clock_is_known() {
+        let mut aggregator = aggregator();
+        assert_eq!(greet(&mut aggregator, 20), Err(true));
+        aggregator.take_change(2, &Change::Joining { worker: WorkerId(1), incarnation: 20 });
+        assert_eq!(greet(&mut aggregator, 20), Err(true));
+        aggregator.take_change(3, &Change::Joined { worker: WorkerId(1), clock: 5 });
+        assert_eq!((greet(&mut aggregator, 19), greet(&mut aggregator, 20)), (Err(true), Ok(())));
+        aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
+        assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
+        assert_eq!(aggregator.check(), Ok(()));
+    }
 }

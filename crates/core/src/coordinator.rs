@@ -27,7 +27,7 @@ use crate::role::{Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
-use crate::types::{AggregatorId, Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
     Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Refusal, Standing, Welcome,
@@ -278,7 +278,7 @@ impl Coordinator {
         if self.is_planned() || !self.workers.are_complete() || !self.servers.are_complete() {
             return;
         }
-        let (shards, members) = (self.servers.addresses(), self.workers.original_members());
+        let (shards, members) = (self.servers.served(), self.workers.original_members());
         let plan = match self.declarations.plan(&self.config, &self.registry, shards, members) {
             Ok(plan) => plan,
             Err(why) => return self.end(Some(format!("the job cannot be planned: {why}"))),
@@ -422,7 +422,7 @@ impl Coordinator {
             }
             Err(message) => {
                 let frame = frame(Kind::Error, &Fault { cause: Cause::Policy, message });
-                self.outputs.push_back(Output::Send { to: NodeId::Admin(number), frame });
+                self.outputs.push_back(Output::Send { to: NodeId::Admin(number).into(), frame });
             }
         }
     }
@@ -547,12 +547,12 @@ impl Coordinator {
     /// A worker that was declared dead is told, and sent away.
     fn send_away(&mut self, worker: WorkerId) {
         self.refuse(worker, Cause::NotAMember, self.workers.obituary(worker));
-        self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(worker) });
+        self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(worker).into() });
     }
 
     fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) {
         let frame = frame(Kind::Error, &Fault { cause, message });
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker), frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker).into(), frame });
     }
 
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
@@ -604,7 +604,7 @@ impl Coordinator {
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));
         }
-        self.outputs.push_back(Output::Send { to, frame: message });
+        self.outputs.push_back(Output::Send { to: to.into(), frame: message });
     }
 
     fn end(&mut self, error: Option<String>) {
@@ -644,7 +644,7 @@ impl Coordinator {
     }
 
     fn send(&mut self, to: NodeId, message: &Control) {
-        self.outputs.push_back(Output::Send { to, frame: frame(Kind::Control, message) });
+        self.outputs.push_back(Output::Send { to: to.into(), frame: frame(Kind::Control, message) });
     }
 
     fn log(&mut self, line: String) {
@@ -682,8 +682,8 @@ impl Role for Coordinator {
             }
             Party::Command => {
                 let (welcome, evicted) = self.commands.accept(now);
-                let peer = evicted.map(NodeId::Admin);
-                self.outputs.extend(peer.map(|peer| Output::Disconnect { peer }));
+                let hang_up = |id| Output::Disconnect { connection: NodeId::Admin(id).into() };
+                self.outputs.extend(evicted.map(hang_up));
                 Ok(welcome)
             }
             Party::Aggregator { process, id } => self.aggregators.accept(process, id, is_planned),
@@ -694,14 +694,15 @@ impl Role for Coordinator {
         }
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         // A coordinator never connects; it is connected to.
         Hello { job: self.config.job.clone(), from: Party::Command, incarnation: 0 }
     }
 
-    fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
+    fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
         match peer {
             NodeId::Worker(id) => self.workers.lose(now, id),
@@ -722,12 +723,13 @@ impl Role for Coordinator {
                 self.settle_epochs(now);
             }
             NodeId::Admin(id) => self.commands.lose(id),
-            NodeId::Coordinator | NodeId::Through(..) => {}
+            NodeId::Coordinator => {}
         }
         self.queries.forget(peer);
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let ConnectionId::Node(from) = connection else { return };
         if let NodeId::Worker(id) = from {
             match self.workers.heard(now, id) {
                 Heard::Unknown => return,
@@ -748,7 +750,7 @@ impl Role for Coordinator {
                 self.handle_command(now, number, message);
             }
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
-            (NodeId::Coordinator | NodeId::Through(..), Ok(_)) => {}
+            (NodeId::Coordinator, Ok(_)) => {}
             (from, Err(error)) => self.log(format!("{from}: {error}")),
         }
     }
@@ -770,7 +772,7 @@ impl Role for Coordinator {
         self.let_go();
         self.answer_queries(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
-            self.outputs.push_back(Output::Disconnect { peer: NodeId::Admin(id) });
+            self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
         }
     }
 

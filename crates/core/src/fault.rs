@@ -291,20 +291,21 @@ impl FrameFaults {
         self.rules.is_empty()
     }
 
-    /// What becomes of this frame. A reset outweighs delays; delays of the connection and of the answer add up apart.
-    pub fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Fate {
+    /// What becomes of this frame; `to` is unknown to a worker that sends to its aggregator. A reset outweighs delays; delays of the connection and of the answer add up apart.
+    pub fn fate(&mut self, from: NodeId, to: impl Into<Option<NodeId>>, header: &Header) -> Fate {
         if self.rules.is_empty() {
             return Fate::Pass;
         }
         self.frames += 1;
+        let to = to.into();
         let mut delay = Delay::default();
         for (index, rule) in self.rules.iter().enumerate() {
             if !rule.selector.names_frame(from, to, header) {
                 continue;
             }
-            let whole_message =
-                [index as u64, number(from), number(to), u64::from(header.table.0), header.request];
-            let this_frame = [index as u64, number(from), number(to), u64::MAX, self.frames];
+            let ends = [index as u64, number(from), to.map_or(UNKNOWN, number)];
+            let whole_message = [ends[0], ends[1], ends[2], u64::from(header.table.0), header.request];
+            let this_frame = [ends[0], ends[1], ends[2], u64::MAX, self.frames];
             match rule.effect {
                 Effect::Delay { by, p } => {
                     let messages = matches!(rule.selector, Selector::Pull | Selector::Push);
@@ -327,24 +328,27 @@ impl Selector {
     /// Whether this node is meant.
     fn names(self, node: NodeId) -> bool {
         match (self, node) {
-            (Selector::Worker(only), NodeId::Worker(worker) | NodeId::Through(worker, _)) => {
-                only.is_none_or(|only| only == worker)
-            }
+            (Selector::Worker(only), NodeId::Worker(worker)) => only.is_none_or(|only| only == worker),
             (Selector::Server(only), NodeId::Shard(shard)) => only.is_none_or(|only| only == shard.server),
             _ => false,
         }
     }
 
     /// Whether a frame is meant: by its kind, or because the node sends or receives it.
-    fn names_frame(self, from: NodeId, to: NodeId, header: &Header) -> bool {
+    fn names_frame(self, from: NodeId, to: Option<NodeId>, header: &Header) -> bool {
         match self {
             Selector::Pull => header.kind == Kind::Params,
             Selector::Push => header.kind == Kind::Push,
             Selector::Link => true,
-            Selector::Worker(_) | Selector::Server(_) => self.names(from) || self.names(to),
+            Selector::Worker(_) | Selector::Server(_) => {
+                self.names(from) || to.is_some_and(|to| self.names(to))
+            }
         }
     }
 }
+
+/// In place of the number of a node that is not known.
+const UNKNOWN: u64 = 5 << 56;
 
 fn number(node: NodeId) -> u64 {
     match node {
@@ -353,9 +357,6 @@ fn number(node: NodeId) -> u64 {
         NodeId::Worker(worker) => 2 << 56 | u64::from(worker.0),
         NodeId::Admin(admin) => 3 << 56 | u64::from(admin),
         NodeId::Aggregator(aggregator) => 4 << 56 | u64::from(aggregator.0),
-        NodeId::Through(worker, shard) => {
-            5 << 56 | u64::from(worker.0) << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core)
-        }
     }
 }
 
@@ -487,6 +488,18 @@ mod tests {
             (0..1000).filter(|_| faults.fate(worker(1), shard(0, 0), &header) == Fate::Reset).count();
         assert!((60..150).contains(&resets), "{resets} of 1000 at p = 0.1");
         assert!((0..1000).all(|_| faults.fate(worker(2), shard(0, 0), &header) == Fate::Pass));
+    }
+
+    #[test]
+    fn frames_to_an_unknown_node_are_troubled_by_their_sender_and_their_kind() {
+        let header = frame(Kind::Push, 5, 0);
+        let fate = |text: &str| FrameFaults::new(&plan(&[text]), 1).fate(worker(1), None, &header);
+        for text in ["worker=1:reset", "push:reset", "link:reset"] {
+            assert_eq!(fate(text), Fate::Reset, "{text}");
+        }
+        for text in ["server=*:reset", "worker=2:reset", "pull:delay=1s"] {
+            assert_eq!(fate(text), Fate::Pass, "{text}");
+        }
     }
 
     #[test]

@@ -4,16 +4,16 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::role::{Lost, Output};
 use crate::standstill::{self, Standstill};
-use crate::types::{NodeId, Time};
+use crate::types::{ConnectionId, Time};
 use std::fmt;
 use std::time::Duration;
 
-/// A connection to one peer, wanted from its creation on.
+/// A connection, wanted from its creation on.
 ///
 /// The peer's addresses are tried in order, one right after the other, with a pause once all of them have failed.
 #[derive(Debug, Clone)]
 pub struct Link {
-    peer: NodeId,
+    connection: ConnectionId,
     addresses: Addresses,
     /// Which address is next, or in use.
     at: usize,
@@ -23,8 +23,6 @@ pub struct Link {
     standstill: Standstill,
     pause: Duration,
     was_up: bool,
-    /// The address is that of an aggregator, which the peer is behind.
-    through_aggregator: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -39,10 +37,10 @@ enum State {
 
 impl Link {
     /// A link that is to be connected now.
-    pub fn new(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
+    pub fn new(now: Time, connection: impl Into<ConnectionId>, addresses: impl Into<Addresses>) -> Link {
         let state = State::Down { since: now, retry_at: now, why: "not tried yet".into() };
         Link {
-            peer,
+            connection: connection.into(),
             addresses: addresses.into(),
             at: 0,
             failed: 0,
@@ -50,13 +48,12 @@ impl Link {
             standstill: Standstill::default(),
             pause: limits::RECONNECT_MIN,
             was_up: false,
-            through_aggregator: false,
         }
     }
 
-    /// A link to a peer that is reached through an aggregator, whose address this is.
-    pub fn through_aggregator(now: Time, peer: NodeId, addresses: impl Into<Addresses>) -> Link {
-        Link { through_aggregator: true, ..Link::new(now, peer, addresses) }
+    /// What it is called.
+    pub fn connection(&self) -> ConnectionId {
+        self.connection
     }
 
     /// Whether it has ever been connected.
@@ -129,7 +126,7 @@ impl Link {
             State::Down { since, retry_at, why } if *retry_at <= now => {
                 self.state = State::Connecting { since: *since, why: std::mem::take(why) };
                 let address = self.addresses.iter().nth(self.at).unwrap_or_default().to_owned();
-                Some(Output::Connect { peer: self.peer, address })
+                Some(Output::Connect { connection: self.connection, address })
             }
             _ => None,
         }
@@ -183,18 +180,14 @@ impl Link {
 /// Whom it leads to, and where that is.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.through_aggregator {
-            write!(f, "{} through the aggregator at {}", self.peer, self.addresses)
-        } else {
-            write!(f, "{} at {}", self.peer, self.addresses)
-        }
+        write!(f, "{} at {}", self.connection, self.addresses)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{ServerId, ShardId};
+    use crate::types::{NodeId, ServerId, ShardId};
     use crate::wire::Refusal;
 
     fn broken() -> Lost {
@@ -329,8 +322,8 @@ mod tests {
 
     #[test]
     fn the_error_says_which_aggregator_a_peer_is_behind() {
-        let shard = NodeId::Shard(ShardId { server: ServerId(2), core: 1 });
-        let link = Link::through_aggregator(Time::ZERO, shard, "rack:7070");
+        let shard = ShardId { server: ServerId(2), core: 1 };
+        let link = Link::new(Time::ZERO, ConnectionId::AggregatorFor(shard), "rack:7070");
         let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
         assert!(sentence.contains(&format!("{shard} through the aggregator at rack:7070")), "{sentence}");
     }

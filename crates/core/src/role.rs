@@ -7,7 +7,7 @@
 //! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
 
 use crate::lease::Lease;
-use crate::types::{NodeId, Time};
+use crate::types::{ConnectionId, NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -76,23 +76,23 @@ pub enum Output {
     /// Open a connection and say hello ([`Role::hello`]). The driver answers with `handle_connected` or
     /// `handle_disconnected`; it does not try again by itself.
     Connect {
-        /// Who is there.
-        peer: NodeId,
+        /// What it will be called.
+        connection: ConnectionId,
         /// Where: `host:port`, [`LOCAL`](crate::address::LOCAL) with a name, or a name of the in-memory transport.
         address: String,
     },
-    /// Send a frame on the connection to this peer. Without one, the frame is dropped: a role that needs it sent
+    /// Send a frame on a connection. If it does not stand, the frame is dropped: a role that needs it sent
     /// sends it again in `handle_connected`.
     Send {
-        /// To whom.
-        to: NodeId,
+        /// On which.
+        to: ConnectionId,
         /// What.
         frame: Frame,
     },
-    /// Close the connection to this peer once everything before this is sent.
+    /// Close a connection once everything before this is sent.
     Disconnect {
-        /// Whose.
-        peer: NodeId,
+        /// Which.
+        connection: ConnectionId,
     },
     /// A line for the log.
     Log(String),
@@ -211,20 +211,21 @@ pub trait Role {
     /// Who this is, once it is known.
     fn node(&self) -> Option<NodeId>;
 
-    /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told.
+    /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told. The connection
+    /// of a peer that is welcome is called [`Hello::connection`].
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
 
-    /// What to say first on a connection to `peer`.
-    fn hello(&self, peer: NodeId) -> Hello;
+    /// What to say first on a connection that we asked for.
+    fn hello(&self, connection: ConnectionId) -> Hello;
 
     /// A connection we asked for stands.
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome);
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome);
 
-    /// A connection to `peer` ended or could not be made. What was sent on it may or may not have arrived.
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost);
+    /// A connection ended or could not be made. What was sent on it may or may not have arrived.
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost);
 
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]);
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]);
 
     /// Where payloads go that are about to be received: that of a frame of which only the header is here, and those of
     /// up to `frames - 1` frames that follow it if all goes well. They are put into `places`, ascending in the memory
@@ -234,7 +235,7 @@ pub trait Role {
     /// if what is foreseen does not happen: only memory whose contents nobody uses until then is given.
     fn landing(
         &mut self,
-        _from: NodeId,
+        _connection: ConnectionId,
         _header: &Header,
         _frames: usize,
         _places: &mut Vec<Landing>,
@@ -243,11 +244,11 @@ pub trait Role {
     }
 
     /// A frame arrived, and its payload lies where [`Role::landing`] said.
-    fn handle_landed(&mut self, _now: Time, _from: NodeId, _header: &Header) {}
+    fn handle_landed(&mut self, _now: Time, _connection: ConnectionId, _header: &Header) {}
 
-    /// How far a peer's work is, in bytes, where order matters: what one peer brings is of use only with what others bring.
-    /// A driver serves those who are behind first. `None`, the default, when it does not matter.
-    fn progress(&self, _peer: NodeId) -> Option<u64> {
+    /// How far the work of a connection's peer is, in bytes, where order matters: what one peer brings is of use only with
+    /// what others bring. A driver serves those who are behind first. `None`, the default, when it does not matter.
+    fn progress(&self, _connection: ConnectionId) -> Option<u64> {
         None
     }
 
@@ -266,7 +267,8 @@ pub trait Role {
         0
     }
 
-    /// Brings the header of a frame that had to wait up to date with what its payload is now.
+    /// Brings the header of a frame that had to wait up to date with what its payload is now. Only frames whose bytes are in
+    /// the role's own memory ([`Body::Stored`]) can have changed, and drivers ask for no others.
     fn refresh(&self, _header: &mut Header) {}
 
     /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
@@ -290,13 +292,13 @@ mod tests {
     /// A frame with a payload of so many bytes of its own.
     fn send(bytes: usize) -> Output {
         let frame = Frame { header: Header::new(Kind::Params), body: Body::Bytes(vec![0; bytes]) };
-        Output::Send { to: NodeId::Coordinator, frame }
+        Output::Send { to: NodeId::Coordinator.into(), frame }
     }
 
     #[test]
     fn outputs_that_wait_are_counted_with_the_bytes_that_were_made_for_them() {
         let mut outbox = Outbox::default();
-        outbox.push_back(Output::Disconnect { peer: NodeId::Coordinator });
+        outbox.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
         let small = outbox.bytes();
         assert_eq!(small, size_of::<Output>());
         outbox.extend([send(1000), Output::Log("0123456789".into())]);
@@ -367,12 +369,13 @@ mod tests {
         fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
             unreachable!("nobody connects")
         }
-        fn hello(&self, _peer: NodeId) -> Hello {
+        fn hello(&self, _connection: ConnectionId) -> Hello {
             unreachable!("it connects to nobody")
         }
-        fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
-        fn handle_disconnected(&mut self, _now: Time, _peer: NodeId, _why: &Lost) {}
-        fn handle_frame(&mut self, _now: Time, _from: NodeId, _header: &Header, _payload: &[u8]) {}
+        fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
+        fn handle_disconnected(&mut self, _now: Time, _connection: ConnectionId, _why: &Lost) {}
+        fn handle_frame(&mut self, _now: Time, _connection: ConnectionId, _header: &Header, _payload: &[u8]) {
+        }
         fn handle_timeout(&mut self, _now: Time) {}
         fn next_timeout(&self) -> Option<Time> {
             None
@@ -385,12 +388,9 @@ mod tests {
     #[test]
     fn a_role_that_says_nothing_more_has_no_places_no_order_and_no_backlog() {
         let (mut role, mut header) = (Plain, Header::new(Kind::Params));
-        let mut places = Vec::new();
-        assert!(role.landing(NodeId::Coordinator, &header, 4, &mut places).is_none() && places.is_empty());
-        assert_eq!(
-            (role.progress(NodeId::Coordinator), role.backlog_bytes(), role.check()),
-            (None, 0, Ok(()))
-        );
+        let (peer, mut places) = (ConnectionId::from(NodeId::Coordinator), Vec::new());
+        assert!(role.landing(peer, &header, 4, &mut places).is_none() && places.is_empty());
+        assert_eq!((role.progress(peer), role.backlog_bytes(), role.check()), (None, 0, Ok(())));
         role.refresh(&mut header);
         assert_eq!((header, role.payload(&Body::Bytes(vec![1]))), (Header::new(Kind::Params), &[1][..]));
     }

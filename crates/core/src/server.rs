@@ -20,13 +20,15 @@ use crate::link::Link;
 use crate::registry::Registry;
 use crate::role::{Body, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
-use crate::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use crate::types::{
+    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+};
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    Refusal, Standing, Welcome,
+    Cause, Change, Control, DType, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull};
@@ -40,7 +42,7 @@ pub struct ShardConfig {
     /// The job's name.
     pub job: String,
     /// Tells servers apart until the coordinator numbers them.
-    pub process: u64,
+    pub process: ProcessId,
     /// The server's number, when it was given one.
     pub server: Option<ServerId>,
     /// This core's number on its server.
@@ -116,6 +118,11 @@ impl Shard {
         self.tables.memory_bytes()
     }
 
+    /// The epoch of the job's plan that this shard has entered; 0 before the first.
+    pub fn epoch(&self) -> u32 {
+        self.plan.as_ref().map_or(0, |plan| plan.epoch)
+    }
+
     /// Calls `visit` with the first element and the values of every chunk of a table that this shard holds.
     pub fn for_each_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
         if let Some(table) = self.tables.find(table) {
@@ -140,6 +147,9 @@ impl Shard {
                 format!("the coordinator's plan cannot be used: {why}; use the same release everywhere");
             return self.fail(error);
         }
+        if let Err(error) = self.check_served_here(&plan) {
+            return self.fail(error);
+        }
         match &self.plan {
             Some(known) => {
                 for (epoch, change) in known.changes_to(&plan) {
@@ -153,6 +163,17 @@ impl Shard {
             }
         }
         self.tell_entered();
+    }
+
+    /// Whether a plan leaves this shard to this process: workers would look for its parameters elsewhere otherwise.
+    fn check_served_here(&self, plan: &Plan) -> Result<(), String> {
+        let own = self.config.process;
+        match self.id().and_then(|id| plan.served(id)) {
+            Some(ServedShard { shard, process, .. }) if *process != own => Err(format!(
+                "the plan gives {shard} to {process}, and this is {own}; give each server its own number, or none"
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Sets up the tables and the members of the first plan that this shard gets.
@@ -196,7 +217,7 @@ impl Shard {
                 self.members.join(*worker, *incarnation);
                 self.tables.join(*worker);
                 // A connection of its predecessor is not its own.
-                self.outputs.push_back(Output::Disconnect { peer: NodeId::Worker(*worker) });
+                self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(*worker).into() });
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
             Change::Left { worker } => self.remove_worker(*worker),
@@ -433,7 +454,7 @@ impl Shard {
     fn accept_aggregator(
         &mut self,
         hello: &Hello,
-        process: u64,
+        process: ProcessId,
         id: Option<AggregatorId>,
     ) -> Result<Welcome, Refusal> {
         let refuse = |reason: &str, retry| Err(Refusal { reason: reason.into(), retry });
@@ -444,7 +465,7 @@ impl Shard {
             return refuse("this server has no plan yet", true);
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
@@ -562,12 +583,12 @@ impl Shard {
             report.tables.clear();
             message = frame(Kind::Control, &Control::ShardReport(Box::new(report)));
         }
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame: message });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame: message });
     }
 
     fn tell_coordinator(&mut self, message: &Control) {
         let frame = frame(Kind::Control, message);
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 
     fn log(&mut self, line: String) {
@@ -611,16 +632,14 @@ impl Role for Shard {
         Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         let ShardConfig { job, process, server, core, cores, .. } = &self.config;
         let from = Party::Shard { process: *process, server: *server, core: *core, cores: *cores };
-        Hello { job: job.clone(), from, incarnation: *process }
+        Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
-    fn handle_connected(&mut self, _now: Time, peer: NodeId, welcome: &Welcome) {
-        if peer != NodeId::Coordinator {
-            return;
-        }
+    fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, welcome: &Welcome) {
+        // A shard connects to the coordinator only.
         self.coordinator.connected();
         if let NodeId::Shard(id) = welcome.you {
             self.config.server = Some(id.server);
@@ -628,17 +647,18 @@ impl Role for Shard {
         self.tell_coordinator(&Control::Register { addresses: self.config.addresses.clone() });
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator if why.is_final() => self.fail(why.to_string()),
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Worker(worker) => self.lose_worker(worker),
-            NodeId::Aggregator(id) => self.lose_aggregator(id),
-            NodeId::Shard(_) | NodeId::Admin(_) | NodeId::Through(..) => {}
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        match connection {
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
+            // The coordinator's is the only other one.
+            _ if why.is_final() => self.fail(why.to_string()),
+            _ => self.coordinator.disconnected(now, why),
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let ConnectionId::Node(from) = connection else { return };
         if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
             let message = format!("tables hold f32; {from} sent {:?}", header.dtype);
             let fault = Fault { cause: Cause::Shape, message };
@@ -688,8 +708,8 @@ impl Role for Shard {
         [self.coordinator.next_timeout(), report, self.tables.next_timeout()].into_iter().flatten().min()
     }
 
-    fn progress(&self, peer: NodeId) -> Option<u64> {
-        let NodeId::Worker(worker) = peer else { return None };
+    fn progress(&self, connection: ConnectionId) -> Option<u64> {
+        let ConnectionId::Node(NodeId::Worker(worker)) = connection else { return None };
         self.members.progress(worker)
     }
 
@@ -709,14 +729,9 @@ impl Role for Shard {
     }
 
     fn refresh(&self, header: &mut Header) {
-        // Rows were gathered, and a codec did its work, when the answer was made; chunks are read from the store when they
-        // leave.
-        if header.kind != Kind::Params || header.flags.has(Flags::ROWS) {
-            return;
-        }
-        let table = self.tables.get(header.table.0 as usize);
-        if !table.fixes_answers() {
-            header.version = table.version_of(header.part as usize);
+        // Chunks are read from the store when they leave, also after a switch to a codec that makes the next answers.
+        if header.kind == Kind::Params {
+            header.version = self.tables.get(header.table.0 as usize).version_of(header.part as usize);
         }
     }
 

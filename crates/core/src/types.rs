@@ -25,6 +25,11 @@ pub struct ShardId {
     pub core: u32,
 }
 
+/// A server or aggregator process. Each draws its own when it starts: a number of the job may pass to another process, which
+/// does not hold what the first one held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ProcessId(pub u64);
+
 /// An aggregator's number, fixed for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AggregatorId(pub u32);
@@ -49,8 +54,50 @@ pub enum NodeId {
     Admin(u32),
     /// Sums the gradients of some workers, and fans parameters out to them.
     Aggregator(AggregatorId),
-    /// A worker as an aggregator sees it, which it talks to one shard through: a connection for each shard.
-    Through(WorkerId, ShardId),
+}
+
+/// One end's name for a connection. It is never sent: the other end has a name of its own.
+///
+/// A role gives the names, with [`Output::Connect`](crate::role::Output::Connect) and by accepting a
+/// [`Hello`](crate::wire::Hello), and a driver uses no others. A role has at most one connection of each name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ConnectionId {
+    /// The connection to this node. Two nodes have one, but for a worker and its aggregator.
+    Node(NodeId),
+    /// A worker's connection to its aggregator, for one shard. The aggregator has no number here: the worker knows its
+    /// address, and whichever process answers there is the aggregator.
+    AggregatorFor(ShardId),
+    /// An aggregator's connection to a worker, for one shard.
+    WorkerFor(WorkerId, ShardId),
+}
+
+impl ConnectionId {
+    /// The node at the other end; `None` for a worker's aggregator, since a worker does not know its number.
+    #[inline]
+    pub fn peer(self) -> Option<NodeId> {
+        match self {
+            ConnectionId::Node(node) => Some(node),
+            ConnectionId::AggregatorFor(_) => None,
+            ConnectionId::WorkerFor(worker, _) => Some(NodeId::Worker(worker)),
+        }
+    }
+
+    /// The shard at the other end, or behind the aggregator that is at one of the ends.
+    #[inline]
+    pub fn shard(self) -> Option<ShardId> {
+        match self {
+            ConnectionId::Node(NodeId::Shard(shard))
+            | ConnectionId::AggregatorFor(shard)
+            | ConnectionId::WorkerFor(_, shard) => Some(shard),
+            ConnectionId::Node(_) => None,
+        }
+    }
+}
+
+impl From<NodeId> for ConnectionId {
+    fn from(node: NodeId) -> ConnectionId {
+        ConnectionId::Node(node)
+    }
 }
 
 /// Nanoseconds since the driver's own zero. The core never asks what time it is.
@@ -109,6 +156,12 @@ impl fmt::Display for AggregatorId {
     }
 }
 
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {:x}", self.0)
+    }
+}
+
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -117,7 +170,16 @@ impl fmt::Display for NodeId {
             NodeId::Worker(worker) => write!(f, "{worker}"),
             NodeId::Admin(number) => write!(f, "command {number}"),
             NodeId::Aggregator(aggregator) => write!(f, "{aggregator}"),
-            NodeId::Through(worker, shard) => write!(f, "{worker} on its way to {shard}"),
+        }
+    }
+}
+
+impl fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionId::Node(node) => write!(f, "{node}"),
+            ConnectionId::AggregatorFor(shard) => write!(f, "{shard} through the aggregator"),
+            ConnectionId::WorkerFor(worker, shard) => write!(f, "{worker} for {shard}"),
         }
     }
 }
@@ -140,16 +202,42 @@ mod tests {
     /// Errors and the status name nodes so.
     #[test]
     fn nodes_are_named_for_people() {
-        let (worker, shard) = (WorkerId(3), ShardId { server: ServerId(1), core: 2 });
+        let shard = ShardId { server: ServerId(1), core: 2 };
         for (node, name) in [
             (NodeId::Coordinator, "the coordinator"),
             (NodeId::Shard(shard), "server 1 core 2"),
-            (NodeId::Worker(worker), "worker 3"),
+            (NodeId::Worker(WorkerId(3)), "worker 3"),
             (NodeId::Admin(4), "command 4"),
             (NodeId::Aggregator(AggregatorId(5)), "aggregator 5"),
-            (NodeId::Through(worker, shard), "worker 3 on its way to server 1 core 2"),
         ] {
             assert_eq!(node.to_string(), name);
         }
+    }
+
+    #[test]
+    fn a_connection_is_as_cheap_to_copy_as_a_few_numbers() {
+        assert!(size_of::<ConnectionId>() <= 16, "{}", size_of::<ConnectionId>());
+    }
+
+    #[test]
+    fn a_connection_names_its_peer_and_its_shard() {
+        let shard = ShardId { server: ServerId(1), core: 2 };
+        let (worker, node) = (WorkerId(3), NodeId::Worker(WorkerId(3)));
+        let told = |connection: ConnectionId| (connection.to_string(), connection.peer(), connection.shard());
+        assert_eq!(
+            told(NodeId::Coordinator.into()),
+            ("the coordinator".into(), Some(NodeId::Coordinator), None)
+        );
+        assert_eq!(told(node.into()), ("worker 3".into(), Some(node), None));
+        let direct = NodeId::Shard(shard);
+        assert_eq!(told(direct.into()), ("server 1 core 2".into(), Some(direct), Some(shard)));
+        assert_eq!(
+            told(ConnectionId::WorkerFor(worker, shard)),
+            ("worker 3 for server 1 core 2".into(), Some(node), Some(shard))
+        );
+        assert_eq!(
+            told(ConnectionId::AggregatorFor(shard)),
+            ("server 1 core 2 through the aggregator".into(), None, Some(shard))
+        );
     }
 }

@@ -17,12 +17,12 @@ pub use control::{Cause, Control, Fault, FirstClock};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Owner};
 pub use handshake::{Hello, Party, Refusal, Welcome};
 pub use header::{DType, Flags, Header, Kind, WireError};
-pub use plan::{Change, Member, Plan, Standing, Switch};
+pub use plan::{Change, Member, Plan, ServedShard, Standing, Switch};
 
 /// Bytes of a header, and the alignment of everything in a stream.
 pub const HEADER_BYTES: usize = 64;
 /// The protocol spoken by this release. Peers with another version are refused at connect.
-pub const WIRE_VERSION: u8 = 5;
+pub const WIRE_VERSION: u8 = 6;
 
 /// A payload's length on the wire.
 pub fn padded(payload_bytes: usize) -> usize {

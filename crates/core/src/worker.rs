@@ -41,7 +41,7 @@ use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
 use crate::table::TableSpec;
-use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{Form, Params};
@@ -476,7 +476,7 @@ impl Worker {
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
         let context = request::Context { id, epoch, scheduler: &self.scheduler, layout };
-        let to = NodeId::Shard(request.shard());
+        let to = self.session.connection(request.shard());
         let (session, reporter) = (&mut self.session, &mut self.reporter);
         request.frames(&context, &mut |frame| {
             if frame.header.kind == Kind::Push {
@@ -722,15 +722,16 @@ impl Worker {
         let (mut acks, mut answers) = (0, 0);
         for index in 0..self.tables.len() {
             let local = &mut self.tables[index];
-            let initial = local.take_initial(&**self.allocation.allocator());
+            let initial = local.take_initial();
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
             let reply = (!is_sparse).then(|| local.begin_pull(first, false));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
+                let values = local.lend_copy(&initial, &**self.allocation.allocator());
                 for &shard in &shards {
-                    let kind = RequestKind::Init { values: Some(initial.clone()) };
+                    let kind = RequestKind::Init { values: Some(values.clone()) };
                     self.request(Request::new(shard, index, 0, ticket, kind));
                 }
             }
@@ -838,58 +839,54 @@ impl Role for Worker {
         Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
     }
 
-    fn hello(&self, peer: NodeId) -> Hello {
-        self.session.hello(peer)
+    fn hello(&self, connection: ConnectionId) -> Hello {
+        self.session.hello(connection)
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        match peer {
-            NodeId::Coordinator => {
-                self.session.coordinator_connected(welcome);
-                self.resume_with_coordinator(now);
-            }
-            NodeId::Shard(shard) => {
-                self.session.shard_connected(shard);
-                self.resume_with_shard(shard);
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        if let Some(shard) = connection.shard() {
+            self.session.shard_connected(shard);
+            self.resume_with_shard(shard);
+        } else {
+            self.session.coordinator_connected(welcome);
+            self.resume_with_coordinator(now);
         }
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         if why.is_final() {
-            return self.session.fail(WorkerError::NotAMember(format!("{peer} {why}")));
+            return self.session.fail(WorkerError::NotAMember(format!("{connection} {why}")));
         }
-        self.session.disconnected(now, peer, why);
+        self.session.disconnected(now, connection, why);
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        match (from, header.kind) {
-            (NodeId::Shard(shard), _) => self.handle_shard_frame(now, shard, header, payload),
-            (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        match (connection.shard(), header.kind) {
+            (Some(shard), _) => self.handle_shard_frame(now, shard, header, payload),
+            (None, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),
                 Err(error) => {
                     self.session.fail(WorkerError::NotAMember(format!("the coordinator: {error}")));
                 }
             },
-            (NodeId::Coordinator, Kind::Error) => match control::decode::<Fault>("error", payload) {
+            (None, Kind::Error) => match control::decode::<Fault>("error", payload) {
                 Ok(Fault { cause, message }) => {
                     self.session.fail(WorkerError::Refused { cause, message: control::sentence(message) });
                 }
                 Err(error) => self.session.log(error.to_string()),
             },
-            (from, kind) => self.session.log(format!("ignored a {kind:?} frame from {from}")),
+            (None, kind) => self.session.log(format!("ignored a {kind:?} frame from {connection}")),
         }
     }
 
     fn landing(
         &mut self,
-        from: NodeId,
+        connection: ConnectionId,
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
-        let NodeId::Shard(shard) = from else { return None };
+        let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
@@ -905,8 +902,8 @@ impl Role for Worker {
         local.back(fetch, shard)
     }
 
-    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
-        if let NodeId::Shard(shard) = from {
+    fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {
+        if let Some(shard) = connection.shard() {
             self.take_params(now, shard, header, Payload::InPlace);
         }
     }

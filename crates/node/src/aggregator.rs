@@ -14,7 +14,7 @@ use paramill_core::aggregator::{Aggregator as Role, AggregatorConfig as RoleConf
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
-use paramill_core::types::AggregatorId;
+use paramill_core::types::{AggregatorId, ProcessId};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -90,7 +90,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         let why = format!("hold = {:?}: expected at most {:?}", config.hold, limits::MAX_HOLD);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let process = random_number();
+    let process = ProcessId(random_number());
     let (listeners, addresses, coordinator) = match &config.memory {
         Some(_) => {
             let name = format!("{SCHEME}{}", config.listen);
@@ -131,10 +131,10 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
 }
 
 /// Where workers of this host and of others come in.
-fn listeners(config: &AggregatorConfig, process: u64) -> io::Result<(Vec<Listener>, Addresses)> {
+fn listeners(config: &AggregatorConfig, process: ProcessId) -> io::Result<(Vec<Listener>, Addresses)> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     if config.transport.allows(true) {
-        match shm::listen(&format!("{process:x}-aggregator")) {
+        match shm::listen(&format!("{:x}-aggregator", process.0)) {
             Ok((listener, address)) => {
                 listeners.push(Listener::Unix(listener));
                 addresses.push(address);

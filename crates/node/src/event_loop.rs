@@ -29,7 +29,7 @@ use connection::{Connection, State, Wire};
 use injected::Injected;
 use paramill_core::limits;
 use paramill_core::role::{Frame, Landing, Lost, Output, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
 use std::io;
@@ -124,7 +124,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     resolver: Resolver,
     /// Connections that are asked for, by the name of a host that has no address yet.
     resolving: BTreeMap<u64, Resolving>,
-    peers: BTreeMap<NodeId, Peer>,
+    /// The connections that the role knows, by its names for them.
+    names: BTreeMap<ConnectionId, Named>,
     next_key: u64,
     /// Connections with something to read. Kept from turn to turn for its memory.
     readable: Vec<u64>,
@@ -134,8 +135,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     leftovers: Vec<u64>,
     /// When a handshake or a connection that is being closed is given up, at the earliest.
     next_expiry: Option<Time>,
-    /// The peer of the last frame that was sent: the next one is most often for the same.
-    last_sent: Option<(NodeId, u64)>,
+    /// The connection of the last frame that was sent: the next one is most often for the same.
+    last_sent: Option<(ConnectionId, u64)>,
     /// Kept from turn to turn for its memory.
     outputs: Vec<Output>,
     /// Where the payload at hand belongs. Kept from frame to frame for its memory.
@@ -156,9 +157,9 @@ struct Late {
     frame: Frame,
 }
 
-/// The connection of a peer, and which life of the peer it is.
+/// A connection that has a name, and which life of its peer it belongs to.
 #[derive(Debug, Clone, Copy)]
-struct Peer {
+struct Named {
     key: u64,
     incarnation: u64,
 }
@@ -196,7 +197,7 @@ impl<C: RoleCell> EventLoop<C> {
             setup,
             epoll,
             connections: BTreeMap::new(),
-            peers: BTreeMap::new(),
+            names: BTreeMap::new(),
             next_key: MAILBOX + 1,
             readable: Vec::new(),
             dirty: Vec::new(),
@@ -354,25 +355,26 @@ impl<C: RoleCell> EventLoop<C> {
             let _ = epoll::delete(&self.epoll, stream.descriptor());
         }
         connection.hang_up();
-        let peer = match connection.state {
-            State::Open { peer } => {
-                if self.peers.get(&peer).is_some_and(|found| found.key == key) {
-                    self.peers.remove(&peer);
+        let name = match connection.state {
+            State::Open { name } => {
+                if self.names.get(&name).is_some_and(|found| found.key == key) {
+                    self.names.remove(&name);
                 }
-                Some(peer)
+                Some(name)
             }
-            State::Connecting { peer, .. } | State::AwaitWelcome { peer, .. } => Some(peer),
+            State::Connecting { name, .. } | State::AwaitWelcome { name, .. } => Some(name),
             State::AwaitHello { .. } | State::Refused => None,
         };
-        if let Some(peer) = peer {
+        if let Some(name) = name {
             let now = clock::now();
-            self.cell.with(|role| role.handle_disconnected(now, peer, why));
+            self.cell.with(|role| role.handle_disconnected(now, name, why));
         }
     }
 
-    /// A peer has a connection. One of an earlier incarnation ends: what it still brings is not this peer's.
-    fn introduce(&mut self, name: NodeId, peer: Peer) {
-        if let Some(old) = self.peers.insert(name, peer).filter(|old| old.key != peer.key) {
+    /// The role has given a connection this name. One of an earlier incarnation of the peer ends: what it still brings is not
+    /// this peer's.
+    fn introduce(&mut self, name: ConnectionId, named: Named) {
+        if let Some(old) = self.names.insert(name, named).filter(|old| old.key != named.key) {
             self.forget(old.key);
         }
     }
@@ -383,7 +385,7 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some(connection) = self.connections.remove(&key) {
             connection.hang_up();
         }
-        self.peers.retain(|_, peer| peer.key != key);
+        self.names.retain(|_, named| named.key != key);
     }
 
     fn end(&mut self, error: Option<String>, deadline: Time) {

@@ -16,7 +16,7 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::ServerId;
+use paramill_core::types::{ProcessId, ServerId};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::{TcpListener, UdpSocket};
@@ -129,12 +129,12 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         let thread = Thread { name: "coordinator".into(), cpu: None };
         server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
     }
-    let process = random_number();
+    let process = ProcessId(random_number());
     for core in 0..config.cores {
-        let name = format!("{SCHEME}{process:x}/{core}");
+        let name = format!("{SCHEME}{:x}/{core}", process.0);
         let (listeners, addresses) = match &config.memory {
             Some(_) => (Vec::new(), name.as_str().into()),
-            None => data_listeners(&config, &server.coordinator, &format!("{process:x}-{core}"))?,
+            None => data_listeners(&config, &server.coordinator, &format!("{:x}-{core}", process.0))?,
         };
         addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let shard = ShardConfig {

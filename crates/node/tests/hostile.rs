@@ -281,7 +281,7 @@ fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
         }
     });
 
-    let mut greedy = Raw::connect(plan.shards[0].1.iter().next().unwrap());
+    let mut greedy = Raw::connect(plan.shards[0].addresses.iter().next().unwrap());
     greedy.greet(incarnation);
     let before = memory_bytes();
     // Each of these asks for 16 MB in 512 frames. None of it is ever read.

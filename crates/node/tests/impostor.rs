@@ -69,7 +69,8 @@ fn job_with_impostor() -> (Server, Job, TableId, Impostor) {
             other => panic!("{other:?}"),
         }
     });
-    let address = plan.shards[0].1.iter().find_map(|address| address.strip_prefix(LOCAL)).unwrap().to_owned();
+    let address =
+        plan.shards[0].addresses.iter().find_map(|address| address.strip_prefix(LOCAL)).unwrap().to_owned();
     (server, job, table, Impostor { address, incarnation, _control: control })
 }
 

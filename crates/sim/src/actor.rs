@@ -7,7 +7,7 @@ use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
 
 /// Anything that takes part in a simulated job.
@@ -77,38 +77,38 @@ impl Role for Actor {
         self.role_mut().accept(now, hello)
     }
 
-    fn hello(&self, peer: NodeId) -> Hello {
-        self.role().hello(peer)
+    fn hello(&self, connection: ConnectionId) -> Hello {
+        self.role().hello(connection)
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        self.role_mut().handle_connected(now, peer, welcome);
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        self.role_mut().handle_connected(now, connection, welcome);
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        self.role_mut().handle_disconnected(now, peer, why);
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        self.role_mut().handle_disconnected(now, connection, why);
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        self.role_mut().handle_frame(now, from, header, payload);
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        self.role_mut().handle_frame(now, connection, header, payload);
     }
 
     fn landing(
         &mut self,
-        from: NodeId,
+        connection: ConnectionId,
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
-        self.role_mut().landing(from, header, frames, places)
+        self.role_mut().landing(connection, header, frames, places)
     }
 
-    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
-        self.role_mut().handle_landed(now, from, header);
+    fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {
+        self.role_mut().handle_landed(now, connection, header);
     }
 
-    fn progress(&self, peer: NodeId) -> Option<u64> {
-        self.role().progress(peer)
+    fn progress(&self, connection: ConnectionId) -> Option<u64> {
+        self.role().progress(connection)
     }
 
     fn handle_timeout(&mut self, now: Time) {

@@ -2,7 +2,7 @@
 
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
-use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
+use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,19 +22,23 @@ pub enum Canary {
     Stale,
     /// A push is acknowledged when its first frame is here. Found by counting pushes when the rest does not come.
     Early,
+    /// A gradient of an old epoch is taken as if it were of the present one. Found by pushes that fail: what one codec made is
+    /// not what another reads.
+    Outdated,
     /// An application reads what is received before all of it is here. Found by comparing what it reads.
     Reused,
 }
 
 impl Canary {
     /// All of them.
-    pub const ALL: [Canary; 7] = [
+    pub const ALL: [Canary; 8] = [
         Canary::Forgetful,
         Canary::Hasty,
         Canary::Absent,
         Canary::Partial,
         Canary::Stale,
         Canary::Early,
+        Canary::Outdated,
         Canary::Reused,
     ];
 
@@ -50,9 +54,9 @@ pub struct BrokenShard {
     shard: Shard,
     canary: Canary,
     /// Frames of pushes that came before.
-    seen: BTreeSet<(NodeId, TableId, Clock, u32)>,
+    seen: BTreeSet<(ConnectionId, TableId, Clock, u32)>,
     /// Gradients that came again, to be added to the next push of the same chunk.
-    again: BTreeMap<(NodeId, TableId, u32), Vec<f32>>,
+    again: BTreeMap<(ConnectionId, TableId, u32), Vec<f32>>,
     pulls: u64,
     /// Frames that the shard itself does not know of.
     outputs: VecDeque<Output>,
@@ -76,8 +80,8 @@ impl BrokenShard {
         &self.shard
     }
 
-    fn apply_again(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        let place = (from, header.table, header.chunk);
+    fn apply_again(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        let place = (connection, header.table, header.chunk);
         // What a codec made has no sum.
         let dense = !header.flags.has(Flags::ROWS) && !header.flags.has(Flags::ENCODED);
         let values = |bytes: &[u8]| -> Vec<f32> {
@@ -86,40 +90,40 @@ impl BrokenShard {
                 .map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]))
                 .collect()
         };
-        if !self.seen.insert((from, header.table, header.clock, header.part)) {
+        if !self.seen.insert((connection, header.table, header.clock, header.part)) {
             if dense {
                 self.again.insert(place, values(payload));
             }
-            return self.shard.handle_frame(now, from, header, payload);
+            return self.shard.handle_frame(now, connection, header, payload);
         }
         match self.again.remove(&place) {
             Some(again) if dense => {
                 let sum =
                     values(payload).iter().zip(&again).map(|(one, other)| one + other).collect::<Vec<_>>();
                 let bytes: Vec<u8> = sum.iter().flat_map(|value| value.to_le_bytes()).collect();
-                self.shard.handle_frame(now, from, header, &bytes);
+                self.shard.handle_frame(now, connection, header, &bytes);
             }
-            _ => self.shard.handle_frame(now, from, header, payload),
+            _ => self.shard.handle_frame(now, connection, header, payload),
         }
     }
 
-    fn answer_at_once(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn answer_at_once(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         let mut frame = *header;
         if header.kind == Kind::Pull {
             frame.flags = frame.flags.with(Flags::NOW);
-            return self.shard.handle_frame(now, from, &frame, payload);
+            return self.shard.handle_frame(now, connection, &frame, payload);
         }
         let wants = header.flags.has(Flags::WANT_PARAMS);
         frame.flags = Flags(frame.flags.0 & !Flags::WANT_PARAMS.0);
-        self.shard.handle_frame(now, from, &frame, payload);
+        self.shard.handle_frame(now, connection, &frame, payload);
         if wants && header.flags.has(Flags::LAST) {
             let mut pull = Header { kind: Kind::Pull, flags: Flags::NOW, payload_bytes: 0, ..*header };
             pull.clock += 1;
-            self.shard.handle_frame(now, from, &pull, &[]);
+            self.shard.handle_frame(now, connection, &pull, &[]);
         }
     }
 
-    fn forget_some(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn forget_some(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         let mut frame = *header;
         let is_pull = header.kind == Kind::Pull || header.flags.has(Flags::WANT_PARAMS.with(Flags::LAST));
         self.pulls += u64::from(is_pull);
@@ -129,7 +133,7 @@ impl BrokenShard {
             }
             frame.flags = Flags(frame.flags.0 & !Flags::WANT_PARAMS.0);
         }
-        self.shard.handle_frame(now, from, &frame, payload);
+        self.shard.handle_frame(now, connection, &frame, payload);
     }
 }
 
@@ -142,50 +146,54 @@ impl Role for BrokenShard {
         self.shard.accept(now, hello)
     }
 
-    fn hello(&self, peer: NodeId) -> Hello {
-        self.shard.hello(peer)
+    fn hello(&self, connection: ConnectionId) -> Hello {
+        self.shard.hello(connection)
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        self.shard.handle_connected(now, peer, welcome);
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        self.shard.handle_connected(now, connection, welcome);
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        self.shard.handle_disconnected(now, peer, why);
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        self.shard.handle_disconnected(now, connection, why);
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         match (self.canary, header.kind) {
-            (Canary::Forgetful, Kind::Push) => self.apply_again(now, from, header, payload),
-            (Canary::Hasty, Kind::Push | Kind::Pull) => self.answer_at_once(now, from, header, payload),
-            (Canary::Absent, Kind::Push | Kind::Pull) => self.forget_some(now, from, header, payload),
+            (Canary::Forgetful, Kind::Push) => self.apply_again(now, connection, header, payload),
+            (Canary::Hasty, Kind::Push | Kind::Pull) => self.answer_at_once(now, connection, header, payload),
+            (Canary::Absent, Kind::Push | Kind::Pull) => self.forget_some(now, connection, header, payload),
             (Canary::Early, Kind::Push) => {
                 if header.part == 0 && !header.flags.has(Flags::LAST) {
                     let frame = ack::frame(&[header.request]);
-                    self.outputs.push_back(Output::Send { to: from, frame });
+                    self.outputs.push_back(Output::Send { to: connection, frame });
                 }
-                self.shard.handle_frame(now, from, header, payload);
+                self.shard.handle_frame(now, connection, header, payload);
             }
-            _ => self.shard.handle_frame(now, from, header, payload),
+            (Canary::Outdated, Kind::Push) => {
+                let header = Header { epoch: self.shard.epoch(), ..*header };
+                self.shard.handle_frame(now, connection, &header, payload);
+            }
+            _ => self.shard.handle_frame(now, connection, header, payload),
         }
     }
 
     fn landing(
         &mut self,
-        from: NodeId,
+        connection: ConnectionId,
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
-        self.shard.landing(from, header, frames, places)
+        self.shard.landing(connection, header, frames, places)
     }
 
-    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
-        self.shard.handle_landed(now, from, header);
+    fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {
+        self.shard.handle_landed(now, connection, header);
     }
 
-    fn progress(&self, peer: NodeId) -> Option<u64> {
-        self.shard.progress(peer)
+    fn progress(&self, connection: ConnectionId) -> Option<u64> {
+        self.shard.progress(connection)
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -198,7 +206,7 @@ impl Role for BrokenShard {
 
     fn poll_output(&mut self) -> Option<Output> {
         let mut output = self.outputs.pop_front().or_else(|| self.shard.poll_output())?;
-        if let Output::Send { to: NodeId::Worker(WorkerId(0)), frame } = &mut output
+        if let Output::Send { to: ConnectionId::Node(NodeId::Worker(WorkerId(0))), frame } = &mut output
             && frame.header.kind == Kind::Params
             && self.canary == Canary::Partial
             && !frame.header.flags.has(Flags::ENCODED)

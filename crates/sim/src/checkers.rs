@@ -7,11 +7,13 @@ mod memory;
 mod policies;
 mod replicas;
 mod staleness;
+mod trace;
 
 pub use exactly_once::ExactlyOnce;
 pub use memory::Memory;
 pub use replicas::Replicas;
 pub use staleness::Staleness;
+pub use trace::Trace;
 
 use crate::actor::Actor;
 use crate::cluster::Cluster;

@@ -16,7 +16,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Worker, WorkerConfig};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -279,7 +279,7 @@ impl Builder {
     fn shard(&self, now: Time, id: ShardId, life: u64) -> Actor {
         let config = ShardConfig {
             job: JOB.into(),
-            process: life << 32 | u64::from(id.server.0),
+            process: ProcessId(life << 32 | u64::from(id.server.0)),
             server: Some(id.server),
             core: id.core,
             cores: self.scenario.cores,
@@ -296,7 +296,7 @@ impl Builder {
     fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
         let config = AggregatorConfig {
             job: JOB.into(),
-            process: life << 32 | u64::from(id.0),
+            process: ProcessId(life << 32 | u64::from(id.0)),
             // A number belongs to one process: the next one gets another.
             id: (life == 0).then_some(id),
             addresses: address(NodeId::Aggregator(id)).as_str().into(),
@@ -351,8 +351,11 @@ fn address(node: NodeId) -> String {
 mod tests {
     use super::*;
     use crate::network::NetworkConfig;
+    use crate::rule::FrameView;
     use crate::world::{Ended, Unobserved};
     use paramill_core::policy::Axis;
+    use paramill_core::wire::Kind;
+    use std::collections::BTreeSet;
 
     fn finished(scenario: &Scenario) -> Cluster {
         let mut cluster = Cluster::new(scenario).unwrap();
@@ -424,6 +427,44 @@ mod tests {
                 assert!(after < before * 0.7, "{sync}: {before} before, {after} after");
             }
         }
+    }
+
+    /// Which nodes exchange gradients and parameters, and for which shards.
+    #[derive(Default)]
+    struct Pairs(BTreeSet<(NodeId, NodeId, Option<ShardId>)>);
+
+    impl Pairs {
+        fn note(&mut self, frame: &FrameView<'_>) -> Result<(), String> {
+            if matches!(frame.header.kind, Kind::Push | Kind::Params) {
+                self.0.insert((frame.from, frame.to, frame.shard));
+            }
+            Ok(())
+        }
+    }
+
+    impl Observer<Actor> for Pairs {
+        fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
+            self.note(frame)
+        }
+
+        fn on_delivered(&mut self, frame: &FrameView<'_>, _receiver: &Actor) -> Result<(), String> {
+            self.note(frame)
+        }
+    }
+
+    #[test]
+    fn a_worker_and_its_aggregator_have_a_connection_for_each_shard() {
+        let scenario = Scenario { aggregators: 1, iterations: 2, ..Scenario::new(1, 2, 100) };
+        let mut cluster = Cluster::new(&scenario).unwrap();
+        let mut pairs = Pairs::default();
+        assert!(cluster.run(Time::from_secs_f64(100.0), &mut pairs).unwrap());
+        let (worker, aggregator) = (NodeId::Worker(WorkerId(0)), NodeId::Aggregator(AggregatorId(0)));
+        let expected = cluster.shard_ids().flat_map(|id| {
+            let (shard, about) = (NodeId::Shard(id), Some(id));
+            let hops = [(worker, aggregator), (aggregator, shard), (shard, aggregator), (aggregator, worker)];
+            hops.map(|(from, to)| (from, to, about))
+        });
+        assert_eq!(pairs.0, expected.collect());
     }
 
     /// The rule that holds an answer back ends between two frames of the answer. Frames that were sent afterwards used to

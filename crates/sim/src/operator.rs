@@ -3,7 +3,7 @@
 use crate::scenario::Switch;
 use paramill_core::link::Link;
 use paramill_core::role::{Lost, Output, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party, Refusal, Welcome};
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ impl Operator {
         }
         self.asked = true;
         let frame = frame(Kind::Control, &Control::Set(switch.change.clone()));
-        self.outputs.push_back(Output::Send { to: NodeId::Coordinator, frame });
+        self.outputs.push_back(Output::Send { to: NodeId::Coordinator.into(), frame });
     }
 }
 
@@ -52,21 +52,21 @@ impl Role for Operator {
         Err(Refusal { reason: "a command takes no connections".into(), retry: false })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         Hello { job: self.job.clone(), from: Party::Command, incarnation: 0 }
     }
 
-    fn handle_connected(&mut self, now: Time, _peer: NodeId, _welcome: &Welcome) {
+    fn handle_connected(&mut self, now: Time, _connection: ConnectionId, _welcome: &Welcome) {
         self.link.connected();
         self.ask(now);
     }
 
-    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &Lost) {
+    fn handle_disconnected(&mut self, now: Time, _connection: ConnectionId, why: &Lost) {
         self.link.disconnected(now, why);
         self.asked = false;
     }
 
-    fn handle_frame(&mut self, now: Time, _from: NodeId, header: &Header, _payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, _connection: ConnectionId, header: &Header, _payload: &[u8]) {
         if matches!(header.kind, Kind::Control | Kind::Error) && std::mem::take(&mut self.asked) {
             self.switches.pop_front();
             self.ask(now);

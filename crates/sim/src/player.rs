@@ -10,7 +10,7 @@ use crate::gradient::{Gradients, PushId, touched_rows};
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{Clock, NodeId, TableId, Time, WorkerId};
+use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
 use paramill_core::worker::{Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
 use std::cell::Cell;
@@ -463,33 +463,33 @@ impl Role for Player {
         self.worker.accept(now, hello)
     }
 
-    fn hello(&self, peer: NodeId) -> Hello {
-        self.worker.hello(peer)
+    fn hello(&self, connection: ConnectionId) -> Hello {
+        self.worker.hello(connection)
     }
 
-    fn handle_connected(&mut self, now: Time, peer: NodeId, welcome: &Welcome) {
-        self.worker.handle_connected(now, peer, welcome);
+    fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
+        self.worker.handle_connected(now, connection, welcome);
         self.play(now);
     }
 
-    fn handle_disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        self.worker.handle_disconnected(now, peer, why);
+    fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        self.worker.handle_disconnected(now, connection, why);
         self.play(now);
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
-        self.worker.handle_frame(now, from, header, payload);
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        self.worker.handle_frame(now, connection, header, payload);
         self.play(now);
     }
 
     fn landing(
         &mut self,
-        from: NodeId,
+        connection: ConnectionId,
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
     ) -> Option<&mut [u8]> {
-        let memory = self.worker.landing(from, header, frames, places)?;
+        let memory = self.worker.landing(connection, header, frames, places)?;
         if self.program.canary == Some(Canary::Reused) && self.read.is_empty() {
             // The bug: what is received is read before all of it is here.
             let digest = xxhash_rust::xxh3::xxh3_64(memory);
@@ -498,13 +498,13 @@ impl Role for Player {
         Some(memory)
     }
 
-    fn handle_landed(&mut self, now: Time, from: NodeId, header: &Header) {
-        self.worker.handle_landed(now, from, header);
+    fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {
+        self.worker.handle_landed(now, connection, header);
         self.play(now);
     }
 
-    fn progress(&self, peer: NodeId) -> Option<u64> {
-        self.worker.progress(peer)
+    fn progress(&self, connection: ConnectionId) -> Option<u64> {
+        self.worker.progress(connection)
     }
 
     fn handle_timeout(&mut self, now: Time) {

@@ -1,7 +1,7 @@
 //! Faults of the network are rules, asked for every frame and every connection.
 
 use paramill_core::fault::{Delay, Fate};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{NodeId, ShardId, Time};
 use paramill_core::wire::Header;
 
 /// A frame as rules and observers see it.
@@ -13,6 +13,8 @@ pub struct FrameView<'a> {
     pub from: NodeId,
     /// Receiver.
     pub to: NodeId,
+    /// The shard at one end of the connection, or behind the aggregator at one of the ends.
+    pub shard: Option<ShardId>,
     /// The frame's header.
     pub header: &'a Header,
     /// Its payload, without padding.

@@ -8,7 +8,7 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, ExactlyOnce, Memory, Replicas, Staleness};
+use crate::checkers::{Checkers, ExactlyOnce, Memory, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
 use crate::report::{Report, run_scenario};
@@ -92,6 +92,15 @@ pub fn drawable() -> Vec<String> {
 
 /// Runs the world of one seed, with a planted bug or without.
 pub fn run_seed(seed: u64, canary: Option<Canary>) -> SeedResult {
+    run_world(seed, canary, None)
+}
+
+/// Runs the world of one seed and hands over every frame in it as a line of text, then the last lines of its log.
+pub fn trace_seed(seed: u64, canary: Option<Canary>, line: fn(&str)) -> SeedResult {
+    run_world(seed, canary, Some(line))
+}
+
+fn run_world(seed: u64, canary: Option<Canary>, trace: Option<fn(&str)>) -> SeedResult {
     let mut result = SeedResult {
         seed,
         outcome: Outcome::Passed,
@@ -105,7 +114,7 @@ pub fn run_seed(seed: u64, canary: Option<Canary>) -> SeedResult {
         Err(why) => return SeedResult { outcome: Outcome::Crash(why), ..result },
     };
     result.world = drawn.to_string();
-    let ran = catch_unwind(AssertUnwindSafe(|| play(&drawn, canary, &mut result)));
+    let ran = catch_unwind(AssertUnwindSafe(|| play(&drawn, canary, trace, &mut result)));
     result.outcome = ran.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -152,16 +161,19 @@ pub fn hunt(canary: Canary, seed: u64, tries: u64) -> Option<SeedResult> {
         .find(|result| !result.outcome.is_passed())
 }
 
-fn play(drawn: &Drawn, canary: Option<Canary>, result: &mut SeedResult) -> Outcome {
+fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: &mut SeedResult) -> Outcome {
     let mut cluster = match drawn.cluster(canary) {
         Ok(cluster) => cluster,
         Err(error) => return Outcome::Crash(format!("the world cannot be set up: {error}")),
     };
-    let mut checkers = match checkers(drawn, &cluster) {
+    let mut checkers = match checkers(drawn, &cluster, trace) {
         Ok(checkers) => checkers,
         Err(error) => return Outcome::Crash(format!("the checkers cannot be set up: {error}")),
     };
     let ran = run_and_heal(drawn, &mut cluster, &mut checkers);
+    if let Some(line) = trace {
+        cluster.world.log().for_each(line);
+    }
     result.seconds = cluster.world.now().as_secs_f64();
     let counts = cluster.world.counts();
     result.events = counts.events;
@@ -237,14 +249,17 @@ fn slowest(cluster: &Cluster) -> String {
 }
 
 /// Whether a worker need not have finished: one that may die, or one that was started late or anew and came too late. The
-/// job was over then, or had counted it among those that left.
+/// job was over then, well or since all others had died, or had counted it among those that left.
 fn may_lack(drawn: &Drawn, cluster: &Cluster, worker: WorkerId) -> bool {
     if drawn.mortal.contains(&worker) {
         return true;
     }
     let player = cluster.player(worker);
     let is_new = drawn.reborn.contains(&worker) || worker.0 >= drawn.scenario.workers;
-    let is_over = cluster.world.ended(NodeId::Coordinator) == Some(&Ended::Stopped { error: None });
+    let is_over = match cluster.world.ended(NodeId::Coordinator) {
+        Some(Ended::Stopped { error }) => error.as_ref().is_none_or(|why| why == "all workers died"),
+        _ => false,
+    };
     let has_left = player.error().is_some_and(|error| error.to_string().contains("its work is done"));
     let is_away = cluster.world.ended(NodeId::Worker(worker)) == Some(&Ended::Crashed);
     is_new && ((is_over && (is_away || player.first_clock().is_none())) || has_left)
@@ -283,8 +298,11 @@ fn compare_with_calm(drawn: &Drawn, cluster: &Cluster) -> Result<(), Outcome> {
     }
 }
 
-fn checkers(drawn: &Drawn, cluster: &Cluster) -> Result<Checkers, ScenarioError> {
+fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result<Checkers, ScenarioError> {
     let mut checkers = Checkers::default();
+    if let Some(line) = trace {
+        checkers.add(Trace::new(line));
+    }
     if matches!(drawn.play.gradients, Gradients::Tagged { .. }) {
         checkers.add(ExactlyOnce::new(cluster, &drawn.mortal)?);
     }
@@ -314,6 +332,8 @@ mod tests {
         for seed in [
             2372,
             6003,
+            10467,
+            33304,
             202703,
             220475,
             220498,
@@ -353,6 +373,7 @@ mod tests {
             (Canary::Absent, "after everything had healed"),
             (Canary::Stale, "with other bits than"),
             (Canary::Early, "an acknowledged push was lost"),
+            (Canary::Outdated, "the payload was made by another codec"),
             (Canary::Reused, "changed while"),
         ] {
             // A bug may be seen by its consequences first; the promise that it breaks is broken soon.

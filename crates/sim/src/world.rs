@@ -28,7 +28,7 @@ use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello};
 use payload::{Copies, Payload};
 use reader::{Reader, Source};
@@ -205,7 +205,7 @@ impl<R: Role> World<R> {
     /// Breaks every connection of a node now.
     pub fn reset_connections(&mut self, id: NodeId, why: &str) {
         if let Some(&node) = self.by_id.get(&id) {
-            for connection in self.nodes[node].peers.values().copied().collect::<Vec<_>>() {
+            for connection in self.nodes[node].connections.values().copied().collect::<Vec<_>>() {
                 self.reset(connection, why);
             }
         }
@@ -303,10 +303,10 @@ impl<R: Role> World<R> {
         observer: &mut O,
     ) -> Result<(), String> {
         match event {
-            Event::Dial { from, life, peer, target, .. } => {
+            Event::Dial { from, life, name, target, .. } => {
                 let latency = self.latency(target, from);
                 let why = Lost::Broken("the connection was refused: nobody is there".into());
-                self.queue.push(self.now + latency, Event::Unreachable { node: from, life, peer, why });
+                self.queue.push(self.now + latency, Event::Unreachable { node: from, life, name, why });
             }
             Event::Dialled { connection, .. } => self.reset(connection, "the peer died"),
             Event::Arrive { flight, .. } => self.copies.recycle(flight.payload),
@@ -378,9 +378,9 @@ impl<R: Role> World<R> {
                     node.role.handle_timeout(now);
                 }
             }
-            Event::Dial { from, life, peer, hello, .. } => self.accept(index, (from, life), peer, &hello),
+            Event::Dial { from, life, name, hello, .. } => self.accept(index, (from, life), name, &hello),
             Event::Dialled { connection, welcome } => {
-                let Connection { ends: [End { peer, .. }, _], is_open, life, .. } =
+                let Connection { ends: [End { name, .. }, _], is_open, life, .. } =
                     self.connections[connection];
                 if life != self.nodes[index].life {
                     self.reset(connection, "the peer died");
@@ -388,18 +388,18 @@ impl<R: Role> World<R> {
                 }
                 if !is_open {
                     let why = Lost::Broken("the connection broke while it was made".into());
-                    self.nodes[index].role.handle_disconnected(now, peer, &why);
+                    self.nodes[index].role.handle_disconnected(now, name, &why);
                 } else {
                     self.attach(connection, 0);
-                    self.nodes[index].role.handle_connected(now, peer, &welcome);
+                    self.nodes[index].role.handle_connected(now, name, &welcome);
                     self.call_reader(index);
                 }
             }
-            Event::Unreachable { life, peer, why, .. } => {
+            Event::Unreachable { life, name, why, .. } => {
                 if life != self.nodes[index].life {
                     return Ok(false);
                 }
-                self.nodes[index].role.handle_disconnected(now, peer, &why);
+                self.nodes[index].role.handle_disconnected(now, name, &why);
             }
             Event::Lost { connection, side, why } => return Ok(self.lose(connection, side, &why)),
             Event::Pause { length, .. } => {
@@ -436,8 +436,8 @@ impl<R: Role> World<R> {
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
                 Output::Send { to, frame } => self.queue_frame(index, to, frame),
-                Output::Connect { peer, address } => self.dial(index, peer, &address),
-                Output::Disconnect { peer } => self.close(index, peer),
+                Output::Connect { connection, address } => self.dial(index, connection, &address),
+                Output::Disconnect { connection } => self.close(index, connection),
                 Output::Log(line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
@@ -489,51 +489,51 @@ impl<R: Role> World<R> {
     }
 
     fn end<O: Observer<R>>(&mut self, index: usize, how: Ended, observer: &mut O) -> Result<(), String> {
-        let peers = self.nodes[index].peers.keys().copied().collect::<Vec<_>>();
-        for peer in peers {
+        let names = self.nodes[index].connections.keys().copied().collect::<Vec<_>>();
+        for name in names {
             if how == Ended::Crashed {
-                self.reset(self.nodes[index].peers[&peer], "the peer died");
+                self.reset(self.nodes[index].connections[&name], "the peer died");
             } else {
-                self.close(index, peer);
+                self.close(index, name);
             }
         }
         self.flush_dirty(observer)?;
         let node = &mut self.nodes[index];
-        node.peers.clear();
+        node.connections.clear();
         node.openers.clear();
         node.held.clear();
         node.ended = Some(how);
         Ok(())
     }
 
-    fn dial(&mut self, index: usize, peer: NodeId, address: &str) {
+    fn dial(&mut self, index: usize, name: ConnectionId, address: &str) {
         let Node { id, life, .. } = self.nodes[index];
         let target = self.by_address.get(address).copied();
-        let called = target.map_or(peer, |target| self.nodes[target].id);
-        let problem = self.rules.on_connect(self.now, id, called);
-        let event = match (problem, target) {
-            (None, Some(target)) => {
-                let hello = self.nodes[index].role.hello(peer);
-                Event::Dial { from: index, life, peer, target, hello }
+        let reached = match target {
+            Some(target) => match self.rules.on_connect(self.now, id, self.nodes[target].id) {
+                Some(why) => Err(why),
+                None => Ok(target),
+            },
+            None => Err(format!("no node has the address `{address}`")),
+        };
+        let event = match reached {
+            Ok(target) => {
+                let hello = self.nodes[index].role.hello(name);
+                Event::Dial { from: index, life, name, target, hello }
             }
-            (Some(why), _) => Event::Unreachable { node: index, life, peer, why: Lost::Broken(why) },
-            (None, None) => {
-                let why = Lost::Broken(format!("no node has the address `{address}`"));
-                Event::Unreachable { node: index, life, peer, why }
-            }
+            Err(why) => Event::Unreachable { node: index, life, name, why: Lost::Broken(why) },
         };
         let latency = self.latency(index, target.unwrap_or(index));
         self.queue.push(self.now + latency, event);
     }
 
     /// Somebody's hello is heard and answered.
-    fn accept(&mut self, index: usize, (from, life): (usize, u32), peer: NodeId, hello: &Hello) {
+    fn accept(&mut self, index: usize, (from, life): (usize, u32), name: ConnectionId, hello: &Hello) {
         let back = self.latency(index, from);
-        // The same peer may dial again before its old connection's end was noticed here: that ends first. A worker has
-        // a connection to its aggregator for each shard that it means by it.
-        if let Some(old) = self.nodes[index].openers.remove(&(from, peer)) {
-            let End { peer, .. } = self.connections[old].ends[1];
-            if self.nodes[index].peers.get(&peer) == Some(&old) {
+        // The same peer may dial again before its old connection's end was noticed here: that ends first.
+        if let Some(old) = self.nodes[index].openers.remove(&(from, name)) {
+            let End { name, .. } = self.connections[old].ends[1];
+            if self.nodes[index].connections.get(&name) == Some(&old) {
                 self.reset(old, "replaced by a new connection");
                 self.lose(old, 1, "replaced by a new connection");
             }
@@ -541,18 +541,19 @@ impl<R: Role> World<R> {
         match self.nodes[index].role.accept(self.now, hello) {
             Ok(welcome) => {
                 let connection = self.connections.len();
-                let ends = [End { node: from, peer }, End { node: index, peer: welcome.you }];
+                let own_name = hello.connection(welcome.you);
+                let ends = [End { node: from, name }, End { node: index, name: own_name }];
                 // Each pair has dice of its own: who else talks to whom changes nothing for them.
                 let labels = [label(self.nodes[from].id), label(self.nodes[index].id)];
                 let dice =
                     labels.map(|label| Prng::fork(self.seed ^ labels[0] ^ labels[1].rotate_left(32), label));
                 self.connections.push(Connection::new(ends, life, self.now + back, dice));
-                self.nodes[index].openers.insert((from, peer), connection);
+                self.nodes[index].openers.insert((from, name), connection);
                 self.attach(connection, 1);
                 self.queue.push(self.now + back, Event::Dialled { connection, welcome });
             }
             Err(refusal) => {
-                let event = Event::Unreachable { node: from, life, peer, why: Lost::Refused(refusal) };
+                let event = Event::Unreachable { node: from, life, name, why: Lost::Refused(refusal) };
                 self.queue.push(self.now + back, event);
             }
         }
@@ -560,8 +561,8 @@ impl<R: Role> World<R> {
 
     fn attach(&mut self, connection: usize, side: usize) {
         self.connections[connection].is_attached[side] = true;
-        let End { node, peer } = self.connections[connection].ends[side];
-        if let Some(old) = self.nodes[node].peers.insert(peer, connection) {
+        let End { node, name } = self.connections[connection].ends[side];
+        if let Some(old) = self.nodes[node].connections.insert(name, connection) {
             self.reset(old, "the peer has connected anew");
         }
     }
@@ -569,13 +570,13 @@ impl<R: Role> World<R> {
     /// One end learns that its connection is gone. Says whether its role was told.
     fn lose(&mut self, connection: usize, side: usize, why: &str) -> bool {
         self.connections[connection].break_down();
-        let End { node, peer } = self.connections[connection].ends[side];
+        let End { node, name } = self.connections[connection].ends[side];
         let node = &mut self.nodes[node];
-        if node.peers.get(&peer) != Some(&connection) {
+        if node.connections.get(&name) != Some(&connection) {
             return false;
         }
-        node.peers.remove(&peer);
-        node.role.handle_disconnected(self.now, peer, &Lost::Broken(why.to_owned()));
+        node.connections.remove(&name);
+        node.role.handle_disconnected(self.now, name, &Lost::Broken(why.to_owned()));
         true
     }
 
@@ -593,8 +594,8 @@ impl<R: Role> World<R> {
     }
 
     /// Closes a connection from this end, behind the frames that wait; the other end notices after the last one.
-    fn close(&mut self, index: usize, peer: NodeId) {
-        if let Some(connection) = self.nodes[index].peers.remove(&peer)
+    fn close(&mut self, index: usize, name: ConnectionId) {
+        if let Some(connection) = self.nodes[index].connections.remove(&name)
             && self.connections[connection].is_open
         {
             let side = self.connections[connection].other_side(index);
@@ -604,8 +605,8 @@ impl<R: Role> World<R> {
     }
 
     /// Puts a frame behind those that wait. Without a connection it is dropped, as the contract of roles says.
-    fn queue_frame(&mut self, index: usize, to: NodeId, frame: Frame) {
-        let Some(&connection) = self.nodes[index].peers.get(&to) else { return };
+    fn queue_frame(&mut self, index: usize, to: ConnectionId, frame: Frame) {
+        let Some(&connection) = self.nodes[index].connections.get(&to) else { return };
         if !self.connections[connection].is_open {
             return;
         }
@@ -665,18 +666,17 @@ impl<R: Role> World<R> {
         }
         let Frame { header, body } = frame;
         let payload = self.copies.take(role, body);
-        let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
+        let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
             from: *id,
-            to: sender.peer,
+            to: self.nodes[receiver].id,
+            shard: self.connections[connection].shard(),
             header: &header,
             payload: payload.bytes(),
         };
         observer.on_sent(&view, role)?;
         self.counts.frames += 1;
-        // Rules are about nodes: one that is taken for another, as an aggregator is for shards, is named itself.
-        let view = FrameView { to: self.nodes[receiver.node].id, ..view };
         match self.rules.on_frame(&view) {
             None => {
                 self.copies.recycle(payload);
@@ -743,15 +743,15 @@ impl<R: Role> World<R> {
     /// Some bytes of a payload were received where the role wanted them when the connection broke, which the role has not
     /// heard of yet.
     fn tear(&mut self, index: usize, source: Source, flight: &Flight) {
-        let End { peer, .. } = self.connections[source.connection].ends[source.side];
+        let End { name, .. } = self.connections[source.connection].ends[source.side];
         let Some(header) = &flight.header else { return };
         let node = &mut self.nodes[index];
         let bytes = flight.payload.bytes();
-        if bytes.is_empty() || node.peers.get(&peer) != Some(&source.connection) {
+        if bytes.is_empty() || node.connections.get(&name) != Some(&source.connection) {
             return;
         }
         let mut places = Vec::new();
-        if let Some(memory) = node.role.landing(peer, header, 1, &mut places) {
+        if let Some(memory) = node.role.landing(name, header, 1, &mut places) {
             let start = places[0].bytes.start;
             let some = bytes.len() / 2;
             memory[start..start + some].copy_from_slice(&bytes[..some]);
@@ -814,8 +814,8 @@ impl<R: Role> World<R> {
             !connection.is_open || (connection.is_attached[source.side] && !is_congested)
         };
         let progress = |source: Source| {
-            let End { peer, .. } = self.connections[source.connection].ends[source.side];
-            self.nodes[index].role.progress(peer)
+            let End { name, .. } = self.connections[source.connection].ends[source.side];
+            self.nodes[index].role.progress(name)
         };
         let source = reader.next(may_be_read, progress);
         self.nodes[index].reader = reader;
@@ -844,8 +844,8 @@ impl<R: Role> World<R> {
         }
         self.announce_room(connection, side);
         let Some(Flight { header, payload, .. }) = flight else { return Ok(false) };
-        let End { peer, .. } = self.connections[connection].ends[side];
-        let is_known = self.nodes[index].peers.get(&peer) == Some(&connection);
+        let End { name, .. } = self.connections[connection].ends[side];
+        let is_known = self.nodes[index].connections.get(&name) == Some(&connection);
         let is_told = match header {
             Some(header) if self.connections[connection].is_open && is_known => {
                 self.hand_over(index, source, &header, payload.bytes(), observer)?;
@@ -876,17 +876,18 @@ impl<R: Role> World<R> {
         observer: &mut O,
     ) -> Result<(), String> {
         let Source { connection, side } = source;
-        let peer = self.connections[connection].ends[side].peer;
-        let now = self.now;
+        let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
+        let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].id);
+        let shard = self.connections[connection].shard();
         let Node { id, role, .. } = &mut self.nodes[index];
-        let view = FrameView { now, from: peer, to: *id, header, payload };
+        let view = FrameView { now, from, to: *id, shard, header, payload };
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);
         let memory =
-            if comes_in_pieces { role.landing(peer, header, LANDING_FRAMES, &mut places) } else { None };
+            if comes_in_pieces { role.landing(name, header, LANDING_FRAMES, &mut places) } else { None };
         let Some(memory) = memory else {
-            role.handle_frame(now, peer, header, payload);
+            role.handle_frame(now, name, header, payload);
             return Ok(());
         };
         memory[places[0].bytes.clone()].copy_from_slice(payload);
@@ -910,10 +911,10 @@ impl<R: Role> World<R> {
         for header in &landed {
             self.counts.landings += 1;
             if header.part != landed[0].part {
-                let view = FrameView { now, from: peer, to: *id, header, payload: &[] };
+                let view = FrameView { header, payload: &[], ..view };
                 observer.on_delivered(&view, role)?;
             }
-            role.handle_landed(now, peer, header);
+            role.handle_landed(now, name, header);
         }
         self.announce_room(connection, side);
         Ok(())

@@ -58,7 +58,7 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
     };
     let mut world = None;
     let mut progress = output.progress(worlds);
-    swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, |result| {
+    let mut on_result = |result: SeedResult| {
         summary.worlds += 1;
         summary.virtual_seconds += result.seconds;
         summary.events += result.events;
@@ -72,7 +72,12 @@ fn swarm(args: &SwarmArgs, output: &Output) -> Result<(), Failure> {
             false => summary.failures.push(result),
         }
         true
-    });
+    };
+    if args.trace {
+        on_result(swarm::trace_seed(first_seed, None, |line| paramill_node::stderr::line(line)));
+    } else {
+        swarm::run_seeds(first_seed..first_seed.saturating_add(worlds), None, on_result);
+    }
     drop(progress);
     summary.failures.sort_by_key(|result| result.seed);
     if output.json() {

@@ -10,9 +10,9 @@ use paramill_core::role::{Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::store::Buffer;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{Clock, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{Clock, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, Welcome};
+use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, ServedShard, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ impl Load {
         let id = ShardId { server: ServerId(0), core: 0 };
         let config = ShardConfig {
             job: "cost".into(),
-            process: 1,
+            process: ProcessId(1),
             server: Some(id.server),
             core: 0,
             cores: 1,
@@ -75,7 +75,7 @@ impl Load {
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
         let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };
-        shard.handle_connected(Time::ZERO, NodeId::Coordinator, &welcome);
+        shard.handle_connected(Time::ZERO, NodeId::Coordinator.into(), &welcome);
         let part = Part { server: id.server, start: 0, len: work.elements as u64 };
         let tables = 0..work.tables;
         let plan = Plan {
@@ -85,7 +85,7 @@ impl Load {
                 .map(|n| TableSpec::dense(format!("table{n}"), [work.elements as u64]))
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
-            shards: vec![(id, ["here".to_owned()].into_iter().collect())],
+            shards: vec![ServedShard { shard: id, process: ProcessId(1), addresses: "here".into() }],
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),
             policy: work.policy.clone(),
@@ -95,7 +95,7 @@ impl Load {
         };
         let message = frame(Kind::Control, &Control::Plan(Box::new(plan)));
         let bytes = message.body.bytes().expect("a control message has its bytes with it");
-        shard.handle_frame(Time::ZERO, NodeId::Coordinator, &message.header, bytes);
+        shard.handle_frame(Time::ZERO, NodeId::Coordinator.into(), &message.header, bytes);
         let chunks = tables.flat_map(|table| {
             let count = work.elements.div_ceil(CHUNK);
             (0..count).map(move |chunk| {
@@ -116,7 +116,7 @@ impl Load {
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
-            load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)), &header, payload);
+            load.shard.handle_frame(Time::ZERO, NodeId::Worker(WorkerId(0)).into(), &header, payload);
         }
         while load.shard.poll_output().is_some() {}
         load
@@ -173,7 +173,7 @@ impl Load {
                         header.payload_bytes = list.len() as u32;
                     }
                     let now = Time(self.clock * 1000);
-                    self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)), &header, payload);
+                    self.shard.handle_frame(now, NodeId::Worker(WorkerId(rank)).into(), &header, payload);
                     tally.frames += 1;
                 }
                 self.drain(&mut tally);

@@ -187,7 +187,7 @@ impl Aggregation {
         if let Cargo::Chunk(_) = flight.cargo {
             peers.out.report.bytes_to_servers += u64::from(frame.header.payload_bytes);
         }
-        peers.out.send(NodeId::Shard(peers.uplink.shard()), frame.header, frame.body);
+        peers.out.send(NodeId::Shard(peers.uplink.shard()).into(), frame.header, frame.body);
     }
 
     fn chunk_frame(&self, flight: Flight, aggregate: &Aggregate, index: usize) -> Frame {

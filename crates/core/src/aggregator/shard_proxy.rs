@@ -130,7 +130,7 @@ impl ShardProxy {
         if self.members.disconnect(worker) {
             self.uplink.routes.close_all_of(worker);
             let header = FromAggregator::Forget(worker).header(0);
-            out.send(NodeId::Shard(self.shard()), header, Body::Empty);
+            out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
         }
     }
 
@@ -161,7 +161,7 @@ impl ShardProxy {
         self.overtaken.clear();
         copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
-            out.outputs.push_back(Output::Disconnect { peer: self.uplink.through(worker) });
+            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
         }
     }
 
@@ -190,7 +190,7 @@ impl ShardProxy {
         let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
         if known.is_some_and(|known| header.epoch > known) {
             // The worker knows of a change that has yet to be heard of here. It comes back, and sends everything again.
-            out.outputs.push_back(Output::Disconnect { peer: self.uplink.through(worker) });
+            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
             return self.lose_worker(worker, out);
         }
         let result = match FromWorker::decode(header) {
@@ -391,7 +391,7 @@ impl ShardProxy {
         let subject = Subject { request: route.request, ..params.subject };
         let header = Params { subject, reply_place, ..params }.header(bytes);
         out.report.bytes_to_workers += bytes as u64;
-        out.send(self.uplink.through(route.worker), header, body);
+        out.send(self.uplink.connection_of(route.worker), header, body);
         if params.piece.is_last {
             self.uplink.routes.answered(number);
         }

@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::status::AggregatorReport;
 use crate::store::Place;
-use crate::types::{Clock, NodeId, ShardId, TableId, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{FromAggregator, FromWorker, Pull, Subject};
 use crate::wire::{Cause, Fault, Header, Kind, ack};
@@ -21,7 +21,7 @@ pub(super) struct Out<'a> {
 }
 
 impl Out<'_> {
-    pub(super) fn send(&mut self, to: NodeId, header: Header, body: Body) {
+    pub(super) fn send(&mut self, to: ConnectionId, header: Header, body: Body) {
         self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
     }
 
@@ -63,9 +63,9 @@ impl Uplink {
         self.shard
     }
 
-    /// The worker's connection that leads to this shard.
-    pub(super) fn through(&self, worker: WorkerId) -> NodeId {
-        NodeId::Through(worker, self.shard)
+    /// The worker's connection for this shard.
+    pub(super) fn connection_of(&self, worker: WorkerId) -> ConnectionId {
+        ConnectionId::WorkerFor(worker, self.shard)
     }
 
     /// A route for a push that is complete in an aggregate.
@@ -114,7 +114,7 @@ impl Uplink {
         };
         let header = FromAggregator::Relayed(worker, own).header(payload.len());
         let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
-        out.send(NodeId::Shard(self.shard), header, body);
+        out.send(NodeId::Shard(self.shard).into(), header, body);
         Ok(())
     }
 
@@ -181,12 +181,12 @@ impl Peers<'_, '_> {
         let mut frame = frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.out.send(self.uplink.through(worker), frame.header, frame.body);
+        self.out.send(self.uplink.connection_of(worker), frame.header, frame.body);
     }
 
     pub(super) fn acknowledge(&mut self, worker: WorkerId, request: u64) {
         let Frame { header, body } = ack::frame(&[request]);
-        self.out.send(self.uplink.through(worker), header, body);
+        self.out.send(self.uplink.connection_of(worker), header, body);
     }
 
     /// Tells a worker that the shard has its push, and asks for the parameters that it wants. Where they are to lie was said

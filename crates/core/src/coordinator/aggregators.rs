@@ -4,7 +4,7 @@
 use crate::address::Addresses;
 use crate::limits;
 use crate::status::{AggregatorReport, AggregatorStatus};
-use crate::types::{AggregatorId, NodeId};
+use crate::types::{AggregatorId, NodeId, ProcessId};
 use crate::wire::{Refusal, Welcome};
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ pub(super) struct Aggregators {
 }
 
 /// What the coordinator knows of an aggregator.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Aggregator {
-    process: u64,
+    process: ProcessId,
     address: String,
     connected: bool,
     /// The plan was sent on this connection.
@@ -28,7 +28,7 @@ struct Aggregator {
 impl Aggregators {
     pub(super) fn accept(
         &mut self,
-        process: u64,
+        process: ProcessId,
         wanted: Option<AggregatorId>,
         is_planned: bool,
     ) -> Result<Welcome, Refusal> {
@@ -50,11 +50,17 @@ impl Aggregators {
             }
             _ => {}
         }
-        let member = self.members.entry(id).or_default();
-        member.process = process;
+        let fresh = || Aggregator {
+            process,
+            address: String::new(),
+            connected: true,
+            informed: false,
+            report: AggregatorReport::default(),
+        };
+        let member = self.members.entry(id).or_insert_with(fresh);
         member.connected = true;
         member.informed = false;
-        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process })
+        Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
     /// Before the plan an aggregator that goes away leaves its place to another.
@@ -127,41 +133,49 @@ mod tests {
     fn each_process_has_a_number_of_its_own_and_keeps_it() {
         let mut aggregators = Aggregators::default();
         let wanted = Some(AggregatorId(5));
-        assert_eq!(id(aggregators.accept(7, None, false).unwrap()), 0);
-        assert_eq!(id(aggregators.accept(8, wanted, false).unwrap()), 5);
-        assert_eq!(id(aggregators.accept(9, None, false).unwrap()), 1);
+        assert_eq!(id(aggregators.accept(ProcessId(7), None, false).unwrap()), 0);
+        assert_eq!(id(aggregators.accept(ProcessId(8), wanted, false).unwrap()), 5);
+        assert_eq!(id(aggregators.accept(ProcessId(9), None, false).unwrap()), 1);
         assert!(
-            aggregators.accept(7, None, true).unwrap_err().reason.contains("aggregator 0 is here already")
+            aggregators
+                .accept(ProcessId(7), None, true)
+                .unwrap_err()
+                .reason
+                .contains("aggregator 0 is here already")
         );
         aggregators.lose(FIRST, true);
-        assert_eq!(id(aggregators.accept(7, wanted, true).unwrap()), 0, "it is known by its process");
+        assert_eq!(
+            id(aggregators.accept(ProcessId(7), wanted, true).unwrap()),
+            0,
+            "it is known by its process"
+        );
         assert_eq!(aggregators.ids().map(|id| id.0).collect::<Vec<_>>(), [0, 1, 5]);
     }
 
     #[test]
     fn the_number_of_another_process_is_free_only_before_the_plan() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(7, None, false).unwrap();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
         for (is_planned, retry) in [(false, true), (true, false)] {
-            let refusal = aggregators.accept(8, Some(FIRST), is_planned).unwrap_err();
+            let refusal = aggregators.accept(ProcessId(8), Some(FIRST), is_planned).unwrap_err();
             assert!(refusal.retry == retry && refusal.reason.contains("another process"), "{refusal:?}");
         }
         aggregators.lose(FIRST, true);
         assert!(
-            aggregators.accept(8, Some(FIRST), true).is_err(),
+            aggregators.accept(ProcessId(8), Some(FIRST), true).is_err(),
             "gradients may be lost with the first one"
         );
         aggregators.lose(FIRST, false);
-        assert!(aggregators.accept(8, Some(FIRST), false).is_ok());
+        assert!(aggregators.accept(ProcessId(8), Some(FIRST), false).is_ok());
         let most = AggregatorId(limits::MAX_AGGREGATORS);
-        assert!(!aggregators.accept(9, Some(most), false).unwrap_err().retry);
-        assert!(aggregators.accept(9, Some(AggregatorId(most.0 - 1)), false).is_ok());
+        assert!(!aggregators.accept(ProcessId(9), Some(most), false).unwrap_err().retry);
+        assert!(aggregators.accept(ProcessId(9), Some(AggregatorId(most.0 - 1)), false).is_ok());
     }
 
     #[test]
     fn the_status_has_its_address_its_words_and_whether_it_is_here() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(7, None, false).unwrap();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
         aggregators.register(FIRST, &"rack:7070".into());
         aggregators.take_report(FIRST, AggregatorReport { workers: 3, ..AggregatorReport::default() });
         let status = &aggregators.statuses()[0];
@@ -176,7 +190,7 @@ mod tests {
     #[test]
     fn the_plan_is_told_once_on_each_connection() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(7, None, false).unwrap();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
         assert!(
             aggregators.inform(FIRST) && !aggregators.inform(FIRST) && !aggregators.inform(AggregatorId(9))
         );
@@ -184,7 +198,7 @@ mod tests {
         aggregators.forget_informed(FIRST);
         assert!(aggregators.informed().next().is_none() && aggregators.inform(FIRST));
         aggregators.lose(FIRST, true);
-        aggregators.accept(7, None, true).unwrap();
+        aggregators.accept(ProcessId(7), None, true).unwrap();
         assert!(aggregators.informed().next().is_none());
     }
 }

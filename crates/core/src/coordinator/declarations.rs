@@ -1,15 +1,14 @@
 //! What workers declare, and the first plan that is made of it.
 
 use super::config::JobConfig;
-use crate::address::Addresses;
 use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::Spec;
 use crate::table::TableSpec;
-use crate::types::{ShardId, WorkerId};
+use crate::types::WorkerId;
 use crate::wire::control::{self, frame};
-use crate::wire::{Control, Kind, Member, Plan};
+use crate::wire::{Control, Kind, Member, Plan, ServedShard};
 use std::collections::BTreeSet;
 
 /// The job's tables, as far as they are declared.
@@ -78,7 +77,7 @@ impl Declarations {
         &self,
         config: &JobConfig,
         registry: &Registry,
-        shards: Vec<(ShardId, Addresses)>,
+        shards: Vec<ServedShard>,
         members: Vec<Member>,
     ) -> Result<Plan, String> {
         let placement = Spec::parse(config.policy.get(Axis::Placement))
@@ -120,7 +119,7 @@ pub(super) fn fits_a_message(plan: &Plan) -> bool {
 mod tests {
     use super::*;
     use crate::policy::Policies;
-    use crate::types::ServerId;
+    use crate::types::{ProcessId, ServerId, ShardId};
 
     fn take(
         declarations: &mut Declarations,
@@ -170,7 +169,11 @@ mod tests {
     #[test]
     fn a_plan_that_is_longer_than_a_message_is_refused() {
         let mut declarations = Declarations::default();
-        let shard = |server| (ShardId { server: ServerId(server), core: 0 }, Addresses::from("host:1"));
+        let shard = |server| ServedShard {
+            shard: ShardId { server: ServerId(server), core: 0 },
+            process: ProcessId(1),
+            addresses: "host:1".into(),
+        };
         let members = || vec![Member::original(WorkerId(0), 1)];
         let registry = Registry::builtin();
         take(&mut declarations, &[TableSpec::dense("w", [1 << 20])], None).unwrap();

@@ -32,7 +32,7 @@ struct FirstClocks {
 impl Epochs {
     /// A plan that nobody has entered yet.
     pub(super) fn new(plan: Plan) -> Epochs {
-        let entered = plan.shards.iter().map(|(id, _)| (NodeId::Shard(*id), 0)).collect();
+        let entered = plan.shards.iter().map(|served| (NodeId::Shard(served.shard), 0)).collect();
         Epochs {
             settled: plan.clone(),
             newest: plan,
@@ -166,11 +166,16 @@ mod tests {
     use crate::placement::Part;
     use crate::policy::{Policies, Policy, PolicyOverride};
     use crate::table::TableSpec;
-    use crate::types::ServerId;
-    use crate::wire::Member;
+    use crate::types::{ProcessId, ServerId};
+    use crate::wire::{Member, ServedShard};
 
     fn shard(server: u32) -> ShardId {
         ShardId { server: ServerId(server), core: 0 }
+    }
+
+    fn served(server: u32) -> ServedShard {
+        let process = ProcessId(u64::from(server) + 100);
+        ServedShard { shard: shard(server), process, addresses: "host:1".into() }
     }
 
     fn epochs() -> Epochs {
@@ -178,7 +183,7 @@ mod tests {
             epoch: Plan::FIRST_EPOCH,
             tables: vec![TableSpec::dense("w", [1])],
             parts: vec![vec![Part { server: ServerId(0), start: 0, len: 1 }]],
-            shards: [0, 1].map(|server| (shard(server), "host:1".into())).to_vec(),
+            shards: [0, 1].map(served).to_vec(),
             workers: 1,
             members: vec![Member::original(WorkerId(0), 1)],
             policy: Policy::default(),

@@ -4,8 +4,8 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::standstill::Standstill;
 use crate::status::ShardReport;
-use crate::types::{NodeId, ServerId, ShardId, Time};
-use crate::wire::{Refusal, Welcome};
+use crate::types::{NodeId, ProcessId, ServerId, ShardId, Time};
+use crate::wire::{Refusal, ServedShard, Welcome};
 use std::collections::BTreeMap;
 
 /// The server processes, and every data core of them.
@@ -20,8 +20,7 @@ pub(super) struct Servers {
 /// A server process.
 #[derive(Debug)]
 struct Process {
-    /// Drawn by the process itself.
-    number: u64,
+    id: ProcessId,
     cores: u32,
 }
 
@@ -54,7 +53,7 @@ impl Shard {
 /// A data core that says hello.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
-    pub(super) process: u64,
+    pub(super) process: ProcessId,
     pub(super) server: Option<ServerId>,
     pub(super) core: u32,
     pub(super) cores: u32,
@@ -69,7 +68,7 @@ impl Servers {
         let Caller { process, server: wanted, core, cores } = caller;
         let refuse = |reason| Err(Refusal { reason, retry: false });
         let expected = self.expected;
-        let known = self.processes.iter().find(|(_, known)| known.number == process).map(|(id, _)| *id);
+        let known = self.processes.iter().find(|(_, known)| known.id == process).map(|(id, _)| *id);
         let free = || (0..expected).map(ServerId).find(|id| !self.processes.contains_key(id));
         let Some(server) = known.or(wanted).or_else(free) else {
             return refuse(format!("all {expected} servers of the job are here already"));
@@ -82,10 +81,10 @@ impl Servers {
             ));
         }
         match self.processes.get(&server) {
-            Some(found) if found.number == process && found.cores != cores => {
+            Some(found) if found.id == process && found.cores != cores => {
                 return refuse(format!("{server} has {} cores, not {cores}", found.cores));
             }
-            Some(found) if found.number == process => {}
+            Some(found) if found.id == process => {}
             Some(_) if !is_planned => {
                 // The other one may be about to be given up.
                 let reason =
@@ -102,11 +101,11 @@ impl Servers {
         if self.shards.get(&id).is_some_and(|shard| shard.lost_since.is_none()) {
             return Err(Refusal { reason: format!("{id} is here already"), retry: true });
         }
-        self.processes.entry(server).or_insert(Process { number: process, cores });
+        self.processes.entry(server).or_insert(Process { id: process, cores });
         let shard = self.shards.entry(id).or_default();
         shard.lost_since = None;
         shard.informed = false;
-        Ok(Welcome { you: NodeId::Shard(id), incarnation: process })
+        Ok(Welcome { you: NodeId::Shard(id), incarnation: process.0 })
     }
 
     /// Before the plan a server that goes away leaves its place to another; after it, its parameters may be gone.
@@ -144,10 +143,14 @@ impl Servers {
         self.complete_count() >= self.expected as usize
     }
 
-    /// Every shard and where it is reached. The servers must be complete.
-    pub(super) fn addresses(&self) -> Vec<(ShardId, Addresses)> {
-        let addresses = |shard: &Shard| shard.addresses.clone().expect("a complete server is registered");
-        self.shards.iter().map(|(id, shard)| (*id, addresses(shard))).collect()
+    /// Every shard, and who serves it. The servers must be complete.
+    pub(super) fn served(&self) -> Vec<ServedShard> {
+        let served = |(id, shard): (&ShardId, &Shard)| ServedShard {
+            shard: *id,
+            process: self.processes[&id.server].id,
+            addresses: shard.addresses.clone().expect("a complete server is registered"),
+        };
+        self.shards.iter().map(served).collect()
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = ShardId> + '_ {
@@ -221,7 +224,7 @@ mod tests {
     const START: Time = Time(0);
 
     fn caller(process: u64, core: u32) -> Caller {
-        Caller { process, server: None, core, cores: 2 }
+        Caller { process: ProcessId(process), server: None, core, cores: 2 }
     }
 
     fn shard(server: u32, core: u32) -> ShardId {
@@ -254,7 +257,8 @@ mod tests {
     fn a_server_is_here_when_all_its_cores_are() {
         let mut servers = complete();
         assert_eq!((servers.complete_count(), servers.are_complete()), (2, true));
-        assert_eq!(servers.addresses().len(), 4);
+        let served: Vec<_> = servers.served().iter().map(|served| (served.shard, served.process)).collect();
+        assert_eq!((served.len(), served[3]), (4, (shard(1, 1), ProcessId(8))));
         servers.lose(START, shard(1, 0), true);
         assert_eq!((servers.complete_count(), servers.are_complete()), (1, false));
         assert!(!servers.is_connected(shard(1, 0)) && servers.is_connected(shard(1, 1)));
@@ -272,11 +276,12 @@ mod tests {
         let mut servers = Servers::new(2);
         let most = limits::MAX_CORES;
         for (server, core, cores) in [(2, 0, 1), (0, 2, 2), (0, 0, most + 1)] {
-            let caller = Caller { process: 7, server: Some(ServerId(server)), core, cores };
+            let caller = Caller { process: ProcessId(7), server: Some(ServerId(server)), core, cores };
             let range = refusal(&mut servers, caller, false);
             assert!(!range.retry && range.reason.contains("is out of range"), "{range:?}");
         }
-        let largest = Caller { process: 7, server: Some(ServerId(1)), core: most - 1, cores: most };
+        let largest =
+            Caller { process: ProcessId(7), server: Some(ServerId(1)), core: most - 1, cores: most };
         assert!(servers.accept(largest, false).is_ok());
     }
 

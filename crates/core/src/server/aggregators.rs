@@ -4,7 +4,7 @@
 //! sum is added once.
 
 use crate::limits;
-use crate::types::{AggregatorId, Clock, TableId};
+use crate::types::{AggregatorId, Clock, ProcessId, TableId};
 use crate::wire::frame::{Completed, Sum};
 use crate::wire::{Cause, Fault, Refusal};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(super) struct Aggregators {
 /// What is remembered of one aggregator.
 #[derive(Debug)]
 struct Peer {
-    process: u64,
+    process: ProcessId,
     /// Numbered frames up to this one were taken.
     taken: u64,
     /// Sums that were refused, until the aggregator tries again.
@@ -59,10 +59,15 @@ pub(super) enum Turn {
 impl Aggregators {
     /// An aggregator connects. An aggregator's memory is lost with its process, so that a second one of the same number
     /// is refused.
-    pub(super) fn accept(&mut self, id: AggregatorId, process: u64, incarnation: u64) -> Result<(), Refusal> {
+    pub(super) fn accept(
+        &mut self,
+        id: AggregatorId,
+        process: ProcessId,
+        incarnation: u64,
+    ) -> Result<(), Refusal> {
         let fresh = || Peer { process, taken: 0, refused: BTreeMap::new() };
         let peer = self.peers.entry(id).or_insert_with(fresh);
-        if peer.process != process || incarnation != process {
+        if peer.process != process || incarnation != process.0 {
             let reason = format!("{id} is another process, which held gradients; start the job anew");
             return Err(Refusal { reason, retry: false });
         }
@@ -129,7 +134,7 @@ mod tests {
 
     fn aggregators() -> Aggregators {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(ID, 5, 5).unwrap();
+        aggregators.accept(ID, ProcessId(5), 5).unwrap();
         aggregators
     }
 
@@ -160,7 +165,10 @@ mod tests {
         );
         assert_eq!(aggregators.take_turn(ID, 4), Turn::TooEarly { next: 3 });
         // The numbers go on over connections; those of another process would not.
-        assert!(aggregators.accept(ID, 5, 5).is_ok() && aggregators.accept(ID, 6, 6).is_err());
+        assert!(
+            aggregators.accept(ID, ProcessId(5), 5).is_ok()
+                && aggregators.accept(ID, ProcessId(6), 6).is_err()
+        );
         assert_eq!(aggregators.take_turn(ID, 3), Turn::Next);
     }
 

@@ -136,7 +136,7 @@ impl Delivery {
     pub(super) fn complete(&mut self, worker: WorkerId, request: u64) {
         match self.routes.address(worker) {
             NodeId::Worker(worker) => self.acks.add(worker, request),
-            to => self.frames.push_back(Output::Send { to, frame: ack::frame(&[request]) }),
+            to => self.frames.push_back(Output::Send { to: to.into(), frame: ack::frame(&[request]) }),
         }
     }
 
@@ -144,7 +144,7 @@ impl Delivery {
     pub(super) fn complete_sums(&mut self, id: AggregatorId, list: &Completed) {
         let note = Completed { attempt: 0, ..*list };
         let frame = Frame { header: note.header(0), body: Body::Empty };
-        self.frames.push_back(Output::Send { to: NodeId::Aggregator(id), frame });
+        self.frames.push_back(Output::Send { to: NodeId::Aggregator(id).into(), frame });
     }
 
     /// Answers a pull: with a table's parameters, or with the rows that were asked for.
@@ -211,7 +211,7 @@ impl Delivery {
         if pull.owes_ack {
             // Ahead of the refusal, which would otherwise be taken for one of the push.
             let to = self.routes.address(pull.worker);
-            self.frames.push_back(Output::Send { to, frame: ack::frame(&[pull.request]) });
+            self.frames.push_back(Output::Send { to: to.into(), frame: ack::frame(&[pull.request]) });
         }
         self.refuse(pull.worker, TableId(pull.table as u32), pull.request, fault);
     }
@@ -228,7 +228,7 @@ impl Delivery {
         let mut frame = control::frame(Kind::Error, fault);
         frame.header.table = table;
         frame.header.request = request;
-        self.frames.push_back(Output::Send { to, frame });
+        self.frames.push_back(Output::Send { to: to.into(), frame });
     }
 
     /// Counts a request that is refused later, with others.

@@ -317,7 +317,7 @@ impl TableShard {
     /// leaves.
     #[inline]
     pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
-        if self.fixes_answers() { self.encode_with_codec(index, receiver) } else { None }
+        if self.answer_encoders.fixes_answers() { self.encode_with_codec(index, receiver) } else { None }
     }
 
     fn encode_with_codec(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
@@ -362,12 +362,6 @@ impl TableShard {
         self.controller.check()?;
         self.rounds.check()?;
         self.intake.check()
-    }
-
-    /// Whether answers are made when they are due, and not when they leave.
-    #[inline]
-    pub(super) fn fixes_answers(&self) -> bool {
-        self.answer_encoders.fixes_answers()
     }
 
     pub(super) fn parameter_bytes(&self) -> &[u8] {

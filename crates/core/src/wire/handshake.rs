@@ -1,6 +1,6 @@
 //! The first frames on a connection, and the words of a refusal.
 
-use crate::types::{AggregatorId, NodeId, ServerId, ShardId, WorkerId};
+use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// Who connects, to which job.
@@ -14,6 +14,27 @@ pub struct Hello {
     pub incarnation: u64,
 }
 
+impl Hello {
+    /// The receiver's name for this connection once the caller is known to be `caller`.
+    pub fn connection(&self, caller: NodeId) -> ConnectionId {
+        match self.from {
+            Party::Through { rank, shard, .. } => ConnectionId::WorkerFor(rank, shard),
+            _ => ConnectionId::Node(caller),
+        }
+    }
+
+    /// Who calls, if the caller has a number already.
+    pub fn caller(&self) -> Option<NodeId> {
+        match self.from {
+            Party::Worker { rank } => rank.map(NodeId::Worker),
+            Party::Shard { server, core, .. } => server.map(|server| NodeId::Shard(ShardId { server, core })),
+            Party::Command => None,
+            Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
+            Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
+        }
+    }
+}
+
 /// Who can say hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Party {
@@ -24,8 +45,8 @@ pub enum Party {
     },
     /// A server core.
     Shard {
-        /// Drawn once per server process; tells servers apart that have no number yet.
-        process: u64,
+        /// The process that serves it; tells servers apart that have no number yet.
+        process: ProcessId,
         /// Its server's number.
         server: Option<ServerId>,
         /// The core's number on its server.
@@ -37,8 +58,8 @@ pub enum Party {
     Command,
     /// An aggregator; without a number it leaves the choice to the coordinator.
     Aggregator {
-        /// Drawn once per aggregator process.
-        process: u64,
+        /// Tells aggregators apart that have no number yet.
+        process: ProcessId,
         /// Its number.
         id: Option<AggregatorId>,
     },
@@ -71,4 +92,49 @@ pub struct Refusal {
     pub reason: String,
     /// Whether the same hello may succeed later.
     pub retry: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(from: Party) -> Hello {
+        Hello { job: "test".into(), from, incarnation: 0 }
+    }
+
+    #[test]
+    fn who_has_a_number_is_known_before_it_is_welcome() {
+        let (rank, shard) = (WorkerId(2), ShardId { server: ServerId(1), core: 3 });
+        let id = AggregatorId(4);
+        let process = ProcessId(5);
+        let known = [
+            (Party::Worker { rank: Some(rank) }, NodeId::Worker(rank)),
+            (Party::Shard { process, server: Some(shard.server), core: 3, cores: 4 }, NodeId::Shard(shard)),
+            (Party::Aggregator { process, id: Some(id) }, NodeId::Aggregator(id)),
+            (Party::Through { rank, shard, again: false }, NodeId::Worker(rank)),
+        ];
+        for (party, node) in known {
+            assert_eq!(hello(party).caller(), Some(node), "{party:?}");
+        }
+        let unknown = [
+            Party::Worker { rank: None },
+            Party::Shard { process, server: None, core: 3, cores: 4 },
+            Party::Command,
+            Party::Aggregator { process, id: None },
+        ];
+        for party in unknown {
+            assert_eq!(hello(party).caller(), None, "{party:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_has_a_connection_to_its_aggregator_for_each_shard() {
+        let (rank, worker) = (WorkerId(2), NodeId::Worker(WorkerId(2)));
+        let shards = [0, 1].map(|core| ShardId { server: ServerId(0), core });
+        let names =
+            shards.map(|shard| hello(Party::Through { rank, shard, again: false }).connection(worker));
+        assert_eq!(names, shards.map(|shard| ConnectionId::WorkerFor(rank, shard)));
+        assert_ne!(names[0], names[1]);
+        assert_eq!(hello(Party::Worker { rank: None }).connection(worker), ConnectionId::Node(worker));
+    }
 }

@@ -6,7 +6,7 @@ use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
 use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, glob_matches};
-use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
+use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -29,9 +29,9 @@ pub struct Plan {
     /// The parts of each table.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub parts: Vec<Vec<Part>>,
-    /// Every shard and where it is reached, ordered.
+    /// Every shard and who serves it, ordered by shard.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
-    pub shards: Vec<(ShardId, Addresses)>,
+    pub shards: Vec<ServedShard>,
     /// Workers that the job was set up for.
     pub workers: u32,
     /// Every rank that was ever taken, ordered, with its last incarnation. A worker is told of itself only.
@@ -47,6 +47,17 @@ pub struct Plan {
     pub switches: Vec<Switch>,
     /// The job's seed.
     pub seed: u64,
+}
+
+/// A shard, which is what parameters are placed on, and the process that serves it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedShard {
+    /// The shard. Its number is the same in every epoch.
+    pub shard: ShardId,
+    /// The process that holds its parameters.
+    pub process: ProcessId,
+    /// Where that process is reached.
+    pub addresses: Addresses,
 }
 
 /// One rank's latest incarnation.
@@ -82,6 +93,11 @@ impl Member {
     /// Whether it takes part, or is about to.
     pub fn is_live(&self) -> bool {
         self.standing != Standing::Left
+    }
+
+    /// Whether it takes part: the clock of its first push is known.
+    pub fn takes_part(&self) -> bool {
+        matches!(self.standing, Standing::From(_))
     }
 }
 
@@ -213,6 +229,12 @@ impl Plan {
         Some(&self.members[at])
     }
 
+    /// A shard, and who serves it.
+    pub fn served(&self, shard: ShardId) -> Option<&ServedShard> {
+        let at = self.shards.binary_search_by_key(&shard, |served| served.shard).ok()?;
+        Some(&self.shards[at])
+    }
+
     /// The members that take part, or are about to.
     pub fn live_members(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.is_live())
@@ -230,7 +252,7 @@ impl Plan {
     /// Data cores of each server, by number. The plan must have passed [`Plan::check`].
     pub fn cores(&self) -> Vec<u32> {
         let mut cores = Vec::new();
-        for (shard, _) in &self.shards {
+        for ServedShard { shard, .. } in &self.shards {
             cores.resize(shard.server.0 as usize + 1, 0);
             cores[shard.server.0 as usize] += 1;
         }
@@ -259,7 +281,7 @@ impl Plan {
     /// Servers and their cores are numbered from 0 without a gap, and stand in order.
     fn check_shards(&self) -> Result<(), String> {
         let mut next = [ShardId { server: ServerId(0), core: 0 }; 2];
-        for (shard, addresses) in &self.shards {
+        for ServedShard { shard, addresses, .. } in &self.shards {
             let within = shard.server.0 < limits::MAX_SERVERS && shard.core < limits::MAX_CORES;
             if !within || !next.contains(shard) {
                 return Err(format!("{shard} is out of order"));
@@ -297,7 +319,7 @@ impl Plan {
         if self.tables.is_empty() || self.tables.len() != self.parts.len() {
             return Err(format!("{} tables, and parts of {}", self.tables.len(), self.parts.len()));
         }
-        let servers = self.shards.last().map_or(0, |(shard, _)| shard.server.0 + 1);
+        let servers = self.shards.last().map_or(0, |last| last.shard.server.0 + 1);
         let mut names = BTreeSet::new();
         let mut chunks = 0;
         for (spec, parts) in self.tables.iter().zip(&self.parts) {
@@ -347,8 +369,9 @@ mod tests {
         Part { server: ServerId(server), start, len }
     }
 
-    fn shard(server: u32, core: u32) -> (ShardId, Addresses) {
-        (ShardId { server: ServerId(server), core }, "host:1".into())
+    fn shard(server: u32, core: u32) -> ServedShard {
+        let process = ProcessId(u64::from(server) + 100);
+        ServedShard { shard: ShardId { server: ServerId(server), core }, process, addresses: "host:1".into() }
     }
 
     fn plan() -> Plan {
@@ -370,6 +393,8 @@ mod tests {
     fn a_plan_that_fits_is_taken() {
         assert_eq!(plan().check(), Ok(()));
         assert_eq!(plan().cores(), [2, 1]);
+        assert_eq!(plan().served(shard(0, 1).shard), Some(&shard(0, 1)));
+        assert_eq!(plan().served(shard(1, 1).shard), None);
     }
 
     #[test]
@@ -385,7 +410,7 @@ mod tests {
                 plan.shards.extend((1..=limits::MAX_CORES).map(|core| shard(1, core)));
             }),
             ("server 0 core 1 has 9 addresses", |plan| {
-                plan.shards[1].1 = (0..9).map(|n| format!("host:{n}")).collect();
+                plan.shards[1].addresses = (0..9).map(|n| format!("host:{n}")).collect();
             }),
             ("ranks", |plan| plan.members.clear()),
             ("ranks", |plan| plan.members.swap(0, 1)),

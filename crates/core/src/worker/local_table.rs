@@ -19,15 +19,15 @@ use crate::types::{Clock, ShardId, TableId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Gradient buffers kept for the next push.
-const SPARE_GRADIENTS: usize = 2;
+/// Free buffers that are kept, for the next pushes and the next answer.
+const SPARE_BUFFERS: usize = 3;
 
 /// One of a job's tables.
 #[derive(Debug)]
 pub(super) struct LocalTable {
     layout: Layout,
+    /// Its memory, also for gradients under way.
     parameters: ParameterMemory,
-    gradients: Pool,
     codecs: TableCodecs,
     /// The first epoch since which its frames mean what they mean now; 0 before there is a plan.
     valid_from: u32,
@@ -72,11 +72,10 @@ pub(super) struct Reply {
 impl LocalTable {
     pub(super) fn new(spec: TableSpec, initial: Vec<f32>) -> LocalTable {
         // Row pushes differ in length from step to step; keeping their buffers would only hoard.
-        let spare = if spec.rows { 0 } else { SPARE_GRADIENTS };
+        let spare = if spec.rows { 0 } else { SPARE_BUFFERS };
         LocalTable {
             layout: Layout::new(spec),
-            parameters: ParameterMemory::new(Arc::new(Heap)),
-            gradients: Pool::new(spare),
+            parameters: ParameterMemory::new(Arc::new(Heap), spare),
             codecs: TableCodecs::default(),
             valid_from: 0,
             nonfinite: NonFinite::default(),
@@ -125,12 +124,17 @@ impl LocalTable {
         self.layout.name()
     }
 
-    /// The initial values, ready to be sent. Only asked for once.
-    pub(super) fn take_initial(&mut self, allocator: &dyn Allocate) -> Lease {
-        let initial = std::mem::take(&mut self.initial);
-        let mut buffer = allocator.zeroed(initial.len());
-        buffer.as_mut_slice().copy_from_slice(&initial);
-        self.gradients.lend(buffer)
+    /// The initial values. Only asked for once.
+    pub(super) fn take_initial(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.initial)
+    }
+
+    /// Values in memory that frames are sent from.
+    pub(super) fn lend_copy(&self, values: &[f32], allocator: &dyn Allocate) -> Lease {
+        let pool = self.parameters.pool();
+        let mut buffer = pool.take(values.len(), allocator);
+        buffer.as_mut_slice().copy_from_slice(values);
+        pool.lend(buffer)
     }
 
     /// The parameters as last pulled; none while they are lent.
@@ -163,7 +167,7 @@ impl LocalTable {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.parameters.memory_bytes() + self.gradients.memory_bytes() + self.codecs.memory_bytes()
+        self.parameters.memory_bytes() + self.codecs.memory_bytes()
     }
 
     // What the consistency model says.
@@ -251,23 +255,24 @@ impl LocalTable {
         let missing = Missing::default();
         if self.codecs.encodes_pushes() {
             self.check_finite(kernels::all_finite(values), clock)?;
-            let LocalTable { layout, parameters, gradients, codecs, nonfinite, .. } = self;
+            let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
+            let pool = parameters.pool();
             let (prepared, parameters) = (Prepared::Gradient, parameters.values());
             let (missing, followed) = (&missing, None);
             let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
-            return encode(codecs, layout, *nonfinite, &plain, gradients, allocator);
+            return encode(codecs, layout, *nonfinite, &plain, pool, allocator);
         }
-        let mut buffer = self.gradients.take(values.len(), allocator);
+        let mut buffer = self.parameters.pool().take(values.len(), allocator);
         let is_finite = copy_finite(buffer.as_mut_slice(), values);
         if let Err(error) = self.check_finite(is_finite, clock) {
-            self.gradients.keep(buffer);
+            self.parameters.pool().keep(buffer);
             return Err(error);
         }
         let form = match gradient {
             Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense,
             Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
         };
-        Ok(Outgoing { buffer: self.gradients.lend(buffer), form, missing, is_counted: false })
+        Ok(Outgoing { buffer: self.parameters.pool().lend(buffer), form, missing, is_counted: false })
     }
 
     /// Counts a gradient with NaN or Inf, and refuses it under `reject`.
@@ -396,7 +401,7 @@ impl LocalTable {
             values.as_mut_slice().copy_from_slice(base);
         }
         self.parameters.return_slab(values);
-        self.gradients.keep(gradient);
+        self.parameters.pool().keep(gradient);
     }
 
     /// NaN and Inf in a slab's gradient are found here only where a codec looks at it: another pass over it would cost as much
@@ -419,12 +424,13 @@ impl LocalTable {
         if prepared == Prepared::Gradient && !self.codecs.encodes_pushes() {
             return Ok(None);
         }
-        let LocalTable { layout, gradients, codecs, nonfinite, .. } = self;
+        let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
+        let pool = parameters.pool();
         let gradient = Gradient::Dense(slab.gradient());
         // Codecs that compare a gradient with the parameters find them in the slab.
         let (missing, parameters, followed) = (slab.missing(), slab.values(), slab.followed());
         let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
-        encode(codecs, layout, *nonfinite, &plain, gradients, allocator).map(Some)
+        encode(codecs, layout, *nonfinite, &plain, pool, allocator).map(Some)
     }
 
     /// Takes a slab for an exchange: what is sent, and where the answer is received, if one is asked for.
@@ -439,7 +445,7 @@ impl LocalTable {
         let (outgoing, gradient) = match encoded {
             Some(encoded) => (encoded, GradientInFlight::Kept(gradient)),
             None => {
-                let buffer = self.gradients.lend(gradient);
+                let buffer = self.parameters.pool().lend(gradient);
                 let (form, is_counted) = (OutgoingForm::Dense, false);
                 let outgoing = Outgoing { buffer: buffer.clone(), form, missing, is_counted };
                 (outgoing, GradientInFlight::Sent(buffer))
@@ -503,7 +509,7 @@ fn encode(
     layout: &Layout,
     nonfinite: NonFinite,
     plain: &Plain<'_>,
-    gradients: &Pool,
+    pool: &Pool,
     allocator: &dyn Allocate,
 ) -> Result<Outgoing, WorkerError> {
     let &Plain { clock, prepared, missing, .. } = plain;
@@ -520,17 +526,17 @@ fn encode(
         why => WorkerError::Codec { table: table(), why },
     };
     if codecs.sends_plainly(plain) {
-        let mut buffer = gradients.take(layout.elements(), allocator);
+        let mut buffer = pool.take(layout.elements(), allocator);
         codecs.expand(plain, buffer.as_mut_slice()).map_err(fault)?;
         let (form, missing) = (OutgoingForm::Dense, missing.clone());
-        return Ok(Outgoing { buffer: gradients.lend(buffer), form, missing, is_counted: false });
+        return Ok(Outgoing { buffer: pool.lend(buffer), form, missing, is_counted: false });
     }
     let Made { payloads, is_counted } = codecs.encode(layout, nonfinite, plain).map_err(fault)?;
-    let mut buffer = gradients.take(codecs.payload_elements(layout), allocator);
+    let mut buffer = pool.take(codecs.payload_elements(layout), allocator);
     let bytes = codecs.payloads();
     buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
     Ok(Outgoing {
-        buffer: gradients.lend(buffer),
+        buffer: pool.lend(buffer),
         form: OutgoingForm::Encoded(Arc::new(payloads)),
         missing: missing.clone(),
         is_counted,

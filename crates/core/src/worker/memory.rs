@@ -12,9 +12,6 @@ use crate::store::{Allocate, Buffer, Place};
 use crate::types::Clock;
 use std::sync::Arc;
 
-/// Free buffers that are kept for backs.
-const SPARE_BACKS: usize = 1;
-
 /// Backs whose places are told to servers, at most. More pulls may be under way; their answers come by other ways.
 const MAX_PLACES: usize = 2;
 
@@ -37,6 +34,8 @@ pub(super) struct FetchOptions {
 #[derive(Debug)]
 pub(super) struct ParameterMemory {
     allocator: Arc<dyn Allocate>,
+    /// For fronts and backs, and for gradients under way, which are as long: a gradient that has arrived leaves its memory to the
+    /// answer.
     pool: Pool,
     len: usize,
     /// What the application reads; `None` while a slab has the parameters.
@@ -91,11 +90,11 @@ enum Block {
 }
 
 impl ParameterMemory {
-    /// No memory yet.
-    pub(super) fn new(allocator: Arc<dyn Allocate>) -> ParameterMemory {
+    /// No memory yet. Up to `spare` free buffers are kept.
+    pub(super) fn new(allocator: Arc<dyn Allocate>, spare: usize) -> ParameterMemory {
         ParameterMemory {
             allocator,
-            pool: Pool::new(SPARE_BACKS),
+            pool: Pool::new(spare),
             len: 0,
             front: None,
             fetches: Vec::new(),
@@ -111,6 +110,11 @@ impl ParameterMemory {
         self.len = if layout.is_sparse() { 0 } else { layout.elements() };
         self.front = Some(self.pool.lend(self.allocator.zeroed(self.len)));
         self.front_arrivals = vec![0; layout.shard_count()];
+    }
+
+    /// Where memory for gradients comes from.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// The parameters as last pulled; none while they are lent.
@@ -392,7 +396,7 @@ mod tests {
             len: 4,
         };
         layout.place(vec![chunk(0), chunk(1)]);
-        let mut memory = ParameterMemory::new(Arc::new(Heap));
+        let mut memory = ParameterMemory::new(Arc::new(Heap), 1);
         memory.fill(Arc::new(Heap), &layout);
         (layout, memory)
     }

@@ -4,9 +4,9 @@ use super::WorkerError;
 use crate::address::Addresses;
 use crate::link::Link;
 use crate::role::{Frame, Lost, Outbox, Output};
-use crate::types::{Clock, NodeId, ShardId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
-use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Standing, Welcome};
+use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
 use std::collections::BTreeMap;
 
 /// What a worker needs to know to begin.
@@ -105,7 +105,7 @@ impl Session {
 
     /// Addresses that this worker connects to under a plan, beside the coordinator's.
     pub(super) fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
-        let shards = plan.shards.iter().map(|(_, addresses)| addresses);
+        let shards = plan.shards.iter().map(|served| &served.addresses);
         let own = shards.filter(|_| self.config.aggregator.is_none());
         self.config.aggregator.iter().chain(own)
     }
@@ -113,13 +113,12 @@ impl Session {
     /// Takes a plan: there is a link to each of its shards from now on.
     pub(super) fn enter(&mut self, now: Time, plan: Plan) {
         let rank = self.id.map_or(0, |id| id.0 as usize);
-        for (shard, addresses) in &plan.shards {
-            let peer = NodeId::Shard(*shard);
-            let link = match &self.config.aggregator {
-                Some(aggregator) => Link::through_aggregator(now, peer, aggregator.for_caller(rank)),
-                None => Link::new(now, peer, addresses.for_caller(rank + shard.core as usize)),
+        for ServedShard { shard, addresses, .. } in &plan.shards {
+            let addresses = match &self.config.aggregator {
+                Some(aggregator) => aggregator.for_caller(rank),
+                None => addresses.for_caller(rank + shard.core as usize),
             };
-            self.shards.insert(*shard, link);
+            self.shards.insert(*shard, Link::new(now, self.connection(*shard), addresses));
         }
         self.plan = Some(plan);
     }
@@ -136,19 +135,23 @@ impl Session {
         self.link(shard).is_some_and(Link::is_up)
     }
 
-    pub(super) fn hello(&self, peer: NodeId) -> Hello {
-        let through = match (peer, self.id, &self.config.aggregator) {
-            (NodeId::Shard(shard), Some(rank), Some(_)) => {
-                let again = self.link(shard).is_some_and(Link::was_up);
-                Some(Party::Through { rank, shard, again })
-            }
-            _ => None,
-        };
-        Hello {
-            job: self.config.job.clone(),
-            from: through.unwrap_or(Party::Worker { rank: self.id }),
-            incarnation: self.incarnation,
+    /// The connection that leads to a shard: to the shard itself, or to the aggregator.
+    pub(super) fn connection(&self, shard: ShardId) -> ConnectionId {
+        match &self.config.aggregator {
+            Some(_) => ConnectionId::AggregatorFor(shard),
+            None => ConnectionId::Node(NodeId::Shard(shard)),
         }
+    }
+
+    pub(super) fn hello(&self, connection: ConnectionId) -> Hello {
+        let from = match (connection, self.id) {
+            (ConnectionId::AggregatorFor(shard), Some(rank)) => {
+                let again = self.link(shard).is_some_and(Link::was_up);
+                Party::Through { rank, shard, again }
+            }
+            (_, rank) => Party::Worker { rank },
+        };
+        Hello { job: self.config.job.clone(), from, incarnation: self.incarnation }
     }
 
     pub(super) fn coordinator_connected(&mut self, welcome: &Welcome) {
@@ -163,14 +166,12 @@ impl Session {
         self.shards.get_mut(&shard).into_iter().for_each(Link::connected);
     }
 
-    pub(super) fn disconnected(&mut self, now: Time, peer: NodeId, why: &Lost) {
-        match peer {
-            NodeId::Coordinator => self.coordinator.disconnected(now, why),
-            NodeId::Shard(shard) => {
-                self.shards.get_mut(&shard).into_iter().for_each(|link| link.disconnected(now, why));
-            }
-            NodeId::Worker(_) | NodeId::Admin(_) | NodeId::Aggregator(_) | NodeId::Through(..) => {}
-        }
+    pub(super) fn disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        let link = match connection.shard() {
+            Some(shard) => self.shards.get_mut(&shard),
+            None => Some(&mut self.coordinator),
+        };
+        link.into_iter().for_each(|link| link.disconnected(now, why));
     }
 
     /// Connects where it is time to. Fails when a peer has been out of reach for too long.
@@ -192,12 +193,12 @@ impl Session {
         self.coordinator.next_timeout().into_iter().chain(links).min()
     }
 
-    pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
+    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
         self.outputs.push_back(Output::Send { to, frame });
     }
 
     pub(super) fn tell_coordinator(&mut self, message: &Control) {
-        self.send(NodeId::Coordinator, frame(Kind::Control, message));
+        self.send(NodeId::Coordinator.into(), frame(Kind::Control, message));
     }
 
     pub(super) fn log(&mut self, line: String) {
@@ -215,5 +216,97 @@ impl Session {
     /// The bytes that wait against what waits.
     pub(super) fn check(&self) -> Result<(), String> {
         self.outputs.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits;
+    use crate::placement::Part;
+    use crate::policy::Policy;
+    use crate::table::TableSpec;
+    use crate::types::{ProcessId, ServerId};
+    use crate::wire::{Member, ServedShard};
+
+    fn shard(core: u32) -> ShardId {
+        ShardId { server: ServerId(0), core }
+    }
+
+    /// Worker 3 in a plan of one server with two cores.
+    fn session(aggregator: Option<Addresses>) -> Session {
+        let served = |core: u32| ServedShard {
+            shard: shard(core),
+            process: ProcessId(1),
+            addresses: format!("shard:{core}").into(),
+        };
+        let config = WorkerConfig {
+            job: "test".into(),
+            rank: Some(WorkerId(3)),
+            coordinator: "coordinator".into(),
+            aggregator,
+            number: 0,
+        };
+        let mut session = Session::new(Time::ZERO, config);
+        let plan = Plan {
+            epoch: 1,
+            tables: vec![TableSpec::dense("w", [4])],
+            parts: vec![vec![Part { server: ServerId(0), start: 0, len: 4 }]],
+            shards: vec![served(0), served(1)],
+            workers: 4,
+            members: vec![Member::original(WorkerId(3), 1)],
+            policy: Policy::default(),
+            overrides: vec![],
+            switches: vec![],
+            seed: 0,
+        };
+        session.enter(Time::ZERO, plan);
+        session
+    }
+
+    /// The connections that it asks for, beside the coordinator's, with their addresses and who it says it is.
+    fn attempts(session: &mut Session, now: Time) -> Vec<(ConnectionId, String, Party)> {
+        session.handle_timeout(now);
+        let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_output()).collect();
+        let attempt = |output| match output {
+            Output::Connect { connection, address } => {
+                connection.shard().map(|_| (connection, address, session.hello(connection).from))
+            }
+            other => panic!("nothing else is wanted yet: {other:?}"),
+        };
+        outputs.into_iter().filter_map(attempt).collect()
+    }
+
+    #[test]
+    fn a_worker_goes_to_every_shard_itself() {
+        let rank = Some(WorkerId(3));
+        let expected = [0, 1].map(|core| {
+            let connection = ConnectionId::Node(NodeId::Shard(shard(core)));
+            (connection, format!("shard:{core}"), Party::Worker { rank })
+        });
+        assert_eq!(attempts(&mut session(None), Time::ZERO), expected);
+    }
+
+    #[test]
+    fn a_worker_has_one_connection_to_its_aggregator_for_each_shard() {
+        let mut session = session(Some("aggregator".into()));
+        let rank = WorkerId(3);
+        let expected = |again: [bool; 2]| {
+            [0, 1].map(|core| {
+                let shard = shard(core as u32);
+                let party = Party::Through { rank, shard, again: again[core] };
+                (ConnectionId::AggregatorFor(shard), "aggregator".to_owned(), party)
+            })
+        };
+        assert_eq!(attempts(&mut session, Time::ZERO), expected([false; 2]));
+        // One of them stands and breaks: the other one knows nothing of it.
+        session.shard_connected(shard(0));
+        assert!(session.is_up(shard(0)) && !session.is_up(shard(1)));
+        let lost = Lost::Broken("reset".into());
+        for core in [0, 1] {
+            session.disconnected(Time::ZERO, session.connection(shard(core)), &lost);
+        }
+        let later = Time::ZERO + limits::RECONNECT_MIN;
+        assert_eq!(attempts(&mut session, later), expected([true, false]));
     }
 }

@@ -59,7 +59,7 @@ proptest! {
         for act in acts {
             let outputs = match act {
                 Act::Worker(rank, server, frame) => {
-                    say(aggregator, now, NodeId::Through(WorkerId(rank), shard_id(server)), &frame)
+                    say(aggregator, now, ConnectionId::WorkerFor(WorkerId(rank), shard_id(server)), &frame)
                 }
                 Act::Server(server, frame) => say(aggregator, now, NodeId::Shard(shard_id(server)), &frame),
                 Act::Note(server, number) => {
@@ -74,16 +74,16 @@ proptest! {
                 }
                 Act::ResetWorker(rank, server) => {
                     let (rank, shard) = (WorkerId(rank), shard_id(server));
-                    aggregator.handle_disconnected(now, NodeId::Through(rank, shard), &Lost::Broken("x".into()));
+                    aggregator.handle_disconnected(now, ConnectionId::WorkerFor(rank, shard), &Lost::Broken("x".into()));
                     let from = Party::Through { rank, shard, again: true };
                     drop(aggregator.accept(now, &Hello { job: "test".into(), from, incarnation: u64::from(rank.0) + 1 }));
                     drain(aggregator)
                 }
                 Act::ResetServer(server) => {
                     let peer = NodeId::Shard(shard_id(server));
-                    aggregator.handle_disconnected(now, peer, &Lost::Broken("x".into()));
+                    aggregator.handle_disconnected(now, peer.into(), &Lost::Broken("x".into()));
                     let welcome = Welcome { you: aggregator.node().expect("it has joined"), incarnation: 200 };
-                    aggregator.handle_connected(now, peer, &welcome);
+                    aggregator.handle_connected(now, peer.into(), &welcome);
                     drain(aggregator)
                 }
                 Act::Pass(nanoseconds) => {

@@ -62,13 +62,13 @@ proptest! {
                 }
                 Act::Say(who, frame) => {
                     if let Some(peer) = one_of(&peers, who) {
-                        coordinator.handle_frame(now, peer, &frame.header, role_payload(&frame.body));
+                        coordinator.handle_frame(now, peer.into(), &frame.header, role_payload(&frame.body));
                     }
                 }
                 Act::Disconnect(who) => {
                     if let Some(peer) = one_of(&peers, who) {
                         peers.remove(&peer);
-                        coordinator.handle_disconnected(now, peer, &Lost::Broken("reset".into()));
+                        coordinator.handle_disconnected(now, peer.into(), &Lost::Broken("reset".into()));
                     }
                 }
                 Act::Pass(nanoseconds) => now = Time(now.0 + nanoseconds),
@@ -98,7 +98,7 @@ fn greeted() -> (Coordinator, [NodeId; 2]) {
 }
 
 fn shard_hello(process: u64, server: Option<u32>, core: u32, cores: u32) -> Hello {
-    let from = Party::Shard { process, server: server.map(ServerId), core, cores };
+    let from = Party::Shard { process: ProcessId(process), server: server.map(ServerId), core, cores };
     Hello { job: "test".into(), from, incarnation: process }
 }
 
@@ -127,7 +127,7 @@ fn servers_that_disagree_about_their_cores_are_not_planned_with() {
     for process in 10..5000 {
         let you = coordinator.accept(now, &shard_hello(process, None, 0, 1)).unwrap().you;
         assert_eq!(you, NodeId::Shard(shard_id(1)));
-        coordinator.handle_disconnected(now, you, &Lost::Broken("gone".into()));
+        coordinator.handle_disconnected(now, you.into(), &Lost::Broken("gone".into()));
     }
 }
 
@@ -200,12 +200,12 @@ fn a_command_finds_its_place_though_others_hold_all_of_them() {
         let evicted = drain(&mut coordinator);
         let longest_silent = *others.last().unwrap();
         if round == 0 {
-            assert_eq!(evicted, [Output::Disconnect { peer: longest_silent }]);
-            coordinator.handle_disconnected(now, longest_silent, &Lost::Broken("closed".into()));
+            assert_eq!(evicted, [Output::Disconnect { connection: longest_silent.into() }]);
+            coordinator.handle_disconnected(now, longest_silent.into(), &Lost::Broken("closed".into()));
         }
         let answer = say(&mut coordinator, now, you, &message(&Control::StatusQuery));
-        assert!(matches!(answer[..], [Output::Send { to, .. }] if to == you), "{answer:?}");
-        coordinator.handle_disconnected(now, you, &Lost::Broken("done".into()));
+        assert!(matches!(answer[..], [Output::Send { to, .. }] if to == you.into()), "{answer:?}");
+        coordinator.handle_disconnected(now, you.into(), &Lost::Broken("done".into()));
     }
 }
 
@@ -232,14 +232,14 @@ fn incarnations_are_drawn_from_the_drivers_secret() {
 #[test]
 fn a_plan_is_sent_once_on_a_connection() {
     let mut pump = started(config(1, "bsp", Order::Arrival));
-    let back = pump.workers[0].hello(NodeId::Coordinator);
+    let back = pump.workers[0].hello(NodeId::Coordinator.into());
     let (now, coordinator) = (pump.now, &mut pump.coordinator);
     let worker = NodeId::Worker(WorkerId(0));
     let again = message(&Control::Declare { tables: words::honest_tables() });
     assert_eq!(say(coordinator, now, worker, &again), []);
     let register = message(&Control::Register { addresses: "elsewhere".into() });
     assert_eq!(say(coordinator, now, NodeId::Shard(shard_id(0)), &register), []);
-    coordinator.handle_disconnected(now, worker, &Lost::Broken("reset".into()));
+    coordinator.handle_disconnected(now, worker.into(), &Lost::Broken("reset".into()));
     coordinator.accept(now, &back).unwrap();
     assert_eq!(say(coordinator, now, worker, &again).len(), 1);
     assert_eq!(say(coordinator, now, worker, &again), []);
@@ -255,5 +255,5 @@ fn who_was_declared_dead_is_told_and_sent_away() {
     let worker = WorkerId(1);
     let outputs = say(coordinator, now, NodeId::Worker(worker), &message(&Control::StatusQuery));
     assert!(outputs.len() == 2 && is_refusal(&outputs[0], worker), "{outputs:?}");
-    assert_eq!(outputs[1], Output::Disconnect { peer: NodeId::Worker(worker) });
+    assert_eq!(outputs[1], Output::Disconnect { connection: NodeId::Worker(worker).into() });
 }

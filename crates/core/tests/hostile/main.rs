@@ -14,7 +14,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Order, Policy};
 use paramill_core::role::{Body, Frame, Output, Role};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
+use paramill_core::types::{ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::{Control, Kind, control};
 use pump::Pump;
 
@@ -47,10 +47,10 @@ fn shard_id(server: u32) -> ShardId {
     ShardId { server: ServerId(server), core: 0 }
 }
 
-/// Hands a frame to a role as if `from` had sent it; what the role wants done.
-fn say(role: &mut impl Role, now: Time, from: NodeId, frame: &Frame) -> Vec<Output> {
+/// Hands a frame to a role as if it had come on `connection`; what the role wants done.
+fn say(role: &mut impl Role, now: Time, connection: impl Into<ConnectionId>, frame: &Frame) -> Vec<Output> {
     let payload = role_payload(&frame.body);
-    role.handle_frame(now, from, &frame.header, payload);
+    role.handle_frame(now, connection.into(), &frame.header, payload);
     drain(role)
 }
 
@@ -75,7 +75,7 @@ fn drain(role: &mut impl Role) -> Vec<Output> {
 
 /// Whether this is a refusal sent to a worker.
 fn is_refusal(output: &Output, worker: WorkerId) -> bool {
-    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker) && frame.header.kind == Kind::Error)
+    matches!(output, Output::Send { to, frame } if *to == NodeId::Worker(worker).into() && frame.header.kind == Kind::Error)
 }
 
 fn message(message: &Control) -> Frame {

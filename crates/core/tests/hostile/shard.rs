@@ -8,7 +8,7 @@ use paramill_core::role::Lost;
 use paramill_core::server::Shard;
 use paramill_core::types::AggregatorId;
 use paramill_core::wire::frame::{Form, Piece, Push, Subject};
-use paramill_core::wire::{Change, Flags, Header, Hello, Party, Plan, ack};
+use paramill_core::wire::{Change, Flags, Header, Hello, Member, Party, Plan, ServedShard, ack};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ proptest! {
         let at_rest = shard.memory_bytes();
         let mut epoch = Plan::FIRST_EPOCH;
         let aggregator = NodeId::Aggregator(AggregatorId(0));
-        let from = Party::Aggregator { process: 5, id: Some(AggregatorId(0)) };
+        let from = Party::Aggregator { process: ProcessId(5), id: Some(AggregatorId(0)) };
         let hello = Hello { job: "test".into(), from, incarnation: 5 };
         prop_assert!(shard.accept(now, &hello).is_ok());
         let mut next = 1;
@@ -80,7 +80,7 @@ proptest! {
                     say(shard, now, aggregator, &frame)
                 }
                 Act::LoseAggregator => {
-                    shard.handle_disconnected(now, aggregator, &Lost::Broken("x".into()));
+                    shard.handle_disconnected(now, aggregator.into(), &Lost::Broken("x".into()));
                     drain(shard)
                 }
                 Act::Say(rank, frame) => {
@@ -98,7 +98,7 @@ proptest! {
                     outputs
                 }
                 Act::Disconnect(rank) => {
-                    shard.handle_disconnected(now, NodeId::Worker(WorkerId(rank)), &Lost::Broken("x".into()));
+                    shard.handle_disconnected(now, NodeId::Worker(WorkerId(rank)).into(), &Lost::Broken("x".into()));
                     drain(shard)
                 }
                 Act::Switch(model) => {
@@ -169,7 +169,7 @@ fn a_worker_has_so_many_pulls_waiting_and_no_more() {
     other_table.header.table = ROWS;
     assert_eq!(say(shard, now, NodeId::Worker(worker), &other_table), []);
     assert_eq!(say(shard, now, NodeId::Worker(WorkerId(0)), &pull(1, 7)), []);
-    shard.handle_disconnected(now, NodeId::Worker(worker), &Lost::Broken("reset".into()));
+    shard.handle_disconnected(now, NodeId::Worker(worker).into(), &Lost::Broken("reset".into()));
     assert_eq!(say(shard, now, NodeId::Worker(worker), &pull(1, 7)), []);
 }
 
@@ -223,7 +223,9 @@ fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
     let (mut params, mut acknowledged) = (Vec::new(), Vec::new());
     for output in outputs {
         match output {
-            Output::Send { to: NodeId::Worker(to), frame } if frame.header.kind == Kind::Params => {
+            Output::Send { to: ConnectionId::Node(NodeId::Worker(to)), frame }
+                if frame.header.kind == Kind::Params =>
+            {
                 params.push((to.0, frame.header.part));
             }
             Output::Send { frame, .. } if frame.header.kind == Kind::PushAck => {
@@ -296,4 +298,36 @@ fn a_push_counts_although_the_pull_that_comes_with_it_is_refused() {
     let outputs = say(shard, now, from, &push(0, 999, 2, 1.0));
     assert_eq!(sent(&outputs[..1]), (vec![], vec![999]), "ahead of the refusal");
     assert!(outputs.len() == 2 && is_refusal(&outputs[1], WorkerId(1)), "{outputs:?}");
+}
+
+#[test]
+fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
+    let refusal = |process| {
+        let mut pump = Pump::new(config(1, "bsp", Order::Arrival), 1);
+        pump.run();
+        let server = ServerId(0);
+        let part = paramill_core::placement::Part { server, start: 0, len: 4 };
+        let shard = ServedShard { shard: shard_id(0), process, addresses: "shard:0".into() };
+        let plan = Plan {
+            epoch: 1,
+            tables: vec![TableSpec::dense("w", [4])],
+            parts: vec![vec![part]],
+            shards: vec![shard],
+            workers: 1,
+            members: vec![Member::original(WorkerId(0), 1)],
+            policy: config(1, "bsp", Order::Arrival).policy,
+            overrides: vec![],
+            switches: vec![],
+            seed: 0,
+        };
+        let plan = message(&Control::Plan(Box::new(plan)));
+        let outputs = say(&mut pump.shards[0], pump.now, NodeId::Coordinator, &plan);
+        outputs.into_iter().find_map(|output| match output {
+            Output::Stop { error } => error,
+            _ => None,
+        })
+    };
+    assert_eq!(refusal(ProcessId(100)), None);
+    let error = refusal(ProcessId(7)).expect("another process serves it");
+    assert!(error.contains("the plan gives server 0 core 0 to process 7, and this is process 64"), "{error}");
 }

@@ -5,10 +5,10 @@ use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{AggregatorId, ServerId, ShardId, TableId, WorkerId};
+use paramill_core::types::{AggregatorId, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    control,
+    ServedShard, control,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -204,7 +204,11 @@ pub(crate) fn honest_tables() -> Vec<TableSpec> {
 /// A plan that is right but for a few of its fields.
 fn plan() -> impl Strategy<Value = Plan> {
     let part = |server, start, len| Part { server: ServerId(server), start, len };
-    let shard = |server, core| (ShardId { server: ServerId(server), core }, format!("shard:{server}").into());
+    let shard = |server, core| ServedShard {
+        shard: ShardId { server: ServerId(server), core },
+        process: ProcessId(u64::from(server) + 100),
+        addresses: format!("shard:{server}").into(),
+    };
     let honest = Plan {
         epoch: 1,
         tables: honest_tables(),
@@ -217,7 +221,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         switches: vec![],
         seed: 0,
     };
-    let spoil = (0u32..12, number(), small(), table(), sync());
+    let spoil = (0u32..13, number(), small(), table(), sync());
     vec(spoil, 0..3).prop_map(move |spoils| {
         let mut plan = honest.clone();
         for (which, number, small, table, sync) in spoils {
@@ -233,6 +237,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 8 => plan.members.push(Member::original(WorkerId(small), number)),
                 9 => _ = plan.policy.set(Axis::Sync, sync),
                 10 => _ = plan.policy.set(Axis::Optimizer, sync),
+                11 => plan.shards.iter_mut().for_each(|served| served.process = ProcessId(number)),
                 _ => plan.parts.clear(),
             }
         }
@@ -311,13 +316,13 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let from = prop_oneof![
         3 => rank().prop_map(|rank| Party::Worker { rank: rank.map(WorkerId) }),
         3 => (number(), rank(), small(), small()).prop_map(|(process, server, core, cores)| Party::Shard {
-            process,
+            process: ProcessId(process),
             server: server.map(ServerId),
             core,
             cores
         }),
         1 => Just(Party::Command),
-        2 => (number(), rank()).prop_map(|(process, id)| Party::Aggregator { process, id: id.map(AggregatorId) }),
+        2 => (number(), rank()).prop_map(|(process, id)| Party::Aggregator { process: ProcessId(process), id: id.map(AggregatorId) }),
         1 => (small(), small(), small(), any::<bool>()).prop_map(|(rank, server, core, again)| Party::Through {
             rank: WorkerId(rank),
             shard: ShardId { server: ServerId(server), core },

@@ -3,7 +3,7 @@
 use super::*;
 use crate::words::{answer, control_frame, data_frame};
 use paramill_core::role::Lost;
-use paramill_core::wire::{Flags, Header, Member, Plan};
+use paramill_core::wire::{Flags, Header, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
 use proptest::prelude::*;
 
@@ -55,9 +55,9 @@ proptest! {
                 Act::Coordinator(frame) => drop(say(worker, now, NodeId::Coordinator, &frame)),
                 Act::Reset(server) => {
                     let peer = NodeId::Shard(shard_id(server));
-                    worker.handle_disconnected(now, peer, &Lost::Broken("reset".into()));
+                    worker.handle_disconnected(now, peer.into(), &Lost::Broken("reset".into()));
                     let welcome = paramill_core::wire::Welcome { you: NodeId::Worker(WorkerId(0)), incarnation: 1 };
-                    worker.handle_connected(now, peer, &welcome);
+                    worker.handle_connected(now, peer.into(), &welcome);
                 }
                 // What the application asks for may be refused; it must not be surprised either.
                 Act::Push => {
@@ -83,7 +83,7 @@ fn from_server(kind: Kind, request: u64) -> Header {
 }
 
 /// The requests of the push frames among these outputs, with the server they go to.
-fn pushes(outputs: &[Output]) -> Vec<(NodeId, Header)> {
+fn pushes(outputs: &[Output]) -> Vec<(ConnectionId, Header)> {
     let push = |output: &Output| match output {
         Output::Send { to, frame } if frame.header.kind == Kind::Push => Some((*to, frame.header)),
         _ => None,
@@ -134,7 +134,7 @@ fn a_server_speaks_for_itself_only() {
     let (now, worker) = (pump.now, &mut pump.workers[0]);
     let ticket = worker.push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), false).unwrap();
     let outputs = drain(worker);
-    let other = |node: NodeId| NodeId::Shard(shard_id(u32::from(node == NodeId::Shard(shard_id(0)))));
+    let other = |one: ConnectionId| NodeId::Shard(shard_id(u32::from(one.shard() == Some(shard_id(0)))));
     for (to, header) in pushes(&outputs) {
         let ack = Frame { header: from_server(Kind::PushAck, header.request), body: Body::Empty };
         say(worker, now, other(to), &ack);
@@ -177,7 +177,11 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
-        shards: vec![(shard_id(0), "shard:0".into())],
+        shards: vec![ServedShard {
+            shard: shard_id(0),
+            process: ProcessId(100),
+            addresses: "shard:0".into(),
+        }],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "16B"),

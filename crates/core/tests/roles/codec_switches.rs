@@ -34,10 +34,15 @@ fn refusal(pump: &mut Pump, policies: &[(Axis, &str)]) -> String {
     let you = pump.coordinator.accept(pump.now, &hello).expect("commands are welcome").you;
     let rule = PolicyOverride::new("*", Policies::of(policies.iter().copied()));
     let Frame { header, body } = frame(Kind::Control, &Control::Set(rule));
-    pump.coordinator.handle_frame(pump.now, you, &header, body.bytes().expect("it has its bytes with it"));
+    pump.coordinator.handle_frame(
+        pump.now,
+        you.into(),
+        &header,
+        body.bytes().expect("it has its bytes with it"),
+    );
     let outputs: Vec<Output> = std::iter::from_fn(|| pump.coordinator.poll_output()).collect();
     let [Output::Send { to, frame }] = outputs.as_slice() else { panic!("{outputs:?}") };
-    assert_eq!(*to, you);
+    assert_eq!(*to, you.into());
     String::from_utf8_lossy(frame.body.bytes().expect("it has its bytes with it")).into_owned()
 }
 

@@ -130,7 +130,7 @@ fn an_answer_that_one_server_refuses_leaves_its_part_as_it_was() {
     refusal.header.request = request.expect("a push is on its way");
     let payload = refusal.body.bytes().expect("it has its bytes with it").to_vec();
     pump.hold(worker, 2);
-    pump.workers[0].handle_frame(pump.now, NodeId::Shard(shard), &refusal.header, &payload);
+    pump.workers[0].handle_frame(pump.now, NodeId::Shard(shard).into(), &refusal.header, &payload);
     pump.run();
     assert!(matches!(pump.outcome(0, ticket), Some(Err(WorkerError::Refused { .. }))));
     let refused = {

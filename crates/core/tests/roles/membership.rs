@@ -6,9 +6,9 @@ use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{ServerId, ShardId, WorkerId};
+use paramill_core::types::{ProcessId, ServerId, ShardId, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Kind, Member, Plan};
+use paramill_core::wire::{Control, Kind, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn a_server_that_goes_before_the_job_starts_can_be_replaced() {
     for core in 0..2 {
         let config = ShardConfig {
             job: "test".into(),
-            process: 7,
+            process: ProcessId(7),
             server: None,
             core,
             cores: 2,
@@ -85,7 +85,11 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [20])],
         parts: vec![vec![]],
-        shards: vec![(ShardId { server: ServerId(0), core: 0 }, "shard:0".into())],
+        shards: vec![ServedShard {
+            shard: ShardId { server: ServerId(0), core: 0 },
+            process: ProcessId(100),
+            addresses: "shard:0".into(),
+        }],
         workers: 1,
         members: vec![Member::original(WorkerId(0), 1)],
         policy: Policy::default().with(Axis::Chunk, "32B"),

@@ -6,7 +6,7 @@ use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::server::{Shard, ShardConfig};
-use paramill_core::types::{NodeId, TableId, Time};
+use paramill_core::types::{ConnectionId, ProcessId, TableId, Time};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Control, Header, Hello, Kind, Party};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
@@ -25,10 +25,10 @@ pub(crate) struct Pump {
     pub(crate) stopped: Vec<Option<String>>,
     /// Pairs that cannot reach each other, by index in `nodes`.
     pub(crate) cut: BTreeSet<(usize, usize)>,
-    /// What a node calls a peer: which node that is, and what it calls this one.
-    names: BTreeMap<(usize, NodeId), (usize, NodeId)>,
-    /// From whom, to whom, what the receiver calls the sender.
-    wires: VecDeque<(usize, usize, NodeId, Header, Vec<u8>)>,
+    /// What a node calls a connection: which node is at the other end, and what that one calls it.
+    names: BTreeMap<(usize, ConnectionId), (usize, ConnectionId)>,
+    /// From whom, to whom, what the receiver calls the connection.
+    wires: VecDeque<(usize, usize, ConnectionId, Header, Vec<u8>)>,
     /// Frames between these two stay where they are.
     held: Option<(usize, usize)>,
     /// Nodes that stand still: they are not called, and what they are sent waits.
@@ -56,7 +56,7 @@ fn new_worker(now: Time, job: &str, aggregator: Option<String>) -> Worker {
 fn new_aggregator(now: Time, job: &str, index: usize, process: u64) -> Aggregator {
     let config = AggregatorConfig {
         job: job.into(),
-        process,
+        process: ProcessId(process),
         id: None,
         addresses: format!("aggregator:{index}").into(),
         coordinator: "coordinator".into(),
@@ -81,7 +81,7 @@ impl Pump {
             .map(|(server, core)| {
                 let config = ShardConfig {
                     job: job.clone(),
-                    process: u64::from(server) + 100,
+                    process: ProcessId(u64::from(server) + 100),
                     server: None,
                     core,
                     cores,
@@ -144,8 +144,9 @@ impl Pump {
     #[allow(dead_code, reason = "not every test that shares this file needs it")]
     pub(crate) fn inject(&mut self, from: usize, to: usize, frame: Frame) {
         let payload = frame.body.bytes().expect("an injected frame has its bytes with it").to_vec();
-        let of_pair =
-            |((at, _), (peer, _)): &(&(usize, NodeId), &(usize, NodeId))| (*at, *peer) == (to, from);
+        let of_pair = |((at, _), (peer, _)): &(&(usize, ConnectionId), &(usize, ConnectionId))| {
+            (*at, *peer) == (to, from)
+        };
         if let Some((&(_, name), _)) = self.names.iter().find(of_pair) {
             self.wires.push_back((from, to, name, frame.header, payload));
         }
@@ -158,8 +159,8 @@ impl Pump {
         let you = self.coordinator.accept(self.now, &hello).expect("commands are welcome").you;
         let Frame { header, body } = frame(Kind::Control, message);
         let payload = body.bytes().expect("a control frame has its bytes with it");
-        self.coordinator.handle_frame(self.now, you, &header, payload);
-        self.coordinator.handle_disconnected(self.now, you, &Lost::Broken("done".into()));
+        self.coordinator.handle_frame(self.now, you.into(), &header, payload);
+        self.coordinator.handle_disconnected(self.now, you.into(), &Lost::Broken("done".into()));
         self.run();
     }
 
@@ -258,7 +259,7 @@ impl Pump {
         while let Some(output) = self.role(from).poll_output() {
             self.carry_out(from, output);
         }
-        let is_it = |wire: &(usize, usize, NodeId, Header, Vec<u8>)| (wire.0, wire.1) == (from, to);
+        let is_it = |wire: &(usize, usize, ConnectionId, Header, Vec<u8>)| (wire.0, wire.1) == (from, to);
         for _ in 0..count {
             let Some(place) = self.wires.iter().position(is_it) else { break };
             let (_, _, name, header, payload) = self.wires.remove(place).expect("it is there");
@@ -282,7 +283,7 @@ impl Pump {
     /// Breaks the connection between two nodes; what is on the wire between them is lost.
     pub(crate) fn reset(&mut self, a: usize, b: usize) {
         self.wires.retain(|(from, to, ..)| (*from, *to) != (a, b) && (*from, *to) != (b, a));
-        let ends: Vec<(usize, NodeId)> = self
+        let ends: Vec<(usize, ConnectionId)> = self
             .names
             .iter()
             .filter(|((at, _), (peer, _))| (*at, *peer) == (a, b) || (*at, *peer) == (b, a))
@@ -308,8 +309,8 @@ impl Pump {
         match output {
             Output::Log(line) => self.log.push(line),
             Output::Stop { error } => self.stopped.push(error),
-            Output::Disconnect { peer } => self.disconnect(node, peer),
-            Output::Connect { peer, address } => self.connect(node, peer, &address),
+            Output::Disconnect { connection } => self.disconnect(node, connection),
+            Output::Connect { connection, address } => self.connect(node, connection, &address),
             Output::Send { to, frame } => {
                 let payload = self.role(node).payload(&frame.body).to_vec();
                 assert_eq!(payload.len(), frame.header.payload_bytes as usize, "{:?}", frame.header);
@@ -325,14 +326,14 @@ impl Pump {
     }
 
     /// One end closes; the other is told once it has everything that was sent before.
-    fn disconnect(&mut self, node: usize, name: NodeId) {
+    fn disconnect(&mut self, node: usize, name: ConnectionId) {
         let Some((peer, back)) = self.names.remove(&(node, name)) else { return };
         let now = self.now;
         self.names.remove(&(peer, back));
         self.role(peer).handle_disconnected(now, back, &Lost::Broken("closed".into()));
     }
 
-    fn connect(&mut self, node: usize, peer: NodeId, address: &str) {
+    fn connect(&mut self, node: usize, name: ConnectionId, address: &str) {
         let index = |number: &str| number.parse::<usize>().expect("an index");
         let to = match address.split_once(':') {
             Some(("shard", number)) => 1 + index(number),
@@ -341,17 +342,18 @@ impl Pump {
         };
         let now = self.now;
         if self.cut.contains(&(node, to)) {
-            return self.role(node).handle_disconnected(now, peer, &Lost::Broken("no route".into()));
+            return self.role(node).handle_disconnected(now, name, &Lost::Broken("no route".into()));
         }
-        let hello = self.role(node).hello(peer);
+        let hello = self.role(node).hello(name);
         assert_ne!(hello.from, Party::Command);
         match self.role(to).accept(now, &hello) {
             Ok(welcome) => {
-                self.names.insert((node, peer), (to, welcome.you));
-                self.names.insert((to, welcome.you), (node, peer));
-                self.role(node).handle_connected(now, peer, &welcome);
+                let back = hello.connection(welcome.you);
+                self.names.insert((node, name), (to, back));
+                self.names.insert((to, back), (node, name));
+                self.role(node).handle_connected(now, name, &welcome);
             }
-            Err(refusal) => self.role(node).handle_disconnected(now, peer, &Lost::Refused(refusal)),
+            Err(refusal) => self.role(node).handle_disconnected(now, name, &Lost::Refused(refusal)),
         }
     }
 

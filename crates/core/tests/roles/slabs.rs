@@ -160,7 +160,7 @@ fn what_is_lent_is_not_switched_to_partial_pulling() {
     let told = Control::Change { epoch: 2, change: Change::Policy(rule.clone()) };
     let message = frame(Kind::Control, &told);
     let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
-    pump.workers[0].handle_frame(pump.now, NodeId::Coordinator, &message.header, &payload);
+    pump.workers[0].handle_frame(pump.now, NodeId::Coordinator.into(), &message.header, &payload);
     pump.run();
     let said = |line: &String| line.contains("table `lent` now uses psp:c=1,b=0.5; as long as it is lent");
     assert!(pump.log.iter().any(said), "{:?}", pump.log);

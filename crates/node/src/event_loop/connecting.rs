@@ -9,7 +9,7 @@ use crate::transport::stream::{Stream, StreamConnection};
 use crate::transport::{shm, tcp};
 use paramill_core::address::LOCAL;
 use paramill_core::role::{Lost, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::Kind;
 use paramill_core::wire::control::frame;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 /// A connection that waits for the addresses of a name.
 #[derive(Debug)]
 pub(super) struct Resolving {
-    peer: NodeId,
+    name: ConnectionId,
     address: String,
     pub(super) deadline: Time,
 }
@@ -30,7 +30,7 @@ enum Opened {
 }
 
 impl<C: RoleCell> EventLoop<C> {
-    pub(super) fn connect(&mut self, peer: NodeId, address: &str) {
+    pub(super) fn connect(&mut self, name: ConnectionId, address: &str) {
         let now = clock::now();
         self.next_key += 1;
         let key = self.next_key;
@@ -39,43 +39,43 @@ impl<C: RoleCell> EventLoop<C> {
             let found = self.setup.hub.as_ref().and_then(|(hub, _)| hub.find(address));
             let Some(to) = found else {
                 let lost = Lost::Broken(format!("nothing is registered at {address}"));
-                return self.cell.with(|role| role.handle_disconnected(now, peer, &lost));
+                return self.cell.with(|role| role.handle_disconnected(now, name, &lost));
             };
-            let hello = self.cell.with(|role| role.hello(peer));
+            let hello = self.cell.with(|role| role.hello(name));
             to.put(Letter::Connect { channel: key, hello, reply_to: self.setup.mailbox.clone() });
             let wire = Wire::Memory { to, channel: None };
-            return self.watch(key, Connection::new(wire, State::AwaitWelcome { peer, deadline }));
+            return self.watch(key, Connection::new(wire, State::AwaitWelcome { name, deadline }));
         }
-        match self.open(peer, address) {
-            Ok(Opened::Stream(stream)) => self.begin(key, peer, deadline, stream),
+        match self.open(name, address) {
+            Ok(Opened::Stream(stream)) => self.begin(key, name, deadline, stream),
             Ok(Opened::Name) => match self.resolver.ask(now, address) {
-                Ok(Some(answer)) => self.dial_one_of(key, peer, &answer),
+                Ok(Some(answer)) => self.dial_one_of(key, name, &answer),
                 Ok(None) => {
-                    self.resolving.insert(key, Resolving { peer, address: address.to_owned(), deadline });
+                    self.resolving.insert(key, Resolving { name, address: address.to_owned(), deadline });
                     self.expire_at(Some(deadline));
                 }
-                Err(error) => self.fail(peer, format!("cannot resolve `{address}`: {error}")),
+                Err(error) => self.fail(name, format!("cannot resolve `{address}`: {error}")),
             },
-            Err(why) => self.fail(peer, why),
+            Err(why) => self.fail(name, why),
         }
     }
 
-    fn begin(&mut self, key: u64, peer: NodeId, deadline: Time, stream: Stream) {
+    fn begin(&mut self, key: u64, name: ConnectionId, deadline: Time, stream: Stream) {
         let wire = Wire::Stream(StreamConnection::new(stream));
-        self.watch(key, Connection::new(wire, State::Connecting { peer, deadline }));
+        self.watch(key, Connection::new(wire, State::Connecting { name, deadline }));
     }
 
     /// A connection could not be made.
-    fn fail(&mut self, peer: NodeId, why: String) {
+    fn fail(&mut self, name: ConnectionId, why: String) {
         let now = clock::now();
-        self.cell.with(|role| role.handle_disconnected(now, peer, &Lost::Broken(why)));
+        self.cell.with(|role| role.handle_disconnected(now, name, &Lost::Broken(why)));
     }
 
     /// Begins to connect a stream, over whatever the address says, unless that begins with a name.
-    fn open(&self, peer: NodeId, address: &str) -> Result<Opened, String> {
+    fn open(&self, name: ConnectionId, address: &str) -> Result<Opened, String> {
         let Setup { transport, memory, .. } = &self.setup;
         let is_local = address.starts_with(LOCAL);
-        if matches!(peer, NodeId::Shard(_)) && !transport.allows(is_local) {
+        if name.shard().is_some() && !transport.allows(is_local) {
             return Err(format!("`--transport {transport}` does not allow {address}"));
         }
         if is_local {
@@ -101,22 +101,22 @@ impl<C: RoleCell> EventLoop<C> {
             return self.resolver.keep(clock::now(), address, answer);
         }
         for key in waiting {
-            if let Some(Resolving { peer, .. }) = self.resolving.remove(&key) {
-                self.dial_one_of(key, peer, &answer);
+            if let Some(Resolving { name, .. }) = self.resolving.remove(&key) {
+                self.dial_one_of(key, name, &answer);
             }
         }
     }
 
     /// Begins to connect to a name that was resolved. One with several addresses is tried at another one each time. The
     /// time that the name took is not taken from the connection's.
-    fn dial_one_of(&mut self, key: u64, peer: NodeId, answer: &Answer) {
+    fn dial_one_of(&mut self, key: u64, name: ConnectionId, answer: &Answer) {
         let opened = answer.as_ref().map_err(String::clone).and_then(|targets| {
             let target = targets.get(key as usize % targets.len().max(1)).ok_or("the name has no address")?;
             self.dial(*target)
         });
         match opened {
-            Ok(stream) => self.begin(key, peer, clock::now() + HANDSHAKE_DEADLINE, stream),
-            Err(why) => self.fail(peer, why),
+            Ok(stream) => self.begin(key, name, clock::now() + HANDSHAKE_DEADLINE, stream),
+            Err(why) => self.fail(name, why),
         }
     }
 
@@ -125,31 +125,31 @@ impl<C: RoleCell> EventLoop<C> {
         let is_late = |(_, resolving): &(&u64, &Resolving)| resolving.deadline <= now;
         let late: Vec<u64> = self.resolving.iter().filter(is_late).map(|(key, _)| *key).collect();
         for key in late {
-            let Some(Resolving { peer, address, .. }) = self.resolving.remove(&key) else { continue };
+            let Some(Resolving { name, address, .. }) = self.resolving.remove(&key) else { continue };
             let seconds = HANDSHAKE_DEADLINE.as_secs();
             let why = format!(
                 "the name in `{address}` was not resolved within {seconds} s; check this host's name service, or give the \
                  address as numbers"
             );
-            self.fail(peer, why);
+            self.fail(name, why);
         }
     }
 
     /// The connection attempt is decided: say hello, or tell the role that it failed.
     pub(super) fn finish_connecting(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        let (State::Connecting { peer, .. }, Wire::Stream(stream)) =
+        let (State::Connecting { name, .. }, Wire::Stream(stream)) =
             (&connection.state, &mut connection.wire)
         else {
             return;
         };
-        let peer = *peer;
+        let name = *name;
         match stream.take_error() {
             Ok(None) => {
-                let hello = self.cell.with(|role| role.hello(peer));
+                let hello = self.cell.with(|role| role.hello(name));
                 stream.queue(frame(Kind::Hello, &hello));
                 let deadline = clock::now() + HANDSHAKE_DEADLINE;
-                connection.state = State::AwaitWelcome { peer, deadline };
+                connection.state = State::AwaitWelcome { name, deadline };
             }
             Ok(Some(error)) | Err(error) => self.drop_connection(key, &Lost::Broken(error.to_string())),
         }

@@ -3,7 +3,7 @@
 use super::strangers::Stranger;
 use crate::transport::memory::{Letter, Mailbox};
 use crate::transport::stream::StreamConnection;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,10 +39,10 @@ pub(super) enum Wire {
 
 #[derive(Debug)]
 pub(super) enum State {
-    Connecting { peer: NodeId, deadline: Time },
-    AwaitWelcome { peer: NodeId, deadline: Time },
+    Connecting { name: ConnectionId, deadline: Time },
+    AwaitWelcome { name: ConnectionId, deadline: Time },
     AwaitHello { deadline: Time },
-    Open { peer: NodeId },
+    Open { name: ConnectionId },
     Refused,
 }
 

@@ -1,15 +1,16 @@
 //! The first words on a connection, on both sides.
 
-use super::Peer;
+use super::Named;
 use paramill_core::role::{Lost, Role};
-use paramill_core::types::{NodeId, ShardId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::control::decode;
-use paramill_core::wire::{Header, Hello, Kind, Party, Refusal, Welcome};
+use paramill_core::wire::{Header, Hello, Kind, Refusal, Welcome};
 use std::collections::BTreeMap;
 
-/// What a hello is answered with, and the connection of the same peer that ended with it.
+/// What a hello is answered with, and the connection of the same name that ended with it.
 pub(super) struct Greeting {
-    pub(super) answer: Result<Welcome, Refusal>,
+    /// The welcome comes with the role's name for the connection.
+    pub(super) answer: Result<(ConnectionId, Welcome), Refusal>,
     pub(super) replaced: Option<u64>,
 }
 
@@ -19,14 +20,14 @@ pub(super) fn greet(
     now: Time,
     header: &Header,
     payload: &[u8],
-    peers: &BTreeMap<NodeId, Peer>,
+    names: &BTreeMap<ConnectionId, Named>,
 ) -> Greeting {
     let refuse = |reason: String| Greeting { answer: Err(Refusal { reason, retry: false }), replaced: None };
     if header.kind != Kind::Hello {
         return refuse(format!("expected a hello first, got a {:?} frame", header.kind));
     }
     match decode::<Hello>("hello", payload) {
-        Ok(hello) => greet_hello(role, now, &hello, peers),
+        Ok(hello) => greet_hello(role, now, &hello, names),
         Err(error) => refuse(error.to_string()),
     }
 }
@@ -35,23 +36,18 @@ pub(super) fn greet_hello(
     role: &mut impl Role,
     now: Time,
     hello: &Hello,
-    peers: &BTreeMap<NodeId, Peer>,
+    names: &BTreeMap<ConnectionId, Named>,
 ) -> Greeting {
     // A node that comes back before its old connection was seen to break: the old one ends first.
-    let known = match hello.from {
-        Party::Worker { rank: Some(rank) } => Some(NodeId::Worker(rank)),
-        Party::Shard { server: Some(server), core, .. } => Some(NodeId::Shard(ShardId { server, core })),
-        Party::Aggregator { id: Some(id), .. } => Some(NodeId::Aggregator(id)),
-        Party::Through { rank, shard, .. } => Some(NodeId::Through(rank, shard)),
-        _ => None,
-    };
+    let known = hello.caller().map(|caller| hello.connection(caller));
     let replaced = known
-        .and_then(|peer| Some((peer, *peers.get(&peer)?)))
+        .and_then(|name| Some((name, *names.get(&name)?)))
         .filter(|(_, found)| found.incarnation == hello.incarnation);
-    if let Some((peer, _)) = replaced {
-        role.handle_disconnected(now, peer, &Lost::Broken("replaced by a new connection".into()));
+    if let Some((name, _)) = replaced {
+        role.handle_disconnected(now, name, &Lost::Broken("replaced by a new connection".into()));
     }
-    Greeting { answer: role.accept(now, hello), replaced: replaced.map(|(_, found)| found.key) }
+    let answer = role.accept(now, hello).map(|welcome| (hello.connection(welcome.you), welcome));
+    Greeting { answer, replaced: replaced.map(|(_, found)| found.key) }
 }
 
 /// The answer to our hello.

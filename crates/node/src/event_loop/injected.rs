@@ -75,7 +75,7 @@ impl Injected {
         self.frames.is_empty()
     }
 
-    pub(super) fn fate(&mut self, from: NodeId, to: NodeId, header: &Header) -> Fate {
+    pub(super) fn fate(&mut self, from: NodeId, to: Option<NodeId>, header: &Header) -> Fate {
         self.frames.fate(from, to, header)
     }
 }

@@ -4,7 +4,7 @@ use super::connection::Wire;
 use super::{EventLoop, FAREWELL, RoleCell};
 use crate::transport::memory::Letter;
 use paramill_core::role::{Frame, Role};
-use paramill_core::types::NodeId;
+use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::{frame, sentence};
 use paramill_core::wire::{Control, Kind};
 use std::any::Any;
@@ -34,15 +34,15 @@ impl<C: RoleCell> EventLoop<C> {
     /// Sends a Stop frame in place of the role: a data core's to the coordinator, the coordinator's to every member. A worker
     /// or an aggregator sends none; its peers see the connection break. Returns whether somebody was told.
     fn tell_of_panic(&mut self, why: &str) -> bool {
-        let is_member = |peer: &&NodeId| !matches!(peer, NodeId::Admin(_));
-        let listeners: Vec<NodeId> = match self.cell.with(|role| role.node()) {
-            Some(NodeId::Coordinator) => self.peers.keys().filter(is_member).copied().collect(),
-            Some(NodeId::Shard(_)) => vec![NodeId::Coordinator],
+        let is_member = |name: &&ConnectionId| !matches!(name.peer(), Some(NodeId::Admin(_)));
+        let listeners: Vec<ConnectionId> = match self.cell.with(|role| role.node()) {
+            Some(NodeId::Coordinator) => self.names.keys().filter(is_member).copied().collect(),
+            Some(NodeId::Shard(_)) => vec![NodeId::Coordinator.into()],
             _ => Vec::new(),
         };
         let message = frame(Kind::Control, &Control::Stop { error: Some(sentence(why.to_owned())) });
         let keys: Vec<u64> =
-            listeners.iter().filter_map(|peer| self.peers.get(peer)).map(|peer| peer.key).collect();
+            listeners.iter().filter_map(|name| self.names.get(name)).map(|named| named.key).collect();
         // A peer that cannot be told keeps no other from being told.
         let mut told =
             |key: &u64| catch_unwind(AssertUnwindSafe(|| self.tell(*key, message.clone()))).unwrap_or(false);

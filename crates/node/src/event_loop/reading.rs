@@ -2,12 +2,12 @@
 
 use super::connection::{Connection, State, Wire};
 use super::greeting::{greet, welcomed};
-use super::{EventLoop, HANDSHAKE_DEADLINE, Peer, RoleCell};
+use super::{EventLoop, HANDSHAKE_DEADLINE, Named, RoleCell};
 use crate::clock;
 use crate::transport::stream::ReceiveError;
 use paramill_core::limits;
 use paramill_core::role::{Landing, Lost, Role};
-use paramill_core::types::NodeId;
+use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
 use rustix::event::epoll;
@@ -59,7 +59,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// How far a peer's work is, for one of which order matters.
     fn progress(&mut self, key: u64) -> Option<u64> {
         match self.connections.get(&key)?.state {
-            State::Open { peer } => self.cell.with(|role| role.progress(peer)),
+            State::Open { name } => self.cell.with(|role| role.progress(name)),
             _ => None,
         }
     }
@@ -81,7 +81,7 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Reads once from a connection.
     fn read(&mut self, key: u64) -> Result<(), Lost> {
-        let EventLoop { cell, setup, connections, peers, places, .. } = self;
+        let EventLoop { cell, setup, connections, names, places, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(()) };
         let is_congested = connection.is_congested();
         let Connection { wire: Wire::Stream(stream), state, closing, stranger, .. } = connection else {
@@ -95,8 +95,8 @@ impl<C: RoleCell> EventLoop<C> {
         // for those that go straight to where the role has its memory.
         let filled = match state {
             _ if stream.has_leftovers() => Ok(()),
-            State::Open { peer } if stream.is_amid_payload() => cell.with(|role| {
-                stream.fill_landing(role, *peer, |role, header| role.handle_landed(now, *peer, header))
+            State::Open { name } if stream.is_amid_payload() => cell.with(|role| {
+                stream.fill_landing(role, *name, |role, header| role.handle_landed(now, *name, header))
             }),
             _ => stream.fill(),
         };
@@ -107,25 +107,25 @@ impl<C: RoleCell> EventLoop<C> {
         let deadline = now + HANDSHAKE_DEADLINE;
         let limit = match state {
             State::AwaitHello { .. } | State::Refused => limits::MAX_HELLO_BYTES,
-            State::Open { peer: NodeId::Admin(_) } => limits::MAX_COMMAND_BYTES,
+            State::Open { name: ConnectionId::Node(NodeId::Admin(_)) } => limits::MAX_COMMAND_BYTES,
             _ => usize::MAX,
         };
         let received = filled.and_then(|()| {
             cell.with(|role| {
                 stream.handle(limit, |header, payload| {
                     match state {
-                        State::Open { peer } if lies_in_place(role, *peer, header, payload, places) => {
-                            role.handle_landed(now, *peer, header);
+                        State::Open { name } if lies_in_place(role, *name, header, payload, places) => {
+                            role.handle_landed(now, *name, header);
                         }
-                        State::Open { peer } => role.handle_frame(now, *peer, header, payload),
+                        State::Open { name } => role.handle_frame(now, *name, header, payload),
                         State::AwaitHello { .. } => {
-                            let greeting = greet(role, now, header, payload, peers);
+                            let greeting = greet(role, now, header, payload, names);
                             replaced = greeting.replaced;
                             match greeting.answer {
-                                Ok(welcome) => {
+                                Ok((name, welcome)) => {
                                     reply = Some(frame(Kind::Welcome, &welcome));
-                                    opened = Some((welcome.you, welcome.incarnation));
-                                    *state = State::Open { peer: welcome.you };
+                                    opened = Some((name, welcome.incarnation));
+                                    *state = State::Open { name };
                                 }
                                 Err(refusal) => {
                                     reply = Some(frame(Kind::Error, &refusal));
@@ -134,11 +134,11 @@ impl<C: RoleCell> EventLoop<C> {
                                 }
                             }
                         }
-                        State::AwaitWelcome { peer, .. } => match welcomed(header, payload) {
+                        State::AwaitWelcome { name, .. } => match welcomed(header, payload) {
                             Ok(welcome) => {
-                                opened = Some((*peer, 0));
-                                role.handle_connected(now, *peer, &welcome);
-                                *state = State::Open { peer: *peer };
+                                opened = Some((*name, 0));
+                                role.handle_connected(now, *name, &welcome);
+                                *state = State::Open { name: *name };
                             }
                             Err(lost) => refused = Some(lost),
                         },
@@ -162,7 +162,8 @@ impl<C: RoleCell> EventLoop<C> {
             }
             // So is a command.
             (Err(ReceiveError::Wire(error)), None)
-                if closing.is_none() && matches!(state, State::Open { peer: NodeId::Admin(_) }) =>
+                if closing.is_none()
+                    && matches!(state, State::Open { name: ConnectionId::Node(NodeId::Admin(_)) }) =>
             {
                 let fault = Fault { cause: Cause::Protocol, message: error.to_string() };
                 reply = Some(frame(Kind::Error, &fault));
@@ -179,7 +180,7 @@ impl<C: RoleCell> EventLoop<C> {
             stream.queue(reply);
         }
         match opened {
-            Some((NodeId::Admin(_), _)) => stream.opened_for_command(),
+            Some((ConnectionId::Node(NodeId::Admin(_)), _)) => stream.opened_for_command(),
             Some(_) => {
                 *stranger = None;
                 stream.opened();
@@ -190,8 +191,8 @@ impl<C: RoleCell> EventLoop<C> {
         if let Some(old) = replaced {
             self.forget(old);
         }
-        if let Some((peer, incarnation)) = opened {
-            self.introduce(peer, Peer { key, incarnation });
+        if let Some((name, incarnation)) = opened {
+            self.introduce(name, Named { key, incarnation });
         }
         if has_reply {
             self.expire_at(ends);
@@ -204,7 +205,7 @@ impl<C: RoleCell> EventLoop<C> {
 /// Whether a peer that shares memory has put a payload where the role wants it.
 fn lies_in_place<R: Role>(
     role: &mut R,
-    from: NodeId,
+    name: ConnectionId,
     header: &Header,
     payload: &[u8],
     places: &mut Vec<Landing>,
@@ -213,7 +214,7 @@ fn lies_in_place<R: Role>(
         return false;
     }
     places.clear();
-    let Some(memory) = role.landing(from, header, 1, places) else { return false };
+    let Some(memory) = role.landing(name, header, 1, places) else { return false };
     let place = places.first().and_then(|place| memory.get(place.bytes.clone()));
     place.is_some_and(|place| std::ptr::eq(place, payload))
 }

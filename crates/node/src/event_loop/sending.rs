@@ -1,13 +1,13 @@
 //! Carrying out what the role says, and moving its frames to the sockets.
 
 use super::connection::{State, Wire};
-use super::{EventLoop, FAREWELL, HANDSHAKE_DEADLINE, Late, Peer, RoleCell};
+use super::{EventLoop, FAREWELL, HANDSHAKE_DEADLINE, Late, Named, RoleCell};
 use crate::clock;
 use crate::transport::memory::Letter;
 use crate::transport::stream::Flushed;
 use paramill_core::fault::{Delay, Fate};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::io;
 
@@ -18,10 +18,10 @@ impl<C: RoleCell> EventLoop<C> {
         self.cell.with(|role| outputs.extend(std::iter::from_fn(|| role.poll_output())));
         for output in outputs.drain(..) {
             match output {
-                Output::Connect { peer, address } => self.connect(peer, &address),
+                Output::Connect { connection, address } => self.connect(connection, &address),
                 Output::Send { to, frame } => self.send(to, frame),
-                Output::Disconnect { peer } => {
-                    if let Some(key) = self.peers.get(&peer).map(|found| found.key) {
+                Output::Disconnect { connection } => {
+                    if let Some(key) = self.names.get(&connection).map(|found| found.key) {
                         let deadline = self.after_late(clock::now()) + HANDSHAKE_DEADLINE;
                         if let Some(connection) = self.connections.get_mut(&key) {
                             connection.closing = Some(deadline);
@@ -43,11 +43,11 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Sends a frame, unless a fault says otherwise.
-    pub(super) fn send(&mut self, to: NodeId, frame: Frame) {
+    pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
         let key = match self.last_sent {
-            Some((peer, key)) if peer == to => key,
+            Some((name, key)) if name == to => key,
             _ => {
-                let Some(&Peer { key, .. }) = self.peers.get(&to) else { return };
+                let Some(&Named { key, .. }) = self.names.get(&to) else { return };
                 self.last_sent = Some((to, key));
                 key
             }
@@ -59,7 +59,7 @@ impl<C: RoleCell> EventLoop<C> {
         let now = clock::now();
         // Frames that are due leave before this one, which may be meant to follow them.
         self.send_late(now);
-        let delay = match self.injected.fate(me, to, &frame.header) {
+        let delay = match self.injected.fate(me, to.peer(), &frame.header) {
             Fate::Pass => Delay::default(),
             Fate::Delay(delay) => delay,
             Fate::Reset => return self.drop_connection(key, &Lost::Broken("reset as injected".into())),

@@ -20,7 +20,7 @@ fn a_dead_address_is_passed_over() {
     let addresses = [dead_address.to_string()].into_iter().chain(alive.iter().map(str::to_owned)).collect();
     let shard = ShardConfig {
         job: "test".into(),
-        process: 1,
+        process: ProcessId(1),
         server: None,
         core: 0,
         cores: 1,

@@ -117,8 +117,8 @@ impl Checker for ExactlyOnce {
     }
 
     fn on_delivered(&mut self, frame: &FrameView<'_>, receiver: &Actor) -> Result<(), String> {
-        let (NodeId::Worker(worker), NodeId::Shard(shard), Some(player)) =
-            (frame.to, frame.from, receiver.as_player())
+        let (NodeId::Worker(worker), Some(shard), Some(player)) =
+            (frame.to, frame.shard, receiver.as_player())
         else {
             return Ok(());
         };

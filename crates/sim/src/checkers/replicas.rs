@@ -57,9 +57,9 @@ impl Checker for Replicas {
 
     fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
         let header = frame.header;
-        let shard = match (frame.from, frame.to) {
-            (NodeId::Shard(shard), _) => shard,
-            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.may_differ => shard,
+        let shard = match (frame.from, frame.to, frame.shard) {
+            (NodeId::Shard(shard), ..) => shard,
+            (NodeId::Aggregator(_), NodeId::Worker(_), Some(shard)) if !self.may_differ => shard,
             _ => return Ok(()),
         };
         // What a codec makes of a version may be different for everybody.

@@ -78,10 +78,10 @@ impl Checker for Staleness {
 
     fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
         let header = frame.header;
-        let shard = match (frame.from, frame.to) {
-            (NodeId::Shard(shard), _) => shard,
+        let shard = match (frame.from, frame.to, frame.shard) {
+            (NodeId::Shard(shard), ..) => shard,
             // What an aggregator hands on was right when the shard said it.
-            (NodeId::Aggregator(_), NodeId::Through(_, shard)) if !self.switched => shard,
+            (NodeId::Aggregator(_), NodeId::Worker(_), Some(shard)) if !self.switched => shard,
             _ => return Ok(()),
         };
         if header.kind != Kind::Params || header.flags.has(Flags::NOW) {

@@ -107,7 +107,8 @@ impl Drawn {
             canary: None,
         };
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
-        let budget = 120.0 + scenario.iterations as f64 * (4.0 * slowest_step + 0.2);
+        let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers);
+        let budget = 120.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
         Ok(Drawn {
@@ -486,6 +487,20 @@ fn windows(dice: &mut Dice, scenario: &mut Scenario) {
     if dice.chance(0.3) {
         scenario.network.waiting_frames = dice.magnitude(1.0, 64.0) as u64;
     }
+}
+
+/// The most seconds that a step of `workers` workers waits for room in the windows of connections: a window is empty again after
+/// a round trip, and those behind an aggregator share its connection to a shard.
+fn passage_s(scenario: &Scenario, workers: u32) -> f64 {
+    let NetworkConfig { latency_us, jitter_us, window_bytes, .. } = scenario.network;
+    let round_trip_s = 2e-6 * (latency_us + 4.0 * jitter_us);
+    let chunk = scenario.policy.chunk_elements() as u64;
+    let frames = scenario.tables.iter().map(|table| table.shape.iter().product::<u64>().div_ceil(chunk));
+    let frames: u64 = frames.sum();
+    let frames_at_once = (window_bytes / (4 * chunk)).max(1);
+    let sharing = if scenario.aggregators > 0 { workers } else { 1 };
+    // There and back.
+    2.0 * round_trip_s * (frames.div_ceil(frames_at_once) as f64) * f64::from(sharing)
 }
 
 fn closures(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Time)> {

@@ -2,15 +2,15 @@
 
 use super::channel::Channel;
 use paramill_core::prng::Prng;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, ShardId, Time};
 
 /// One end of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct End {
     /// Whose end.
     pub(super) node: usize,
-    /// What that node calls the other end.
-    pub(super) peer: NodeId,
+    /// What that node's role calls the connection.
+    pub(super) name: ConnectionId,
 }
 
 /// A connection between two nodes. Side 0 opened it.
@@ -36,6 +36,11 @@ impl Connection {
     /// The side that hears what `node` sends.
     pub(super) fn other_side(&self, node: usize) -> usize {
         usize::from(self.ends[0].node == node)
+    }
+
+    /// The shard at one of its ends, or behind the aggregator at one of them.
+    pub(super) fn shard(&self) -> Option<ShardId> {
+        self.ends.iter().find_map(|end| end.name.shard())
     }
 
     /// Breaks it. Says whether it stood.

@@ -2,18 +2,18 @@
 
 use super::channel::Flight;
 use paramill_core::role::Lost;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::{Hello, Welcome};
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) enum Event {
     /// A connection is asked for at its target.
-    Dial { from: usize, life: u32, peer: NodeId, target: usize, hello: Hello },
+    Dial { from: usize, life: u32, name: ConnectionId, target: usize, hello: Hello },
     /// The answer to a dial is back.
     Dialled { connection: usize, welcome: Welcome },
     /// A connection could not be made.
-    Unreachable { node: usize, life: u32, peer: NodeId, why: Lost },
+    Unreachable { node: usize, life: u32, name: ConnectionId, why: Lost },
     /// The first byte of a frame is at its receiver's link.
     Arrive { flight: Flight, tail: Time },
     /// A node looks at what there is to read.

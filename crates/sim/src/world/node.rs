@@ -4,7 +4,7 @@ use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
 use paramill_core::prng::Prng;
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, NodeId, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
@@ -16,9 +16,10 @@ pub(super) struct Node<R> {
     pub(super) role: R,
     /// Decides the jitter of what it sends outside of connections.
     pub(super) dice: Prng,
-    pub(super) peers: BTreeMap<NodeId, usize>,
-    /// The newest connection of each opener, by node and by what that node calls us.
-    pub(super) openers: BTreeMap<(usize, NodeId), usize>,
+    /// Its connections by the names that its role gave them.
+    pub(super) connections: BTreeMap<ConnectionId, usize>,
+    /// The newest connection of each opener, by node and by that node's name for it.
+    pub(super) openers: BTreeMap<(usize, ConnectionId), usize>,
     /// How often it was started anew: what an earlier process began does not concern the next one.
     pub(super) life: u32,
     pub(super) reader: Reader,
@@ -40,7 +41,7 @@ impl<R> Node<R> {
             host,
             role,
             dice,
-            peers: BTreeMap::new(),
+            connections: BTreeMap::new(),
             openers: BTreeMap::new(),
             life: 0,
             reader: Reader::default(),
@@ -86,7 +87,5 @@ pub(super) fn label(id: NodeId) -> u64 {
         NodeId::Worker(worker) => 3 << 40 | u64::from(worker.0),
         NodeId::Shard(shard) => 4 << 40 | u64::from(shard.server.0) << 16 | u64::from(shard.core),
         NodeId::Aggregator(aggregator) => 5 << 40 | u64::from(aggregator.0),
-        // The name of a connection, not of a node.
-        NodeId::Through(worker, _) => label(NodeId::Worker(worker)),
     }
 }

@@ -10,7 +10,7 @@ const REMEMBERED: usize = 8;
 
 /// Gradients of at most so many bytes are copied, as a socket does. Longer ones stay where they are, as in memory that
 /// both ends share, and cost no time.
-const COPIED_BYTES: usize = 4096;
+const COPIED_BYTES: usize = 1024;
 
 /// The bytes of a frame that its sender's link has taken.
 #[derive(Debug)]

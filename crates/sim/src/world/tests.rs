@@ -5,7 +5,7 @@ use crate::rule::Rule;
 use crate::rules::{Closed, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
-use paramill_core::types::WorkerId;
+use paramill_core::types::{ConnectionId, WorkerId};
 use paramill_core::wire::Welcome;
 use paramill_core::wire::{Kind, Party, Refusal};
 
@@ -33,7 +33,7 @@ impl Toy {
         Toy { me: Some(rank), wanted, retry_at: Some(Time::ZERO), ..Toy::default() }
     }
 
-    fn send(&mut self, to: NodeId, request: u64) {
+    fn send(&mut self, to: ConnectionId, request: u64) {
         let header = Header { request, payload_bytes: 8, ..Header::new(Kind::Pull) };
         let body = Body::Bytes(request.to_le_bytes().to_vec());
         self.outputs.push_back(Output::Send { to, frame: Frame { header, body } });
@@ -55,18 +55,18 @@ impl Role for Toy {
         }
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         Hello { job: "toy".into(), from: Party::Worker { rank: self.me.map(WorkerId) }, incarnation: 1 }
     }
 
-    fn handle_connected(&mut self, _now: Time, peer: NodeId, _welcome: &Welcome) {
+    fn handle_connected(&mut self, _now: Time, connection: ConnectionId, _welcome: &Welcome) {
         self.connected = true;
         for request in self.heard.len() as u64..self.wanted {
-            self.send(peer, request);
+            self.send(connection, request);
         }
     }
 
-    fn handle_disconnected(&mut self, now: Time, _peer: NodeId, why: &Lost) {
+    fn handle_disconnected(&mut self, now: Time, _connection: ConnectionId, why: &Lost) {
         self.losses.push(why.to_string());
         self.connected = false;
         if self.me.is_some() {
@@ -74,17 +74,17 @@ impl Role for Toy {
         }
     }
 
-    fn handle_frame(&mut self, now: Time, from: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         assert_eq!(payload, header.request.to_le_bytes());
         self.heard.push((header.request, now));
         if self.me.is_none() {
-            self.send(from, header.request);
+            self.send(connection, header.request);
         }
     }
 
     fn handle_timeout(&mut self, now: Time) {
         if self.retry_at.take_if(|at| *at <= now).is_some() {
-            self.outputs.push_back(Output::Connect { peer: CALLEE, address: "callee".into() });
+            self.outputs.push_back(Output::Connect { connection: CALLEE.into(), address: "callee".into() });
         }
     }
 

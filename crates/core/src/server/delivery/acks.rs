@@ -37,7 +37,7 @@ impl Acks {
         if requests.is_empty() {
             self.due.pop();
         }
-        Some(Output::Send { to: NodeId::Worker(worker), frame })
+        Some(Output::Send { to: NodeId::Worker(worker).into(), frame })
     }
 
     /// The connection to a worker is gone, and what was to be sent on it.
@@ -70,8 +70,9 @@ impl Acks {
 mod tests {
     use super::*;
     use crate::role::Frame;
+    use crate::types::ConnectionId;
 
-    fn drain(acks: &mut Acks) -> Vec<(NodeId, Vec<u64>)> {
+    fn drain(acks: &mut Acks) -> Vec<(ConnectionId, Vec<u64>)> {
         let frames = std::iter::from_fn(|| acks.pop());
         let read = |output| match output {
             Output::Send { to, frame: Frame { header, body } } => {
@@ -95,7 +96,7 @@ mod tests {
         heard.sort_by_key(|(to, _)| *to);
         assert_eq!(
             heard,
-            [(NodeId::Worker(WorkerId(0)), vec![6]), (NodeId::Worker(WorkerId(2)), vec![5, 7])]
+            [(NodeId::Worker(WorkerId(0)).into(), vec![6]), (NodeId::Worker(WorkerId(2)).into(), vec![5, 7])]
         );
         assert_eq!((acks.bytes(), drain(&mut acks)), (0, vec![]));
     }

@@ -109,6 +109,6 @@ impl Sender<'_> {
 
     fn send(&mut self, to: NodeId, frame: Frame) {
         *self.bytes += u64::from(frame.header.payload_bytes);
-        self.frames.push_back(Output::Send { to, frame });
+        self.frames.push_back(Output::Send { to: to.into(), frame });
     }
 }

@@ -3,6 +3,7 @@
 use crate::absence::Absent;
 use crate::codec::Content;
 use crate::intake::GradientFrame;
+use crate::kernels::Values;
 
 /// A gradient of one cell, or a sum of some.
 #[derive(Debug, Clone, Copy)]
@@ -40,41 +41,70 @@ impl<'a> CellGradient<'a> {
 /// One worker's gradient, kept whole: for ranked addition, or until its norm is known.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
-    cells: Vec<StagedCell>,
+    frames: Vec<StagedFrame>,
 }
 
-/// The gradient of one cell.
+/// A [`GradientFrame`] in memory of its own.
 #[derive(Debug)]
-pub(super) struct StagedCell {
-    pub(super) cell: usize,
-    pub(super) start: usize,
-    pub(super) values: Vec<f32>,
-    pub(super) absent: Absent,
+enum StagedFrame {
+    Dense { index: usize, start: usize, values: Vec<f32>, absent: Absent },
+    Rows { index: usize, start: usize, rows: Vec<u32>, width: usize, values: Vec<f32> },
 }
 
 impl Staged {
     pub(super) fn keep(&mut self, gradient: GradientFrame<'_>) {
-        CellGradient::for_each(gradient, |CellGradient { cell, start, values, absent, .. }| {
-            let (values, absent) = (values.to_vec(), absent.clone());
-            self.cells.push(StagedCell { cell, start, values, absent });
+        self.frames.push(match gradient {
+            GradientFrame::Dense { index, start, values, absent } => {
+                StagedFrame::Dense { index, start, values: values.to_vec(), absent: absent.clone() }
+            }
+            GradientFrame::Rows { index, start, rows, width, values } => {
+                StagedFrame::Rows { index, start, rows: rows.to_vec(), width, values: values.to_vec() }
+            }
         });
     }
 
     /// Adds another gradient of the same worker.
     pub(super) fn append(&mut self, other: Staged) {
-        self.cells.extend(other.cells);
+        self.frames.extend(other.frames);
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.cells.is_empty()
+        self.frames.is_empty()
     }
 
-    pub(super) fn cells(&self) -> impl Iterator<Item = &StagedCell> {
-        self.cells.iter()
+    /// Calls `visit` with the gradient of every cell.
+    pub(super) fn for_each<'a>(&'a self, mut visit: impl FnMut(CellGradient<'a>)) {
+        for frame in &self.frames {
+            CellGradient::for_each(frame.gradient(), &mut visit);
+        }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let cell = |cell: &StagedCell| cell.values.len() * 4 + cell.absent.memory_bytes() + 64;
-        self.cells.iter().map(cell).sum()
+        self.frames.iter().map(StagedFrame::memory_bytes).sum()
+    }
+}
+
+impl StagedFrame {
+    fn gradient(&self) -> GradientFrame<'_> {
+        match self {
+            StagedFrame::Dense { index, start, values, absent } => GradientFrame::Dense {
+                index: *index,
+                start: *start,
+                values: Values::F32(values).into(),
+                absent,
+            },
+            StagedFrame::Rows { index, start, rows, width, values } => {
+                let values = Values::F32(values);
+                GradientFrame::Rows { index: *index, start: *start, rows, width: *width, values }
+            }
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let own = match self {
+            StagedFrame::Dense { values, absent, .. } => 4 * values.len() + absent.memory_bytes(),
+            StagedFrame::Rows { rows, values, .. } => 4 * (rows.len() + values.len()),
+        };
+        size_of::<StagedFrame>() + own
     }
 }

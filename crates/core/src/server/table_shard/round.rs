@@ -1,9 +1,8 @@
 //! The gradients of one round, until it closes.
 
-use super::gradient::{CellGradient, Staged, StagedCell};
+use super::gradient::{CellGradient, Staged};
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Content;
-use crate::kernels::Values;
 use crate::optimizer::Gradient;
 use crate::server::accumulators::Accumulators;
 use crate::store::Buffer;
@@ -189,11 +188,7 @@ impl Round {
     /// Adds the staged gradients up, by rank.
     pub(super) fn add_staged(&mut self, accumulators: &mut Accumulators) {
         for (_, staged) in std::mem::take(&mut self.staged) {
-            for StagedCell { cell, start, values, absent } in staged.cells() {
-                let values = Values::F32(values).into();
-                let gradient = CellGradient { cell: *cell, start: *start, values, absent, weight: 1 };
-                self.add(gradient, accumulators);
-            }
+            staged.for_each(|gradient| self.add(gradient, accumulators));
         }
     }
 
@@ -268,6 +263,7 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Values;
     use crate::table::{Chunk, TableSpec};
     use crate::types::{ServerId, ShardId};
 

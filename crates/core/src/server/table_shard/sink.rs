@@ -91,7 +91,8 @@ impl Sink for GradientSink<'_> {
         let (worker, clock, admit) = (push.worker(), push.clock(), push.destination());
         let staged = push.kept.staged;
         if admit == Admit::Now && !staged.is_empty() {
-            self.store.step_staged(self.layout, &staged, self.arrival());
+            let arrival = self.arrival();
+            self.store.step_staged(self.layout, &staged, arrival, self.accumulators);
         }
         self.controller.push(frame.now, worker, clock, admit, significance);
         if let Admit::Round(round) = admit

@@ -194,19 +194,26 @@ impl Store {
     }
 
     /// Applies one worker's whole gradient at once, now that its norm is known.
-    pub(super) fn step_staged(&mut self, layout: &Layout, staged: &Staged, arrival: Arrival) {
+    pub(super) fn step_staged(
+        &mut self,
+        layout: &Layout,
+        staged: &Staged,
+        arrival: Arrival,
+        accumulators: &mut Accumulators,
+    ) {
         self.steps += 1;
         self.steps_outside_rounds += 1;
-        let squares = staged.cells().map(|cell| kernels::squared_norm(&cell.values));
-        let gradient_norm = squares.sum::<f64>().sqrt();
-        let parameter_norm = self.parameter_norm();
-        for staged in staged.cells() {
-            let arrivals = self.arrivals[layout.chunk_of_cell(staged.cell)];
+        let mut squares = 0.0;
+        staged.for_each(|gradient| squares += gradient.values.squared_norm());
+        let (gradient_norm, parameter_norm) = (squares.sqrt(), self.parameter_norm());
+        staged.for_each(|CellGradient { cell, start, values, absent, .. }| {
+            let arrivals = self.arrivals[layout.chunk_of_cell(cell)];
             let input = self.arrival_input(self.steps + arrivals, arrival);
             let input = StepInput { parameter_norm, gradient_norm, ..input };
-            let gradient = staged.values.as_slice().into();
-            self.step(&input, staged.cell, staged.start, gradient, &staged.absent);
-        }
+            accumulators.with_whole(values, |last| {
+                self.step(&input, cell, start, Gradient { before: None, last }, absent);
+            });
+        });
     }
 
     fn arrival_input(&self, t: u64, Arrival { version, workers }: Arrival) -> StepInput {

@@ -8,7 +8,7 @@ use crate::transport::options::SocketOptions;
 use crate::transport::resolver::Resolve;
 use crate::transport::shm::SharedAllocator;
 use paramill_core::role::{Lost, Output, Role};
-use paramill_core::types::{NodeId, Time};
+use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello, Party, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::io;
@@ -46,20 +46,20 @@ impl Role for Caller {
         Err(Refusal { reason: "nobody is expected".into(), retry: false })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         Hello { job: "test".into(), from: Party::Command, incarnation: 0 }
     }
 
-    fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
+    fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
 
-    fn handle_disconnected(&mut self, _now: Time, _peer: NodeId, why: &Lost) {
+    fn handle_disconnected(&mut self, _now: Time, _connection: ConnectionId, why: &Lost) {
         match (&self.again, self.given_up_at) {
             (Some(_), None) => self.given_up_at = Some(self.timeouts),
             _ => self.outputs.push_back(Output::Stop { error: Some(why.to_string()) }),
         }
     }
 
-    fn handle_frame(&mut self, _now: Time, _from: NodeId, _header: &Header, _payload: &[u8]) {}
+    fn handle_frame(&mut self, _now: Time, _connection: ConnectionId, _header: &Header, _payload: &[u8]) {}
 
     fn handle_timeout(&mut self, now: Time) {
         self.next = now + Duration::from_millis(1);
@@ -83,7 +83,7 @@ impl Role for Caller {
 }
 
 fn connect(address: &str) -> Output {
-    Output::Connect { peer: NodeId::Coordinator, address: address.into() }
+    Output::Connect { connection: NodeId::Coordinator.into(), address: address.into() }
 }
 
 /// What becomes of a connection to `address` whose name this function resolves.

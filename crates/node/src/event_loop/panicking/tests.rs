@@ -6,7 +6,7 @@ use crate::transport::options::SocketOptions;
 use crate::transport::shm::SharedAllocator;
 use crate::transport::{Listener, Transport, tcp};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
-use paramill_core::types::{NodeId, Time, WorkerId};
+use paramill_core::types::{ConnectionId, NodeId, Time, WorkerId};
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{Control, HEADER_BYTES, Header, Hello, Kind, Party, Refusal, Welcome, padded};
 use std::collections::VecDeque;
@@ -32,22 +32,23 @@ impl Role for Fragile {
         if self.accepted == 2 {
             let header = Header { payload_bytes: 64, ..frame(Kind::Control, &Control::Leave).header };
             let frame = Frame { header, body: Body::Stored { buffer: 0, start: 0, len: 64 } };
-            self.outputs.extend([Output::Send { to: you, frame }, Output::Log("the last line".into())]);
+            self.outputs
+                .extend([Output::Send { to: you.into(), frame }, Output::Log("the last line".into())]);
         }
         Ok(Welcome { you, incarnation: 0 })
     }
 
-    fn hello(&self, _peer: NodeId) -> Hello {
+    fn hello(&self, _connection: ConnectionId) -> Hello {
         Hello { job: "test".into(), from: Party::Command, incarnation: 0 }
     }
 
-    fn handle_connected(&mut self, _now: Time, _peer: NodeId, _welcome: &Welcome) {}
+    fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
 
-    fn handle_disconnected(&mut self, _now: Time, peer: NodeId, _why: &Lost) {
-        panic!("{peer} is lost on a role that panicked");
+    fn handle_disconnected(&mut self, _now: Time, connection: ConnectionId, _why: &Lost) {
+        panic!("{connection} is lost on a role that panicked");
     }
 
-    fn handle_frame(&mut self, _now: Time, _from: NodeId, _header: &Header, _payload: &[u8]) {}
+    fn handle_frame(&mut self, _now: Time, _connection: ConnectionId, _header: &Header, _payload: &[u8]) {}
 
     fn handle_timeout(&mut self, _now: Time) {}
 

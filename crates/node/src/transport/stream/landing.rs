@@ -7,7 +7,7 @@
 
 use super::{ReceiveError, Stream, StreamConnection, is_passing};
 use paramill_core::role::{Landing, Role};
-use paramill_core::types::NodeId;
+use paramill_core::types::ConnectionId;
 use paramill_core::wire::{HEADER_BYTES, Header, padded};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl StreamConnection {
     pub(crate) fn fill_landing<R: Role>(
         &mut self,
         role: &mut R,
-        from: NodeId,
+        connection: ConnectionId,
         mut landed: impl FnMut(&mut R, &Header),
     ) -> Result<(), ReceiveError> {
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -56,7 +56,7 @@ impl StreamConnection {
         scratch.places.clear();
         let filled = match self.arriving() {
             None => self.fill(),
-            Some(arriving) => match role.landing(from, &arriving.header, FRAMES, &mut scratch.places) {
+            Some(arriving) => match role.landing(connection, &arriving.header, FRAMES, &mut scratch.places) {
                 None => {
                     self.give_up(&arriving);
                     self.fill()

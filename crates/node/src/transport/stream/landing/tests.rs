@@ -3,7 +3,7 @@
 use super::*;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Lost, Output};
-use paramill_core::types::{ServerId, ShardId, Time};
+use paramill_core::types::{ConnectionId, NodeId, ServerId, ShardId, Time};
 use paramill_core::wire::{Hello, Kind, Refusal, Welcome};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -48,15 +48,15 @@ impl Role for Taker {
         unreachable!("nobody connects")
     }
 
-    fn hello(&self, _: NodeId) -> Hello {
+    fn hello(&self, _: ConnectionId) -> Hello {
         unreachable!("it connects to nobody")
     }
 
-    fn handle_connected(&mut self, _: Time, _: NodeId, _: &Welcome) {}
+    fn handle_connected(&mut self, _: Time, _: ConnectionId, _: &Welcome) {}
 
-    fn handle_disconnected(&mut self, _: Time, _: NodeId, _: &Lost) {}
+    fn handle_disconnected(&mut self, _: Time, _: ConnectionId, _: &Lost) {}
 
-    fn handle_frame(&mut self, _: Time, _: NodeId, header: &Header, payload: &[u8]) {
+    fn handle_frame(&mut self, _: Time, _: ConnectionId, header: &Header, payload: &[u8]) {
         self.take(header, Some(payload));
     }
 
@@ -72,7 +72,7 @@ impl Role for Taker {
 
     fn landing(
         &mut self,
-        _: NodeId,
+        _: ConnectionId,
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
@@ -85,7 +85,7 @@ impl Role for Taker {
         Some(&mut self.memory)
     }
 
-    fn handle_landed(&mut self, _: Time, _: NodeId, header: &Header) {
+    fn handle_landed(&mut self, _: Time, _: ConnectionId, header: &Header) {
         self.take(header, None);
     }
 }
@@ -132,7 +132,7 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
         landed: 0,
         others: Vec::new(),
     };
-    let from = NodeId::Shard(ShardId { server: ServerId(0), core: 0 });
+    let from = ConnectionId::Node(NodeId::Shard(ShardId { server: ServerId(0), core: 0 }));
     let mut sent = 0;
     while role.next < lengths.len() {
         // What is sent is read at once: the pieces are those of this loop, whatever the kernel does.
