@@ -151,3 +151,23 @@ def test_gradients_are_averaged_the_same_way() -> None:
         return model.weight.detach()
 
     assert torch.equal(run(True), run(False))
+
+
+@pytest.mark.parametrize("device_codec", [True, False])
+def test_a_switch_of_codecs_loses_nothing_and_is_seen_in_the_bytes(device_codec: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    parameter = torch.nn.Parameter(torch.zeros(SIZE))
+    optimizer = pm.torch.DistributedOptimizer([("p", parameter)], "sgd:lr=1", codec="topk:0.01", device_codec=device_codec)
+    total, sent = torch.zeros(SIZE), []
+    for step in range(6):
+        if step == 3:
+            assert "codec=none" in optimizer.job.set(codec="none")
+        parameter.grad = torch.randn(SIZE, generator=generator)
+        total += parameter.grad
+        optimizer.step()
+        optimizer.synchronize()
+        sent.append(optimizer.job.traffic[0])
+    optimizer.close()
+    torch.testing.assert_close(parameter.detach(), -total, rtol=0, atol=1e-4)
+    before, after = sent[2] - sent[1], sent[5] - sent[4]
+    assert before < SIZE * 4 / 20 and after >= SIZE * 4

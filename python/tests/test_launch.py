@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import Any, Callable
 
 import pytest
@@ -93,3 +95,30 @@ raise ValueError("the program's own")
 def test_importing_it_does_not_import_torch() -> None:
     program = "import sys, paramill; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_a_server_waits_for_workers_that_are_started_anew(serve: Callable[..., str]) -> None:
+    url = serve(1, "--restart-grace=60s")
+    program = f"""
+import os, signal, sys
+import numpy as np, paramill as pm
+job = pm.init({url!r}, rank=0)
+w = job.table("w", init=np.zeros(2, np.float32), optimizer="sgd:lr=1")
+w.value
+for step in range(job.iteration, 4):
+    if step == 2 and sys.argv[1] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    w.update(np.ones(2, np.float32)); job.clock(); w.sync()
+print(w.value.tolist())
+job.close()
+"""
+
+    def run(fate: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", program, fate], capture_output=True, text=True, timeout=60)
+
+    # The only worker dies, and for a while nobody is there.
+    assert run("dies").returncode == -signal.SIGKILL
+    time.sleep(4)
+    ended = run("lives")
+    # The round that was open at its death is over without it: its pushes are those of clocks 0, 1 and 3.
+    assert (ended.returncode, ended.stdout) == (0, "[-3.0, -3.0]\n"), ended.stderr

@@ -164,10 +164,6 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
-            Control::PlanQuery => {
-                self.workers.forget_informed(worker);
-                self.inform_worker(worker);
-            }
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
     }
@@ -702,6 +698,7 @@ impl Role for Coordinator {
     fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
+        // It has one connection to each node.
         let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
         match peer {
@@ -797,6 +794,7 @@ impl Role for Coordinator {
     }
 
     fn check(&self) -> Result<(), String> {
+        self.outputs.check()?;
         self.workers.check()?;
         self.epochs.as_ref().map_or(Ok(()), Epochs::check)
     }

@@ -291,7 +291,8 @@ impl FrameFaults {
         self.rules.is_empty()
     }
 
-    /// What becomes of this frame; `to` is unknown to a worker that sends to its aggregator. A reset outweighs delays; delays of the connection and of the answer add up apart.
+    /// What becomes of this frame; a worker that sends to its aggregator does not know which node that is. A reset outweighs
+    /// delays; delays of the connection and of the answer add up apart.
     pub fn fate(&mut self, from: NodeId, to: impl Into<Option<NodeId>>, header: &Header) -> Fate {
         if self.rules.is_empty() {
             return Fate::Pass;

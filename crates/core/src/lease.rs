@@ -110,7 +110,8 @@ impl Pool {
 }
 
 impl Lease {
-    /// Ends the loan if this is its only lease: the buffer is the caller's. The lease comes back where others have it too.
+    /// Ends the loan if this is its only lease: the buffer is the caller's. The lease comes back where others have it too, and
+    /// the caller copies: which of the two happens may depend on readers on other threads, the contents of frames do not.
     pub fn reclaim(self) -> Result<Buffer, Lease> {
         let mut loan = Arc::try_unwrap(self.0).map_err(Lease)?;
         Ok(loan.buffer.take().expect("only a loan that has ended is without its buffer"))

@@ -12,6 +12,10 @@ pub const MAX_ABSENT_RANGES: usize = 65_536;
 pub const MAX_DATA_BYTES: usize = 4 << 20;
 /// The most parameters in one data frame, and so in one chunk: a row number before every one of them still fits.
 pub const MAX_DATA_ELEMENTS: usize = MAX_DATA_BYTES / 8;
+/// Frames that a driver receives where they belong with one system call.
+pub const LANDING_FRAMES: usize = 32;
+/// Bytes that a peer may be ahead of another before a driver passes it over: so much stays in the nearest caches.
+pub const LONGEST_LEAD: u64 = 128 << 10;
 /// Chunks in one job. Everybody keeps a list of them.
 pub const MAX_CHUNKS: u64 = 1 << 24;
 /// The largest payload of a control frame.

@@ -658,6 +658,7 @@ impl Role for Shard {
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        // It has one connection to each node.
         let ConnectionId::Node(from) = connection else { return };
         if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
             let message = format!("tables hold f32; {from} sent {:?}", header.dtype);

@@ -615,7 +615,7 @@ impl Worker {
 
     fn take_fault(&mut self, from: ShardId, id: u64, mut fault: Fault) {
         fault.message = control::sentence(fault.message);
-        if matches!(fault.cause, Cause::NotAMember | Cause::JobOver) {
+        if fault.cause == Cause::NotAMember {
             return self.session.fail(WorkerError::NotAMember(fault.message));
         }
         if fault.cause == Cause::StaleEpoch {

@@ -454,7 +454,8 @@ mod tests {
 
     #[test]
     fn a_worker_and_its_aggregator_have_a_connection_for_each_shard() {
-        let scenario = Scenario { aggregators: 1, iterations: 2, ..Scenario::new(1, 2, 100) };
+        let base = Scenario::new(1, 2, 100).with(Axis::Placement, "uniform");
+        let scenario = Scenario { aggregators: 1, iterations: 2, ..base };
         let mut cluster = Cluster::new(&scenario).unwrap();
         let mut pairs = Pairs::default();
         assert!(cluster.run(Time::from_secs_f64(100.0), &mut pairs).unwrap());

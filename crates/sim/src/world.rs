@@ -26,6 +26,7 @@ use connection::{Connection, End};
 use event::Event;
 use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
+use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time};
@@ -59,8 +60,6 @@ pub struct World<R> {
 
 /// Lines of the log that are kept.
 const LOG_LINES: usize = 200;
-/// Frames that may be received where they belong at one time, as in the real driver.
-const LANDING_FRAMES: usize = 32;
 /// In a world of so many nodes a role is asked after every second event whether its account of itself adds up, in one of twice
 /// as many after every third, and so on. In smaller ones it is asked after every event.
 const EVENTS_PER_CHECK: usize = 64;

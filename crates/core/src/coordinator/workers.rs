@@ -206,13 +206,6 @@ impl Workers {
         self.ranks.get_mut(&id).is_some_and(|rank| !std::mem::replace(&mut rank.informed, true))
     }
 
-    /// A worker has missed something of the plan.
-    pub(super) fn forget_informed(&mut self, id: WorkerId) {
-        if let Some(rank) = self.ranks.get_mut(&id) {
-            rank.informed = false;
-        }
-    }
-
     pub(super) fn take_report(&mut self, now: Time, id: WorkerId, report: WorkerReport) {
         if let Some(rank) = self.ranks.get_mut(&id) {
             if report.clock != rank.report.clock {

@@ -82,6 +82,12 @@ impl Strategies {
         [&mut self.shared, &mut self.early, &mut self.direct]
     }
 
+    fn check(&self) -> Result<(), String> {
+        self.shared.check()?;
+        self.early.check()?;
+        self.direct.check()
+    }
+
     /// Asks them in this order. Every pull is answered here: which they are is known, so that the calls are no dynamic ones.
     #[inline]
     fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
@@ -338,8 +344,6 @@ impl Delivery {
         self.pulls.check()?;
         self.acks.check()?;
         self.frames.check()?;
-        let Strategies { shared, early, direct } = &self.strategies;
-        let strategies: [&dyn Strategy; 3] = [shared, early, direct];
-        strategies.into_iter().try_for_each(Strategy::check)
+        self.strategies.check()
     }
 }

@@ -166,8 +166,6 @@ pub enum Cause {
     Policy,
     /// The peer broke the protocol.
     Protocol,
-    /// The job failed or is over.
-    JobOver,
 }
 
 /// Encodes a message as a frame.

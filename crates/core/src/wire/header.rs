@@ -1,7 +1,7 @@
 use super::{HEADER_BYTES, WIRE_VERSION};
 use crate::kernels::Values;
 use crate::limits;
-use crate::types::{Clock, TableId, WorkerId};
+use crate::types::{Clock, TableId};
 
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -207,18 +207,6 @@ impl Header {
         }
     }
 
-    /// The worker that an aggregator speaks for in a frame to a shard. It stands where workers name a place in shared
-    /// memory, as a number that is never one.
-    pub fn spoken_for(&self) -> Option<WorkerId> {
-        let rank = self.landing.checked_sub(1)?;
-        u32::try_from(rank).ok().filter(|&rank| rank < limits::MAX_WORKERS).map(WorkerId)
-    }
-
-    /// Names the worker that an aggregator speaks for.
-    pub fn speak_for(&mut self, worker: WorkerId) {
-        self.landing = u64::from(worker.0) + 1;
-    }
-
     /// The header's 64 bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -414,19 +402,6 @@ mod tests {
             format!("{:08x}  {}  {}\n", number * 16, half(left), half(right))
         };
         bytes.chunks_exact(16).enumerate().map(line).collect()
-    }
-
-    #[test]
-    fn the_worker_that_is_spoken_for_is_no_place_in_memory() {
-        let mut header = Header::new(Kind::Pull);
-        assert_eq!(header.spoken_for(), None);
-        for worker in [WorkerId(0), WorkerId(limits::MAX_WORKERS - 1)] {
-            header.speak_for(worker);
-            assert_eq!(header.spoken_for(), Some(worker));
-            assert_eq!(crate::store::Place::from_bits(header.landing), None);
-        }
-        header.speak_for(WorkerId(limits::MAX_WORKERS));
-        assert_eq!(header.spoken_for(), None);
     }
 
     #[test]

@@ -71,7 +71,7 @@ proptest! {
         for act in acts {
             let outputs = match act {
                 Act::Aggregate { mut frame, skip } => {
-                    let is_numbered = frame.header.spoken_for().is_none()
+                    let is_numbered = !(1..=u64::from(limits::MAX_WORKERS)).contains(&frame.header.landing)
                         && matches!(frame.header.kind, Kind::Push | Kind::Group);
                     if is_numbered && !skip {
                         frame.header.request = next;

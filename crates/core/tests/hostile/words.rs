@@ -370,7 +370,8 @@ pub(crate) fn aggregate(next: u64) -> impl Strategy<Value = Frame> {
         frame(header, aligned(words, Vec::new()))
     });
     let named = (data_frame(), 0u32..5).prop_map(|(mut frame, worker)| {
-        frame.header.speak_for(WorkerId(worker));
+        // An aggregator names the worker that it speaks for by its rank and one.
+        frame.header.landing = u64::from(worker) + 1;
         frame
     });
     prop_oneof![4 => sum, 3 => list, 3 => named, 2 => data_frame()]

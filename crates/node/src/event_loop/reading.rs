@@ -12,9 +12,6 @@ use paramill_core::wire::control::frame;
 use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
 use rustix::event::epoll;
 
-/// Bytes that a peer may be ahead of another before it is passed over: so much stays in the nearest caches.
-const LONGEST_LEAD: u64 = 128 << 10;
-
 impl<C: RoleCell> EventLoop<C> {
     /// A connection can be read or written.
     pub(super) fn serve(&mut self, key: u64, flags: epoll::EventFlags) {
@@ -48,7 +45,7 @@ impl<C: RoleCell> EventLoop<C> {
         };
         for key in ready.drain(..) {
             let is_far_ahead = match (behind, self.progress(key)) {
-                (Some(least), Some(progress)) => progress > least.saturating_add(LONGEST_LEAD),
+                (Some(least), Some(progress)) => progress > least.saturating_add(limits::LONGEST_LEAD),
                 _ => false,
             };
             if is_far_ahead { self.keep_leftovers(key) } else { self.read_some(key) }

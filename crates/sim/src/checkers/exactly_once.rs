@@ -6,7 +6,7 @@
 
 use super::Checker;
 use super::layout::Layout;
-use super::policies::{closes_early, drops};
+use super::policies::Model;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::{tag, touched_rows};
@@ -50,15 +50,16 @@ impl ExactlyOnce {
         let scenario = cluster.scenario();
         let rules = scenario.switches.iter().map(|switch| &switch.change).chain(&scenario.overrides);
         let exceptions = rules.filter_map(|rule| rule.policies.get(Axis::Sync));
-        let models: Vec<&str> = exceptions.chain([scenario.policy.get(Axis::Sync)]).collect();
-        let has = |is_it: fn(&str) -> bool| models.iter().any(|sync| is_it(sync));
+        let models = exceptions.chain([scenario.policy.get(Axis::Sync)]).map(Model::of);
+        let models = models.collect::<Result<Vec<Model>, _>>()?;
+        let has = |is_it: fn(&Model) -> bool| models.iter().any(is_it);
         // Rounds that a condition closed early are over for a model of rounds that follows.
-        let passes_rounds = has(closes_early) && has(|sync| sync.starts_with("bsp"));
+        let passes_rounds = has(|model| model.closes_early) && has(|model| model.sync.starts_with("bsp"));
         Ok(ExactlyOnce {
             layout: Layout::new(scenario)?,
             workers: cluster.worker_ids().count() as u32,
             seed: scenario.seed,
-            may_drop: has(drops) || passes_rounds,
+            may_drop: has(|model| model.drops) || passes_rounds,
             issued: BTreeMap::new(),
             requests: BTreeMap::new(),
             acknowledged: BTreeMap::new(),

@@ -27,6 +27,10 @@ pub(super) struct Model {
     pub(super) bound: Option<u64>,
     /// Whether a round's gradients become one step, so that a version means the same bits to everybody.
     pub(super) on_round: bool,
+    /// Whether a gradient may be left out for coming late.
+    pub(super) drops: bool,
+    /// Whether a round may close without all gradients, though they are applied later.
+    pub(super) closes_early: bool,
 }
 
 impl Policies {
@@ -103,38 +107,30 @@ impl Policies {
 impl Model {
     /// What is known of a model by its text form. One that is registered and not known here is an error: what it promises
     /// would not be checked.
-    fn of(sync: &str) -> Result<Model, ScenarioError> {
+    pub(super) fn of(sync: &str) -> Result<Model, ScenarioError> {
         let spec = Spec::parse(sync).ok();
         let number = |key: &str| {
             let value =
                 |spec: &Spec| spec.params.iter().find(|(known, _)| known == key).map(|(_, v)| v.clone());
             spec.as_ref().and_then(value).and_then(|value| value.parse().ok())
         };
-        let (bound, on_round) = match spec.as_ref().map(|spec| spec.name.as_str()) {
-            Some("bsp" | "drop" | "psp") => (Some(0), true),
-            Some("ssp") => (number("s"), false),
-            Some("dsps") => (number("max"), false),
-            Some("asp" | "pssp" | "when") => (None, false),
+        let (bound, on_round, drops) = match spec.as_ref().map(|spec| spec.name.as_str()) {
+            Some("bsp") => (Some(0), true, false),
+            Some("drop" | "psp") => (Some(0), true, true),
+            Some("ssp") => (number("s"), false, false),
+            Some("dsps") => (number("max"), false, false),
+            Some("asp" | "pssp" | "when") => (None, false, false),
             Some(name) if Registry::builtin().consistency.entry(name).is_ok() => {
                 let why =
                     format!("the checkers know no consistency model `{name}`: say there what it promises");
                 return Err(ScenarioError::Value(why));
             }
             // A bare condition.
-            _ => (None, false),
+            _ => (None, false, false),
         };
-        Ok(Model { sync: sync.to_owned(), bound, on_round })
+        let closes_early = sync.starts_with("when:") && sync.contains("push=");
+        Ok(Model { sync: sync.to_owned(), bound, on_round, drops, closes_early })
     }
-}
-
-/// Whether a model may leave a gradient out for coming late.
-pub(super) fn drops(sync: &str) -> bool {
-    sync.starts_with("drop") || sync.starts_with("psp:")
-}
-
-/// Whether a round may close without all gradients, though they are applied later.
-pub(super) fn closes_early(sync: &str) -> bool {
-    sync.starts_with("when:") && sync.contains("push=")
 }
 
 #[cfg(test)]
@@ -152,6 +148,7 @@ mod tests {
         for entry in Registry::builtin().consistency.entries() {
             assert!(Model::of(entry.example).is_ok(), "{}", entry.name);
         }
+        let drops = |sync: &str| Model::of(sync).unwrap().drops;
         assert!(drops("drop:n=3") && drops("psp:c=2") && !drops("pssp:s=1,c=1"));
     }
 }

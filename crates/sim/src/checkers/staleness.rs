@@ -5,7 +5,7 @@
 
 use super::Checker;
 use super::layout::Layout;
-use super::policies::{Policies, closes_early, drops};
+use super::policies::Policies;
 use crate::actor::Actor;
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
@@ -89,7 +89,7 @@ impl Checker for Staleness {
         }
         let Some(model) = self.policies.model(shard, header.table) else { return Ok(()) };
         // Once a gradient was left out, or came after its round, counts say nothing about rounds any more.
-        self.dropped |= drops(&model.sync) || closes_early(&model.sync);
+        self.dropped |= model.drops || model.closes_early;
         let since = match self.switched {
             // What is answered before it is asked for may be as old as the job.
             true => self.asked.get(&(shard, frame.to, header.table, header.request)).copied().unwrap_or(0),

@@ -1,10 +1,8 @@
 //! Whose frames a node reads next, as the real driver decides it: in turns, and those who are far ahead of another wait.
 
+use paramill_core::limits::LONGEST_LEAD;
 use paramill_core::types::Time;
 use std::collections::VecDeque;
-
-/// Bytes that a peer may be ahead of another before it is passed over, as in the real driver.
-const LONGEST_LEAD: u64 = 128 << 10;
 
 /// One end of a connection that brings frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

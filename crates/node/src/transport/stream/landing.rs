@@ -6,14 +6,13 @@
 //! astray are put back into the order of the stream and handled as usual.
 
 use super::{ReceiveError, Stream, StreamConnection, is_passing};
+use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::role::{Landing, Role};
 use paramill_core::types::ConnectionId;
 use paramill_core::wire::{HEADER_BYTES, Header, padded};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::ops::Range;
 
-/// Frames that are received where they belong with one system call.
-const FRAMES: usize = 32;
 /// Padding and the header of the frame behind it.
 const SLOT_BYTES: usize = 2 * HEADER_BYTES;
 
@@ -56,13 +55,15 @@ impl StreamConnection {
         scratch.places.clear();
         let filled = match self.arriving() {
             None => self.fill(),
-            Some(arriving) => match role.landing(connection, &arriving.header, FRAMES, &mut scratch.places) {
-                None => {
-                    self.give_up(&arriving);
-                    self.fill()
+            Some(arriving) => {
+                match role.landing(connection, &arriving.header, LANDING_FRAMES, &mut scratch.places) {
+                    None => {
+                        self.give_up(&arriving);
+                        self.fill()
+                    }
+                    Some(memory) => self.read_landing(arriving, memory, &mut scratch),
                 }
-                Some(memory) => self.read_landing(arriving, memory, &mut scratch),
-            },
+            }
         };
         for header in &scratch.landed {
             landed(role, header);
