@@ -428,6 +428,52 @@ fn entries_that_the_caller_chose_are_read_back() {
     }
 }
 
+/// Eight bytes of prefix, and what docs/codecs.md says of the body.
+#[test]
+fn payloads_are_as_short_as_their_layout() {
+    let values = samples(1000, 1).remove(0);
+    for (chain, bytes) in [
+        ("f16", 8 + 2 * 1000),
+        ("int8", 8 + 4 + 1000),
+        ("topk:0.01", 8 + 10 * (2 + 4)),
+        ("topk:0.01+f16", 8 + 10 * (2 + 2)),
+        ("topk:0.01+bitmap", 8 + 125 + 10 * 4),
+        ("topk:0.01+dense", 8 + 4 * 1000),
+        ("topk:0.5", 8 + 125 + 500 * 4),
+        ("topk:0.1+hybrid", 8 + 100 * (2 + 4)),
+        ("topk:0.2+hybrid", 8 + 4 * 1000),
+        ("randk:0.01", 8 + 10 * (2 + 4)),
+    ] {
+        let payload = encode(&mut Encoder::new(codec(chain), values.len()), 0, &values);
+        assert_eq!(payload.len(), bytes, "{chain}");
+        // The same entries, chosen by the caller.
+        let mut sent = vec![0.0; values.len()];
+        Decoder::new(codec(chain)).decode(&payload, &mut sent).unwrap();
+        if chain.starts_with("topk") {
+            let chosen = sent.iter().copied().enumerate().filter(|(_, value)| *value != 0.0);
+            let mut again = Vec::new();
+            let mut encoder = Encoder::new(codec(chain), 0);
+            encoder.encode_chosen(values.len(), chosen, &context(0, values.len()), &mut again).unwrap();
+            assert_eq!(again, payload, "{chain}");
+        }
+    }
+}
+
+/// 16-bit places do not reach the end of a longer stretch.
+#[test]
+fn places_that_are_too_short_for_their_stretch_are_refused() {
+    let (codec, len) = (codec("topk:0.00001+index"), 1 << 16);
+    let mut values = vec![0.0; len];
+    values[7] = 1.0;
+    let payload = encode(&mut Encoder::new(codec.clone(), len), 0, &values);
+    assert_eq!(payload.len(), 8 + 2 + 4);
+    let decode = |len: usize| Decoder::new(codec.clone()).decode(&payload, &mut vec![0.0; len]);
+    assert_eq!(decode(len), Ok(()));
+    assert!(decode(len + 1).is_err());
+    values.push(0.0);
+    assert_eq!(encode(&mut Encoder::new(codec, len + 1), 0, &values).len(), 8 + 4 + 4);
+}
+
 /// Halves that the caller made are those that the chain would have made.
 #[test]
 fn values_that_the_caller_quantised_are_read_back() {

@@ -498,8 +498,6 @@ mod tests {
         assert_eq!((back.welcome.incarnation, back.replaced), (incarnation, None));
         assert_eq!(workers.heard(START, id), Heard::Member { informed: false });
         assert!(workers.inform(id));
-        workers.forget_informed(id);
-        assert!(workers.inform(id));
         assert_eq!((workers.heard(START, WorkerId(5)), workers.inform(WorkerId(5))), (Heard::Unknown, false));
         assert_eq!((workers.restarts(), workers.lived_before(id)), (0, false));
     }
