@@ -1,5 +1,6 @@
 //! What roles say they hold is what was taken from the system for them: an array that is counted twice, or not at all, shows.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(unsafe_code, reason = "a global allocator that counts is an unsafe trait")]
 
 use paramill_core::policy::Axis;
