@@ -9,6 +9,7 @@ use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
+use paramill_core::worker::Worker;
 
 /// Anything that takes part in a simulated job.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub enum Actor {
     Aggregator(Box<Aggregator>),
     /// A worker and its application.
     Worker(Box<Player>),
+    /// A worker without an application: whoever has the world calls it.
+    Bare(Box<Worker>),
     /// Somebody who changes policies while the job runs.
     Operator(Box<Operator>),
 }
@@ -52,6 +55,7 @@ impl Actor {
             Actor::Broken(role) => &**role,
             Actor::Aggregator(role) => &**role,
             Actor::Worker(role) => &**role,
+            Actor::Bare(role) => &**role,
             Actor::Operator(role) => &**role,
         }
     }
@@ -63,6 +67,7 @@ impl Actor {
             Actor::Broken(role) => &mut **role,
             Actor::Aggregator(role) => &mut **role,
             Actor::Worker(role) => &mut **role,
+            Actor::Bare(role) => &mut **role,
             Actor::Operator(role) => &mut **role,
         }
     }

@@ -53,6 +53,8 @@ pub struct World<R> {
     copies: Copies,
     /// Channels with frames that the role has just queued, by connection and the side that receives.
     dirty: Vec<(usize, usize)>,
+    /// What some nodes sent to others is not read, by sender and receiver: how many of these frames may be.
+    holds: BTreeMap<(usize, usize), usize>,
     rebirths: Vec<Option<Rebirth<R>>>,
     log: VecDeque<String>,
     counts: Counts,
@@ -82,6 +84,7 @@ impl<R: Role> World<R> {
             dice: Prng::fork(seed, 0x6c61_6e64),
             copies: Copies::default(),
             dirty: Vec::new(),
+            holds: BTreeMap::new(),
             rebirths: Vec::new(),
             log: VecDeque::new(),
             counts: Counts::default(),
@@ -158,11 +161,16 @@ impl<R: Role> World<R> {
 
     /// Calls into a role from outside, as an application does, and carries out what it says.
     pub fn with_role<T>(&mut self, id: NodeId, call: impl FnOnce(Time, &mut R) -> T) -> Option<T> {
+        let now = self.now;
+        self.role_mut(id).map(|role| call(now, role))
+    }
+
+    /// A node's role, to be called from outside. What it says is carried out when the world runs on.
+    pub fn role_mut(&mut self, id: NodeId) -> Option<&mut R> {
         let index = *self.by_id.get(&id)?;
-        let answer = call(self.now, &mut self.nodes[index].role);
         // The outputs are carried out as an event of their own, so that observers see them.
         self.set_timer(index, self.now);
-        Some(answer)
+        Some(&mut self.nodes[index].role)
     }
 
     /// How a node ended; `None` while it lives.
@@ -208,6 +216,74 @@ impl<R: Role> World<R> {
                 self.reset(connection, why);
             }
         }
+    }
+
+    /// Breaks the connections between two nodes now. They may connect again.
+    pub fn break_connection(&mut self, one: NodeId, other: NodeId, why: &str) {
+        for connection in self.between(one, other).map(|(_, connection)| connection).collect::<Vec<_>>() {
+            self.reset(connection, why);
+        }
+    }
+
+    /// `to` reads nothing of what `from` sends, until [`World::release`]. It stays connected, and others are read.
+    pub fn hold(&mut self, from: NodeId, to: NodeId) {
+        if let Some(pair) = self.pair(from, to) {
+            self.holds.insert(pair, 0);
+        }
+    }
+
+    /// Ends what [`World::hold`] began.
+    pub fn release(&mut self, from: NodeId, to: NodeId) {
+        if let Some(pair) = self.pair(from, to)
+            && self.holds.remove(&pair).is_some()
+        {
+            self.call_reader(pair.1);
+        }
+    }
+
+    /// `to` reads the next `frames` of those that are held, now or as they come, and goes on to hold the others.
+    pub fn let_through(&mut self, from: NodeId, to: NodeId, frames: usize) {
+        if let Some(pair) = self.pair(from, to)
+            && let Some(allowed) = self.holds.get_mut(&pair)
+        {
+            *allowed = allowed.saturating_add(frames);
+            self.call_reader(pair.1);
+        }
+    }
+
+    /// The headers of what has reached `to` from `from` and was not read, in order on each connection.
+    pub fn unread(&self, from: NodeId, to: NodeId) -> impl Iterator<Item = &Header> {
+        self.between(to, from).flat_map(|(receiver, connection)| {
+            let connection = &self.connections[connection];
+            let side = 1 - connection.other_side(receiver);
+            connection.channels[side].unread()
+        })
+    }
+
+    /// Has a node say something to another that its role did not say. Says whether there is a connection for it.
+    pub fn inject(&mut self, from: NodeId, to: NodeId, frame: Frame) -> bool {
+        let Some((index, connection)) = self.between(from, to).next() else { return false };
+        let side = self.connections[connection].other_side(index);
+        let End { name, .. } = self.connections[connection].ends[1 - side];
+        self.queue_frame(index, name, frame);
+        // It is sent with what the role says at its next event.
+        self.set_timer(index, self.now);
+        true
+    }
+
+    /// The first node, and each of its connections to the second.
+    fn between(&self, one: NodeId, other: NodeId) -> impl Iterator<Item = (usize, usize)> {
+        self.pair(one, other).into_iter().flat_map(move |(one, other)| {
+            let connections = self.nodes[one].connections.values().copied();
+            let is_meant = move |connection: &usize| {
+                self.connections[*connection].ends.iter().any(|end| end.node == other)
+            };
+            connections.filter(is_meant).map(move |connection| (one, connection))
+        })
+    }
+
+    fn pair(&self, one: NodeId, other: NodeId) -> Option<(usize, usize)> {
+        Some((*self.by_id.get(&one)?, *self.by_id.get(&other)?))
     }
 
     /// Lets events happen until `done` holds (asked after each), `until` is reached or nothing is left.
@@ -810,7 +886,8 @@ impl<R: Role> World<R> {
         let may_be_read = |source: Source| {
             let connection = &self.connections[source.connection];
             let is_congested = source.side == 1 && self.is_congested(source.connection);
-            !connection.is_open || (connection.is_attached[source.side] && !is_congested)
+            let is_held = self.allowance(index, source) == 0;
+            !connection.is_open || (connection.is_attached[source.side] && !is_congested && !is_held)
         };
         let progress = |source: Source| {
             let End { name, .. } = self.connections[source.connection].ends[source.side];
@@ -819,6 +896,20 @@ impl<R: Role> World<R> {
         let source = reader.next(may_be_read, progress);
         self.nodes[index].reader = reader;
         source
+    }
+
+    /// How many more frames a node may read from a peer.
+    fn allowance(&self, index: usize, source: Source) -> usize {
+        let from = self.connections[source.connection].ends[1 - source.side].node;
+        self.holds.get(&(from, index)).copied().unwrap_or(usize::MAX)
+    }
+
+    /// A frame was read.
+    fn use_allowance(&mut self, index: usize, source: Source) {
+        let from = self.connections[source.connection].ends[1 - source.side].node;
+        if let Some(allowed) = self.holds.get_mut(&(from, index)) {
+            *allowed = allowed.saturating_sub(1);
+        }
     }
 
     /// Whether the opener of a connection does not take its answers.
@@ -841,6 +932,7 @@ impl<R: Role> World<R> {
         if channel.is_listed {
             self.nodes[index].reader.list(source);
         }
+        self.use_allowance(index, source);
         self.announce_room(connection, side);
         let Some(Flight { header, payload, .. }) = flight else { return Ok(false) };
         let End { name, .. } = self.connections[connection].ends[side];
@@ -878,13 +970,13 @@ impl<R: Role> World<R> {
         let [receiver, sender] = [side, 1 - side].map(|side| self.connections[connection].ends[side]);
         let (name, now, from) = (receiver.name, self.now, self.nodes[sender.node].id);
         let shard = self.connections[connection].shard();
+        let frames = LANDING_FRAMES.min(self.allowance(index, source).saturating_add(1));
         let Node { id, role, .. } = &mut self.nodes[index];
         let view = FrameView { now, from, to: *id, shard, header, payload };
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);
-        let memory =
-            if comes_in_pieces { role.landing(name, header, LANDING_FRAMES, &mut places) } else { None };
+        let memory = if comes_in_pieces { role.landing(name, header, frames, &mut places) } else { None };
         let Some(memory) = memory else {
             role.handle_frame(now, name, header, payload);
             return Ok(());
@@ -915,6 +1007,7 @@ impl<R: Role> World<R> {
             }
             role.handle_landed(now, name, header);
         }
+        (1..landed.len()).for_each(|_| self.use_allowance(index, source));
         self.announce_room(connection, side);
         Ok(())
     }

@@ -68,6 +68,8 @@ pub(super) struct Complete {
 pub(super) struct Again {
     /// The worker's number for it.
     pub(super) request: u64,
+    /// What the worker knew when it sent it.
+    pub(super) epoch: u32,
     pub(super) want_params: bool,
 }
 

@@ -231,8 +231,10 @@ impl Aggregation {
                 }
                 // One that is not connected asks once more when it is: an answer that begins now would reach it in part.
                 let again = complete.again.filter(|_| peers.members.is_connected(worker));
-                if let Some(Again { request, want_params }) = again {
+                if let Some(Again { request, epoch: known, want_params }) = again {
                     let epoch = self.tables[table].valid_from();
+                    // One that knows of an earlier epoch asks again in this one.
+                    let want_params = want_params && known == epoch;
                     let reply_place = None;
                     peers.settle_again(CompletePush {
                         worker,
@@ -476,9 +478,12 @@ impl Sink for AggregateSink<'_, '_> {
     }
 
     /// The worker was not told that its push is complete: an open aggregate answers it under the new number; one that has
-    /// left does so when the shard has noted it; and the shard has those that are not here any more.
+    /// left does so when the shard has noted it; and the shard has those that are not here any more. A worker that knows of
+    /// an earlier epoch is not answered in this one: it would drop the beginning, and asks again.
     fn repeat(&mut self, frame: &PushFrame<'_>) {
-        let push = self.complete_push(frame);
+        let mut push = self.complete_push(frame);
+        let epoch = frame.push.subject.epoch;
+        push.want_params &= epoch == push.epoch;
         let CompletePush { worker, clock, request, want_params, .. } = push;
         let Aggregation { tables, flights, .. } = &mut *self.aggregation;
         let is_it = |aggregate: &Aggregate| {
@@ -492,7 +497,7 @@ impl Sink for AggregateSink<'_, '_> {
         let complete = flights.get_mut(id).and_then(|aggregate| aggregate.completed_by(worker));
         let Some(complete) = complete else { return };
         if !is_open {
-            complete.again = Some(Again { request, want_params });
+            complete.again = Some(Again { request, epoch, want_params });
         } else if self.peers.uplink.routes.get(complete.route).is_none() {
             complete.route = self.peers.uplink.open(push, id);
         }

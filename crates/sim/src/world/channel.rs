@@ -164,6 +164,11 @@ impl Channel {
         self.unread.front().filter(|_| self.ready > 0)
     }
 
+    /// The headers of the frames that reached the receiver's link and were not read.
+    pub(super) fn unread(&self) -> impl Iterator<Item = &Header> {
+        self.unread.iter().filter_map(|flight| flight.header.as_ref())
+    }
+
     /// Whether the sender has to be told that something was read. It is said once until the sender goes on.
     pub(super) fn announces_room(&mut self) -> bool {
         (!self.waiting.is_empty() || self.closing) && !std::mem::replace(&mut self.room_announced, true)

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::rule::Rule;
-use crate::rules::{Closed, Injected, Partition};
+use crate::rules::{Closed, Cut, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
 use paramill_core::role::{Body, Frame};
 use paramill_core::types::{ConnectionId, WorkerId};
@@ -302,4 +302,65 @@ fn an_observers_objection_ends_the_run_with_its_time() {
     let violation =
         world(1, 5, Duration::ZERO).run(second(1.0), &mut Objector::default(), |_| false).unwrap_err();
     assert_eq!(violation.to_string(), "the coordinator heard a third frame (at 0.000300 s of virtual time)");
+}
+
+#[test]
+fn what_is_held_is_read_when_it_is_let_through_or_released() {
+    let mut world = world(2, 5, Duration::ZERO);
+    world.hold(caller(0), CALLEE);
+    run(&mut world, 1.0);
+    let heard_by_callee = |world: &World<Toy>| world.role(CALLEE).unwrap().heard.len();
+    let unread = |world: &World<Toy>| -> Vec<u64> {
+        world.unread(caller(0), CALLEE).map(|header| header.request).collect()
+    };
+    assert_eq!((heard_by_callee(&world), unread(&world)), (5, vec![0, 1, 2, 3, 4]));
+    assert_eq!((requests(&world, 0), requests(&world, 1)), (vec![], vec![0, 1, 2, 3, 4]), "others are read");
+    world.let_through(caller(0), CALLEE, 2);
+    run(&mut world, 2.0);
+    assert_eq!((requests(&world, 0), unread(&world)), (vec![0, 1], vec![2, 3, 4]));
+    world.release(caller(0), CALLEE);
+    run(&mut world, 3.0);
+    assert_eq!((requests(&world, 0), unread(&world)), (vec![0, 1, 2, 3, 4], vec![]));
+    assert!(world.role(caller(0)).unwrap().losses.is_empty());
+}
+
+#[test]
+fn what_is_held_is_lost_with_its_connection() {
+    let mut world = world(2, 3, Duration::ZERO);
+    world.hold(CALLEE, caller(0));
+    run(&mut world, 1.0);
+    assert_eq!(world.unread(CALLEE, caller(0)).count(), 3);
+    world.break_connection(caller(0), CALLEE, "a test broke it");
+    assert_eq!(world.unread(CALLEE, caller(0)).count(), 0);
+    // The next connection is held as the first one was.
+    run(&mut world, 2.0);
+    assert_eq!(world.unread(CALLEE, caller(0)).count(), 3);
+    assert_eq!(world.role(caller(0)).unwrap().losses, ["a test broke it"]);
+    assert!(world.role(caller(1)).unwrap().losses.is_empty(), "the connection of others stands");
+}
+
+#[test]
+fn an_injected_frame_arrives_as_if_the_role_had_said_it() {
+    let mut world = world(1, 2, Duration::ZERO);
+    let frame = || {
+        let header = Header { request: 9, payload_bytes: 8, ..Header::new(Kind::Pull) };
+        Frame { header, body: Body::Bytes(9u64.to_le_bytes().to_vec()) }
+    };
+    assert!(!world.inject(caller(0), CALLEE, frame()), "they are not connected");
+    run(&mut world, 1.0);
+    assert!(world.inject(caller(0), CALLEE, frame()));
+    run(&mut world, 2.0);
+    assert_eq!(requests(&world, 0), [0, 1, 9]);
+}
+
+#[test]
+fn who_is_cut_off_from_another_still_reaches_the_others() {
+    let mut world = world(2, 1, Duration::ZERO);
+    world.rules().add(Cut::new(CALLEE, caller(0)));
+    run(&mut world, 1.0);
+    assert_eq!((requests(&world, 0), requests(&world, 1)), (vec![], vec![0]));
+    assert_eq!(world.role(caller(0)).unwrap().losses[0], "there is no way to the coordinator");
+    world.rules().clear();
+    run(&mut world, 2.0);
+    assert_eq!(requests(&world, 0), [0]);
 }

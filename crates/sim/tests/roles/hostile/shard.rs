@@ -1,7 +1,7 @@
 //! A shard and workers that are members, but not honest.
 
+use super::words::{aggregate, control_frame, data_frame};
 use super::*;
-use crate::words::{aggregate, control_frame, data_frame};
 use paramill_core::limits;
 use paramill_core::policy::{Policies, PolicyOverride};
 use paramill_core::role::Lost;
@@ -59,8 +59,8 @@ proptest! {
         ranked: bool,
     ) {
         let order = if ranked { Order::Ranked } else { Order::Arrival };
-        let mut pump = started(config(4, MODELS[model], order));
-        let (mut now, shard) = (pump.now, &mut pump.shards[0]);
+        let mut bench = started(config(4, MODELS[model], order));
+        let (mut now, shard) = (bench.now(), bench.shard_mut(0));
         let at_rest = shard.memory_bytes();
         let mut epoch = Plan::FIRST_EPOCH;
         let aggregator = NodeId::Aggregator(AggregatorId(0));
@@ -135,9 +135,9 @@ proptest! {
         frames in prop::collection::vec(control_frame(), 1..40),
         has_plan: bool,
     ) {
-        let mut pump = if has_plan { started(config(3, "bsp", Order::Arrival)) } else { Pump::new(config(3, "bsp", Order::Arrival), 1) };
-        pump.run();
-        let (now, shard) = (pump.now, &mut pump.shards[0]);
+        let mut bench = if has_plan { started(config(3, "bsp", Order::Arrival)) } else { Bench::new(config(3, "bsp", Order::Arrival), 1) };
+        bench.run();
+        let (now, shard) = (bench.now(), bench.shard_mut(0));
         for frame in frames {
             say(shard, now, NodeId::Coordinator, &frame);
             shard.handle_timeout(now);
@@ -154,8 +154,8 @@ fn pull(clock: u64, request: u64) -> Frame {
 
 #[test]
 fn a_worker_has_so_many_pulls_waiting_and_no_more() {
-    let mut pump = started(config(2, "bsp", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let worker = WorkerId(1);
     for request in 0..limits::MAX_PENDING_PULLS as u64 {
         assert_eq!(say(shard, now, NodeId::Worker(worker), &pull(1, request)), [], "it waits");
@@ -175,8 +175,8 @@ fn a_worker_has_so_many_pulls_waiting_and_no_more() {
 
 #[test]
 fn a_pull_from_the_far_future_is_one_like_others_and_rows_ascend() {
-    let mut pump = started(config(2, "asp", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(2, "asp", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let worker = WorkerId(1);
     // A table that is only pulled has no clock of its own to compare with.
     for clock in [u64::MAX, limits::MAX_CLOCK_SKIP + 2] {
@@ -240,8 +240,8 @@ fn sent(outputs: &[Output]) -> (Vec<(u32, u32)>, Vec<u64>) {
 
 #[test]
 fn an_answer_to_a_push_that_is_refused_is_not_begun_early() {
-    let mut pump = started(config(3, "bsp", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(3, "bsp", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let worker = |rank| NodeId::Worker(WorkerId(rank));
     assert_eq!(say(shard, now, worker(0), &push(0, 10, 0, 1.0)), []);
     assert_eq!(say(shard, now, worker(1), &push(0, 11, 0, 1.0)), []);
@@ -254,8 +254,8 @@ fn an_answer_to_a_push_that_is_refused_is_not_begun_early() {
 
 #[test]
 fn a_push_is_acknowledged_by_its_answer_or_by_the_heartbeat_and_never_by_both() {
-    let mut pump = started(config(2, "bsp", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let worker = |rank| NodeId::Worker(WorkerId(rank));
     for sequence in 0..3 {
         assert_eq!(say(shard, now, worker(0), &push(0, 10, sequence, 1.0)), []);
@@ -275,8 +275,8 @@ fn a_push_is_acknowledged_by_its_answer_or_by_the_heartbeat_and_never_by_both() 
 
 #[test]
 fn where_nobody_waits_for_all_a_push_is_acknowledged_while_its_pull_waits() {
-    let mut pump = started(config(2, "ssp:s=0", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(2, "ssp:s=0", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let from = NodeId::Worker(WorkerId(0));
     for sequence in 0..2 {
         assert_eq!(say(shard, now, from, &push(0, 10, sequence, 1.0)), []);
@@ -286,8 +286,8 @@ fn where_nobody_waits_for_all_a_push_is_acknowledged_while_its_pull_waits() {
 
 #[test]
 fn a_push_counts_although_the_pull_that_comes_with_it_is_refused() {
-    let mut pump = started(config(2, "bsp", Order::Arrival));
-    let (now, shard) = (pump.now, &mut pump.shards[0]);
+    let mut bench = started(config(2, "bsp", Order::Arrival));
+    let (now, shard) = (bench.now(), bench.shard_mut(0));
     let from = NodeId::Worker(WorkerId(1));
     for request in 0..limits::MAX_PENDING_PULLS as u64 {
         assert_eq!(say(shard, now, from, &pull(1, request)), [], "it waits");
@@ -303,8 +303,8 @@ fn a_push_counts_although_the_pull_that_comes_with_it_is_refused() {
 #[test]
 fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
     let refusal = |process| {
-        let mut pump = Pump::new(config(1, "bsp", Order::Arrival), 1);
-        pump.run();
+        let mut bench = Bench::new(config(1, "bsp", Order::Arrival), 1);
+        bench.run();
         let server = ServerId(0);
         let part = paramill_core::placement::Part { server, start: 0, len: 4 };
         let shard = ServedShard { shard: shard_id(0), process, addresses: "shard:0".into() };
@@ -321,7 +321,8 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
             seed: 0,
         };
         let plan = message(&Control::Plan(Box::new(plan)));
-        let outputs = say(&mut pump.shards[0], pump.now, NodeId::Coordinator, &plan);
+        let now = bench.now();
+        let outputs = say(bench.shard_mut(0), now, NodeId::Coordinator, &plan);
         outputs.into_iter().find_map(|output| match output {
             Output::Stop { error } => error,
             _ => None,

@@ -1,7 +1,8 @@
 //! A whole job with one member that is not honest: the others finish their work.
 
+use super::words::{control_frame, data_frame};
 use super::*;
-use crate::words::{control_frame, data_frame};
+use crate::bench::COORDINATOR;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::worker::{Gradient, PullOptions};
 use proptest::prelude::*;
@@ -15,8 +16,8 @@ enum Act {
     ToShard(usize, Frame),
     /// The liar says something to the coordinator.
     ToCoordinator(Frame),
-    /// A connection between two honest nodes breaks.
-    Reset(usize, usize),
+    /// A connection of an honest worker to a server, or to the coordinator, breaks.
+    Reset(usize, Option<usize>),
     Switch(usize),
     /// An honest worker does its next iteration, if the last one is over.
     Iterate(usize),
@@ -29,7 +30,7 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         10 => (0usize..2, data_frame()).prop_map(|(shard, frame)| Act::ToShard(shard, frame)),
         4 => control_frame().prop_map(Act::ToCoordinator),
-        2 => (0usize..2, 0usize..3).prop_map(|(worker, peer)| Act::Reset(worker, peer)),
+        2 => (0usize..2, prop::option::of(0usize..2)).prop_map(|(worker, peer)| Act::Reset(worker, peer)),
         2 => (0..MODELS.len()).prop_map(Act::Switch),
         6 => (0usize..2).prop_map(Act::Iterate),
         1 => (0u32..2000).prop_map(Act::Pass),
@@ -39,22 +40,22 @@ fn act() -> impl Strategy<Value = Act> {
 /// An honest worker's iteration under way.
 type Steps = [Option<paramill_core::worker::Ticket>; 2];
 
-fn iterate(pump: &mut Pump, worker: usize, steps: &mut Steps) {
+fn iterate(bench: &mut Bench, worker: usize, steps: &mut Steps) {
     if let Some(ticket) = steps[worker] {
-        match pump.outcome(worker, ticket) {
+        match bench.outcome(worker, ticket) {
             None => return,
             Some(outcome) => assert_eq!(outcome, Ok(()), "honest worker {worker}"),
         }
-        pump.workers[worker].redeem(ticket);
+        bench.worker_mut(worker).redeem(ticket);
     }
-    let now = pump.now;
-    let role = &mut pump.workers[worker];
+    let now = bench.now();
+    let role = bench.worker_mut(worker);
     let ticket = role.push(now, W, Gradient::Dense(&[0.5; ELEMENTS]), true).expect("it fits");
     let rows = Gradient::Rows { rows: &[worker as u32, 7], values: &[1.0; 4] };
     role.push(now, ROWS, rows, false).expect("it fits");
     role.clock();
     steps[worker] = Some(ticket);
-    pump.run();
+    bench.run();
 }
 
 proptest! {
@@ -67,53 +68,56 @@ proptest! {
         ranked: bool,
     ) {
         let order = if ranked { Order::Ranked } else { Order::Arrival };
-        let mut pump = started(config(3, MODELS[model], order));
-        let liar = pump.worker_node(LIAR);
+        let mut bench = started(config(3, MODELS[model], order));
+        let liar = bench.worker_node(LIAR);
         let mut steps: Steps = [None; 2];
         for act in acts {
             match act {
-                Act::ToShard(shard, frame) => pump.inject(liar, 1 + shard, frame),
-                Act::ToCoordinator(frame) => pump.inject(liar, 0, frame),
-                Act::Reset(worker, peer) => pump.reset(pump.worker_node(worker), peer),
+                Act::ToShard(shard, frame) => _ = bench.world.inject(liar, bench.shard_node(shard), frame),
+                Act::ToCoordinator(frame) => _ = bench.world.inject(liar, COORDINATOR, frame),
+                Act::Reset(worker, peer) => {
+                    let peer = peer.map_or(COORDINATOR, |shard| bench.shard_node(shard));
+                    bench.reset(bench.worker_node(worker), peer);
+                }
                 Act::Switch(model) => {
                     let sync = MODELS[model].to_owned();
-                    pump.command("test", &Control::Set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)]))));
+                    bench.set(PolicyOverride::new("*", Policies::of([(Axis::Sync, sync)])));
                 }
-                Act::Iterate(worker) => iterate(&mut pump, worker, &mut steps),
-                Act::Pass(milliseconds) => pump.pass(f64::from(milliseconds) / 1000.0),
+                Act::Iterate(worker) => iterate(&mut bench, worker, &mut steps),
+                Act::Pass(milliseconds) => bench.pass(f64::from(milliseconds) / 1000.0),
             }
-            pump.run();
+            bench.run();
         }
         // The liar goes. What it left behind must not hold up the others.
-        pump.isolate(liar);
-        pump.pass(5.0);
+        bench.isolate(liar);
+        bench.pass(5.0);
         // Three more iterations each; one that was ahead of the other waits until it has caught up.
-        let goal = pump.workers[0].current_clock().max(pump.workers[1].current_clock()) + 3;
+        let goal = bench.worker(0).current_clock().max(bench.worker(1).current_clock()) + 3;
         for turn in 0.. {
-            let behind = [0, 1].into_iter().filter(|&worker| pump.workers[worker].current_clock() < goal);
+            let behind = [0, 1].into_iter().filter(|&worker| bench.worker(worker).current_clock() < goal);
             let behind: Vec<usize> = behind.collect();
             if behind.is_empty() {
                 break;
             }
-            behind.into_iter().for_each(|worker| iterate(&mut pump, worker, &mut steps));
-            prop_assert!(turn < 1000, "stuck: {:?} {:?}", steps.map(|step| step.map(|step| pump.explain(0, step))), pump.log);
+            behind.into_iter().for_each(|worker| iterate(&mut bench, worker, &mut steps));
+            prop_assert!(turn < 1000, "stuck: {:?} {:?}", steps.map(|step| step.map(|step| bench.explain(0, step))), bench.log());
         }
         for (worker, step) in steps.into_iter().enumerate() {
             let ticket = step.expect("it has iterated");
-            prop_assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
-            let now = pump.now;
+            prop_assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+            let now = bench.now();
             let rows = PullOptions { rows: Some(&[0, 7]), now: false };
-            let pull = pump.workers[worker].pull(now, ROWS, rows).expect("it has started");
-            pump.run();
-            prop_assert_eq!(pump.outcome(worker, pull), Some(Ok(())), "{}", pump.explain(worker, pull));
+            let pull = bench.worker_mut(worker).pull(now, ROWS, rows).expect("it has started");
+            bench.run();
+            prop_assert_eq!(bench.outcome(worker, pull), Some(Ok(())), "{}", bench.explain(worker, pull));
         }
-        prop_assert!(pump.parameters(W, ELEMENTS).iter().all(|value| value.is_finite()));
+        prop_assert!(bench.parameters(W, ELEMENTS).iter().all(|value| value.is_finite()));
         for worker in 0..2 {
-            let now = pump.now;
-            let left = pump.workers[worker].leave(now);
-            pump.run();
-            prop_assert_eq!(pump.outcome(worker, left), Some(Ok(())));
+            let now = bench.now();
+            let left = bench.worker_mut(worker).leave(now);
+            bench.run();
+            prop_assert_eq!(bench.outcome(worker, left), Some(Ok(())));
         }
-        prop_assert_eq!(&pump.stopped, &[None, None, None], "coordinator and shards end in good order");
+        prop_assert_eq!(bench.stopped(), &[None, None, None], "coordinator and shards end in good order");
     }
 }

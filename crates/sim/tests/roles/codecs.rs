@@ -1,6 +1,6 @@
 //! Tables with codecs: what is pushed and answered is smaller, and training goes on as it should.
 
-use super::pump::Pump;
+use super::bench::Bench;
 use super::{W, job, started};
 use paramill_core::codec::Factors;
 use paramill_core::coordinator::JobConfig;
@@ -22,50 +22,51 @@ pub(super) fn with_codecs(workers: u32, codec: &str, answers: &str) -> JobConfig
 }
 
 /// One synchronous step in which worker `w` pushes `gradient(w, element)`.
-fn step(pump: &mut Pump, gradient: impl Fn(usize, usize) -> f32) {
-    let elements = pump.workers[0].values(W).len();
-    let tickets: Vec<_> = (0..pump.workers.len())
+fn step(bench: &mut Bench, gradient: impl Fn(usize, usize) -> f32) {
+    let elements = bench.worker(0).values(W).len();
+    let tickets: Vec<_> = (0..bench.worker_count())
         .map(|worker| {
             let gradient: Vec<f32> = (0..elements).map(|element| gradient(worker, element)).collect();
-            let now = pump.now;
+            let now = bench.now();
             let ticket =
-                pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
-            pump.workers[worker].clock();
-            pump.run();
+                bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
+            bench.worker_mut(worker).clock();
+            bench.run();
             ticket
         })
         .collect();
     for (worker, ticket) in tickets.into_iter().enumerate() {
-        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+        assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
     }
 }
 
 /// The same job with workers that go through aggregators, which add up what arrives as it does.
-pub(super) fn through_aggregators(config: JobConfig, through: &[usize], elements: usize) -> Pump {
+pub(super) fn through_aggregators(config: JobConfig, through: &[usize], elements: usize) -> Bench {
     let order = if through.is_empty() { config.policy.order() } else { Order::Arrival };
     let policy = config.policy.clone().with(Axis::Order, order.to_string());
-    let mut pump = Pump::with_aggregators(JobConfig { policy, ..config }, 2, through);
+    let mut bench = Bench::with_aggregators(JobConfig { policy, ..config }, 2, through);
     let initial = (0..elements).map(|i| i as f32).collect();
-    pump.declare_and_start(&[(TableSpec::dense("w", [elements as u64]), initial)]);
-    pump.pass(1.0);
-    pump
+    bench.declare_and_start(&[(TableSpec::dense("w", [elements as u64]), initial)]);
+    bench.pass(1.0);
+    bench
 }
 
 /// One synchronous step of those that are there, with time for aggregators to hold what they hold.
-pub(super) fn patient_step(pump: &mut Pump, there: &[usize], gradient: impl Fn(usize, usize) -> f32) {
-    let elements = pump.workers[there[0]].values(W).len();
-    let push = |pump: &mut Pump, worker: usize| {
+pub(super) fn patient_step(bench: &mut Bench, there: &[usize], gradient: impl Fn(usize, usize) -> f32) {
+    let elements = bench.worker(there[0]).values(W).len();
+    let push = |bench: &mut Bench, worker: usize| {
         let gradient: Vec<f32> = (0..elements).map(|element| gradient(worker, element)).collect();
-        let now = pump.now;
-        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
-        pump.workers[worker].clock();
+        let now = bench.now();
+        let ticket =
+            bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true).expect("it fits");
+        bench.worker_mut(worker).clock();
         ticket
     };
-    let tickets: Vec<_> = there.iter().map(|&worker| (worker, push(pump, worker))).collect();
-    pump.run();
-    pump.pass(2.0);
+    let tickets: Vec<_> = there.iter().map(|&worker| (worker, push(bench, worker))).collect();
+    bench.run();
+    bench.pass(2.0);
     for (worker, ticket) in tickets {
-        assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+        assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
     }
 }
 
@@ -79,11 +80,11 @@ fn a_lossless_codec_changes_no_bit() {
         let run = |codec: &str, answers: &str| {
             let config = with_codecs(3, codec, answers);
             let policy = config.policy.clone().with(Axis::Order, order.to_string());
-            let mut pump = started(JobConfig { policy, ..config }, 2, 100);
+            let mut bench = started(JobConfig { policy, ..config }, 2, 100);
             for round in 0..4 {
-                step(&mut pump, |worker, element| uneven(worker + round, element));
+                step(&mut bench, |worker, element| uneven(worker + round, element));
             }
-            (pump.parameters(W, 100), pump.workers[1].values(W).to_vec(), pump.pushed_bytes)
+            (bench.parameters(W, 100), bench.worker(1).values(W).to_vec(), bench.tally.pushed_bytes)
         };
         let (plain, encoded) = (run("none", "none"), run("bitmap", "lossless+zstd"));
         assert_eq!((&plain.0, &plain.1), (&encoded.0, &encoded.1));
@@ -93,27 +94,32 @@ fn a_lossless_codec_changes_no_bit() {
 
 #[test]
 fn pushes_are_smaller_and_what_was_kept_comes_later() {
-    let mut pump = started(with_codecs(2, "topk:0.2", "none"), 1, 100);
+    let mut bench = started(with_codecs(2, "topk:0.2", "none"), 1, 100);
     let mut plain = started(with_codecs(2, "none", "none"), 1, 100);
-    for pump in [&mut pump, &mut plain] {
-        step(pump, |worker, element| (1 + worker + element % 5) as f32);
+    for bench in [&mut bench, &mut plain] {
+        step(bench, |worker, element| (1 + worker + element % 5) as f32);
         for _ in 0..30 {
-            step(pump, |_, _| 0.0);
+            step(bench, |_, _| 0.0);
         }
     }
-    assert_eq!(pump.parameters(W, 100), plain.parameters(W, 100));
-    assert!(pump.pushed_bytes * 2 < plain.pushed_bytes, "{} of {}", pump.pushed_bytes, plain.pushed_bytes);
+    assert_eq!(bench.parameters(W, 100), plain.parameters(W, 100));
+    assert!(
+        bench.tally.pushed_bytes * 2 < plain.tally.pushed_bytes,
+        "{} of {}",
+        bench.tally.pushed_bytes,
+        plain.tally.pushed_bytes
+    );
 }
 
 #[test]
 fn answers_that_are_differences_follow_the_parameters_within_their_threshold() {
-    let mut pump = started(with_codecs(2, "none", "dvf:delta=0.5"), 2, 100);
+    let mut bench = started(with_codecs(2, "none", "dvf:delta=0.5"), 2, 100);
     for round in 1..40 {
-        step(&mut pump, |worker, element| uneven(worker, element) * 0.03);
-        let parameters = pump.parameters(W, 100);
+        step(&mut bench, |worker, element| uneven(worker, element) * 0.03);
+        let parameters = bench.parameters(W, 100);
         // The version is one more than the round, and the threshold that of the version.
         let threshold = 0.5 / ((round + 1) as f32).sqrt();
-        for worker in &pump.workers {
+        for worker in bench.workers() {
             for (held, true_value) in worker.values(W).iter().zip(&parameters) {
                 assert!(
                     (held - true_value).abs() <= threshold + 1e-4,
@@ -127,21 +133,21 @@ fn answers_that_are_differences_follow_the_parameters_within_their_threshold() {
 /// What a worker holds is not known any more once its connection broke: it gets everything.
 #[test]
 fn a_broken_connection_does_not_mix_up_differences() {
-    let mut pump = started(with_codecs(2, "topk:0.5", "topk:0.3"), 1, 60);
+    let mut bench = started(with_codecs(2, "topk:0.5", "topk:0.3"), 1, 60);
     for round in 0..20 {
         if round % 4 == 1 {
-            let node = pump.worker_node(round / 4 % 2);
-            pump.reset(node, 1);
-            pump.run();
-            pump.pass(1.0);
+            let node = bench.worker_node(round / 4 % 2);
+            bench.reset(node, bench.shard_node(0));
+            bench.run();
+            bench.pass(1.0);
         }
-        step(&mut pump, uneven);
+        step(&mut bench, uneven);
     }
     for _ in 0..20 {
-        step(&mut pump, |_, _| 0.0);
+        step(&mut bench, |_, _| 0.0);
     }
-    let parameters = pump.parameters(W, 60);
-    for worker in &pump.workers {
+    let parameters = bench.parameters(W, 60);
+    for worker in bench.workers() {
         for (held, value) in worker.values(W).iter().zip(&parameters) {
             assert!((held - value).abs() < 1e-3, "{held} for {value}");
         }
@@ -153,44 +159,44 @@ fn a_broken_connection_does_not_mix_up_differences() {
 fn after_refusals(codec: &str, through: &[usize]) -> Vec<f32> {
     // Servers keep rounds 0 to 4 while worker 1 has pushed nothing.
     const REFUSED: u64 = 5;
-    let mut pump = through_aggregators(with_codecs(2, codec, "none"), through, 100);
+    let mut bench = through_aggregators(with_codecs(2, codec, "none"), through, 100);
     let gradient = |worker: usize, clock: u64| -> Vec<f32> {
         (0..100)
             .map(|element| if clock < 12 { uneven(worker + clock as usize, element) } else { 0.0 })
             .collect()
     };
-    let push = |pump: &mut Pump, worker: usize| {
-        let (now, values) = (pump.now, gradient(worker, pump.workers[worker].current_clock()));
-        let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&values), false).expect("it fits");
+    let push = |bench: &mut Bench, worker: usize| {
+        let (now, values) = (bench.now(), gradient(worker, bench.worker(worker).current_clock()));
+        let ticket = bench.worker_mut(worker).push(now, W, Gradient::Dense(&values), false).expect("it fits");
         // Longer than an aggregator holds a push for others.
-        pump.pass(if through.is_empty() { 0.0 } else { 3.0 });
-        let outcome = pump.outcome(worker, ticket).expect("it is taken or refused");
-        pump.workers[worker].redeem(ticket);
+        bench.pass(if through.is_empty() { 0.0 } else { 3.0 });
+        let outcome = bench.outcome(worker, ticket).expect("it is taken or refused");
+        bench.worker_mut(worker).redeem(ticket);
         outcome
     };
     for _ in 0..REFUSED {
-        assert_eq!(push(&mut pump, 0), Ok(()));
-        pump.workers[0].clock();
+        assert_eq!(push(&mut bench, 0), Ok(()));
+        bench.worker_mut(0).clock();
     }
     for _ in 0..3 {
-        let error = push(&mut pump, 0).expect_err("it is too far ahead");
+        let error = push(&mut bench, 0).expect_err("it is too far ahead");
         assert!(error.to_string().contains("at most 4 rounds ahead"), "{error}");
     }
     for _ in 0..2 {
-        assert_eq!(push(&mut pump, 1), Ok(()));
-        pump.workers[1].clock();
+        assert_eq!(push(&mut bench, 1), Ok(()));
+        bench.worker_mut(1).clock();
     }
     for _ in 0..40 {
         for worker in 0..2 {
-            assert_eq!(push(&mut pump, worker), Ok(()));
-            pump.workers[worker].clock();
+            assert_eq!(push(&mut bench, worker), Ok(()));
+            bench.worker_mut(worker).clock();
         }
     }
-    while pump.workers[1].current_clock() < pump.workers[0].current_clock() {
-        assert_eq!(push(&mut pump, 1), Ok(()));
-        pump.workers[1].clock();
+    while bench.worker(1).current_clock() < bench.worker(0).current_clock() {
+        assert_eq!(push(&mut bench, 1), Ok(()));
+        bench.worker_mut(1).clock();
     }
-    pump.parameters(W, 100)
+    bench.parameters(W, 100)
 }
 
 /// A push that is refused and pushed again is counted once, by the servers and by the residual.
@@ -208,31 +214,34 @@ fn what_is_refused_and_pushed_again_counts_once() {
 #[test]
 fn what_is_sent_again_after_a_broken_connection_counts_once() {
     let run = |codec: &str| {
-        let mut pump = started(with_codecs(2, codec, "none"), 1, 100);
+        let mut bench = started(with_codecs(2, codec, "none"), 1, 100);
         for round in 0..12 {
+            bench.freeze();
             let tickets: Vec<_> = (0..2)
                 .map(|worker| {
                     let gradient: Vec<f32> = (0..100).map(|at| uneven(worker + round, at)).collect();
-                    let now = pump.now;
-                    let ticket = pump.workers[worker].push(now, W, Gradient::Dense(&gradient), true).unwrap();
-                    pump.workers[worker].clock();
+                    let now = bench.now();
+                    let ticket =
+                        bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true).unwrap();
+                    bench.worker_mut(worker).clock();
                     ticket
                 })
                 .collect();
             // Some frames are taken, and the others are lost with the connection.
-            let node = pump.worker_node(round % 2);
-            pump.deliver(node, 1, round % 5);
-            pump.reset(node, 1);
-            pump.run();
-            pump.pass(1.0);
+            let node = bench.worker_node(round % 2);
+            let shard = bench.shard_node(0);
+            bench.deliver(node, shard, round % 5);
+            bench.reset(node, shard);
+            bench.thaw();
+            bench.pass(1.0);
             for (worker, ticket) in tickets.into_iter().enumerate() {
-                assert_eq!(pump.outcome(worker, ticket), Some(Ok(())), "{}", pump.explain(worker, ticket));
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
             }
         }
         for _ in 0..30 {
-            step(&mut pump, |_, _| 0.0);
+            step(&mut bench, |_, _| 0.0);
         }
-        pump.parameters(W, 100)
+        bench.parameters(W, 100)
     };
     let plain = run("none");
     for codec in ["topk:0.2", "topk:0.3+bf16"] {
@@ -247,9 +256,9 @@ fn factors_travel_instead_of_their_product() {
     let run = |codec: &str, offers: bool| {
         let mut config = with_codecs(2, codec, "none");
         config.policy = config.policy.with(Axis::Chunk, "2400B");
-        let mut pump = Pump::new(config, 1);
+        let mut bench = Bench::new(config, 1);
         let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
-        pump.start(&[(spec, vec![0.0; rows * columns])]);
+        bench.start(&[(spec, vec![0.0; rows * columns])]);
         for round in 0..3 {
             for worker in 0..2 {
                 let u: Vec<f32> = (0..rows * rank).map(|at| uneven(worker + round, at)).collect();
@@ -263,14 +272,14 @@ fn factors_travel_instead_of_their_product() {
                     true => Gradient::Product { values: &values, factors },
                     false => Gradient::Dense(&values),
                 };
-                let now = pump.now;
-                let ticket = pump.workers[worker].push(now, W, gradient, false).unwrap();
-                pump.workers[worker].clock();
-                pump.run();
-                assert_eq!(pump.outcome(worker, ticket), Some(Ok(())));
+                let now = bench.now();
+                let ticket = bench.worker_mut(worker).push(now, W, gradient, false).unwrap();
+                bench.worker_mut(worker).clock();
+                bench.run();
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
             }
         }
-        (pump.parameters(W, rows * columns), pump.pushed_bytes)
+        (bench.parameters(W, rows * columns), bench.tally.pushed_bytes)
     };
     let plain = run("none", false);
     for (codec, offers, shrinks) in
@@ -284,49 +293,50 @@ fn factors_travel_instead_of_their_product() {
 
 #[test]
 fn factors_that_do_not_fit_their_table_are_refused() {
-    let mut pump = started(with_codecs(1, "factors", "none"), 1, 100);
-    let (values, now) = ([1.0; 100], pump.now);
+    let mut bench = started(with_codecs(1, "factors", "none"), 1, 100);
+    let (values, now) = ([1.0; 100], bench.now());
     let factors = Factors { rank: 1, u: &values[..10], v: &values[..10] };
     let error =
-        pump.workers[0].push(now, W, Gradient::Product { values: &values, factors }, false).unwrap_err();
+        bench.worker_mut(0).push(now, W, Gradient::Product { values: &values, factors }, false).unwrap_err();
     assert!(error.to_string().contains("factors of 0 x 1 and 1 x 0 elements"), "{error}");
 }
 
 #[test]
 fn half_precision_answers_are_rounded_parameters() {
-    let mut pump = started(with_codecs(2, "f16", "f16"), 2, 100);
-    step(&mut pump, |worker, element| uneven(worker, element) / 7.0);
-    let parameters = pump.parameters(W, 100);
-    for (held, value) in pump.workers[0].values(W).iter().zip(&parameters) {
+    let mut bench = started(with_codecs(2, "f16", "f16"), 2, 100);
+    step(&mut bench, |worker, element| uneven(worker, element) / 7.0);
+    let parameters = bench.parameters(W, 100);
+    for (held, value) in bench.worker(0).values(W).iter().zip(&parameters) {
         assert!((held - value).abs() <= value.abs() / 2048.0, "{held} for {value}");
     }
-    assert_ne!(pump.workers[0].values(W), parameters);
+    assert_ne!(bench.worker(0).values(W), parameters);
 }
 
 #[test]
 fn rows_are_pushed_and_pulled_through_codecs() {
     let run = |codec: &str, answers: &str| {
-        let mut pump = Pump::new(with_codecs(2, codec, answers), 1);
-        pump.start(&[(TableSpec::sparse("rows", 40, 4), vec![1.0; 160])]);
+        let mut bench = Bench::new(with_codecs(2, codec, answers), 1);
+        bench.start(&[(TableSpec::sparse("rows", 40, 4), vec![1.0; 160])]);
         for round in 0..5u32 {
             for worker in 0..2 {
                 let rows: Vec<u32> = (0..40).filter(|row| (row + round + worker) % 4 == 0).collect();
                 let values: Vec<f32> =
                     rows.iter().flat_map(|&row| [0.5 * row as f32 + 1.0, 0.0, -2.0, 1e-3]).collect();
-                let (now, gradient) = (pump.now, Gradient::Rows { rows: &rows, values: &values });
-                let pushing = &mut pump.workers[worker as usize];
+                let (now, gradient) = (bench.now(), Gradient::Rows { rows: &rows, values: &values });
+                let pushing = bench.worker_mut(worker as usize);
                 let ticket = pushing.push(now, W, gradient, false).unwrap();
                 pushing.clock();
-                pump.run();
-                assert_eq!(pump.outcome(worker as usize, ticket), Some(Ok(())));
+                bench.run();
+                assert_eq!(bench.outcome(worker as usize, ticket), Some(Ok(())));
             }
         }
         let rows = [0, 5, 39];
         let options = PullOptions { rows: Some(&rows), now: true };
-        let ticket = pump.workers[0].pull(pump.now, W, options).unwrap();
-        pump.run();
-        assert_eq!(pump.workers[0].outcome(ticket), Some(Ok(())));
-        (pump.parameters(W, 160), pump.workers[0].redeem(ticket))
+        let now = bench.now();
+        let ticket = bench.worker_mut(0).pull(now, W, options).unwrap();
+        bench.run();
+        assert_eq!(bench.worker_mut(0).outcome(ticket), Some(Ok(())));
+        (bench.parameters(W, 160), bench.worker_mut(0).redeem(ticket))
     };
     let plain = run("none", "none");
     assert_eq!(run("bitmap+lz4", "lossless+zstd"), plain);
@@ -367,30 +377,31 @@ fn jobs_whose_codecs_cannot_work_are_refused_with_the_reason() {
 fn after_exchanges(fails: bool) -> (Vec<f32>, Vec<f32>) {
     let mut config = job(1, 1, "bsp", "sgd:lr=1");
     config.policy = config.policy.with(Axis::Codec, "topk:0.2");
-    let mut pump = Pump::new(config, 1);
+    let mut bench = Bench::new(config, 1);
     let table = |name: &str| (TableSpec::dense(name, [40]), vec![0.0; 40]);
-    pump.start(&[table("w"), table("v")]);
+    bench.start(&[table("w"), table("v")]);
     let v = TableId(1);
-    let mut slabs: Vec<Slab> = [W, v].map(|table| pump.workers[0].slab(table).expect("a dense table")).into();
+    let mut slabs: Vec<Slab> =
+        [W, v].map(|table| bench.worker_mut(0).slab(table).expect("a dense table")).into();
     for step in 0..4 {
         for slab in &mut slabs {
             let values = (0..40).map(|at| ((at * 7 + step) % 11) as f32);
             slab.gradient_mut().iter_mut().zip(values).for_each(|(to, from)| *to = from);
         }
-        let now = pump.now;
+        let now = bench.now();
         if fails {
             slabs[1].contains(Prepared::Places { count: 1000 });
-            let error = pump.workers[0].exchange(now, &mut slabs).expect_err("they do not fit");
+            let error = bench.worker_mut(0).exchange(now, &mut slabs).expect_err("they do not fit");
             assert!(error.to_string().contains("1000 places"), "{error}");
             slabs[1].contains(Prepared::Gradient);
         }
-        let ticket = pump.workers[0].exchange(now, &mut slabs).expect("they fit");
-        pump.workers[0].clock();
-        pump.run();
-        assert_eq!(pump.outcome(0, ticket), Some(Ok(())));
-        slabs = pump.workers[0].redeem_slabs(ticket);
+        let ticket = bench.worker_mut(0).exchange(now, &mut slabs).expect("they fit");
+        bench.worker_mut(0).clock();
+        bench.run();
+        assert_eq!(bench.outcome(0, ticket), Some(Ok(())));
+        slabs = bench.worker_mut(0).redeem_slabs(ticket);
     }
-    (pump.parameters(W, 40), pump.parameters(v, 40))
+    (bench.parameters(W, 40), bench.parameters(v, 40))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! An aggregator whose workers, servers and coordinator say anything.
 
+use super::words::{answer, control_frame, data_frame, hello};
 use super::*;
-use crate::words::{answer, control_frame, data_frame, hello};
 use paramill_core::role::Lost;
 use paramill_core::wire::{Hello, Party, Welcome};
 use proptest::prelude::*;
@@ -48,13 +48,13 @@ proptest! {
         ranked: bool,
     ) {
         let order = if ranked { Order::Ranked } else { Order::Arrival };
-        let mut pump = Pump::with_aggregators(config(3, MODELS[model], order), 1, &[0, 0, 0]);
-        pump.declare_and_start(&[
+        let mut bench = Bench::with_aggregators(config(3, MODELS[model], order), 1, &[0, 0, 0]);
+        bench.declare_and_start(&[
             (TableSpec::dense("w", [ELEMENTS as u64]), vec![1.0; ELEMENTS]),
             (TableSpec::sparse("rows", 10, 2), vec![2.0; 20]),
         ]);
-        pump.pass(1.0);
-        let (mut now, aggregator) = (pump.now, &mut pump.aggregators[0]);
+        bench.pass(1.0);
+        let (mut now, aggregator) = (bench.now(), bench.aggregator_mut(0));
         let mut stopped = false;
         for act in acts {
             let outputs = match act {

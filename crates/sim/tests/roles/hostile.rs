@@ -4,19 +4,17 @@
 mod aggregator;
 mod coordinator;
 mod job;
-#[path = "../roles/pump.rs"]
-mod pump;
 mod shard;
 mod words;
 mod worker;
 
+use crate::bench::Bench;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Order, Policy};
 use paramill_core::role::{Body, Frame, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::{Control, Kind, control};
-use pump::Pump;
 
 /// The dense table.
 const W: TableId = TableId(0);
@@ -34,13 +32,13 @@ fn config(workers: u32, sync: &str, order: Order) -> JobConfig {
 }
 
 /// A job of two servers that has started: `w` of 20 elements, `rows` of 10 rows of 2, in chunks of 4.
-fn started(config: JobConfig) -> Pump {
-    let mut pump = Pump::new(config, 1);
-    pump.start(&[
+fn started(config: JobConfig) -> Bench {
+    let mut bench = Bench::new(config, 1);
+    bench.start(&[
         (TableSpec::dense("w", [ELEMENTS as u64]), vec![1.0; ELEMENTS]),
         (TableSpec::sparse("rows", 10, 2), vec![2.0; 20]),
     ]);
-    pump
+    bench
 }
 
 fn shard_id(server: u32) -> ShardId {

@@ -2,32 +2,32 @@
 
 use super::W;
 use super::codecs::{patient_step, through_aggregators, uneven, with_codecs};
-use crate::pump::Pump;
+use crate::bench::Bench;
 
 const ALL: [usize; 4] = [0, 1, 2, 3];
 const THROUGH: [usize; 4] = [0, 0, 1, 1];
 
 /// Some steps, and then so many without gradients that nothing is left in any residual.
-fn after_steps(codec: &str, answers: &str) -> Pump {
-    let mut pump = through_aggregators(with_codecs(4, codec, answers), &THROUGH, 100);
+fn after_steps(codec: &str, answers: &str) -> Bench {
+    let mut bench = through_aggregators(with_codecs(4, codec, answers), &THROUGH, 100);
     for round in 0..6 {
-        patient_step(&mut pump, &ALL, |worker, element| uneven(worker + round, element));
+        patient_step(&mut bench, &ALL, |worker, element| uneven(worker + round, element));
     }
     for _ in 0..20 {
-        patient_step(&mut pump, &ALL, |_, _| 0.0);
+        patient_step(&mut bench, &ALL, |_, _| 0.0);
     }
-    pump
+    bench
 }
 
 #[test]
 fn sums_travel_encoded_and_what_an_aggregator_kept_comes_later() {
     let plain = after_steps("none", "none");
     for codec in ["topk:0.2", "topk:0.3+bf16", "bitmap+lz4", "dgc:ratio=0.3,momentum=0,warmup=0"] {
-        let pump = after_steps(codec, "none");
-        assert_eq!(pump.parameters(W, 100), plain.parameters(W, 100), "{codec}");
-        assert_eq!(pump.workers[3].values(W), plain.workers[3].values(W), "{codec}");
-        let bytes = |pump: &Pump| pump.aggregators.iter().map(|it| it.report().bytes_to_servers).sum::<u64>();
-        assert!(bytes(&pump) * 10 < bytes(&plain) * 9, "{codec}: {} of {}", bytes(&pump), bytes(&plain));
+        let bench = after_steps(codec, "none");
+        assert_eq!(bench.parameters(W, 100), plain.parameters(W, 100), "{codec}");
+        assert_eq!(bench.worker(3).values(W), plain.worker(3).values(W), "{codec}");
+        let bytes = |bench: &Bench| bench.aggregators().map(|it| it.report().bytes_to_servers).sum::<u64>();
+        assert!(bytes(&bench) * 10 < bytes(&plain) * 9, "{codec}: {} of {}", bytes(&bench), bytes(&plain));
     }
 }
 
@@ -35,11 +35,11 @@ fn sums_travel_encoded_and_what_an_aggregator_kept_comes_later() {
 fn momentum_and_clipping_are_the_workers_alone() {
     for codec in ["clip:norm=2+bitmap", "dgc:ratio=1,momentum=0.5,warmup=0"] {
         let run = |through: &[usize]| {
-            let mut pump = through_aggregators(with_codecs(2, codec, "none"), through, 100);
+            let mut bench = through_aggregators(with_codecs(2, codec, "none"), through, 100);
             for round in 0..4 {
-                patient_step(&mut pump, &[0, 1], |worker, element| uneven(worker + round, element));
+                patient_step(&mut bench, &[0, 1], |worker, element| uneven(worker + round, element));
             }
-            pump.parameters(W, 100)
+            bench.parameters(W, 100)
         };
         let (direct, through) = (run(&[]), run(&[0, 0]));
         for (found, expected) in through.iter().zip(&direct) {
@@ -50,14 +50,14 @@ fn momentum_and_clipping_are_the_workers_alone() {
 
 #[test]
 fn quantised_answers_pass_through_as_they_are() {
-    let (plain, pump) = (after_steps("none", "none"), after_steps("none", "bf16"));
-    assert_eq!(pump.parameters(W, 100), plain.parameters(W, 100));
-    for worker in &pump.workers {
-        for (held, value) in worker.values(W).iter().zip(&pump.parameters(W, 100)) {
+    let (plain, bench) = (after_steps("none", "none"), after_steps("none", "bf16"));
+    assert_eq!(bench.parameters(W, 100), plain.parameters(W, 100));
+    for worker in bench.workers() {
+        for (held, value) in worker.values(W).iter().zip(&bench.parameters(W, 100)) {
             assert!((held - value).abs() <= value.abs() / 256.0, "{held} for {value}");
         }
     }
-    for (encoded, whole) in pump.aggregators.iter().zip(&plain.aggregators) {
+    for (encoded, whole) in bench.aggregators().zip(plain.aggregators()) {
         let (encoded, whole) = (encoded.report(), whole.report());
         assert!(encoded.bytes_from_servers * 10 < whole.bytes_from_servers * 8, "two bytes and a head");
         assert!(encoded.bytes_to_workers * 10 < whole.bytes_to_workers * 8);
@@ -66,20 +66,20 @@ fn quantised_answers_pass_through_as_they_are() {
 
 #[test]
 fn differences_reach_workers_through_an_aggregator_that_loses_its_connection() {
-    let mut pump = through_aggregators(with_codecs(4, "topk:0.5", "topk:0.3"), &THROUGH, 60);
+    let mut bench = through_aggregators(with_codecs(4, "topk:0.5", "topk:0.3"), &THROUGH, 60);
     for round in 0..20 {
         if round % 4 == 1 {
-            let node = pump.aggregator_node(round / 4 % 2);
-            pump.reset(node, 1 + round / 8);
-            pump.pass(2.0);
+            let node = bench.aggregator_node(round / 4 % 2);
+            bench.reset(node, bench.shard_node(round / 8));
+            bench.pass(2.0);
         }
-        patient_step(&mut pump, &ALL, uneven);
+        patient_step(&mut bench, &ALL, uneven);
     }
     for _ in 0..30 {
-        patient_step(&mut pump, &ALL, |_, _| 0.0);
+        patient_step(&mut bench, &ALL, |_, _| 0.0);
     }
-    let parameters = pump.parameters(W, 60);
-    for worker in &pump.workers {
+    let parameters = bench.parameters(W, 60);
+    for worker in bench.workers() {
         for (held, value) in worker.values(W).iter().zip(&parameters) {
             assert!((held - value).abs() < 1e-3, "{held} for {value}");
         }
@@ -90,20 +90,20 @@ fn differences_reach_workers_through_an_aggregator_that_loses_its_connection() {
 #[test]
 fn the_others_go_on_when_a_member_dies() {
     let run = |codec: &str| {
-        let mut pump = through_aggregators(with_codecs(4, codec, "bf16"), &THROUGH, 100);
+        let mut bench = through_aggregators(with_codecs(4, codec, "bf16"), &THROUGH, 100);
         for round in 0..3 {
-            patient_step(&mut pump, &ALL, |worker, element| uneven(worker + round, element));
+            patient_step(&mut bench, &ALL, |worker, element| uneven(worker + round, element));
         }
-        let node = pump.worker_node(1);
-        pump.isolate(node);
-        pump.pass(20.0);
+        let node = bench.worker_node(1);
+        bench.isolate(node);
+        bench.pass(20.0);
         for round in 3..6 {
-            patient_step(&mut pump, &[0, 2, 3], |worker, element| uneven(worker + round, element));
+            patient_step(&mut bench, &[0, 2, 3], |worker, element| uneven(worker + round, element));
         }
         for _ in 0..20 {
-            patient_step(&mut pump, &[0, 2, 3], |_, _| 0.0);
+            patient_step(&mut bench, &[0, 2, 3], |_, _| 0.0);
         }
-        pump.parameters(W, 100)
+        bench.parameters(W, 100)
     };
     let (plain, filtered) = (run("none"), run("topk:0.2"));
     // What the dead worker had not chosen yet is gone with it; what it sent is not.

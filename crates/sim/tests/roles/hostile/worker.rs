@@ -1,7 +1,7 @@
 //! A worker and servers, or a coordinator, that are not what they should be.
 
+use super::words::{answer, control_frame, data_frame};
 use super::*;
-use crate::words::{answer, control_frame, data_frame};
 use paramill_core::role::Lost;
 use paramill_core::wire::{Flags, Header, Member, Plan, ServedShard};
 use paramill_core::worker::{Gradient, PullOptions, WorkerError};
@@ -40,13 +40,13 @@ proptest! {
         started_before: bool,
     ) {
         let sync = if overlap { "psp:c=2,b=0.5" } else { "bsp:overlap=false" };
-        let mut pump = if started_before {
+        let mut bench = if started_before {
             started(config(2, sync, Order::Arrival))
         } else {
-            Pump::new(config(2, sync, Order::Arrival), 1)
+            Bench::new(config(2, sync, Order::Arrival), 1)
         };
-        pump.run();
-        let (now, worker) = (pump.now, &mut pump.workers[0]);
+        bench.run();
+        let (now, worker) = (bench.now(), bench.worker_mut(0));
         let at_rest = worker.memory_bytes();
         let mut pushes = 0;
         for act in acts {
@@ -94,8 +94,8 @@ fn pushes(outputs: &[Output]) -> Vec<(ConnectionId, Header)> {
 #[test]
 fn frames_outlive_the_request_that_a_server_settles_too_early() {
     for refuses in [false, true] {
-        let mut pump = started(config(2, "bsp", Order::Arrival));
-        let (now, worker) = (pump.now, &mut pump.workers[0]);
+        let mut bench = started(config(2, "bsp", Order::Arrival));
+        let (now, worker) = (bench.now(), bench.worker_mut(0));
         let ticket = worker.push(now, W, Gradient::Dense(&[3.0; ELEMENTS]), false).unwrap();
         // A driver whose socket is full keeps the frames, and asks for their bytes later.
         let kept: Vec<Output> = std::iter::from_fn(|| worker.poll_output()).collect();
@@ -130,8 +130,8 @@ fn frames_outlive_the_request_that_a_server_settles_too_early() {
 
 #[test]
 fn a_server_speaks_for_itself_only() {
-    let mut pump = started(config(2, "asp", Order::Arrival));
-    let (now, worker) = (pump.now, &mut pump.workers[0]);
+    let mut bench = started(config(2, "asp", Order::Arrival));
+    let (now, worker) = (bench.now(), bench.worker_mut(0));
     let ticket = worker.push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), false).unwrap();
     let outputs = drain(worker);
     let other = |one: ConnectionId| NodeId::Shard(shard_id(u32::from(one.shard() == Some(shard_id(0)))));
@@ -149,8 +149,8 @@ fn a_server_speaks_for_itself_only() {
 
 #[test]
 fn half_an_answer_is_an_error() {
-    let mut pump = started(config(1, "asp", Order::Arrival));
-    let (now, worker) = (pump.now, &mut pump.workers[0]);
+    let mut bench = started(config(1, "asp", Order::Arrival));
+    let (now, worker) = (bench.now(), bench.worker_mut(0));
     let ticket = worker.pull(now, ROWS, PullOptions { rows: Some(&[0, 1]), now: false }).unwrap();
     let outputs = drain(worker);
     let Some(Output::Send { to, frame }) = outputs.first() else { panic!("a pull is sent") };
@@ -164,9 +164,9 @@ fn half_an_answer_is_an_error() {
 
 #[test]
 fn a_plan_after_a_failed_start_is_not_taken() {
-    let mut pump = Pump::new(config(1, "asp", Order::Arrival), 1);
-    pump.run();
-    let (now, worker) = (pump.now, &mut pump.workers[0]);
+    let mut bench = Bench::new(config(1, "asp", Order::Arrival), 1);
+    bench.run();
+    let (now, worker) = (bench.now(), bench.worker_mut(0));
     worker.declare(TableSpec::dense("w", [4]), vec![0.0; 4]).unwrap();
     let ticket = worker.start(now).unwrap();
     say(worker, now, NodeId::Coordinator, &message(&Control::Stop { error: Some("no".into()) }));

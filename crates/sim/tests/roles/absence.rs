@@ -2,7 +2,7 @@
 
 #![allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
 
-use super::pump::Pump;
+use super::bench::Bench;
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Order, Policy};
@@ -16,20 +16,20 @@ const PART: Range<usize> = 5..19;
 
 /// A job whose workers exchange slabs of one table.
 struct Run {
-    pump: Pump,
+    bench: Bench,
     slabs: Vec<Vec<Slab>>,
 }
 
 impl Run {
     fn new(policy: Policy, workers: u32, through: &[usize]) -> Run {
         let config = JobConfig { policy, ..job(workers, 2, "bsp", "sgd") };
-        let mut pump = Pump::with_aggregators(config, 2, through);
+        let mut bench = Bench::with_aggregators(config, 2, through);
         let initial = (0..ELEMENTS).map(|at| (at as f32 - 20.0) / 8.0).collect();
-        pump.declare_and_start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
-        pump.pass(1.0);
-        let slab = |worker: usize| vec![pump.workers[worker].slab(W).expect("a dense table")];
+        bench.declare_and_start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+        bench.pass(1.0);
+        let slab = |worker: usize| vec![bench.worker_mut(worker).slab(W).expect("a dense table")];
         let slabs = (0..workers as usize).map(slab).collect();
-        Run { pump, slabs }
+        Run { bench, slabs }
     }
 
     /// A step in which each worker has `gradient(worker, element)`, but for the ranges that it lacks: there is rubbish.
@@ -47,18 +47,19 @@ impl Run {
                 *value = if is_missing { 3.5 } else { gradient(worker, at) };
             }
             slab.lacks(missing).expect("ranges of the table");
-            let now = self.pump.now;
-            tickets.push(self.pump.workers[worker].exchange(now, &mut self.slabs[worker]).expect("it fits"));
-            self.pump.workers[worker].clock();
-            self.pump.run();
+            let now = self.bench.now();
+            tickets
+                .push(self.bench.worker_mut(worker).exchange(now, &mut self.slabs[worker]).expect("it fits"));
+            self.bench.worker_mut(worker).clock();
+            self.bench.run();
         }
-        self.pump.pass(0.05);
+        self.bench.pass(0.05);
         for (worker, ticket) in tickets.into_iter().enumerate() {
-            let outcome = self.pump.outcome(worker, ticket);
-            assert_eq!(outcome, Some(Ok(())), "{}", self.pump.explain(worker, ticket));
-            self.slabs[worker] = self.pump.workers[worker].redeem_slabs(ticket);
+            let outcome = self.bench.outcome(worker, ticket);
+            assert_eq!(outcome, Some(Ok(())), "{}", self.bench.explain(worker, ticket));
+            self.slabs[worker] = self.bench.worker_mut(worker).redeem_slabs(ticket);
         }
-        self.pump.parameters(W, ELEMENTS)
+        self.bench.parameters(W, ELEMENTS)
     }
 }
 
@@ -99,7 +100,7 @@ fn leaves_out(policy: &Policy, through: &[usize]) {
     let (mut last, mut of_everything, mut of_part) = Default::default();
     for step in 0..8 {
         let is_out = [0, 3, 4, 6].contains(&step);
-        let before: Vec<f32> = with.pump.parameters(W, ELEMENTS);
+        let before: Vec<f32> = with.bench.parameters(W, ELEMENTS);
         let number = |at: usize| if PART.contains(&at) { taken } else { step };
         let lacks = |_| if is_out { vec![5..9, 9..19] } else { Vec::new() };
         last = with.step(|worker, at| gradient(number(at), worker, at), lacks);
@@ -162,7 +163,7 @@ fn where_some_have_a_gradient_the_others_count_as_zeros() {
                 (Run::new(policy.clone(), workers, through), Run::new(policy, workers, through));
             let is_missing = |worker: usize, at: usize| lacks(worker).iter().any(|range| range.contains(&at));
             for step in 0..4 {
-                let before = with.pump.parameters(W, ELEMENTS);
+                let before = with.bench.parameters(W, ELEMENTS);
                 let last = with.step(|worker, at| gradient(step, worker, at), lacks);
                 let expected = zeros.step(
                     |worker, at| if is_missing(worker, at) { 0.0 } else { gradient(step, worker, at) },
@@ -197,7 +198,7 @@ fn codecs_leave_it_out() {
             let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
             let policy = policy.with(Axis::Codec, codec);
             let mut run = Run::new(policy, 2, through);
-            let initial = run.pump.parameters(W, ELEMENTS);
+            let initial = run.bench.parameters(W, ELEMENTS);
             for step in 0..4 {
                 let last = run.step(|worker, at| gradient(step, worker, at), |_| vec![PART]);
                 assert_eq!(last[PART], initial[PART], "{codec} through {through:?}");
@@ -232,12 +233,12 @@ fn what_is_frozen_does_not_move_whatever_its_codec_keeps() {
             for step in 0..3 {
                 run.step(|worker, at| gradient(step, worker, at) + 0.3, |_| Vec::new());
             }
-            let frozen = run.pump.parameters(W, ELEMENTS);
+            let frozen = run.bench.parameters(W, ELEMENTS);
             for step in 3..9 {
                 let last = run.step(|worker, at| gradient(step, worker, at) + 0.3, |_| vec![PART]);
                 assert_eq!(last[PART], frozen[PART], "step {step} of {codec} through {through:?}");
             }
-            assert_ne!(run.pump.parameters(W, ELEMENTS)[19..], frozen[19..], "{codec} through {through:?}");
+            assert_ne!(run.bench.parameters(W, ELEMENTS)[19..], frozen[19..], "{codec} through {through:?}");
         }
     }
 }
@@ -261,7 +262,7 @@ fn what_a_codec_keeps_of_a_frozen_chunk_is_as_it_was_when_it_is_used_again() {
                     (0..4).for_each(|_| _ = with.step(gradient, |_| vec![WHOLE]));
                 }
             }
-            let [with, without] = [with, without].map(|run| run.pump.parameters(W, ELEMENTS));
+            let [with, without] = [with, without].map(|run| run.bench.parameters(W, ELEMENTS));
             assert_eq!(with[WHOLE], without[WHOLE], "{codec} through {through:?}");
         }
     }
@@ -280,14 +281,14 @@ fn what_is_owed_waits_and_is_delivered_when_there_is_a_gradient_again() {
             };
             run.step(gradient, |_| Vec::new());
             plain.step(gradient, |_| Vec::new());
-            let before = run.pump.parameters(W, ELEMENTS);
+            let before = run.bench.parameters(W, ELEMENTS);
             let nothing = |_, _| 0.0;
             assert_eq!(run.step(nothing, |_| vec![PART])[PART], before[PART], "{through:?}");
         }
-        let expected = plain.pump.parameters(W, ELEMENTS);
-        assert_ne!(run.pump.parameters(W, ELEMENTS)[PART], expected[PART]);
+        let expected = plain.bench.parameters(W, ELEMENTS);
+        assert_ne!(run.bench.parameters(W, ELEMENTS)[PART], expected[PART]);
         (0..12).for_each(|_| _ = run.step(|_, _| 0.0, |_| Vec::new()));
-        assert_eq!(run.pump.parameters(W, ELEMENTS), expected, "{through:?}");
+        assert_eq!(run.bench.parameters(W, ELEMENTS), expected, "{through:?}");
     }
 }
 
@@ -297,11 +298,11 @@ fn thresholds_are_passed_together_with_what_was_held() {
     for codec in ["threshold:4.5", "dvf:delta=4.5"] {
         let policy = policy("bsp", "sgd:lr=1", Order::Arrival);
         let mut run = Run::new(policy.with(Axis::Codec, codec), 1, &[]);
-        let initial = run.pump.parameters(W, ELEMENTS);
+        let initial = run.bench.parameters(W, ELEMENTS);
         run.step(|_, _| 4.0, |_| Vec::new());
         // DVF's threshold falls below 4 meanwhile, and to 1.7 in the end.
         (0..5).for_each(|_| _ = run.step(|_, _| 0.0, |_| vec![PART]));
-        assert_eq!(run.pump.parameters(W, ELEMENTS)[PART], initial[PART], "{codec}");
+        assert_eq!(run.bench.parameters(W, ELEMENTS)[PART], initial[PART], "{codec}");
         let last = run.step(|_, _| 1.0, |_| Vec::new());
         let moved: Vec<f32> = initial[PART].iter().map(|value| value - 5.0).collect();
         assert_eq!(last[PART], moved, "{codec}");
@@ -329,19 +330,19 @@ fn a_rule_can_have_zeros_for_what_is_absent() {
 fn a_push_that_is_sent_again_lacks_the_same() {
     let policy = policy("bsp", "momentum:lr=0.1,weight_decay=0.1", Order::Arrival);
     let mut run = Run::new(policy, 1, &[]);
-    let initial = run.pump.parameters(W, ELEMENTS);
+    let initial = run.bench.parameters(W, ELEMENTS);
     run.slabs[0][0].gradient_mut().fill(1.0);
     run.slabs[0][0].lacks(vec![PART]).unwrap();
-    let now = run.pump.now;
-    let ticket = run.pump.workers[0].exchange(now, &mut run.slabs[0]).unwrap();
-    for shard in 1..=4 {
-        let node = run.pump.worker_node(0);
-        run.pump.reset(node, shard);
+    let now = run.bench.now();
+    let ticket = run.bench.worker_mut(0).exchange(now, &mut run.slabs[0]).unwrap();
+    let node = run.bench.worker_node(0);
+    for shard in 0..4 {
+        run.bench.reset(node, run.bench.shard_node(shard));
     }
-    run.pump.run();
-    run.pump.pass(1.0);
-    assert_eq!(run.pump.outcome(0, ticket), Some(Ok(())));
-    let last = run.pump.parameters(W, ELEMENTS);
+    run.bench.run();
+    run.bench.pass(1.0);
+    assert_eq!(run.bench.outcome(0, ticket), Some(Ok(())));
+    let last = run.bench.parameters(W, ELEMENTS);
     assert_eq!(last[PART], initial[PART]);
     assert_ne!(last[..5], initial[..5]);
 }
@@ -360,15 +361,15 @@ fn ranges_that_cannot_be_are_refused_and_hold_for_one_exchange() {
     let many = slab.lacks(vec![0..1; 65_537]).expect_err("too many");
     assert!(many.to_string().contains("at most 65536"), "{many}");
     slab.lacks(vec![0..50]).unwrap();
-    let initial = run.pump.parameters(W, ELEMENTS);
-    let now = run.pump.now;
+    let initial = run.bench.parameters(W, ELEMENTS);
+    let now = run.bench.now();
     for expected_to_move in [false, true] {
         run.slabs[0][0].gradient_mut().fill(0.0);
-        let ticket = run.pump.workers[0].exchange(now, &mut run.slabs[0]).unwrap();
-        run.pump.workers[0].clock();
-        run.pump.run();
-        run.slabs[0] = run.pump.workers[0].redeem_slabs(ticket);
-        assert_eq!(run.pump.parameters(W, ELEMENTS) != initial, expected_to_move);
+        let ticket = run.bench.worker_mut(0).exchange(now, &mut run.slabs[0]).unwrap();
+        run.bench.worker_mut(0).clock();
+        run.bench.run();
+        run.slabs[0] = run.bench.worker_mut(0).redeem_slabs(ticket);
+        assert_eq!(run.bench.parameters(W, ELEMENTS) != initial, expected_to_move);
     }
 }
 
@@ -379,7 +380,7 @@ fn chunks_without_a_gradient_are_not_sent() {
         let policy = policy("bsp", "sgd:lr=1", Order::Arrival).with(Axis::Codec, codec);
         let mut run = Run::new(policy, 1, &[]);
         run.step(|_, _| 1.0, |_| vec![0..50]);
-        let chunks = run.pump.workers[0].chunk_starts(W).unwrap().len() as u64;
-        assert_eq!(run.pump.pushed_bytes, 64 * chunks, "{codec}");
+        let chunks = run.bench.worker(0).chunk_starts(W).unwrap().len() as u64;
+        assert_eq!(run.bench.tally.pushed_bytes, 64 * chunks, "{codec}");
     }
 }

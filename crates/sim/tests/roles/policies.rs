@@ -1,13 +1,12 @@
 //! Policies that would have no effect, or that cannot work together: they are refused with cause and remedy.
 
-use super::pump::Pump;
+use super::bench::Bench;
 use super::{W, job};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
 use paramill_core::types::ServerId;
-use paramill_core::wire::Control;
 use paramill_core::worker::WorkerError;
 
 fn under(sync: &str, codec: &str, answer_codec: &str) -> JobConfig {
@@ -136,10 +135,10 @@ fn partial_pulling_is_refused_where_all_tables_are_of_rows() {
 /// Workers are told when they declare their tables.
 #[test]
 fn a_job_whose_policies_do_not_fit_its_tables_does_not_start() {
-    let mut pump = Pump::new(under("bsp", "none", "dvf:delta=1"), 1);
-    let tickets = pump.declare_and_start(&[(TableSpec::sparse("rows", 10, 4), vec![0.0; 40])]);
+    let mut bench = Bench::new(under("bsp", "none", "dvf:delta=1"), 1);
+    let tickets = bench.declare_and_start(&[(TableSpec::sparse("rows", 10, 4), vec![0.0; 40])]);
     for (worker, ticket) in tickets.into_iter().enumerate() {
-        let Some(Err(WorkerError::Refused { message, .. })) = pump.outcome(worker, ticket) else {
+        let Some(Err(WorkerError::Refused { message, .. })) = bench.outcome(worker, ticket) else {
             panic!("worker {worker} was not refused");
         };
         assert!(message.contains("table `rows`: answers by `dvf:delta=1` are differences"), "{message}");
@@ -150,23 +149,24 @@ fn a_job_whose_policies_do_not_fit_its_tables_does_not_start() {
 fn a_switch_is_checked_with_the_policies_that_it_meets() {
     let mut config = under("bsp", "none", "none");
     config.overrides = vec![PolicyOverride::new("dense", Policies::of([(Axis::AnswerCodec, "topk:0.1")]))];
-    let mut pump = Pump::new(config, 1);
-    pump.start(&[
+    let mut bench = Bench::new(config, 1);
+    bench.start(&[
         (TableSpec::dense("dense", [40]), vec![0.0; 40]),
         (TableSpec::dense("other", [40]), vec![0.0; 40]),
     ]);
-    let switch = |pump: &mut Pump, table: &str, server: Option<u32>, sync: &str| {
-        let message = Control::Set(
-            PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)])).on(server.map(ServerId)),
-        );
-        pump.command("test", &message);
-        let report = pump.shards[0].report(pump.now).expect("it has joined");
+    let switch = |bench: &mut Bench, table: &str, server: Option<u32>, sync: &str| {
+        bench.set(PolicyOverride::new(table, Policies::of([(Axis::Sync, sync)])).on(server.map(ServerId)));
+        let report = bench.shard(0).report(bench.now()).expect("it has joined");
         report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(switch(&mut pump, "*", None, "psp:c=1,b=0.5"), ["bsp", "bsp"], "differences would be dropped");
-    assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1,b=0.5"), ["bsp", "bsp"], "b on one server only");
-    assert_eq!(switch(&mut pump, "other", Some(0), "psp:c=1"), ["bsp", "psp:c=1"]);
-    assert_eq!(switch(&mut pump, "other", None, "psp:c=1,b=0.5"), ["bsp", "psp:c=1,b=0.5"]);
-    assert_eq!(switch(&mut pump, "dense", None, "psp:c=1"), ["psp:c=1", "psp:c=1,b=0.5"]);
-    assert_eq!(pump.workers[0].values(W), [0.0; 40]);
+    assert_eq!(
+        switch(&mut bench, "*", None, "psp:c=1,b=0.5"),
+        ["bsp", "bsp"],
+        "differences would be dropped"
+    );
+    assert_eq!(switch(&mut bench, "other", Some(0), "psp:c=1,b=0.5"), ["bsp", "bsp"], "b on one server only");
+    assert_eq!(switch(&mut bench, "other", Some(0), "psp:c=1"), ["bsp", "psp:c=1"]);
+    assert_eq!(switch(&mut bench, "other", None, "psp:c=1,b=0.5"), ["bsp", "psp:c=1,b=0.5"]);
+    assert_eq!(switch(&mut bench, "dense", None, "psp:c=1"), ["psp:c=1", "psp:c=1,b=0.5"]);
+    assert_eq!(bench.worker(0).values(W), [0.0; 40]);
 }

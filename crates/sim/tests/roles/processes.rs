@@ -1,0 +1,52 @@
+//! The processes of a job, as one that a driver has just started.
+
+use paramill_core::aggregator::{Aggregator, AggregatorConfig};
+use paramill_core::registry::Registry;
+use paramill_core::server::{Shard, ShardConfig};
+use paramill_core::types::{ProcessId, Time, WorkerId};
+use paramill_core::worker::{Worker, WorkerConfig};
+use paramill_sim::actor::Actor;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(crate) const JOB: &str = "test";
+/// Where the coordinator is reached.
+pub(crate) const ADDRESS: &str = "coordinator";
+
+/// A worker process that wants a certain rank or any, and goes through an aggregator or not. Numbers tell those of a
+/// process apart.
+pub(crate) fn worker(now: Time, number: usize, rank: Option<u32>, aggregator: Option<usize>) -> Worker {
+    let config = WorkerConfig {
+        job: JOB.into(),
+        rank: rank.map(WorkerId),
+        coordinator: ADDRESS.into(),
+        aggregator: aggregator.map(|index| format!("aggregator:{index}").into()),
+        number: number as u64,
+    };
+    Worker::new(now, config, Arc::new(Registry::builtin()))
+}
+
+pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
+    let config = ShardConfig {
+        job: JOB.into(),
+        process: ProcessId(process),
+        server: None,
+        core: index % cores,
+        cores,
+        addresses: format!("shard:{index}").into(),
+        coordinator: ADDRESS.into(),
+    };
+    Actor::Shard(Box::new(Shard::new(now, config, Arc::new(Registry::builtin()))))
+}
+
+pub(crate) fn aggregator(now: Time, process: u64, index: usize) -> Actor {
+    let config = AggregatorConfig {
+        job: JOB.into(),
+        process: ProcessId(process),
+        id: None,
+        addresses: format!("aggregator:{index}").into(),
+        coordinator: ADDRESS.into(),
+        hold: Duration::from_millis(5),
+    };
+    Actor::Aggregator(Box::new(Aggregator::new(now, config, Arc::new(Registry::builtin()))))
+}

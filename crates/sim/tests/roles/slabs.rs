@@ -1,0 +1,176 @@
+//! Tables that are lent as slabs: whose they are, what arrives meanwhile, and what partial pulling makes of them.
+
+use super::bench::Bench;
+use super::processes::worker;
+use super::{W, job, started};
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
+use paramill_core::role::Role;
+use paramill_core::table::TableSpec;
+use paramill_core::types::{NodeId, TableId};
+use paramill_core::wire::control::frame;
+use paramill_core::wire::{Change, Control, Kind};
+use paramill_core::worker::{Gradient, Slab, Ticket};
+
+const ELEMENTS: usize = 40;
+
+fn exchange(bench: &mut Bench, slabs: &mut Vec<Slab>, gradient: f32) -> Ticket {
+    slabs.iter_mut().for_each(|slab| slab.gradient_mut().fill(gradient));
+    let now = bench.now();
+    let ticket = bench.worker_mut(0).exchange(now, slabs).expect("they fit");
+    bench.worker_mut(0).clock();
+    bench.run();
+    ticket
+}
+
+/// The same, and the slabs are back.
+fn exchanged(bench: &mut Bench, mut slabs: Vec<Slab>, gradient: f32) -> Vec<Slab> {
+    let ticket = exchange(bench, &mut slabs, gradient);
+    assert_eq!(bench.outcome(0, ticket), Some(Ok(())), "{}", bench.explain(0, ticket));
+    bench.worker_mut(0).redeem_slabs(ticket)
+}
+
+/// The slabs are back before the answer comes, which nobody waits for then.
+fn given_up(bench: &mut Bench, mut slabs: Vec<Slab>, gradient: f32) -> Vec<Slab> {
+    let (shard, worker) = (bench.shard_node(0), bench.worker_node(0));
+    bench.world.hold(shard, worker);
+    let ticket = exchange(bench, &mut slabs, gradient);
+    assert_eq!(bench.outcome(0, ticket), None);
+    let slabs = bench.worker_mut(0).redeem_slabs(ticket);
+    bench.world.release(shard, worker);
+    bench.run();
+    slabs
+}
+
+/// The servers count on every difference that they sent: one that is dropped is missing for ever.
+#[test]
+fn differences_that_come_while_a_slab_is_lent_are_kept() {
+    let mut config = job(1, 1, "bsp", "sgd:lr=1");
+    config.policy = config.policy.with(Axis::AnswerCodec, "topk:1");
+    let mut bench = started(config, 1, ELEMENTS);
+    let slab = bench.worker_mut(0).slab(W).expect("nothing of it is under way");
+    let slabs = exchanged(&mut bench, vec![slab], 1.0);
+    assert_eq!(slabs[0].values(), bench.parameters(W, ELEMENTS));
+
+    let slabs = given_up(&mut bench, slabs, 2.0);
+    let mut slabs = exchanged(&mut bench, slabs, 4.0);
+    assert_eq!(slabs[0].values(), bench.parameters(W, ELEMENTS));
+
+    // What the application writes there is overwritten, and not added to.
+    slabs[0].values_mut().fill(99.0);
+    let slabs = exchanged(&mut bench, slabs, 8.0);
+    assert_eq!(slabs[0].values(), bench.parameters(W, ELEMENTS));
+
+    let slabs = given_up(&mut bench, slabs, 16.0);
+    for slab in slabs {
+        bench.worker_mut(0).give_back(slab).expect("it is of this worker");
+    }
+    assert_eq!(bench.worker(0).values(W), bench.parameters(W, ELEMENTS));
+    let now = bench.now();
+    let ticket =
+        bench.worker_mut(0).push(now, W, Gradient::Dense(&[32.0; ELEMENTS]), true).expect("it is back");
+    bench.worker_mut(0).clock();
+    bench.run();
+    assert_eq!(bench.outcome(0, ticket), Some(Ok(())));
+    assert_eq!(bench.worker(0).values(W), bench.parameters(W, ELEMENTS));
+    let expected: Vec<f32> = (0..ELEMENTS).map(|i| i as f32 - 63.0).collect();
+    assert_eq!(bench.parameters(W, ELEMENTS), expected, "no gradient was lost");
+}
+
+/// A codec that compares gradients with parameters finds them where they are: in the slab.
+#[test]
+fn significance_is_the_same_for_slabs_and_copies() {
+    let run = |lent: bool| {
+        let mut config = job(1, 1, "bsp", "sgd:lr=1");
+        config.policy = config.policy.with(Axis::Codec, "significance:0.5,decay=false");
+        let mut bench = started(config, 1, ELEMENTS);
+        if lent {
+            let slab = bench.worker_mut(0).slab(W).expect("nothing of it is under way");
+            exchanged(&mut bench, vec![slab], 1.0);
+        } else {
+            let now = bench.now();
+            bench.worker_mut(0).push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).expect("it fits");
+            bench.run();
+        }
+        bench.parameters(W, ELEMENTS)
+    };
+    let copied = run(false);
+    assert_eq!(copied[..4], [-1.0, 0.0, 2.0, 3.0], "1 is more than half of 0 and 1, but not of 2");
+    assert_eq!(run(true), copied);
+}
+
+#[test]
+fn a_slab_of_another_worker_is_refused_and_still_of_use_to_its_own() {
+    let mut own = started(job(1, 1, "bsp", "sgd:lr=1"), 1, ELEMENTS);
+    let mut other = Bench::without_workers(job(1, 1, "bsp", "sgd:lr=1"), 1, 0);
+    other.add(worker(other.now(), 1, None, None));
+    other.start(&[(TableSpec::dense("w", [8]), vec![0.0; 8])]);
+    let mut slabs = vec![own.worker_mut(0).slab(W).expect("nothing of it is under way")];
+    let now = other.now();
+    let error = other.worker_mut(0).exchange(now, &mut slabs).expect_err("it was lent by another one");
+    assert!(error.to_string().contains("was lent by another worker"), "{error}");
+    let lent = other.worker_mut(0).slab(W).expect("it was not touched");
+    let error = own.worker_mut(0).give_back(lent).expect_err("it was lent by another one");
+    assert!(error.to_string().contains("was lent by another worker"), "{error}");
+
+    let slabs = exchanged(&mut own, slabs, 1.0);
+    assert_eq!(slabs[0].values(), own.parameters(W, ELEMENTS));
+}
+
+fn two_tables(sync: &str, lent: &str) -> Bench {
+    let mut config = job(1, 2, sync, "sgd:lr=1");
+    config.overrides = vec![PolicyOverride::new("lent", Policies::of([(Axis::Sync, lent)]))];
+    config.policy = config.policy.with(Axis::Placement, "uniform");
+    let mut bench = Bench::new(config, 1);
+    bench.start(&["w", "lent"].map(|name| (TableSpec::dense(name, [ELEMENTS as u64]), vec![0.0; ELEMENTS])));
+    bench
+}
+
+const LENT: TableId = TableId(1);
+
+/// The other tables' fraction b is of their own blocks.
+#[test]
+fn what_is_lent_is_not_among_the_blocks_of_a_partial_pull() {
+    let mut bench = two_tables("psp:c=1,b=0.5", "psp:c=1");
+    let _slab = bench.worker_mut(0).slab(LENT).expect("nothing of it is under way");
+    bench.isolate(bench.shard_node(1));
+    let now = bench.now();
+    let ticket = bench.worker_mut(0).push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).expect("it fits");
+    bench.worker_mut(0).clock();
+    bench.run();
+    assert_eq!(bench.outcome(0, ticket), Some(Ok(())), "one of two blocks is here");
+}
+
+#[test]
+fn a_table_that_is_pulled_partially_is_not_lent() {
+    let mut bench = two_tables("bsp", "psp:c=1,b=0.5");
+    let error = bench.worker_mut(0).slab(LENT).expect_err("b would have no effect").to_string();
+    assert!(error.contains("table `lent` is pulled partially (psp with b = 0.5)"), "{error}");
+    assert!(error.contains("use `push_pull`, or psp without b and tau2"), "{error}");
+}
+
+#[test]
+fn what_is_lent_is_not_switched_to_partial_pulling() {
+    let mut bench = two_tables("bsp", "bsp");
+    let switch = PolicyOverride::new("*", Policies::of([(Axis::Sync, "psp:c=1,b=0.5")]));
+    let models = |bench: &mut Bench| {
+        bench.set(switch.clone());
+        let report = bench.shard(0).report(bench.now()).expect("it has joined");
+        report.tables.iter().map(|table| table.sync.clone()).collect::<Vec<_>>()
+    };
+    let slab = bench.worker_mut(0).slab(LENT).expect("nothing of it is under way");
+    bench.run();
+    assert_eq!(models(&mut bench), ["bsp", "bsp"], "it was refused");
+    // A switch that the coordinator agreed to before it heard of the loan.
+    let told = Control::Change { epoch: 2, change: Change::Policy(switch.clone()) };
+    let message = frame(Kind::Control, &told);
+    let payload = message.body.bytes().expect("it has its bytes with it").to_vec();
+    let now = bench.now();
+    bench.worker_mut(0).handle_frame(now, NodeId::Coordinator.into(), &message.header, &payload);
+    bench.run();
+    let said = |line: &&str| line.contains("table `lent` now uses psp:c=1,b=0.5; as long as it is lent");
+    assert!(bench.log().iter().any(said), "{:?}", bench.log());
+
+    bench.worker_mut(0).give_back(slab).expect("it is of this worker");
+    bench.run();
+    assert_eq!(models(&mut bench), ["psp:c=1,b=0.5", "psp:c=1,b=0.5"]);
+}

@@ -1,0 +1,30 @@
+//! Counts of what goes over the wires of a bench.
+
+use paramill_core::types::NodeId;
+use paramill_core::wire::Kind;
+use paramill_sim::actor::Actor;
+use paramill_sim::rule::FrameView;
+use paramill_sim::world::Observer;
+
+/// What was sent so far.
+#[derive(Default)]
+pub(crate) struct Tally {
+    /// Payload bytes of gradients that shards were sent.
+    pub(crate) pushed_bytes: u64,
+    /// Frames of acknowledgements.
+    pub(crate) ack_frames: usize,
+}
+
+impl Observer<Actor> for Tally {
+    fn on_sent(&mut self, frame: &FrameView<'_>, _role: &Actor) -> Result<(), String> {
+        self.ack_frames += usize::from(frame.header.kind == Kind::PushAck);
+        Ok(())
+    }
+
+    fn on_delivered(&mut self, frame: &FrameView<'_>, _role: &Actor) -> Result<(), String> {
+        if matches!(frame.to, NodeId::Shard(_)) && frame.header.kind == Kind::Push {
+            self.pushed_bytes += u64::from(frame.header.payload_bytes);
+        }
+        Ok(())
+    }
+}
