@@ -24,25 +24,30 @@ const MINIMUM_TIMEOUT: &str = "20";
 /// Some tests that are run against each change.
 struct Trial {
     name: &'static str,
-    /// Of this package.
-    package: &'static str,
-    /// What `cargo test` builds of it.
+    /// Of these packages.
+    packages: &'static str,
+    /// What `cargo test` builds of them.
     target: &'static str,
     /// Leaves out tests whose names have one of these in them.
     skipped: &'static [&'static str],
 }
 
 const TRIALS: [Trial; 4] = [
-    Trial { name: "core's unit tests", package: PACKAGE, target: "--lib", skipped: &[] },
-    Trial { name: "core's other tests", package: PACKAGE, target: "--test=*", skipped: &[] },
+    Trial { name: "core's unit tests", packages: PACKAGE, target: "--lib", skipped: &[] },
+    Trial {
+        name: "tests of whole roles",
+        packages: "paramill-core,paramill-sim",
+        target: "--test=*",
+        skipped: &[],
+    },
     // Published experiments and jobs that cannot go on take ten times as long as all other simulations together.
     Trial {
-        name: "the simulator's quick tests",
-        package: SIMULATOR,
-        target: "--tests",
+        name: "quick simulations",
+        packages: SIMULATOR,
+        target: "--lib",
         skipped: &["reproduce::", "stall::"],
     },
-    Trial { name: "all of the simulator's tests", package: SIMULATOR, target: "--tests", skipped: &[] },
+    Trial { name: "all simulations", packages: SIMULATOR, target: "--lib", skipped: &[] },
 ];
 
 /// How the changed code is built, thousands of times: what a change costs is building core again.
@@ -218,7 +223,7 @@ fn every_nth<'a>(names: &[&'a str], options: &Options) -> Vec<&'a str> {
 /// nothing.
 fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
     let mut command = Command::new(cargo_program());
-    command.args(["mutants", "--package", PACKAGE, "--test-package", trial.package]);
+    command.args(["mutants", "--package", PACKAGE, "--test-package", trial.packages]);
     command.args(["--in-place", "--minimum-test-timeout", MINIMUM_TIMEOUT, "--no-shuffle"]);
     for name in sample {
         command.arg("--re").arg(format!("^{}$", escaped(name)));
