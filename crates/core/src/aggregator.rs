@@ -40,7 +40,7 @@ use std::time::Duration;
 use table::{CodecSeeds, SumPolicy, Table};
 use uplink::Out;
 
-/// What an aggregator needs to know to begin.
+/// Configuration of an aggregator.
 #[derive(Debug, Clone)]
 pub struct AggregatorConfig {
     /// The job's name.
@@ -49,9 +49,9 @@ pub struct AggregatorConfig {
     pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
-    /// Where workers reach it: each of these leads to it.
+    /// Addresses at which workers reach it: each leads to it.
     pub addresses: Addresses,
-    /// Where the coordinator is.
+    /// The coordinator's address.
     pub coordinator: String,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
@@ -98,7 +98,7 @@ impl Aggregator {
         }
     }
 
-    /// Who this is, once the coordinator said so.
+    /// This aggregator's number, once the coordinator has given it one.
     pub fn id(&self) -> Option<AggregatorId> {
         self.id
     }
@@ -249,7 +249,7 @@ impl Aggregator {
                 let policy = plan.policy_of(table, server);
                 let (sync, optimizer) = (policy.sync(&self.registry), policy.optimizer(&self.registry));
                 let codecs = policy.codecs(&self.registry);
-                // What cannot be read here is refused by the servers.
+                // The servers refuse a policy that cannot be read here.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 self.copies.set_codec(number, server, codecs.answer);
                 let policy = ProxyPolicy {
@@ -446,7 +446,7 @@ impl Role for Aggregator {
     }
 }
 
-/// What becomes of a table's gradients under its policies.
+/// Treatment of a table's gradients under its policies.
 fn sum_policy(
     order: Order,
     spec: &TableSpec,

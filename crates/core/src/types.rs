@@ -16,7 +16,8 @@ impl WorkerId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServerId(pub u32);
 
-/// One data core of one server. A chunk belongs to one shard for life.
+/// A logical shard: a share of the tables' chunks, held by one data core of one server. A chunk belongs to one shard for life.
+/// The plan says which process serves a shard ([`crate::wire::ServedShard`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardId {
     /// The server that the core belongs to.

@@ -1,4 +1,4 @@
-//! What byte compressors have in common, and none.
+//! The trait of byte compressors, and the choice `none`.
 
 use super::Stage;
 use crate::registry::Entry;
@@ -28,12 +28,12 @@ pub(super) const NONE_ENTRY: Entry<Stage> = Entry {
     build: |spec| spec.config::<super::feedback::Nothing>().map(|_| Box::new(Stage::Bytes(None))),
 };
 
-/// What a compressor that failed says.
+/// The error of a compressor that cannot unpack bytes.
 pub(super) fn broken(name: &str, why: &dyn std::fmt::Display) -> String {
     format!("bytes that {name} cannot unpack ({why})")
 }
 
-/// What a compressor says that gave another length than there must be.
+/// The error of a compressor whose output has another length than expected.
 pub(super) fn wrong_length(name: &str, found: usize, expected: usize) -> String {
     format!("{found} bytes packed by {name} where there must be {expected}")
 }

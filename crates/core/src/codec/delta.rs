@@ -75,7 +75,7 @@ pub enum DeltaError {
     Child {
         /// The version that it names.
         child: Digest,
-        /// What it made.
+        /// The digest of the result.
         found: Digest,
     },
 }
@@ -125,7 +125,7 @@ impl Weights {
         Digest(hash.digest128())
     }
 
-    /// What leads from this version to `child`, which has the same type and length.
+    /// The delta from this version to `child`, which has the same type and length.
     pub fn delta_to(&self, child: &Weights) -> Vec<u8> {
         assert!(self.dtype == child.dtype && self.len() == child.len(), "versions of one table are alike");
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! What the conditions of a (table, shard) see.
+//! State of a (table, shard) that conditions see.
 
 use crate::types::{Clock, Time, WorkerId};
 
@@ -26,10 +26,10 @@ pub struct SyncState {
     contributions: Vec<(Clock, u32)>,
 }
 
-/// The progress of nobody: below any that a worker can have.
+/// Progress of a rank without a worker: below any that a worker can have.
 const ABSENT: i64 = i64::MIN;
 
-/// What is known about one live worker.
+/// State of one live worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerState {
     progress: i64,
@@ -99,7 +99,7 @@ impl SyncState {
         self.count_from(signed(clock)) - joining as u32
     }
 
-    /// Whether the open round is for nobody, and a later one is for somebody.
+    /// Whether no worker is left to push the open round, and a joining worker will push a later one.
     pub fn waits_for_joining(&self) -> bool {
         self.n() == 0 && !self.joining.is_empty()
     }
@@ -132,7 +132,7 @@ impl SyncState {
         self.live().max_by_key(|&(worker, progress)| (progress, worker))
     }
 
-    /// What is known about a live worker.
+    /// State of a live worker.
     pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
         self.workers.get(worker.0 as usize)?.as_ref()
     }

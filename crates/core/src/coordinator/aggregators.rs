@@ -14,7 +14,7 @@ pub(super) struct Aggregators {
     members: BTreeMap<AggregatorId, Aggregator>,
 }
 
-/// What the coordinator knows of an aggregator.
+/// An aggregator as the coordinator knows it.
 #[derive(Debug)]
 struct Aggregator {
     process: ProcessId,
@@ -73,7 +73,7 @@ impl Aggregators {
         }
     }
 
-    /// Where workers reach an aggregator.
+    /// Sets the addresses at which workers reach an aggregator.
     pub(super) fn register(&mut self, id: AggregatorId, addresses: &Addresses) {
         if let Some(member) = self.members.get_mut(&id) {
             member.address = addresses.to_string();

@@ -4,13 +4,13 @@ use crate::limits;
 use crate::types::WorkerId;
 use std::collections::BTreeMap;
 
-/// Who waits at which barriers.
+/// The barriers, and the workers that wait at them.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
     workers: BTreeMap<WorkerId, Arrivals>,
 }
 
-/// What one worker has come to.
+/// Barriers that one worker has arrived at.
 #[derive(Debug, Default)]
 struct Arrivals {
     /// The barriers it waits at, with their numbers.
@@ -19,7 +19,7 @@ struct Arrivals {
     last: u64,
 }
 
-/// What becomes of a worker at a barrier.
+/// Outcome of a worker's arrival at a barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// It waits.

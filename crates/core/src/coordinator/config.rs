@@ -49,7 +49,7 @@ impl JobConfig {
         }
     }
 
-    /// What servers have to know before they start their data cores. Policies that tables bring along are not known yet.
+    /// The configuration that servers need before they start their data cores. Policies of tables are not known yet.
     pub fn size(&self, registry: &Registry) -> JobSize {
         let needs_norms = |text: &&str| {
             OptimizerPolicy::parse(&registry.optimizer, text).is_ok_and(|policy| policy.needs_norms())

@@ -1,4 +1,4 @@
-//! What workers declare, and the first plan that is made of it.
+//! Declarations of tables by workers, and the first plan that is made from them.
 
 use super::config::JobConfig;
 use crate::limits;

@@ -24,7 +24,7 @@ struct Process {
     cores: u32,
 }
 
-/// What the coordinator knows of a shard.
+/// A shard as the coordinator knows it.
 #[derive(Debug, Default)]
 struct Shard {
     addresses: Option<Addresses>,
@@ -123,7 +123,7 @@ impl Servers {
         }
     }
 
-    /// Where workers reach a shard.
+    /// Sets the addresses at which workers reach a shard.
     pub(super) fn register(&mut self, id: ShardId, addresses: Addresses) {
         if let Some(shard) = self.shards.get_mut(&id) {
             shard.addresses = Some(addresses);
@@ -143,7 +143,7 @@ impl Servers {
         self.complete_count() >= self.expected as usize
     }
 
-    /// Every shard, and who serves it. The servers must be complete.
+    /// Every shard, with the process that serves it. The servers must be complete.
     pub(super) fn served(&self) -> Vec<ServedShard> {
         let served = |(id, shard): (&ShardId, &Shard)| ServedShard {
             shard: *id,

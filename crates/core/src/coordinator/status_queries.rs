@@ -10,7 +10,7 @@ pub(super) struct StatusQueries {
     queries: Vec<StatusQuery>,
 }
 
-/// Somebody who asked, and the shards whose fresh report is still to come.
+/// A query for the status, and the shards whose fresh reports it waits for.
 #[derive(Debug)]
 struct StatusQuery {
     asker: NodeId,

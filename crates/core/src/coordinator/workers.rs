@@ -17,8 +17,8 @@ pub(super) struct Workers {
     /// A worker that is silent for this long is declared dead.
     timeout: Duration,
     ranks: BTreeMap<WorkerId, Rank>,
-    /// Nobody is given up before this time, if anybody is. Whoever is heard from moves its deadline, and not this: with thousands of
-    /// workers the true one is looked for when this one has come.
+    /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
+    /// of workers the earliest is looked for when this time has come.
     earliest: Option<Time>,
     /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
     /// one: this is no authentication.
@@ -75,10 +75,10 @@ pub(super) struct Accepted {
     pub(super) replaced: Option<WorkerId>,
 }
 
-/// What is known of somebody who says something.
+/// Standing of a worker from which a message came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Nothing.
+    /// No such worker.
     Unknown,
     /// It was declared dead.
     Dead,
@@ -243,7 +243,7 @@ impl Workers {
         self.ranks.iter().map(|(id, rank)| Member::original(*id, rank.incarnation)).collect()
     }
 
-    /// The job is planned: who does not move from now on is idle.
+    /// The job is planned: from now on a worker without progress is idle.
     pub(super) fn begin(&mut self, now: Time) {
         self.ranks.values_mut().for_each(|rank| rank.last_progress = now);
         self.find_earliest(true);
@@ -286,12 +286,12 @@ impl Workers {
         self.ranks.get(&id).is_some_and(Rank::is_live)
     }
 
-    /// Those that take part or are about to.
+    /// Workers that take part or are about to.
     pub(super) fn live(&self) -> impl Iterator<Item = WorkerId> + '_ {
         self.ranks.iter().filter(|(_, rank)| rank.is_live()).map(|(id, _)| *id)
     }
 
-    /// Those that take part.
+    /// Workers that take part.
     pub(super) fn running(&self) -> impl Iterator<Item = WorkerId> + '_ {
         let running = |(_, rank): &(&WorkerId, &Rank)| rank.state == MemberState::Running;
         self.ranks.iter().filter(running).map(|(id, _)| *id)
@@ -369,7 +369,7 @@ impl Workers {
         self.ranks.iter().filter(|(_, rank)| is_over(rank)).map(|(id, _)| *id).collect()
     }
 
-    /// What a worker that was declared dead is told.
+    /// The sentence for a worker that was declared dead.
     pub(super) fn obituary(&self, id: WorkerId) -> String {
         obituary(id, self.timeout)
     }
@@ -389,8 +389,8 @@ impl Workers {
 }
 
 impl Rank {
-    /// Another process asks for the rank of one that is connected. That one may be gone, and its connection about to break: only
-    /// one that is heard after it was asked for is there for certain.
+    /// Another process asks for the rank of a connected worker. That worker may be gone, and its connection about to break: it is
+    /// alive for certain only if it is heard after the rank was asked for.
     fn contest(&mut self, now: Time, id: WorkerId, is_planned: bool) -> Refusal {
         let since = *self.contested_since.get_or_insert(now);
         let is_there = self.last_heard > since + limits::HEARTBEAT_EVERY;
@@ -404,7 +404,7 @@ fn draw_incarnation(prng: &mut Prng) -> u64 {
     prng.next_u64().max(1)
 }
 
-/// What became of a worker, and what can be done about it.
+/// Reasons why a worker was declared dead, and what its user can do.
 fn obituary(worker: WorkerId, silence: Duration) -> String {
     format!(
         "{worker} was declared dead: it was silent for {} s, its connection broke and it did not come back within {} s, or \

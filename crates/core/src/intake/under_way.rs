@@ -15,9 +15,9 @@ pub(crate) struct Push<D, K> {
     last_chunk: Option<u32>,
     /// A frame of this attempt was refused; the rest of the attempt is ignored.
     is_refused: bool,
-    /// Where its gradients go.
+    /// Destination of its gradients.
     destination: D,
-    /// What the sink keeps with it.
+    /// The sink's state of this push.
     pub(crate) kept: K,
 }
 
@@ -146,7 +146,7 @@ impl<D, K> UnderWay<D, K> {
     pub(super) fn refuse(&mut self, worker: WorkerId, clock: Clock, sequence: u32) -> bool {
         let is_known = match self.at(worker, clock) {
             Some(push) => std::mem::replace(&mut push.is_refused, true),
-            // Nothing of it was taken, so that its first frame was refused.
+            // No frame of it was taken: its first frame was refused.
             None => true,
         };
         !is_known || sequence == 0

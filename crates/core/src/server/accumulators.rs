@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(accumulators.memory_bytes(), 2 * bytes);
         accumulators.give_back(None);
         assert_eq!(accumulators.take(8).as_slice()[0], 3.0);
-        // Another size has others.
+        // Buffers of another size are kept apart.
         assert_eq!((accumulators.take(9).len(), accumulators.taken()), (16, 2));
     }
 }

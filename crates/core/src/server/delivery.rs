@@ -229,7 +229,7 @@ impl Delivery {
 
     /// The same to a certain receiver.
     pub(super) fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
-        // What comes too early or too late for a change of the plan comes again, and nobody is told.
+        // A stale frame is sent again, and is no error for the application.
         self.refused += u64::from(fault.cause != Cause::StaleEpoch);
         let mut frame = control::frame(Kind::Error, fault);
         frame.header.table = table;
@@ -247,8 +247,8 @@ impl Delivery {
         self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
     }
 
-    /// Frames of a table mean something else from now on. Those who wait for parameters ask again; what was sent of answers
-    /// is of no use to them.
+    /// The codecs of a table have changed ([`Plan::valid_from`](crate::wire::Plan::valid_from)). Pulls that wait are refused, and
+    /// asked again; what was sent of their answers is of no use.
     pub(super) fn renew(&mut self, table: usize, fault: &Fault) {
         self.restart(table);
         for pull in self.pulls.take_all(table) {

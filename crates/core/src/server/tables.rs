@@ -22,7 +22,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// What a plan puts onto a shard.
+    /// The tables that a plan puts onto a shard.
     pub(super) fn of_plan(registry: &Registry, plan: &Plan, shard: ShardId) -> Result<Tables, String> {
         let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
         let mut tables = Tables::default();
@@ -49,8 +49,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The place of a frame's table, if something of it is on this shard and the frame means what frames of the table mean
-    /// now, in the epoch `newest`.
+    /// The index of a frame's table, if this shard holds chunks of it and the frame's epoch is one from the table's
+    /// [`Plan::valid_from`] to `newest`.
     #[inline]
     pub(super) fn place(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
@@ -62,7 +62,7 @@ impl Tables {
         }
     }
 
-    /// The same for a sum of gradients, which may be of an earlier epoch.
+    /// The same for a sum of gradients, which may be of an epoch before `valid_from`.
     pub(super) fn place_sum(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
         match self.tables.get(place) {
@@ -206,7 +206,7 @@ impl Tables {
         self.tables.iter().map(TableShard::memory_bytes).sum::<usize>() + self.accumulators.memory_bytes()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         self.timers.check()?;
         for (number, table) in self.tables.iter().enumerate() {

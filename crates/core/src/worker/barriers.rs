@@ -19,7 +19,7 @@ struct Waiting {
 }
 
 impl Barriers {
-    /// Whether this worker may come to a barrier. `is_open` says whether somebody still waits for a ticket.
+    /// Whether this worker may come to a barrier. `is_open` says whether a ticket was not given up.
     pub(super) fn check(&self, name: &str, is_open: impl Fn(Ticket) -> bool) -> Result<(), WorkerError> {
         let order = |why: String| Err(WorkerError::Order(why));
         if name.len() > limits::MAX_NAME_BYTES {
@@ -51,7 +51,7 @@ impl Barriers {
         self.waiting.remove(name).map(|waiting| waiting.ticket)
     }
 
-    /// Those that are not reached, in the order in which this worker came to them.
+    /// Barriers that are not reached, in the order in which this worker came to them.
     pub(super) fn unreached(&self) -> Vec<(u64, String)> {
         let mut barriers: Vec<_> =
             self.waiting.iter().map(|(name, waiting)| (waiting.number, name.clone())).collect();

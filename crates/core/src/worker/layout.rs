@@ -1,4 +1,4 @@
-//! Where a table lives: its chunks, the shards that hold them, and what fits it.
+//! A table's layout: its chunks, the shards that hold them, and gradients that fit it.
 
 use super::{Gradient, WorkerError};
 use crate::codec::Factors;
@@ -191,7 +191,7 @@ impl Layout {
     }
 }
 
-/// Where a chunk's elements are in its table.
+/// A chunk's elements in its table.
 pub(super) fn elements_of(chunk: &Chunk) -> Range<usize> {
     let start = chunk.start as usize;
     start..start + chunk.len as usize

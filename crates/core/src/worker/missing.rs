@@ -1,4 +1,4 @@
-//! What a gradient does not have.
+//! Ranges of a table that have no gradient.
 
 use super::layout::elements_of;
 use crate::absence::Absent;

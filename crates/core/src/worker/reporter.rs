@@ -1,4 +1,4 @@
-//! What a worker tells the coordinator of itself from time to time.
+//! A worker's regular reports to the coordinator.
 
 use crate::limits;
 use crate::status::WorkerReport;

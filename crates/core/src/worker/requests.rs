@@ -56,7 +56,7 @@ impl Requests {
         slot.filed.as_mut().filter(|_| is_it).map(|filed| &mut filed.request)
     }
 
-    /// Forgets a request that is settled, or that nobody wants any more.
+    /// Forgets a request that is settled, or whose ticket was given up.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.acknowledge(id);
         self.get(id)?;
@@ -106,7 +106,7 @@ impl Requests {
         chosen.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// What is said to be unacknowledged against the requests that are.
+    /// Checks the counts of unacknowledged requests against the requests.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut counted: BTreeMap<Clock, usize> = BTreeMap::new();
         for request in self.values().filter(|request| request.is_unacknowledged_push()) {

@@ -1,4 +1,4 @@
-//! What the application waits for.
+//! Tickets: handles that the application waits on.
 
 use super::WorkerError;
 use super::slab::SlabInFlight;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
-/// What a ticket is for; made into a sentence when somebody asks.
+/// Kind of a ticket; made into a sentence for a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TicketKind {
     Start,
@@ -22,7 +22,7 @@ pub(super) enum TicketKind {
     Leave,
 }
 
-/// What is still to come for a ticket.
+/// State of a ticket.
 #[derive(Debug)]
 pub(super) struct Pending {
     kind: TicketKind,
@@ -36,21 +36,21 @@ pub(super) struct Pending {
     slabs: Vec<SlabInFlight>,
 }
 
-/// What servers have still to say.
+/// Servers' messages that a ticket still waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Outstanding {
     pub(super) acks: usize,
     pub(super) answers: usize,
 }
 
-/// What a ticket brings, beside its end.
+/// Results of a ticket, beside its outcome.
 #[derive(Debug, Default)]
 pub(super) struct Brought {
     pub(super) rows: Vec<f32>,
     pub(super) slabs: Vec<SlabInFlight>,
 }
 
-/// Tickets that nobody has redeemed.
+/// Tickets that the application has not redeemed.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
     pending: BTreeMap<Ticket, Pending>,
@@ -61,7 +61,7 @@ pub(super) struct Tickets {
 }
 
 impl TicketKind {
-    /// What is waited for. `name` names a table.
+    /// A sentence about the wait. `name` names a table.
     pub(super) fn sentence<'a>(&self, name: impl Fn(usize) -> &'a str) -> String {
         match self {
             TicketKind::Start => "the job to start".into(),
@@ -217,7 +217,7 @@ impl Tickets {
         !self.statuses.is_empty()
     }
 
-    /// Everybody who asked for the status gets it.
+    /// Gives the status to all tickets that asked for it.
     pub(super) fn set_status(&mut self, status: &Status) {
         for ticket in std::mem::take(&mut self.statuses) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
@@ -247,7 +247,7 @@ impl Tickets {
         self.pending.get_mut(&ticket).into_iter().for_each(Pending::answered);
     }
 
-    /// A ticket that waits for so many acknowledgements and answers, if somebody still waits for it.
+    /// A ticket that waits for so many acknowledgements and answers, if it was not given up.
     pub(super) fn expect(&mut self, ticket: Ticket, acks: usize, answers: usize) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
             pending.outstanding = Outstanding { acks, answers };

@@ -12,7 +12,7 @@ pub(in crate::server) struct PendingPull {
     pub(super) table: usize,
     pub(super) request: u64,
     pub(super) clock: Clock,
-    /// Where the worker wants the table's first element.
+    /// Place in the worker's shared memory for the table's first element.
     pub(super) reply_place: Option<Place>,
     pub(super) rows: Option<Vec<u32>>,
     /// It came with a push that is not acknowledged yet.
@@ -59,7 +59,7 @@ impl PendingPull {
     }
 }
 
-/// What one worker has waiting of one table.
+/// Pulls of one table that one worker has waiting.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(in crate::server) struct Backlog {
     pub(in crate::server) pulls: u32,

@@ -11,7 +11,7 @@ use crate::types::WorkerId;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where sums are.
+/// Accumulated sums of a round.
 #[derive(Debug)]
 enum Sums {
     /// Rows are many and short: they lie side by side. Empty until a gradient has to be kept.
@@ -20,7 +20,7 @@ enum Sums {
     Chunks(Vec<Option<Buffer>>),
 }
 
-/// What a round has of one cell.
+/// State of one cell in a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Cell {
     /// How many gradients it got.
@@ -31,7 +31,7 @@ struct Cell {
 /// A sender that claims to bring more gradients than there can be does not make a count overflow.
 const MAX_GRADIENTS: u32 = 1 << 30;
 
-/// Where the gradients of a cell are.
+/// State of a cell's gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 enum CellState {
     /// Nothing waits for a step, and a further gradient would be another step.
@@ -56,7 +56,7 @@ pub(super) struct Round {
     /// Cells with a contribution, in the order they got their first: closing costs what was touched.
     touched: Vec<u32>,
     staged: BTreeMap<WorkerId, Staged>,
-    /// What the sums lack.
+    /// Elements that are absent from all gradients of a sum.
     absent: AbsentFromSums,
     /// Whether every gradient in here is of a worker that is still there, and each worker's only one for its cell.
     is_exact: bool,
@@ -168,7 +168,7 @@ impl Round {
         self.is_exact = false;
     }
 
-    /// Another model may add to what is stepped already. That is then another step, of the same round.
+    /// Lets cells that were stepped take further gradients, after a switch of the model. That is another step of the same round.
     pub(super) fn reopen(&mut self) {
         self.mark_inexact();
         for &cell in &self.touched {
@@ -209,7 +209,7 @@ impl Round {
         }
     }
 
-    /// What is absent from all gradients of a cell.
+    /// Elements that are absent from all gradients of a cell.
     pub(super) fn absent(&self, cell: usize) -> &Absent {
         self.absent.of(cell)
     }

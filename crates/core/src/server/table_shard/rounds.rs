@@ -48,7 +48,7 @@ impl Rounds {
         self.open.iter().find(|(known, _)| *known == clock).map(|(_, round)| round)
     }
 
-    /// Another model may add to what is stepped already.
+    /// Lets cells that were stepped take further gradients, after a switch of the model.
     pub(super) fn reopen(&mut self) {
         self.open.iter_mut().for_each(|(_, round)| round.reopen());
     }
@@ -90,7 +90,7 @@ impl Rounds {
         self.all().map(Round::accumulators).sum()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         if !self.open.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("rounds are out of order".into());
