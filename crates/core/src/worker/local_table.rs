@@ -661,4 +661,15 @@ mod tests {
         slab.contains(Prepared::Chosen);
         assert_eq!(table.check_slab(&slab, 3), Ok(()), "it is looked at when it is encoded");
     }
+
+    #[test]
+    fn a_table_that_is_lent_says_so_until_it_is_given_back() {
+        let mut table = table();
+        assert_eq!(table.check_not_lent(), Ok(()));
+        let slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        let why = table.check_not_lent().unwrap_err().to_string();
+        assert!(why.contains("table `w` is lent as a slab: exchange it, or give it back first"), "{why}");
+        table.take_back(slab);
+        assert_eq!(table.check_not_lent(), Ok(()));
+    }
 }
