@@ -529,4 +529,38 @@ mod tests {
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
     }
+
+    #[test]
+    fn gradients_are_added_up_where_a_server_needs_nothing_but_their_sum() {
+        let registry = Registry::builtin();
+        let policy = |order, spec: &TableSpec, sync: &str, optimizer: &str, hold| {
+            let sync = SyncPolicy::parse(&registry.consistency, sync).unwrap();
+            let optimizer = OptimizerPolicy::parse(&registry.optimizer, optimizer).unwrap();
+            sum_policy(order, spec, &sync, &optimizer, hold)
+        };
+        let (dense, rows) = (TableSpec::dense("w", [4]), TableSpec::sparse("rows", 4, 1));
+        let adds_up =
+            |order, spec, sync, optimizer| policy(order, spec, sync, optimizer, limits::HOLD).adds_up;
+        for (order, spec, sync, optimizer, expected) in [
+            (Order::Arrival, &dense, "bsp", "sgd", true),
+            (Order::Arrival, &rows, "bsp", "sgd", false),
+            // A ranked sum is the server's to make, unless every gradient is a step of its own.
+            (Order::Ranked, &dense, "bsp", "sgd", false),
+            (Order::Ranked, &dense, "asp", "sgd", true),
+            // The norm of one push is needed where each is a step.
+            (Order::Arrival, &dense, "bsp", "lars:lr=1", true),
+            (Order::Arrival, &dense, "asp", "lars:lr=1", false),
+            (Order::Arrival, &dense, "when:pull=significance < 0.01", "sgd", false),
+        ] {
+            let found = adds_up(order, spec, sync, optimizer);
+            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}, {}", spec.name);
+        }
+        let held = |sync, hold| {
+            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, &dense, sync, "sgd", hold);
+            (hold, is_patient)
+        };
+        assert_eq!(held("bsp", limits::HOLD), (limits::ROUND_HOLD, true), "nobody gains by hearing earlier");
+        assert_eq!(held("bsp", limits::MAX_HOLD), (limits::MAX_HOLD, true));
+        assert_eq!(held("asp", limits::HOLD), (limits::HOLD, false));
+    }
 }

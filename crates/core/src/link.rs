@@ -187,7 +187,7 @@ impl fmt::Display for Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::NodeId;
+    use crate::types::{NodeId, ServerId, ShardId};
     use crate::wire::Refusal;
 
     fn broken() -> Lost {
@@ -284,11 +284,15 @@ mod tests {
     fn a_link_that_was_up_starts_its_deadline_anew() {
         let mut link = Link::new(Time::ZERO, NodeId::Coordinator, "x");
         link.poll(Time::ZERO);
+        assert!(!link.was_up() && !link.is_up());
+        assert_eq!(link.why(), Some("not tried yet"));
         link.connected();
-        assert_eq!(link.next_timeout(), None);
+        assert!(link.was_up() && link.is_up());
+        assert_eq!((link.next_timeout(), link.why(), link.overdue(Time::ZERO)), (None, None, None));
         let later = Time::from_secs_f64(100.0);
         link.disconnected(later, &Lost::Broken("reset".into()));
-        assert_eq!(link.overdue(later), None);
+        assert_eq!((link.overdue(later), link.why()), (None, Some("reset")));
+        assert!(link.was_up() && !link.is_up());
         assert!(link.poll(later + limits::RECONNECT_MIN).is_some());
     }
 
@@ -314,6 +318,14 @@ mod tests {
         link.disconnected(Time::ZERO, &broken());
         let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
         assert!(sentence.contains("coordinator at a:1, b:1 is unreachable for 30 s"), "{sentence}");
+    }
+
+    #[test]
+    fn the_error_says_which_aggregator_a_peer_is_behind() {
+        let shard = ShardId { server: ServerId(2), core: 1 };
+        let link = Link::new(Time::ZERO, ConnectionId::AggregatorFor(shard), "rack:7070");
+        let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
+        assert!(sentence.contains(&format!("{shard} through the aggregator at rack:7070")), "{sentence}");
     }
 
     #[test]

@@ -291,3 +291,116 @@ pub trait Role {
         body.bytes().expect("a role that stores nothing sends nothing that it stored")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TableId;
+    use crate::wire::{Flags, Kind};
+
+    /// A frame with a payload of so many bytes of its own.
+    fn send(bytes: usize) -> Output {
+        let frame = Frame { header: Header::new(Kind::Params), body: Body::Bytes(vec![0; bytes]) };
+        Output::Send { to: NodeId::Coordinator.into(), frame }
+    }
+
+    #[test]
+    fn outputs_that_wait_are_counted_with_the_bytes_that_were_made_for_them() {
+        let mut outbox = Outbox::default();
+        outbox.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
+        let small = outbox.bytes();
+        assert_eq!(small, size_of::<Output>());
+        outbox.extend([send(1000), Output::Log("0123456789".into())]);
+        assert_eq!(outbox.bytes(), 3 * small + size_of::<Frame>() + 1000 + 10);
+        assert_eq!((outbox.is_empty(), outbox.check()), (false, Ok(())));
+        (0..2).for_each(|_| _ = outbox.pop_front());
+        assert_eq!((outbox.bytes(), outbox.check()), (small + 10, Ok(())));
+        outbox.pop_front();
+        assert_eq!((outbox.bytes(), outbox.is_empty(), outbox.pop_front()), (0, true, None));
+        outbox.bytes = 1;
+        assert!(outbox.check().is_err(), "a byte of nothing");
+    }
+
+    #[test]
+    fn a_frame_costs_what_was_made_for_it_alone() {
+        let cost = |body| Frame { header: Header::new(Kind::Params), body }.memory_bytes();
+        let (own, stored) = (Body::Bytes(vec![0; 100]), Body::Stored { buffer: 0, start: 0, len: 100 });
+        assert_eq!(
+            [cost(own), cost(stored), cost(Body::Empty)],
+            [100, 0, 0].map(|own| size_of::<Frame>() + own)
+        );
+    }
+
+    #[test]
+    fn the_frame_that_was_foreseen_is_the_next_part_of_the_same_answer_for_that_chunk() {
+        let before = Header {
+            table: TableId(2),
+            request: 5,
+            clock: 3,
+            chunk: 7,
+            part: 1,
+            payload_bytes: 64,
+            ..Header::new(Kind::Params)
+        };
+        let landing = Landing { chunk: 8, bytes: 64..192 };
+        let next = Header { chunk: 8, part: 2, payload_bytes: 128, ..before };
+        assert!(landing.is_for(&before, &next));
+        let last = Header { flags: Flags::LAST, version: 9, landing: 1 << 20, ..next };
+        assert!(landing.is_for(&before, &last), "each has its own version and place");
+        for (what, other) in [
+            ("chunk", Header { chunk: 7, ..next }),
+            ("part", Header { part: 1, ..next }),
+            ("length", Header { payload_bytes: 64, ..next }),
+            ("table", Header { table: TableId(1), ..next }),
+            ("request", Header { request: 6, ..next }),
+            ("clock", Header { clock: 4, ..next }),
+            ("kind", Header { kind: Kind::Push, ..next }),
+        ] {
+            assert!(!landing.is_for(&before, &other), "another {what}");
+        }
+    }
+
+    #[test]
+    fn only_a_refusal_for_good_is_final() {
+        let refused = |retry| Lost::Refused(Refusal { reason: "no such job".into(), retry });
+        let all = [Lost::Broken("reset".into()), refused(true), refused(false)];
+        assert_eq!(all.each_ref().map(Lost::is_final), [false, false, true]);
+        assert_eq!(all.map(|lost| lost.to_string())[..2], ["reset", "refused: no such job"]);
+    }
+
+    /// A role of which only what is required is known.
+    struct Plain;
+
+    impl Role for Plain {
+        fn node(&self) -> Option<NodeId> {
+            None
+        }
+        fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
+            unreachable!("nobody connects")
+        }
+        fn hello(&self, _connection: ConnectionId) -> Hello {
+            unreachable!("it connects to nobody")
+        }
+        fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
+        fn handle_disconnected(&mut self, _now: Time, _connection: ConnectionId, _why: &Lost) {}
+        fn handle_frame(&mut self, _now: Time, _connection: ConnectionId, _header: &Header, _payload: &[u8]) {
+        }
+        fn handle_timeout(&mut self, _now: Time) {}
+        fn next_timeout(&self) -> Option<Time> {
+            None
+        }
+        fn poll_output(&mut self) -> Option<Output> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_role_that_says_nothing_more_has_no_places_no_order_and_no_backlog() {
+        let (mut role, mut header) = (Plain, Header::new(Kind::Params));
+        let (peer, mut places) = (ConnectionId::from(NodeId::Coordinator), Vec::new());
+        assert!(role.landing(peer, &header, 4, &mut places).is_none() && places.is_empty());
+        assert_eq!((role.progress(peer), role.backlog_bytes(), role.check()), (None, 0, Ok(())));
+        role.refresh(&mut header);
+        assert_eq!((header, role.payload(&Body::Bytes(vec![1]))), (Header::new(Kind::Params), &[1][..]));
+    }
+}

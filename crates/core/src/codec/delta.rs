@@ -296,4 +296,14 @@ mod tests {
             assert_eq!(held, parent);
         }
     }
+
+    #[test]
+    fn weights_have_as_many_elements_as_values_whatever_their_type() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let weights = Weights::new(&[1.0; 6], dtype);
+            assert_eq!((weights.len(), weights.is_empty(), weights.dtype()), (6, false, dtype));
+            assert_eq!(weights.bytes().len(), 6 * dtype.bytes());
+        }
+        assert!(Weights::new(&[], DType::F16).is_empty());
+    }
 }

@@ -248,4 +248,20 @@ mod tests {
         assert_eq!(epochs.poll_joined(), None);
         assert_eq!(epochs.check(), Ok(()));
     }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut epochs = epochs();
+        epochs.settled.epoch += 1;
+        assert!(epochs.check().is_err(), "nothing leads from one plan to the other");
+        let mut epochs = self::epochs();
+        epochs.make(Change::Left { worker: WorkerId(0) }, 0);
+        epochs.newest.seed += 1;
+        assert!(epochs.check().is_err(), "the change leads to another plan");
+        let mut epochs = self::epochs();
+        epochs.make(Change::Joining { worker: WorkerId(1), incarnation: 7 }, 2);
+        epochs.newest = epochs.settled.clone();
+        epochs.unsettled.clear();
+        assert!(epochs.check().is_err(), "nobody joins");
+    }
 }

@@ -175,3 +175,35 @@ impl<D, K> UnderWay<D, K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(under_way: &mut UnderWay<(), ()>, worker: u32, clock: Clock) {
+        under_way.begin(Push::new(WorkerId(worker), clock, 0, ()));
+    }
+
+    #[test]
+    fn a_push_is_found_by_its_worker_whichever_others_end() {
+        let mut under_way = UnderWay::default();
+        (0..4).for_each(|worker| begin(&mut under_way, worker, u64::from(worker) + 10));
+        begin(&mut under_way, 2, 20);
+        assert_eq!(under_way.remove(WorkerId(1)).map(|push| push.clock()), Some(11));
+        assert!(under_way.remove(WorkerId(1)).is_none() && under_way.get(WorkerId(9)).is_none());
+        let clocks = [0, 1, 2, 3].map(|worker| under_way.get(WorkerId(worker)).map(Push::clock));
+        assert_eq!((clocks, under_way.check()), ([Some(10), None, Some(20), Some(13)], Ok(())));
+        assert!(under_way.at(WorkerId(3), 13).is_some() && under_way.at(WorkerId(3), 12).is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut under_way = UnderWay::default();
+        begin(&mut under_way, 0, 0);
+        begin(&mut under_way, 1, 0);
+        under_way.pushes.swap(0, 1);
+        assert!(under_way.check().is_err(), "each is where the other is looked up");
+        under_way.pushes.pop();
+        assert!(under_way.check().is_err(), "one is not there");
+    }
+}

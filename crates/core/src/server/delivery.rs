@@ -347,3 +347,32 @@ impl Delivery {
         self.strategies.check()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_to_be_sent_is_counted_until_it_is_taken() {
+        let mut delivery = Delivery::default();
+        assert_eq!((delivery.backlog_bytes(), delivery.has_frames()), (0, false));
+        delivery.complete(WorkerId(0), 7);
+        assert_eq!((delivery.backlog_bytes(), delivery.has_frames()), (8, false), "an acknowledgement");
+        let fault = Fault { cause: Cause::Shape, message: "why".into() };
+        delivery.refuse(WorkerId(1), TableId(0), 3, &fault);
+        assert!(delivery.has_frames() && delivery.backlog_bytes() > 8 + size_of::<Output>());
+        assert_eq!(delivery.refused(), 1);
+        assert!(delivery.poll_frame().is_some() && delivery.poll_frame().is_none());
+        assert_eq!(delivery.backlog_bytes(), 8);
+        assert!(delivery.poll_acknowledgement().is_some() && delivery.poll_acknowledgement().is_none());
+        assert_eq!((delivery.backlog_bytes(), delivery.check()), (0, Ok(())));
+    }
+
+    #[test]
+    fn a_frame_that_comes_too_early_for_a_plan_is_no_refusal() {
+        let mut delivery = Delivery::default();
+        let fault = Fault { cause: Cause::StaleEpoch, message: "an older plan".into() };
+        delivery.refuse(WorkerId(1), TableId(0), 3, &fault);
+        assert_eq!((delivery.refused(), delivery.has_frames()), (0, true));
+    }
+}

@@ -30,8 +30,7 @@ impl Tables {
             let own =
                 (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == shard).map(|(n, chunk)| (n, *chunk));
             let policy = plan.policy_of(TableId(number), shard.server);
-            let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(number);
-            let seed = Prng::fork(plan.seed, label).next_u64();
+            let seed = seed_of_table(plan.seed, shard, number);
             let workers = originals().map(|member| member.worker);
             let table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
@@ -226,5 +225,26 @@ impl Tables {
             return Err(format!("{taken} accumulators are in use, and {used} hold sums"));
         }
         Ok(())
+    }
+}
+
+/// The dice of a table's consistency model on one shard follow from the job's seed, and from nothing that happens.
+fn seed_of_table(seed: u64, shard: ShardId, table: u32) -> u64 {
+    let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(table);
+    Prng::fork(seed, label).next_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ServerId;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_table_has_dice_of_its_own_on_every_shard_and_the_same_in_every_run() {
+        let seed = |server, core, table| seed_of_table(42, ShardId { server: ServerId(server), core }, table);
+        assert_eq!((seed(0, 0, 0), seed(3, 2, 5)), (15021278609987233951, 1890440090343424793));
+        let all: BTreeSet<u64> = (0..64).map(|at| seed(at / 16, at / 4 % 4, at % 4)).collect();
+        assert_eq!(all.len(), 64);
     }
 }

@@ -645,4 +645,31 @@ mod tests {
         drop(outgoing);
         assert_eq!(table.memory_bytes() - before, kept, "it is kept for the next push");
     }
+
+    /// Another pass over it would cost as much as sending it.
+    #[test]
+    fn nan_in_a_slab_is_left_to_servers_where_no_codec_looks_at_it() {
+        let mut table = table();
+        let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        slab.gradient_mut().fill(f32::NAN);
+        assert_eq!(table.check_slab(&slab, 3), Ok(()));
+        let (registry, spec) = (Registry::builtin(), TableSpec::dense("w", [4]));
+        let policy = Policy::default().with(crate::policy::Axis::Codec, "f16");
+        table.codecs = TableCodecs::new(&registry, &spec, &policy, Default::default()).unwrap();
+        let refused = WorkerError::NonFinite { table: "w".into(), clock: 3 };
+        assert_eq!(table.check_slab(&slab, 3), Err(refused));
+        slab.contains(Prepared::Chosen);
+        assert_eq!(table.check_slab(&slab, 3), Ok(()), "it is looked at when it is encoded");
+    }
+
+    #[test]
+    fn a_table_that_is_lent_says_so_until_it_is_given_back() {
+        let mut table = table();
+        assert_eq!(table.check_not_lent(), Ok(()));
+        let slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        let why = table.check_not_lent().unwrap_err().to_string();
+        assert!(why.contains("table `w` is lent as a slab: exchange it, or give it back first"), "{why}");
+        table.take_back(slab);
+        assert_eq!(table.check_not_lent(), Ok(()));
+    }
 }

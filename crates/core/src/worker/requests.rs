@@ -140,6 +140,17 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut requests = Requests::default();
+        requests.insert(request(0));
+        requests.free.push(0);
+        assert!(requests.check().is_err(), "a free place with a request in it");
+        let mut requests = Requests::default();
+        requests.unacknowledged.insert(3, 1);
+        assert!(requests.check().is_err(), "a push that nobody makes");
+    }
+
+    #[test]
     fn a_number_is_used_once_and_its_place_again() {
         let mut requests = Requests::default();
         let ids: Vec<u64> = (0..3).map(|table| requests.insert(request(table))).collect();

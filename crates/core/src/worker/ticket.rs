@@ -301,3 +301,97 @@ impl Tickets {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::JobSize;
+
+    const NOTHING: Outstanding = Outstanding { acks: 0, answers: 0 };
+
+    fn push() -> Pending {
+        Pending::new(TicketKind::Push { table: 0, clock: 3 }, Time(5))
+    }
+
+    #[test]
+    fn a_ticket_is_open_until_the_last_thing_that_it_waits_for() {
+        let mut tickets = Tickets::default();
+        let [first, second] =
+            [(1, 1), (0, 1)].map(|(acks, answers)| tickets.open(push().expecting(acks, answers)));
+        assert_eq!(tickets.oldest_open(), Some(first));
+        tickets.answered(first);
+        assert_eq!(tickets.oldest_open(), Some(first));
+        tickets.get_mut(first).unwrap().acknowledged();
+        assert_eq!((tickets.oldest_open(), tickets.get(first).unwrap().is_open()), (Some(second), false));
+        tickets.answered(first);
+        assert!(!tickets.get(first).unwrap().is_open(), "what is said once more changes nothing");
+        tickets.redeem(second);
+        assert_eq!((tickets.contains(second), tickets.oldest_open()), (false, None));
+    }
+
+    #[test]
+    fn the_first_error_of_a_ticket_counts() {
+        let mut tickets = Tickets::default();
+        let ticket = tickets.open(push());
+        ["first", "second"].into_iter().for_each(|why| tickets.fail(ticket, WorkerError::Order(why.into())));
+        assert_eq!(tickets.get(ticket).unwrap().error(), Some(&WorkerError::Order("first".into())));
+    }
+
+    #[test]
+    fn everybody_who_asks_for_the_status_gets_it_once() {
+        let status = Status {
+            job: "job".into(),
+            phase: "training".into(),
+            size: JobSize { workers: 1, servers: 1, norms: None },
+            epoch: 1,
+            restarts: 0,
+            workers: vec![],
+            shards: vec![],
+            aggregators: vec![],
+        };
+        let mut tickets = Tickets::default();
+        assert!(!tickets.wants_status());
+        let asked = [0, 1].map(|at| tickets.open_status(Time(at)));
+        assert!(tickets.wants_status());
+        tickets.set_status(&status);
+        assert!(!tickets.wants_status() && tickets.oldest_open().is_none());
+        for ticket in asked {
+            assert_eq!(tickets.take_status(ticket).as_ref(), Some(&status));
+            assert_eq!(tickets.take_status(ticket), None);
+        }
+    }
+
+    #[test]
+    fn a_ticket_says_what_is_waited_for() {
+        let sentence = |kind: TicketKind| kind.sentence(|_| "w");
+        for (kind, words) in [
+            (TicketKind::Start, "the job to start"),
+            (TicketKind::Push { table: 0, clock: 3 }, "the push of table `w` at clock 3"),
+            (TicketKind::Pull { table: 0, clock: 3 }, "the pull of table `w` after clock 3"),
+            (TicketKind::Exchange { clock: 3, tables: 2 }, "the exchange of 2 tables at clock 3"),
+            (TicketKind::Barrier("eval".into()), "barrier `eval`"),
+            (TicketKind::Status, "the job's status"),
+            (TicketKind::Leave, "the coordinator to note that this worker leaves"),
+        ] {
+            assert_eq!(sentence(kind), words);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut tickets = Tickets::default();
+        let one = Outstanding { acks: 1, answers: 0 };
+        let ticket = tickets.open(push().expecting(1, 0));
+        assert_eq!(tickets.check(true, |_| one), Ok(()));
+        assert!(tickets.check(true, |_| NOTHING).is_err(), "nothing is to come");
+        tickets.fail(ticket, WorkerError::Order("it was refused".into()));
+        assert_eq!(tickets.check(true, |_| NOTHING), Ok(()), "one that failed waits for nothing");
+        let mut tickets = Tickets::default();
+        tickets.open_start(Time::ZERO);
+        assert_eq!(tickets.check(false, |_| NOTHING), Ok(()), "its requests are made when the plan is here");
+        assert!(tickets.check(true, |_| NOTHING).is_err());
+        tickets.redeem(tickets.start().unwrap());
+        tickets.open_leave(Time::ZERO);
+        assert_eq!(tickets.check(true, |_| NOTHING), Ok(()), "the coordinator answers, no server");
+    }
+}

@@ -259,3 +259,60 @@ impl Round {
         sums + self.cells.len() * (size_of::<Cell>() + 4) + staged + self.absent.memory_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Values;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    /// Of two chunks of 2048 elements, which take two pages each.
+    fn layout() -> Layout {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunk = |number| Chunk { shard, start: u64::from(number) * 2048, len: 2048 };
+        Layout::new(TableSpec::dense("w", [4096]), (0..2u32).map(|number| (number, chunk(number))))
+    }
+
+    fn add(round: &mut Round, cell: usize, accumulators: &mut Accumulators) {
+        let values = [1.0; 2048];
+        let (values, absent) = (Values::F32(&values).into(), Absent::NOTHING);
+        round.add(CellGradient { cell, start: cell * 2048, values, absent, weight: 1 }, accumulators);
+    }
+
+    #[test]
+    fn sums_and_gradients_that_are_kept_whole_are_counted_as_memory() {
+        let (mut round, mut accumulators) = (Round::new(&layout()), Accumulators::default());
+        let empty = round.memory_bytes();
+        assert!(empty < 1000, "{empty}");
+        add(&mut round, 1, &mut accumulators);
+        assert_eq!(round.memory_bytes(), empty + 8192);
+        let mut staged = Staged::default();
+        let values = [1.0; 2048];
+        let absent = &Absent::in_chunk(&[0..1, 2..3, 4..5], 0..2048);
+        staged.keep(crate::intake::GradientFrame::Dense {
+            index: 0,
+            start: 0,
+            values: Values::F32(&values).into(),
+            absent,
+        });
+        assert!((8192 + 24..8192 + 200).contains(&staged.memory_bytes()), "{}", staged.memory_bytes());
+        let whole = staged.memory_bytes();
+        round.stage(WorkerId(0), staged);
+        assert_eq!(round.memory_bytes(), empty + 8192 + whole);
+        round.clear(&mut accumulators);
+        assert_eq!((round.memory_bytes(), accumulators.memory_bytes()), (empty, 8192));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let (mut round, mut accumulators) = (Round::new(&layout()), Accumulators::default());
+        add(&mut round, 0, &mut accumulators);
+        assert_eq!((round.accumulators(), round.check()), (1, Ok(())));
+        round.cells[0].state = CellState::Stepped;
+        assert!(round.check().is_err(), "an accumulator without a sum");
+        round.cells[0].state = CellState::Summed;
+        round.touched.clear();
+        assert!(round.check().is_err(), "a gradient that is not listed");
+    }
+}
