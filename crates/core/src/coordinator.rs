@@ -56,12 +56,12 @@ pub struct Coordinator {
     servers: Servers,
     aggregators: Aggregators,
     declarations: Declarations,
-    /// `None` until everybody that the job waits for is here.
+    /// `None` until all servers and workers that the job waits for are here.
     epochs: Option<Epochs>,
     stage: Stage,
     /// Why the job is over, if it failed.
     failure: Option<String>,
-    /// Somebody without whom the job cannot go on is gone.
+    /// A worker without which the job cannot go on is missing.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
@@ -122,7 +122,7 @@ impl Coordinator {
         }
     }
 
-    /// What the job is doing or waiting for, as a sentence.
+    /// The job's phase, or what it waits for, as a sentence.
     fn phase(&self) -> String {
         match (self.stage, &self.epochs) {
             (Stage::Over, _) => match &self.failure {
@@ -278,7 +278,7 @@ impl Coordinator {
         self.enter(now, change);
     }
 
-    /// Makes the plan once everybody is here, and gives it to the shards first.
+    /// Makes the plan once all servers and workers are here, and gives it to the shards first.
     fn try_plan(&mut self, now: Time) {
         if self.is_planned() || !self.workers.are_complete() || !self.servers.are_complete() {
             return;
@@ -342,7 +342,7 @@ impl Coordinator {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
             _ => 0,
         };
-        // The first round is for those whom the job begins with.
+        // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
         let at_least = scheduled.max(1);
         let message = epochs.make(now, change.clone(), at_least);
         let shards = self.servers.informed().map(NodeId::Shard);
@@ -353,7 +353,7 @@ impl Coordinator {
             let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&self.registry);
             scheduler.apply_change(now, &change, sync.expect("checked before it was put into the plan"));
         }
-        self.let_go();
+        self.send_releases();
         self.settle_epochs(now);
     }
 
@@ -469,10 +469,10 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
-        self.let_go();
+        self.send_releases();
     }
 
-    fn let_go(&mut self) {
+    fn send_releases(&mut self) {
         while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
             self.send(NodeId::Worker(worker), &Control::Go { clock });
         }
@@ -494,7 +494,7 @@ impl Coordinator {
         self.workers.depart(worker, state);
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
-            // One that only stood still finds these words when it goes on, even if the job is over by then.
+            // A worker that only stood still reads the reason when it goes on, even if the job is over by then.
             self.send_away(worker);
         }
         if is_member {
@@ -510,7 +510,7 @@ impl Coordinator {
             }
             self.wait_for(now, None, Some("all workers died".into()));
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
-            // Whoever came for it may be the one that is gone.
+            // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
         }
     }
@@ -530,7 +530,7 @@ impl Coordinator {
         self.wait_for(now, Some(first), Some(error));
     }
 
-    /// The job cannot go on until somebody is started anew.
+    /// The job cannot go on until a worker is started anew.
     fn wait_for(&mut self, now: Time, of: Option<WorkerId>, error: Option<String>) {
         let grace = self.config.restart_grace;
         if !grace.is_zero() {
@@ -549,7 +549,7 @@ impl Coordinator {
         vacancy.deadline(&self.workers, &self.standstill, self.config.restart_grace)
     }
 
-    /// Nobody came who could let the job go on.
+    /// Ends the job if the vacancy was not filled in time.
     fn expire_vacancy(&mut self, now: Time) {
         if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(vacancy) = self.vacancy.take()
@@ -644,7 +644,7 @@ impl Coordinator {
         self.outputs.push_back(Output::Stop { error });
     }
 
-    /// Time in which this coordinator stood still is nobody's silence.
+    /// Excludes time in which this coordinator stood still from every peer's silence.
     fn exclude(&mut self, now: Time, lost: Duration) {
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
         let aggregators = self.aggregators.last_heard_mut();
@@ -830,7 +830,7 @@ impl Role for Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.handle_timeout(now);
         }
-        self.let_go();
+        self.send_releases();
         self.answer_queries(now);
         self.answer_unsettled(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {

@@ -68,7 +68,7 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
     output.note(format!("the job is at {url}"));
     let aggregators = start_aggregators(&mut processes, plan.cluster.aggregators, &url, &joining[1..])?;
     let first_worker = plan.cluster.servers as usize + aggregators.len();
-    let workers = plan.cluster.workers;
+    let count = plan.cluster.workers;
     let command = |rank: u32| -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
@@ -79,19 +79,19 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
         }
         Ok(command)
     };
-    let mut crew = Workers::start(&mut processes, workers, restarts, &text, command)?;
+    let mut workers = Workers::start(&mut processes, count, restarts, &text, command)?;
     let mut progress = None;
-    let mut curve = Curve::new(workers);
+    let mut curve = Curve::new(count);
     let mut results: Vec<WorkerResult> = Vec::new();
-    while crew.any_running(&processes) {
+    while workers.any_running(&processes) {
         // A worker that makes no progress ends by its own deadline; this only keeps the loop turning.
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
-            Event::Out { child, line } if crew.has(child) => match serde_json::from_str(&line) {
+            Event::Out { child, line } if workers.has(child) => match serde_json::from_str(&line) {
                 Ok(Message::Step(step)) => {
                     let done = curve.add(&step);
                     progress
-                        .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
+                        .get_or_insert_with(|| output.progress(step.total * u64::from(count)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
                 Ok(Message::Done(result)) => {
@@ -106,18 +106,14 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
             Event::Error { child, line } => stderr::line(format_args!("{}: {line}", processes.name(child))),
             Event::Exited { child, status } if !status.success() => {
                 progress = None;
-                crew.failed(&mut processes, child, status)?;
+                workers.failed(&mut processes, child, status)?;
             }
             Event::Exited { .. } => {}
         }
     }
     drop(progress);
     await_servers(&mut processes, first_worker)?;
-    ensure!(
-        results.len() == workers as usize,
-        "only {} of {workers} workers reported a result",
-        results.len()
-    );
+    ensure!(results.len() == count as usize, "only {} of {count} workers reported a result", results.len());
     TrainReport::new(plan, results, curve)
 }
 

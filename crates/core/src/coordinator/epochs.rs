@@ -16,7 +16,7 @@ const NAMED: usize = 4;
 #[derive(Debug)]
 pub(super) struct Epochs {
     newest: Plan,
-    /// The newest that everybody has entered: the one that workers know.
+    /// The newest plan that all shards and connected aggregators have entered: the one that workers know.
     settled: Plan,
     /// The changes between the two, with their epochs.
     unsettled: VecDeque<(u32, Change)>,
@@ -35,7 +35,7 @@ struct Follower {
     since: Time,
 }
 
-/// What the shards say of a joining worker.
+/// The shards' answers about the first clock of a joining worker.
 #[derive(Debug)]
 struct FirstClocks {
     incarnation: u64,
@@ -45,7 +45,7 @@ struct FirstClocks {
 }
 
 impl Epochs {
-    /// A plan that nobody has entered yet.
+    /// A plan that no shard has entered yet.
     pub(super) fn new(plan: Plan) -> Epochs {
         let follower = Follower { entered: 0, since: Time::ZERO };
         let followers = plan.shards.iter().map(|served| (NodeId::Shard(served.shard), follower)).collect();
@@ -58,12 +58,12 @@ impl Epochs {
         }
     }
 
-    /// What shards and aggregators are told.
+    /// The newest plan, which shards and aggregators are told.
     pub(super) fn newest(&self) -> &Plan {
         &self.newest
     }
 
-    /// What workers are told.
+    /// The last plan that all shards and connected aggregators have entered, which workers are told.
     pub(super) fn settled(&self) -> &Plan {
         &self.settled
     }
@@ -111,7 +111,7 @@ impl Epochs {
     }
 
     fn note_entered(&mut self, now: Time, node: NodeId, epoch: u32) {
-        // What a peer claims of epochs that are not there yet is not believed.
+        // A peer's claim to have entered an epoch that does not exist yet is not believed.
         let epoch = epoch.min(self.newest.epoch);
         if let Some(follower) = self.followers.get_mut(&node).filter(|follower| follower.entered < epoch) {
             *follower = Follower { entered: epoch, since: now };
@@ -203,7 +203,7 @@ impl Epochs {
         Some(Change::Joined { worker: *worker, clock: latest.max(clocks.at_least) })
     }
 
-    /// The next change that everybody has entered: workers may hear of it.
+    /// The next change that all shards and connected aggregators have entered: workers may be told.
     pub(super) fn poll_settled(&mut self) -> Option<(u32, Change)> {
         let everybody = self.followers.values().map(|follower| follower.entered).min().unwrap_or(0);
         self.unsettled.front().filter(|(epoch, _)| *epoch <= everybody)?;
@@ -212,7 +212,7 @@ impl Epochs {
         Some((epoch, change))
     }
 
-    /// What is stored twice agrees.
+    /// Checks that the settled plan and the unsettled changes lead to the newest plan.
     pub(super) fn check(&self) -> Result<(), String> {
         // A whole plan may be long: it is compared only while there are changes.
         let leads = if self.unsettled.is_empty() {
@@ -286,7 +286,7 @@ mod tests {
         let change = Change::Policy(PolicyOverride::new("*", Policies::default()));
         epochs.make(NOW, change.clone(), 0);
         epochs.shard_entered(NOW, shard(0), 2, &[]);
-        // What it said before comes once more.
+        // A shard repeats an earlier answer.
         epochs.shard_entered(NOW, shard(0), 1, &[]);
         epochs.shard_entered(NOW, shard(1), u32::MAX, &[]);
         assert_eq!(epochs.poll_settled(), None, "the aggregator is behind");
@@ -360,5 +360,21 @@ mod tests {
         (0..9).for_each(|id| epochs.aggregator_entered(NOW, AggregatorId(id), 1));
         let behind = epochs.behind(2).unwrap();
         assert!(behind.ends_with(" and 8 others have not entered epoch 2 yet"), "{behind}");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut epochs = epochs();
+        epochs.settled.epoch += 1;
+        assert!(epochs.check().is_err(), "nothing leads from one plan to the other");
+        let mut epochs = self::epochs();
+        epochs.make(NOW, Change::Left { worker: WorkerId(0) }, 0);
+        epochs.newest.seed += 1;
+        assert!(epochs.check().is_err(), "the change leads to another plan");
+        let mut epochs = self::epochs();
+        epochs.make(NOW, Change::Joining { worker: WorkerId(1), incarnation: 7 }, 2);
+        epochs.newest = epochs.settled.clone();
+        epochs.unsettled.clear();
+        assert!(epochs.check().is_err(), "nobody joins");
     }
 }
