@@ -110,8 +110,8 @@ fn a_worker_that_is_gone_without_a_word_is_replaced() {
                 train(&job, table, 3);
                 drop(job);
                 let (job, table) = cluster.worker(1);
-                // The round in which the other one waits is not the new process's.
-                assert!((4..STEPS).contains(&job.current_clock()), "{}", job.current_clock());
+                // Round 3 is the new process's, unless the other one has begun it.
+                assert!((3..STEPS).contains(&job.current_clock()), "{}", job.current_clock());
                 train(&job, table, STEPS);
                 // The other one looks at the status first.
                 job.barrier("looked", PATIENCE).unwrap();

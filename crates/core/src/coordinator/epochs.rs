@@ -171,10 +171,11 @@ impl Epochs {
         self.unsettled.back().and_then(|(epoch, _)| self.behind(*epoch))
     }
 
-    /// Why a process that joins does not take part yet, if it is one.
+    /// Why a process that joins does not take part yet, if it is one: those whom the job begins with do not join.
     pub(super) fn why_not_joined(&self, worker: WorkerId, incarnation: u64) -> Option<String> {
         let own = self.newest.member(worker).filter(|own| own.incarnation == incarnation)?;
-        self.behind(own.since).filter(|_| own.is_live())
+        let joins = own.is_live() && own.standing != Standing::From(0);
+        self.behind(own.since).filter(|_| joins)
     }
 
     /// Whether a shard has the plan in place.
@@ -355,11 +356,15 @@ mod tests {
         let mut epochs = epochs();
         let names = "server 0 core 0 and server 1 core 0 have not entered epoch 1 yet";
         assert_eq!(epochs.behind(1).as_deref(), Some(names));
+        assert_eq!(epochs.why_not_joined(WorkerId(0), 1), None, "the job begins with it");
         (0..2).for_each(|server| epochs.shard_entered(NOW, shard(server), 1, &[]));
         assert_eq!(epochs.behind(1), None);
         (0..9).for_each(|id| epochs.aggregator_entered(NOW, AggregatorId(id), 1));
         let behind = epochs.behind(2).unwrap();
         assert!(behind.ends_with(" and 8 others have not entered epoch 2 yet"), "{behind}");
+        epochs.make(NOW, Change::Joining { worker: WorkerId(1), incarnation: 7 }, 0);
+        assert_eq!(epochs.why_not_joined(WorkerId(1), 7), Some(behind));
+        assert_eq!(epochs.why_not_joined(WorkerId(1), 6), None, "that is another process");
     }
 
     #[test]

@@ -558,6 +558,32 @@ fn a_silent_aggregator_is_named_and_not_waited_for() {
 }
 
 #[test]
+fn a_silent_server_is_named_and_waited_for() {
+    let mut bench = started(job(2, 2, "bsp", "sgd:lr=1"), 1, ELEMENTS);
+    train(&mut bench, &[0, 1], 2, &[]);
+    bench.stand_still(bench.shard_node(1), 20.0);
+    let third = bench.add_worker();
+    let start = join(&mut bench, third);
+    bench.pass(12.0);
+    assert_eq!(bench.outcome(third, start), None);
+    let why = bench.explain(third, start);
+    assert!(why.contains("server 1 core 0 has not entered epoch 2 yet"), "{why}");
+    let phase = bench.coordinator().status(bench.now()).phase;
+    assert!(phase.contains("server 1 core 0 has not entered epoch 2 yet"), "{phase}");
+    let told = |bench: &Bench, what: &str| bench.log().iter().filter(|line| line.contains(what)).count();
+    assert_eq!(
+        told(&bench, "server 1 core 0 is silent for 10 s; the job waits for it"),
+        1,
+        "{:?}",
+        bench.log()
+    );
+    bench.pass(10.0);
+    assert_eq!(told(&bench, "server 1 core 0 is heard again"), 1, "{:?}", bench.log());
+    train(&mut bench, &[0, 1, third], 6, &[(third, start)]);
+    assert_steps(&bench, 6);
+}
+
+#[test]
 fn a_job_that_is_done_waits_for_nobody_to_be_started_anew() {
     for dies_first in [true, false] {
         let grace = Duration::from_secs(60);
