@@ -31,6 +31,8 @@ pub(super) struct Session {
     id: Option<WorkerId>,
     incarnation: u64,
     plan: Option<Plan>,
+    /// Why it does not take part in the job that it joins, as the coordinator says; `None` for one that it begins with, or is in.
+    join_waits: Option<String>,
     coordinator: Link,
     shards: BTreeMap<ShardId, Link>,
     /// Why nothing goes on any more.
@@ -48,6 +50,7 @@ impl Session {
             config,
             incarnation: 0,
             plan: None,
+            join_waits: None,
             shards: BTreeMap::new(),
             failed: None,
             leave_said: false,
@@ -75,6 +78,22 @@ impl Session {
             Standing::From(clock) => Some(clock),
             Standing::Joining | Standing::Left => None,
         }
+    }
+
+    /// The coordinator says why this worker, which joins, does not take part yet.
+    pub(super) fn set_join_waits(&mut self, reason: String) {
+        self.join_waits = self.plan.is_none().then_some(reason);
+    }
+
+    /// Why this worker does not take part in the job that it joins.
+    pub(super) fn join_waits(&self) -> Option<&str> {
+        self.join_waits.as_deref()
+    }
+
+    /// Whether this worker joins a job that runs.
+    pub(super) fn joins(&self) -> bool {
+        let first = self.plan.as_ref().and_then(|plan| self.first_clock(plan));
+        self.join_waits.is_some() || first.is_some_and(|clock| clock > 0)
     }
 
     /// Enters the next epoch.
@@ -124,6 +143,7 @@ impl Session {
             self.shards.insert(*shard, Link::new(now, self.connection(*shard), addresses));
         }
         self.plan = Some(plan);
+        self.join_waits = None;
     }
 
     pub(super) fn coordinator(&self) -> &Link {
