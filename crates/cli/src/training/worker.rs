@@ -61,7 +61,8 @@ pub(crate) struct JobEnd {
     pub(crate) server_memory_bytes: Vec<u64>,
 }
 
-/// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then.
+/// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then. The result is there before the worker
+/// leaves, which the caller sees to: a process that dies on its way out has said what it did.
 pub(crate) fn run(
     plan: &JobPlan,
     faults: &FaultPlan,
@@ -108,7 +109,6 @@ pub(crate) fn run(
         _ => None,
     };
     let report = job.report();
-    job.leave()?;
     Ok(WorkerResult {
         rank: rank.0,
         steps: total,
