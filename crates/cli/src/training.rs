@@ -3,6 +3,7 @@
 mod in_process;
 mod processes;
 mod report;
+mod tally;
 mod worker;
 
 pub(crate) use processes::{

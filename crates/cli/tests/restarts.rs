@@ -259,7 +259,12 @@ fn a_worker_process_that_stands_still_is_ended_and_started_anew() {
     training.hear("worker 1 takes part from clock");
     let (code, report, said) = training.end();
     assert_eq!(code, Some(0), "{said}");
-    assert!(report["metric"]["value"].as_f64().is_some(), "{report}");
+    // Each process counts what it did itself: both made all their steps, and the one that came back made none.
+    assert_eq!((report["restarts"].as_u64(), report["steps"].as_u64()), (Some(1), Some(48)), "{report}");
+    assert!(report["loss"].as_f64().unwrap() > 0.0, "{report}");
+    let (seconds, rate) = (report["seconds"].as_f64().unwrap(), report["steps_per_s"].as_f64().unwrap());
+    // It took the silence after which a worker is dead, and the job as a whole is what took it.
+    assert!(seconds > 10.0 && rate <= 4.8, "{report}");
 }
 
 #[test]

@@ -127,6 +127,11 @@ impl<'a> Workers<'a> {
         &self.late
     }
 
+    /// How many processes were started anew.
+    pub(crate) fn restarts(&self) -> u32 {
+        self.lives.values().map(|life| u32::from(life.number > 1)).sum()
+    }
+
     /// Whether the job may wait for a worker that nobody starts anew.
     pub(crate) fn is_missed(&self) -> bool {
         self.is_missed

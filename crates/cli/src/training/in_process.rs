@@ -1,7 +1,7 @@
 //! A training job in this process: servers and workers are threads, and no socket is used.
 
 use super::report::{Curve, TrainReport};
-use super::worker::{self, Step, WorkerResult};
+use super::worker::{self, Step, Work, WorkerResult};
 use super::{JOB, Outcome, faults, job_config};
 use crate::output::Output;
 use crate::plan::JobPlan;
@@ -53,7 +53,7 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     let mut progress = output.progress(total * u64::from(plan.cluster.workers));
     let mut curve = Curve::new(plan.cluster.workers);
     let results = work(plan, &faults, &jobs, workloads, |step| {
-        let done = curve.add(step);
+        let done = curve.add(step, 0.0);
         progress.set(done, &format!("steps, loss {:.4}", step.loss));
     });
     drop(progress);
@@ -64,7 +64,8 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     for aggregator in aggregators {
         aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
     }
-    Ok(Outcome { report: TrainReport::new(plan, results, curve)?, troubles: Vec::new() })
+    let work = results.iter().map(|result| result.work).fold(Work::default(), Work::beside);
+    Ok(Outcome { report: TrainReport::new(plan, &results, work, 0, curve)?, troubles: Vec::new() })
 }
 
 /// Runs every worker in a thread of its own. The first that fails ends all others, and its error is the one to tell: theirs

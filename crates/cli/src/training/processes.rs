@@ -1,6 +1,7 @@
 //! A training job as separate processes of this machine: this binary, started again in other roles.
 
 use super::report::{Curve, TrainReport};
+use super::tally::Tally;
 use super::worker::{self, Step, WorkerResult};
 use super::{JOB, Outcome, faults};
 use crate::duration::Span;
@@ -82,7 +83,7 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
     let program = Program { command: Box::new(command), input: &text, lingers: false };
     let mut crew = Workers::start(&mut processes, &url, workers, restarts, program)?;
     let mut progress = None;
-    let mut curve = Curve::new(workers);
+    let (mut curve, mut tally) = (Curve::new(workers), Tally::default());
     let mut results: Vec<WorkerResult> = Vec::new();
     let mut troubles = Vec::new();
     while crew.any_running(&processes) {
@@ -91,12 +92,14 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
         match event {
             Event::Out { child, line } if crew.has(child) => match serde_json::from_str(&line) {
                 Ok(Message::Step(step)) => {
-                    let done = curve.add(&step);
+                    let began = tally.hear(child, Instant::now(), step.work.seconds, step.work);
+                    let done = curve.add(&step, began);
                     progress
                         .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
                 Ok(Message::Done(result)) => {
+                    tally.hear(child, Instant::now(), result.elapsed, result.work);
                     crew.finish(result.rank);
                     results.push(result);
                 }
@@ -125,7 +128,8 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
     for rank in (0..workers).filter(|rank| results.iter().all(|result| result.rank != *rank)) {
         troubles.push(format!("worker {rank} reported no result, and the figures are without it"));
     }
-    Ok(Outcome { report: TrainReport::new(plan, results, curve)?, troubles })
+    let report = TrainReport::new(plan, &results, tally.total(), crew.restarts(), curve)?;
+    Ok(Outcome { report, troubles })
 }
 
 /// Has the kernel end this process when the one that started it ends, however that happens.
