@@ -309,3 +309,24 @@ fn a_launched_program_that_stands_still_is_ended() {
     assert!(said.contains("is killed: the job had declared its worker dead"), "{said}");
     assert!(said.contains("is started anew: process 2"), "{said}");
 }
+
+/// A program may go on after its worker is gone from the job: it saves what it has, or starts its worker itself.
+#[test]
+fn a_launched_program_that_goes_on_without_its_worker_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = slow_steps(folder.path(), 0.02);
+    // The worker of rank 1 fails at its end, since nobody listens to what it has to say then, and is declared dead 3 s later. What
+    // started it takes longer than the job.
+    let script = format!(
+        "plan() {{ {PARAMILL} config mlp --workers 2 --servers 1 --examples 800 --epochs 2 --inject {slow}; }}
+         if [ $PARAMILL_RANK = 0 ]; then plan | {PARAMILL} worker-process; exit; fi
+         plan | {PARAMILL} worker-process | read line
+         sleep 20; echo it is saved"
+    );
+    let output = paramill(&["launch", "-n", "2", "-s", "1", "--", "sh", "-c", &script]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("worker 1 is declared dead"), "{said}");
+    assert!(said.contains("the job is over; worker 1 (process "), "{said}");
+    assert!(text(&output.stdout).contains("[worker 1] it is saved"), "{said}");
+}

@@ -20,7 +20,7 @@ const DEAD_GRACE: Duration = Duration::from_secs(5);
 const END_DEADLINE: Duration = Duration::from_secs(10);
 /// How long the job may take to say how a worker stands whose process has failed.
 const STANDING_DEADLINE: Duration = Duration::from_secs(5);
-/// A worker that said nothing for so long when the job ended did not leave it.
+/// A worker that said nothing for so many seconds stands still: had its connection broken, the job would have given it up before.
 const SILENCE: f64 = 5.0;
 
 /// What is started for every rank of a job.
@@ -29,7 +29,7 @@ pub(crate) struct Program<'a> {
     pub(crate) command: Box<dyn Fn(u32) -> Result<Command> + 'a>,
     /// What each process reads from stdin.
     pub(crate) input: &'a str,
-    /// Whether it may do more once it has left the job, for as long as it likes.
+    /// Whether it may do more once it is no member of the job any more, for as long as it likes.
     pub(crate) lingers: bool,
 }
 
@@ -58,6 +58,9 @@ struct Life {
     number: u32,
     /// The number that the job gave to the process of this rank before it; what is said of that one is not about this one.
     before: u32,
+    /// Whether its worker was silent when it was last seen alive. A program whose connection broke may be about to save its work, or to
+    /// start its worker itself; one that stands still does nothing.
+    stands_still: bool,
     /// Since when its worker has been seen to be dead.
     dead_since: Option<Instant>,
     /// When and why it was made to end.
@@ -103,7 +106,15 @@ impl<'a> Workers<'a> {
     fn spawn(&mut self, processes: &mut Supervisor, rank: u32, number: u32, before: u32) -> Result<()> {
         let command = (self.program.command)(rank)?;
         let child = processes.spawn(format!("worker {rank}"), command, self.program.input)?;
-        let life = Life { rank, number, before, dead_since: None, killed: None, is_named: false };
+        let life = Life {
+            rank,
+            number,
+            before,
+            stands_still: false,
+            dead_since: None,
+            killed: None,
+            is_named: false,
+        };
         self.lives.insert(child, life);
         Ok(())
     }
@@ -236,15 +247,17 @@ impl<'a> Workers<'a> {
                 continue;
             }
             let worker = self.seen.get(&life.rank).filter(|worker| worker.incarnation > life.before);
-            let is_dead = worker.is_some_and(|worker| worker.state == MemberState::Dead);
+            if let Some(worker) = worker.filter(|worker| worker.state != MemberState::Dead) {
+                life.stands_still = worker.state != MemberState::Left && worker.silent_seconds > SILENCE;
+            }
+            let is_useless = !self.program.lingers || life.stands_still;
+            let is_dead = worker.is_some_and(|worker| worker.state == MemberState::Dead) && is_useless;
             if is_dead != life.dead_since.is_some() {
                 life.dead_since = is_dead.then(Instant::now);
             }
-            let is_silent =
-                |worker: &WorkerStatus| worker.state != MemberState::Left && worker.silent_seconds > SILENCE;
             let why = if life.dead_since.is_some_and(|since| since.elapsed() > DEAD_GRACE) {
                 "the job had declared its worker dead"
-            } else if is_late && (!self.program.lingers || worker.is_some_and(is_silent)) {
+            } else if is_late && is_useless {
                 "the job was over"
             } else {
                 if is_late && !std::mem::replace(&mut life.is_named, true) {
