@@ -1,6 +1,7 @@
 //! Processes that belong together: their output in one stream of events, and one end for all.
 
 pub(crate) mod keeper;
+mod watch;
 pub(crate) mod workers;
 
 use crate::group;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use keeper::Keeper;
 use paramill_node::exhaustion;
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, kill_process_group, waitid};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -148,6 +149,20 @@ impl Supervisor {
     /// Whether any of these processes runs.
     pub(crate) fn any_running(&self, mut children: impl Iterator<Item = usize>) -> bool {
         children.any(|child| self.members[child].running)
+    }
+
+    /// How a process ended, if it has. Its last words may still be on their way.
+    pub(crate) fn exit_status(&self, child: usize) -> Option<ExitStatus> {
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+        let pid = Pid::from_child(&self.members[child].child);
+        let status = retry_on_intr(|| waitid(WaitId::Pid(pid), ended)).ok()??;
+        Some(exit_status(&status))
+    }
+
+    /// Makes a process and what it started end at once. Its end is an event as any other.
+    pub(crate) fn kill(&self, child: usize) {
+        // An error means that it has just ended.
+        let _ = kill_process_group(Pid::from_child(&self.members[child].child), Signal::KILL);
     }
 
     /// The names of those that run.

@@ -3,13 +3,13 @@
 mod in_process;
 mod processes;
 mod report;
+mod tally;
 mod worker;
 
 pub(crate) use processes::{
     AggregatorAnnouncement, Announcement, end_with_parent, restart_grace, run_worker_process,
     start_aggregators, start_servers,
 };
-pub(crate) use report::TrainReport;
 
 use crate::output::Output;
 use crate::plan::JobPlan;
@@ -18,10 +18,18 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_sim::input::read_file;
+use report::TrainReport;
 use std::sync::Arc;
 
 /// The name of a job that a command starts for itself.
 pub(crate) const JOB: &str = "train";
+
+/// What came of a job whose training is done.
+pub(crate) struct Outcome {
+    pub(crate) report: TrainReport,
+    /// What went wrong around it all the same, a sentence each.
+    pub(crate) troubles: Vec<String>,
+}
 
 /// Runs a job to its end. Worker processes that die are started anew up to `restarts` times in all.
 pub(crate) fn run(
@@ -29,7 +37,7 @@ pub(crate) fn run(
     restarts: u32,
     registry: &Arc<Registry>,
     output: &Output,
-) -> Result<TrainReport> {
+) -> Result<Outcome> {
     match plan.cluster.processes {
         false => in_process::run(plan, registry, output),
         true => processes::run(plan, restarts, output),

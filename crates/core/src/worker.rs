@@ -718,7 +718,7 @@ impl Worker {
             Ok(overlap) => self.scheduler.restrict(overlap),
             Err(error) => return self.session.fail(error),
         }
-        self.session.enter(now, plan);
+        self.session.enter(now, plan, &self.tables.shards());
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);

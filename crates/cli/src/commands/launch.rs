@@ -5,10 +5,10 @@ use crate::args::LaunchArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::Output;
 use crate::plan::JobPlan;
-use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
 use crate::training;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use paramill_core::registry::Registry;
 use paramill_node::{env_vars, stderr};
 use serde::Serialize;
@@ -51,8 +51,10 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
         }
         Ok(command)
     };
-    let mut workers = Workers::start(&mut processes, args.workers, args.restart, "", command)?;
+    let program = Program { command: Box::new(command), input: "", lingers: true };
+    let mut workers = Workers::start(&mut processes, &url, args.workers, args.restart, program)?;
     while workers.any_running(&processes) {
+        workers.tend(&processes)?;
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
             Event::Out { child, line } if !output.json() => {
@@ -69,6 +71,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     }
     // Servers of a job that started have ended with it; those of commands that never joined end here.
     processes.end_all();
+    if !workers.late_failures().is_empty() {
+        return Err(anyhow!(workers.late_failures().join("; ")).into());
+    }
     if output.json() {
         output.object(&Launched { url: url.clone(), workers: args.workers, servers: args.servers })?;
     }

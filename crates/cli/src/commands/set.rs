@@ -22,7 +22,8 @@ struct Changed {
 
 pub(crate) fn run(args: &SetArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let url = JobUrl::of_any_job(&args.url).or_usage()?;
-    let policies = Policies::parse(args.changes.iter().map(String::as_str)).or_usage()?;
+    let changes: Vec<String> = args.changes.iter().map(|change| as_axis(change)).collect();
+    let policies = Policies::parse(changes.iter().map(String::as_str)).or_usage()?;
     policies.check(registry).or_usage()?;
     let change = PolicyOverride::new(&args.table, policies).on(args.server.map(ServerId));
     let done = Admin::connect(&url, DEADLINE)?.set(change)?;
@@ -30,4 +31,24 @@ pub(crate) fn run(args: &SetArgs, registry: &Registry, output: &Output) -> Resul
         return Ok(output.object(&Changed { done })?);
     }
     Ok(output.text(done)?)
+}
+
+/// `answer-codec=f16`, as the option is written, is `answer_codec=f16`.
+fn as_axis(change: &str) -> String {
+    match change.split_once('=') {
+        Some((axis, text)) => format!("{}={text}", axis.replace('-', "_")),
+        None => change.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_named_as_their_options_are() {
+        assert_eq!(as_axis("answer-codec=by-size:a=1"), "answer_codec=by-size:a=1");
+        assert_eq!(as_axis("answer_codec=none"), "answer_codec=none");
+        assert_eq!(as_axis("answer-codec"), "answer-codec");
+    }
 }

@@ -19,10 +19,13 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
     if args.restart > 0 && !plan.cluster.processes {
         return Err(anyhow!("--restart is about worker processes: add --processes")).or_usage();
     }
-    let report = training::run(&plan, args.restart, registry, output)?;
+    let training::Outcome { report, troubles } = training::run(&plan, args.restart, registry, output)?;
     report.print(output)?;
     if let Some(path) = &args.plot {
         report.chart().write(path)?;
+    }
+    if !troubles.is_empty() {
+        return Err(anyhow!("the training is done, but {}", troubles.join("; ")).into());
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! A training job in this process: servers and workers are threads, and no socket is used.
 
 use super::report::{Curve, TrainReport};
-use super::worker::{self, Step, WorkerResult};
-use super::{JOB, faults, job_config};
+use super::worker::{self, Step, Work, WorkerResult};
+use super::{JOB, Outcome, faults, job_config};
 use crate::output::Output;
 use crate::plan::JobPlan;
 use anyhow::{Context, Result, anyhow};
@@ -26,7 +26,7 @@ enum News {
     Failed(anyhow::Error),
 }
 
-pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<TrainReport> {
+pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> Result<Outcome> {
     let faults = faults(&plan.inject)?;
     let workloads = paramill_train::build_all(&plan.workload_config(0))?;
     let total = workloads[0].steps_per_epoch() * plan.workload.epochs;
@@ -53,7 +53,7 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     let mut progress = output.progress(total * u64::from(plan.cluster.workers));
     let mut curve = Curve::new(plan.cluster.workers);
     let results = work(plan, &faults, &jobs, workloads, |step| {
-        let done = curve.add(step);
+        let done = curve.add(step, 0.0);
         progress.set(done, &format!("steps, loss {:.4}", step.loss));
     });
     drop(progress);
@@ -64,7 +64,8 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     for aggregator in aggregators {
         aggregator.join().map_err(|error| anyhow!("an aggregator failed: {error}"))?;
     }
-    TrainReport::new(plan, results, curve)
+    let work = results.iter().map(|result| result.work).fold(Work::default(), Work::beside);
+    Ok(Outcome { report: TrainReport::new(plan, &results, work, 0, curve)?, troubles: Vec::new() })
 }
 
 /// Runs every worker in a thread of its own. The first that fails ends all others, and its error is the one to tell: theirs
@@ -84,7 +85,11 @@ fn work(
             let news = sender.clone();
             let body = move || {
                 let step = |step| drop(news.send(News::Step(step)));
-                let train = || worker::run(plan, faults, WorkerId(rank), job, workload, step);
+                let train = || {
+                    let result = worker::run(plan, faults, WorkerId(rank), job, workload, step)?;
+                    job.leave()?;
+                    Ok(result)
+                };
                 let outcome = panic::catch_unwind(AssertUnwindSafe(train));
                 let outcome = outcome.unwrap_or_else(|_| Err(anyhow!("its thread panicked")));
                 match outcome.with_context(|| format!("worker {rank}")) {

@@ -1,21 +1,22 @@
 //! A training job as separate processes of this machine: this binary, started again in other roles.
 
 use super::report::{Curve, TrainReport};
+use super::tally::Tally;
 use super::worker::{self, Step, WorkerResult};
-use super::{JOB, faults};
+use super::{JOB, Outcome, faults};
 use crate::duration::Span;
 use crate::output::Output;
 use crate::plan::JobPlan;
-use crate::supervisor::workers::Workers;
+use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::{env_vars, stderr};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a server process may take until it listens.
 const SERVER_DEADLINE: Duration = Duration::from_secs(20);
@@ -53,7 +54,7 @@ pub(crate) struct AggregatorAnnouncement {
 }
 
 /// Trains in processes of their own. Workers that die are started anew up to `restarts` times in all.
-pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<TrainReport> {
+pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outcome> {
     let mut processes = Supervisor::new();
     let text = plan.to_toml();
     let mut first = Vec::from(["--job", JOB, "--config", "-"].map(str::to_owned));
@@ -79,24 +80,27 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
         }
         Ok(command)
     };
-    let mut workers = Workers::start(&mut processes, count, restarts, &text, command)?;
+    let program = Program { command: Box::new(command), input: &text, lingers: false };
+    let mut workers = Workers::start(&mut processes, &url, count, restarts, program)?;
     let mut progress = None;
-    let mut curve = Curve::new(count);
+    let (mut curve, mut tally) = (Curve::new(count), Tally::default());
     let mut results: Vec<WorkerResult> = Vec::new();
+    let mut troubles = Vec::new();
     while workers.any_running(&processes) {
-        // A worker that makes no progress ends by its own deadline; this only keeps the loop turning.
+        workers.tend(&processes)?;
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
             Event::Out { child, line } if workers.has(child) => match serde_json::from_str(&line) {
                 Ok(Message::Step(step)) => {
-                    let done = curve.add(&step);
+                    let began = tally.hear(child, Instant::now(), step.work.seconds, step.work);
+                    let done = curve.add(&step, began);
                     progress
                         .get_or_insert_with(|| output.progress(step.total * u64::from(count)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
                 Ok(Message::Done(result)) => {
-                    // A process may die after it has said this, and be started anew.
-                    results.retain(|other| other.rank != result.rank);
+                    tally.hear(child, Instant::now(), result.elapsed, result.work);
+                    workers.finish(result.rank);
                     results.push(result);
                 }
                 Err(_) => stderr::line(format_args!("{}: {line}", processes.name(child))),
@@ -104,6 +108,11 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
             // Servers say on stdout where they listen, which the workers learn from the coordinator.
             Event::Out { .. } => {}
             Event::Error { child, line } => stderr::line(format_args!("{}: {line}", processes.name(child))),
+            Event::Exited { child, status }
+                if !status.success() && !workers.has(child) && results.len() == count as usize =>
+            {
+                troubles.push(format!("{} failed ({status}) after the training", processes.name(child)));
+            }
             Event::Exited { child, status } if !status.success() => {
                 progress = None;
                 workers.failed(&mut processes, child, status)?;
@@ -112,9 +121,15 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Trai
         }
     }
     drop(progress);
-    await_servers(&mut processes, first_worker)?;
-    ensure!(results.len() == count as usize, "only {} of {count} workers reported a result", results.len());
-    TrainReport::new(plan, results, curve)
+    // A job that waits for a worker which is done would wait for nothing.
+    if !workers.is_missed() {
+        troubles.extend(await_servers(&mut processes, first_worker, SERVER_DEADLINE));
+    }
+    for rank in (0..count).filter(|rank| results.iter().all(|result| result.rank != *rank)) {
+        troubles.push(format!("worker {rank} reported no result, and the figures are without it"));
+    }
+    let report = TrainReport::new(plan, &results, tally.total(), workers.restarts(), curve)?;
+    Ok(Outcome { report, troubles })
 }
 
 /// Has the kernel end this process when the one that started it ends, however that happens.
@@ -142,7 +157,8 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     // A parent that is gone does not hear how far it is; the kernel ends this process with it.
     let job = Job::init(options)?;
     let result = worker::run(plan, &faults, rank, &job, workload, |step| drop(tell(&Message::Step(step))))?;
-    tell(&Message::Done(result))
+    tell(&Message::Done(result))?;
+    Ok(job.leave()?)
 }
 
 /// What the first server is told where workers that die are started anew.
@@ -214,21 +230,47 @@ fn announce<T: DeserializeOwned>(processes: &mut Supervisor, server: usize) -> R
     }
 }
 
-/// The workers have left: the servers end by themselves.
-fn await_servers(processes: &mut Supervisor, servers: usize) -> Result<()> {
+/// The workers have left: the servers end by themselves. What is to be said of those that do not, or not well.
+fn await_servers(processes: &mut Supervisor, servers: usize, patience: Duration) -> Vec<String> {
+    let deadline = Instant::now() + patience;
+    let mut troubles = Vec::new();
     while processes.any_running(0..servers) {
-        match processes.next(SERVER_DEADLINE) {
+        match processes.next(deadline.saturating_duration_since(Instant::now())) {
             Some(Event::Exited { child, status }) if child < servers && !status.success() => {
-                return Err(anyhow!("{} failed ({status})", processes.name(child)));
+                troubles.push(format!("{} failed ({status}) after the training", processes.name(child)));
             }
             Some(Event::Error { child, line }) => {
                 stderr::line(format_args!("{}: {line}", processes.name(child)))
             }
             Some(_) => {}
             None => {
-                bail!("the servers did not end within {} s after the workers left", SERVER_DEADLINE.as_secs())
+                troubles.push(format!(
+                    "{} did not end within {} s after the workers had left",
+                    processes.running().join(", "),
+                    patience.as_secs_f64()
+                ));
+                break;
             }
         }
     }
-    Ok(())
+    troubles
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_fail_or_stay_are_named() {
+        let mut processes = Supervisor::new();
+        for (name, script) in [("server 0", "exit 7"), ("server 1", "exec sleep 987"), ("server 2", "exit 0")]
+        {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            processes.spawn(name, command, "").expect("there is a shell");
+        }
+        let troubles = await_servers(&mut processes, 3, Duration::from_secs(3));
+        let stays = "server 1 did not end within 3 s after the workers had left";
+        assert_eq!(troubles, ["server 0 failed (exit status: 7) after the training", stays]);
+    }
 }

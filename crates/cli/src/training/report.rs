@@ -1,6 +1,6 @@
 //! What is said of a job that has ended.
 
-use super::worker::{Step, WorkerResult};
+use super::worker::{Step, Work, WorkerResult};
 use crate::output::{Align, Output, Table, bytes};
 use crate::plan::JobPlan;
 use crate::plot::{Body, Chart, Line};
@@ -19,13 +19,13 @@ pub(crate) struct TrainReport {
     pub(crate) policy: Policy,
     pub(crate) epochs: u64,
     pub(crate) seed: u64,
-    /// Steps of all workers together.
+    /// Steps that worker processes made, all together; of one that died those that it told of.
     pub(crate) steps: u64,
-    /// From the first step to the end of the last worker.
+    /// From the start of the job until the last worker had trained.
     pub(crate) seconds: f64,
     pub(crate) steps_per_s: f64,
-    /// Mean training loss of the last epoch.
-    pub(crate) loss: f64,
+    /// Mean training loss of the last epoch, over workers that made steps of it; `None` where none did that reported.
+    pub(crate) loss: Option<f64>,
     pub(crate) test_loss: f64,
     pub(crate) metric: Metric,
     /// Further figures of the held-out data.
@@ -44,7 +44,7 @@ pub(crate) struct TrainReport {
     /// Gradients with NaN or Inf.
     pub(crate) nonfinite: u64,
     pub(crate) dead_workers: Vec<u32>,
-    /// Worker processes that were started anew and took part.
+    /// Worker processes that were started anew.
     pub(crate) restarts: u32,
     pub(crate) server_memory_bytes: Vec<u64>,
     #[serde(skip)]
@@ -58,12 +58,16 @@ pub(crate) struct Metric {
 }
 
 impl TrainReport {
-    /// Puts the workers' results together.
-    pub(crate) fn new(plan: &JobPlan, results: Vec<WorkerResult>, curve: Curve) -> Result<TrainReport> {
+    /// Puts the workers' results together with what all processes have done.
+    pub(crate) fn new(
+        plan: &JobPlan,
+        results: &[WorkerResult],
+        work: Work,
+        restarts: u32,
+        curve: Curve,
+    ) -> Result<TrainReport> {
         let end = results.iter().find_map(|result| result.end.clone()).context("worker 0 did not finish")?;
-        let seconds = results.iter().map(|result| result.seconds).fold(0.0, f64::max);
         let losses: Vec<f64> = results.iter().filter_map(|result| result.loss).collect();
-        let steps: u64 = results.iter().map(|result| result.steps).sum();
         Ok(TrainReport {
             workload: plan.workload.name.clone(),
             workers: plan.cluster.workers,
@@ -72,15 +76,15 @@ impl TrainReport {
             policy: plan.policy.clone(),
             epochs: plan.workload.epochs,
             seed: plan.seed,
-            steps,
-            seconds,
-            steps_per_s: steps as f64 / seconds.max(1e-9),
-            loss: losses.iter().sum::<f64>() / losses.len() as f64,
+            steps: work.steps,
+            seconds: work.seconds,
+            steps_per_s: work.steps as f64 / work.seconds.max(1e-9),
+            loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             test_loss: end.test_loss,
             metric: Metric { name: end.metric, value: end.value },
             extra: end.extra.into_iter().map(|(name, value)| Metric { name, value }).collect(),
-            bytes_pushed: results.iter().map(|result| result.bytes_pushed).sum(),
-            bytes_pulled: results.iter().map(|result| result.bytes_pulled).sum(),
+            bytes_pushed: work.bytes_pushed,
+            bytes_pulled: work.bytes_pulled,
             pulls: end.sync.pulls,
             dprs: end.sync.dprs,
             max_staleness: end.sync.max_staleness,
@@ -89,7 +93,7 @@ impl TrainReport {
             dropped: end.sync.dropped,
             nonfinite: end.nonfinite,
             dead_workers: end.dead_workers,
-            restarts: end.restarts,
+            restarts,
             server_memory_bytes: end.server_memory_bytes,
             curve,
         })
@@ -108,7 +112,7 @@ impl TrainReport {
             format!("{}, {} workers and {} servers as {place}", self.workload, self.workers, self.servers),
         );
         row("policies", self.policies_text());
-        row("loss", format!("{:.4} training, {:.4} held out", self.loss, self.test_loss));
+        row("loss", format!("{}, {:.4} held out", self.loss_text(), self.test_loss));
         row(&self.metric.name, format!("{:.4}", self.metric.value));
         for metric in &self.extra {
             row(&metric.name, format!("{:.4}", metric.value));
@@ -127,7 +131,8 @@ impl TrainReport {
             row("dead", format!("workers {:?} were declared dead", self.dead_workers));
         }
         if self.restarts > 0 {
-            row("restarts", format!("{} of worker processes", self.restarts));
+            let words = "steps and bytes of those that died count up to their last words";
+            row("restarts", format!("{} of worker processes; {words}", self.restarts));
         }
         Ok(output.table(&table)?)
     }
@@ -140,6 +145,13 @@ impl TrainReport {
             y_label: "training loss".into(),
             // More lines than colours tell nothing.
             body: Body::Lines(self.curve.lines.iter().take(7).cloned().collect()),
+        }
+    }
+
+    fn loss_text(&self) -> String {
+        match self.loss {
+            Some(loss) => format!("{loss:.4} training"),
+            None => "no worker that reported made a step of the last epoch".into(),
         }
     }
 
@@ -171,32 +183,56 @@ impl TrainReport {
 #[derive(Debug)]
 pub(crate) struct Curve {
     lines: Vec<Line>,
-    steps: Vec<u64>,
-    /// When the process began that a worker's last words are from.
-    began: Vec<f64>,
+    clocks: Vec<u64>,
 }
 
 impl Curve {
     pub(crate) fn new(workers: u32) -> Curve {
         let line = |rank| Line { name: format!("worker {rank}"), points: Vec::new() };
-        let count = workers as usize;
-        Curve { lines: (0..workers).map(line).collect(), steps: vec![0; count], began: vec![0.0; count] }
+        Curve { lines: (0..workers).map(line).collect(), clocks: vec![0; workers as usize] }
     }
 
-    /// Notes where a worker is; returns the steps of all workers so far.
-    pub(crate) fn add(&mut self, step: &Step) -> u64 {
+    /// Notes where a worker is whose process began so many seconds after the job; returns the steps that all are through with.
+    pub(crate) fn add(&mut self, step: &Step, began: f64) -> u64 {
         let rank = step.rank as usize;
-        if let (Some(line), Some(steps), Some(began)) =
-            (self.lines.get_mut(rank), self.steps.get_mut(rank), self.began.get_mut(rank))
-        {
-            // A process that was started anew counts its seconds from its own beginning.
-            let last = line.points.last().map_or(0.0, |(seconds, _)| *seconds);
-            if step.seconds + *began < last {
-                *began = last;
-            }
-            line.points.push((step.seconds + *began, step.loss));
-            *steps = step.steps;
+        if let (Some(line), Some(clock)) = (self.lines.get_mut(rank), self.clocks.get_mut(rank)) {
+            line.points.push((began + step.work.seconds, step.loss));
+            *clock = step.clock;
         }
-        self.steps.iter().sum()
+        self.clocks.iter().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::JobArgs;
+    use crate::training::worker::JobEnd;
+    use paramill_core::consistency::SyncStats;
+    use paramill_core::registry::Registry;
+
+    /// A single worker that was started anew when all steps were made has no loss to tell of, and the report no NaN.
+    #[test]
+    fn a_job_without_a_reported_loss_says_so() {
+        let job = JobArgs { workload: Some("mlp".into()), ..JobArgs::default() };
+        let registry = Registry::builtin();
+        let plan = JobPlan::resolve(&job, &registry, &Output::new(false, true)).expect("a plan");
+        let end = JobEnd {
+            test_loss: 0.5,
+            metric: "accuracy".into(),
+            value: 0.9,
+            extra: Vec::new(),
+            sync: SyncStats::default(),
+            nonfinite: 0,
+            dead_workers: Vec::new(),
+            server_memory_bytes: Vec::new(),
+        };
+        let result =
+            WorkerResult { rank: 0, work: Work::default(), elapsed: 0.1, loss: None, end: Some(end) };
+        let work = Work { steps: 7, seconds: 2.0, ..Work::default() };
+        let report = TrainReport::new(&plan, &[result], work, 1, Curve::new(1)).expect("worker 0 reported");
+        assert_eq!((report.steps, report.seconds, report.steps_per_s, report.restarts), (7, 2.0, 3.5, 1));
+        assert_eq!(report.loss_text(), "no worker that reported made a step of the last epoch");
+        assert!(serde_json::to_value(&report).expect("it is plain data")["loss"].is_null());
     }
 }

@@ -19,28 +19,51 @@ const CURVE_POINTS: u64 = 100;
 /// The end of a job waits for the slowest worker, however long its last steps take.
 const END_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
+/// What a worker's process has done so far.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct Work {
+    /// Steps that it made itself: one that was started anew goes on where the job is.
+    pub(crate) steps: u64,
+    /// Since the job started for it.
+    pub(crate) seconds: f64,
+    pub(crate) bytes_pushed: u64,
+    pub(crate) bytes_pulled: u64,
+}
+
+impl Work {
+    /// What two have done side by side.
+    pub(crate) fn beside(self, other: Work) -> Work {
+        Work {
+            steps: self.steps + other.steps,
+            seconds: self.seconds.max(other.seconds),
+            bytes_pushed: self.bytes_pushed + other.bytes_pushed,
+            bytes_pulled: self.bytes_pulled + other.bytes_pulled,
+        }
+    }
+}
+
 /// How far a worker is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Step {
     pub(crate) rank: u32,
-    pub(crate) steps: u64,
-    /// Steps it will make in all.
+    /// Steps of the job that are behind it, whoever made them.
+    pub(crate) clock: u64,
+    /// Steps of the job in all.
     pub(crate) total: u64,
     /// Mean loss of its latest steps.
     pub(crate) loss: f64,
-    pub(crate) seconds: f64,
+    pub(crate) work: Work,
 }
 
 /// What a worker did.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkerResult {
     pub(crate) rank: u32,
-    pub(crate) steps: u64,
-    pub(crate) seconds: f64,
-    /// Mean loss of its last epoch; `None` when it joined after that.
+    pub(crate) work: Work,
+    /// Seconds since the job started for it, the wait for the others and the evaluation included.
+    pub(crate) elapsed: f64,
+    /// Mean loss of its last epoch; `None` when it made no step of that.
     pub(crate) loss: Option<f64>,
-    pub(crate) bytes_pushed: u64,
-    pub(crate) bytes_pulled: u64,
     /// What rank 0 finds out at the end.
     pub(crate) end: Option<JobEnd>,
 }
@@ -55,13 +78,12 @@ pub(crate) struct JobEnd {
     pub(crate) sync: SyncStats,
     pub(crate) nonfinite: u64,
     pub(crate) dead_workers: Vec<u32>,
-    /// Worker processes that were started anew and took part.
-    pub(crate) restarts: u32,
     /// Bytes held by each server for parameters, accumulators and optimizer state.
     pub(crate) server_memory_bytes: Vec<u64>,
 }
 
-/// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then.
+/// Trains as worker `rank` of a job that was joined; `tell` hears how far it is now and then. The result is there before the worker
+/// leaves, which the caller sees to: a process that dies on its way out has said what it did.
 pub(crate) fn run(
     plan: &JobPlan,
     faults: &FaultPlan,
@@ -78,7 +100,17 @@ pub(crate) fn run(
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
     // A worker that joined goes on from where the job is.
-    for step in job.current_clock()..total {
+    let first = job.current_clock();
+    let work = |clock: u64| {
+        let report = job.report();
+        Work {
+            steps: clock.saturating_sub(first),
+            seconds: began.elapsed().as_secs_f64(),
+            bytes_pushed: report.bytes_pushed,
+            bytes_pulled: report.bytes_pulled,
+        }
+    };
+    for step in first..total {
         let touched = workload.prepare(step);
         for (table, touched) in tables.iter_mut().zip(&touched) {
             table.fetch(job, touched, plan.cluster.timeout.0)?;
@@ -93,8 +125,8 @@ pub(crate) fn run(
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
-            let seconds = began.elapsed().as_secs_f64();
-            tell(Step { rank: rank.0, steps: step + 1, total, loss: recent.take(), seconds });
+            let clock = step + 1;
+            tell(Step { rank: rank.0, clock, total, loss: recent.take(), work: work(clock) });
             told = Instant::now();
         }
     }
@@ -107,17 +139,10 @@ pub(crate) fn run(
         WorkerId(0) => Some(judge(job, &tables, workload.as_ref(), plan.cluster.timeout.0)?),
         _ => None,
     };
-    let report = job.report();
-    job.leave()?;
-    Ok(WorkerResult {
-        rank: rank.0,
-        steps: total,
-        seconds,
-        loss: final_losses.is_some().then(|| final_losses.take()),
-        bytes_pushed: report.bytes_pushed,
-        bytes_pulled: report.bytes_pulled,
-        end,
-    })
+    let loss = final_losses.is_some().then(|| final_losses.take());
+    let all = work(total);
+    let work = Work { seconds, ..all };
+    Ok(WorkerResult { rank: rank.0, work, elapsed: all.seconds, loss, end })
 }
 
 /// A table as the training loop uses it.
@@ -220,7 +245,6 @@ fn judge(job: &Job, tables: &[Table], workload: &dyn Workload, timeout: Duration
         sync: sync_stats(&status),
         nonfinite: status.shards.iter().map(|shard| shard.nonfinite).sum(),
         dead_workers: dead.map(|worker| worker.worker.0).collect(),
-        restarts: status.restarts,
         server_memory_bytes: server_memory(&status),
     })
 }
