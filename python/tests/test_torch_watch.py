@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import paramill as pm
-from paramill.torch.devices import Lane
+from paramill.torch.devices import DeviceCopier
 
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
 CHANGED = r"`\d.\w+` was changed here after the optimizer was made .*Load a checkpoint before you make the optimizer"
 UNDER_WAY = r"`\d.\w+` was changed here while its new values were on their way.*synchronize\(\).*before you make the optimizer"
 
 
-class SeparateLane(Lane):
+class SeparateCopier(DeviceCopier):
     """A device whose memory is not the host's, as a GPU's is: parameters live in it."""
 
     def __init__(self, size: int) -> None:
@@ -36,7 +36,7 @@ class SeparateLane(Lane):
 @pytest.fixture(params=["host", "device"])
 def memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "device":
-        monkeypatch.setattr("paramill.torch.buckets.lane_of", lambda _, size: SeparateLane(size))
+        monkeypatch.setattr("paramill.torch.buckets.copier_of", lambda _, size: SeparateCopier(size))
 
 
 @pytest.fixture(params=[4, 1 << 20], ids=["tables", "table"])

@@ -1,13 +1,13 @@
 //! `cargo xtask mutants`: how much of what core does is held by a test. Takes a sample of the changes that cargo-mutants can make
 //! to core, makes one at a time, and sees whether a test of core or of the simulator fails.
 //!
-//! Most changes are noticed by core's unit tests, which are built from one crate. The others are asked then, and only of what is
-//! left.
+//! Most changes are noticed by core's unit tests, which are built from one crate. The other tests are run only against what is
+//! left, the slow ones last.
 
 use crate::stages::{answers, cargo_program};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,10 +15,11 @@ use std::process::{Command, Stdio};
 /// The part of the sample that has to be noticed.
 const ENOUGH: f64 = 0.9;
 const PACKAGE: &str = "paramill-core";
+const SIMULATOR: &str = "paramill-sim";
 /// The copy of the tree that changes are made in, with its own target folder.
 const COPY: &str = "target/mutants/tree";
-/// Seconds after which a test hangs.
-const MINIMUM_TIMEOUT: &str = "60";
+/// Seconds after which a test hangs, if its tests are over sooner without a change.
+const MINIMUM_TIMEOUT: &str = "20";
 
 /// Some tests that are run against each change.
 struct Trial {
@@ -26,12 +27,36 @@ struct Trial {
     /// Of these packages.
     packages: &'static str,
     /// What `cargo test` builds of them.
-    targets: &'static [&'static str],
+    target: &'static str,
+    /// Leaves out tests whose names have one of these in them.
+    skipped: &'static [&'static str],
 }
 
-const TRIALS: [Trial; 2] = [
-    Trial { name: "unit tests", packages: PACKAGE, targets: &["--lib"] },
-    Trial { name: "all tests", packages: "paramill-core,paramill-sim", targets: &["--tests"] },
+const TRIALS: [Trial; 4] = [
+    Trial { name: "core's unit tests", packages: PACKAGE, target: "--lib", skipped: &[] },
+    Trial {
+        name: "tests of whole roles",
+        packages: "paramill-core,paramill-sim",
+        target: "--test=*",
+        skipped: &[],
+    },
+    // Published experiments and jobs that cannot go on take ten times as long as all other simulations together.
+    Trial {
+        name: "quick simulations",
+        packages: SIMULATOR,
+        target: "--lib",
+        skipped: &["reproduce::", "stall::"],
+    },
+    Trial { name: "all simulations", packages: SIMULATOR, target: "--lib", skipped: &[] },
+];
+
+/// How the changed code is built, thousands of times: what a change costs is building core again.
+const BUILD: [(&str, &str); 3] = [
+    ("CARGO_INCREMENTAL", "1"),
+    // Inlining across the units of core would build most of them again for any change.
+    ("CARGO_PROFILE_DEV_LTO", "off"),
+    // Nobody debugs these; without it they are built and linked faster.
+    ("CARGO_PROFILE_DEV_DEBUG", "0"),
 ];
 
 /// What was asked for.
@@ -39,6 +64,8 @@ const TRIALS: [Trial; 2] = [
 pub(crate) struct Options {
     /// How many changes are tried.
     sample: usize,
+    /// How far down the list of changes the sample is moved: another offset is another sample.
+    offset: usize,
     /// Only the part of the sample with this number, of so many parts: for several machines.
     shard: (usize, usize),
     json: bool,
@@ -47,15 +74,16 @@ pub(crate) struct Options {
 impl Options {
     /// Reads the words after `mutants`.
     pub(crate) fn parse(words: &[&str]) -> Result<Options> {
-        let mut options = Options { sample: 100, shard: (0, 1), json: false };
+        let mut options = Options { sample: 100, offset: 0, shard: (0, 1), json: false };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().copied().with_context(|| format!("{word} needs a value"));
             match *word {
                 "--json" => options.json = true,
                 "--sample" => options.sample = value()?.parse().context("--sample takes a number")?,
+                "--offset" => options.offset = value()?.parse().context("--offset takes a number")?,
                 "--shard" => options.shard = shard(value()?)?,
-                unknown => bail!("`{unknown}`: expected --sample N, --shard I/N or --json"),
+                unknown => bail!("`{unknown}`: expected --sample N, --offset N, --shard I/N or --json"),
             }
         }
         ensure!(options.sample > 0, "--sample 0: expected at least 1");
@@ -187,7 +215,7 @@ fn every_nth<'a>(names: &[&'a str], options: &Options) -> Vec<&'a str> {
     let (number, count) = options.shard;
     (0..sample)
         .filter(|index| index % count == number)
-        .map(|index| names[index * names.len() / sample])
+        .map(|index| names[(index * names.len() / sample + options.offset) % names.len()])
         .collect()
 }
 
@@ -200,13 +228,16 @@ fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
     for name in sample {
         command.arg("--re").arg(format!("^{}$", escaped(name)));
     }
-    // Some kinds of changes are made whatever the patterns say: fewer, if only these files are looked at.
-    let files: BTreeSet<&str> = sample.iter().filter_map(|name| name.split(':').next()).collect();
-    command.args(files.iter().flat_map(|file| ["--file", file]));
+    // Some kinds of changes are made whatever the patterns say: hardly any, if only these lines are looked at.
+    let lines = copy.with_file_name("sample.diff");
+    fs::write(&lines, diff(sample, |file| Ok(fs::read_to_string(copy.join(file))?))?)?;
+    command.arg("--in-diff").arg(&lines);
     // What follows `--` would be for running only, and everything would be built.
-    command.args(trial.targets.iter().map(|target| format!("--cargo-arg={target}")));
-    // Nobody debugs these; without it they are built and linked faster.
-    command.env("CARGO_PROFILE_DEV_DEBUG", "0");
+    command.arg(format!("--cargo-arg={}", trial.target));
+    command.envs(BUILD);
+    if !trial.skipped.is_empty() {
+        command.args(["--", "--"]).args(trial.skipped.iter().flat_map(|name| ["--skip", name]));
+    }
     // Its report is on stderr; stdout is for ours.
     let status = command.current_dir(copy).stdout(Stdio::null()).status()?;
     let reports = copy.join("mutants.out");
@@ -229,6 +260,27 @@ fn try_out(copy: &Path, trial: &Trial, sample: &[String]) -> Result<Outcome> {
         sample.len()
     );
     Ok(outcome)
+}
+
+/// A diff in which the lines of these changes are new.
+fn diff(sample: &[String], read: impl Fn(&str) -> Result<String>) -> Result<String> {
+    let mut lines: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+    for name in sample {
+        let mut parts = name.split(':');
+        let (file, line) = (parts.next(), parts.next().and_then(|line| line.parse().ok()));
+        let (Some(file), Some(line)) = (file, line) else { bail!("`{name}`: expected FILE:LINE:COLUMN") };
+        lines.entry(file).or_default().insert(line);
+    }
+    let mut diff = String::new();
+    for (file, lines) in lines {
+        diff += &format!("--- a/{file}\n+++ b/{file}\n");
+        let text = read(file)?;
+        for line in lines {
+            let content = text.lines().nth(line - 1).with_context(|| format!("{file} has no line {line}"))?;
+            diff += &format!("@@ -0,0 +{line},1 @@\n+{content}\n");
+        }
+    }
+    Ok(diff)
 }
 
 /// A regular expression that matches this text only.
@@ -275,10 +327,18 @@ mod tests {
     #[test]
     fn options_are_read_or_refused() {
         let read = |words: &[&str]| Options::parse(words);
-        assert_eq!(read(&[]).unwrap(), Options { sample: 100, shard: (0, 1), json: false });
-        let all = read(&["--json", "--sample", "3", "--shard", "1/2"]).unwrap();
-        assert_eq!(all, Options { sample: 3, shard: (1, 2), json: true });
-        for wrong in [&["--sample"][..], &["--sample", "0"], &["--shard", "2/2"], &["--shard", "1"], &["3"]] {
+        assert_eq!(read(&[]).unwrap(), Options { sample: 100, offset: 0, shard: (0, 1), json: false });
+        let all = read(&["--json", "--sample", "3", "--offset", "4", "--shard", "1/2"]).unwrap();
+        assert_eq!(all, Options { sample: 3, offset: 4, shard: (1, 2), json: true });
+        let wrong = [
+            &["--sample"][..],
+            &["--sample", "0"],
+            &["--offset", "-1"],
+            &["--shard", "2/2"],
+            &["--shard", "1"],
+            &["3"],
+        ];
+        for wrong in wrong {
             assert!(read(wrong).is_err(), "{wrong:?}");
         }
     }
@@ -287,10 +347,14 @@ mod tests {
     fn a_sample_is_spread_over_the_list_and_shards_divide_it() {
         let names: Vec<String> = (0..10).map(|number| number.to_string()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let of = |sample, shard| every_nth(&names, &Options { sample, shard, json: false });
+        let moved =
+            |sample, offset, shard| every_nth(&names, &Options { sample, offset, shard, json: false });
+        let of = |sample, shard| moved(sample, 0, shard);
         assert_eq!(of(3, (0, 1)), ["0", "3", "6"]);
         assert_eq!((of(3, (0, 2)), of(3, (1, 2))), (vec!["0", "6"], vec!["3"]));
         assert_eq!(of(100, (0, 1)), names);
+        assert_eq!(moved(3, 1, (0, 1)), ["1", "4", "7"]);
+        assert_eq!(moved(3, 4, (0, 1)), ["4", "7", "0"]);
     }
 
     #[test]
@@ -309,6 +373,17 @@ mod tests {
         let counted =
             [&outcome.caught, &outcome.missed, &outcome.timeout, &outcome.unviable].map(|names| names.len());
         assert_eq!(counted, [4, 2, 1, 1]);
+    }
+
+    #[test]
+    fn only_lines_of_the_sample_are_looked_at() {
+        let sample =
+            ["b.rs:2:1: delete !", "a.rs:1:5: replace + with -", "b.rs:2:9: delete -"].map(str::to_owned);
+        let read = |file: &str| Ok(format!("first of {file}\nsecond of {file}\n"));
+        let expected = "--- a/a.rs\n+++ b/a.rs\n@@ -0,0 +1,1 @@\n+first of a.rs\n\
+                        --- a/b.rs\n+++ b/b.rs\n@@ -0,0 +2,1 @@\n+second of b.rs\n";
+        assert_eq!(diff(&sample, read).unwrap(), expected);
+        assert!(diff(&["b.rs:3:1: delete !".to_owned()], read).is_err());
     }
 
     #[test]

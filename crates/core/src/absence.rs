@@ -269,6 +269,32 @@ mod tests {
     }
 
     #[test]
+    fn a_sum_lacks_what_every_gradient_in_it_lacks() {
+        let list = |range: Range<usize>| Absent::in_chunk(&[range], 0..8);
+        let mut sums = AbsentFromSums::default();
+        sums.add(3, true, &list(0..4));
+        sums.add(3, false, &list(2..6));
+        sums.add(5, true, &list(1..2));
+        sums.add(5, false, &list(6..8));
+        sums.add(6, true, &list(1..2));
+        sums.add(6, false, Absent::NOTHING);
+        sums.add(6, false, &list(1..2));
+        assert_eq!((sums.of(3), sums.of(5), sums.of(6)), (&list(2..4), Absent::NOTHING, Absent::NOTHING));
+        assert_eq!(sums.memory_bytes(), list(2..4).memory_bytes());
+        assert_eq!((sums.take(3), sums.take(3)), (list(2..4), Absent::default()), "its sum is used up");
+        sums.add(1, true, &list(1..2));
+        sums.clear();
+        assert_eq!((sums.of(1), sums.memory_bytes()), (Absent::NOTHING, 0));
+    }
+
+    #[test]
+    fn a_list_takes_eight_bytes_for_each_range() {
+        let absent = Absent::in_chunk(&[0..1, 2..3, 4..5], 0..8);
+        assert_eq!(absent.memory_bytes(), absent.ranges.capacity() * 8);
+        assert!(absent.memory_bytes() >= 24);
+    }
+
+    #[test]
     fn ranges_of_a_table_that_touch_are_one_in_a_chunk() {
         assert_eq!(Absent::in_chunk(&[0..3, 3..8], 2..6).ranges(), [0..4]);
         assert!(Absent::in_chunk(&[0..3, 3..8], 2..6).covers(4));

@@ -1,4 +1,4 @@
-//! Where a node is reached: one address or several, and the order in which a caller tries them.
+//! Addresses of a node: one or several, and the order in which a caller tries them.
 
 use crate::limits;
 use crate::wire::bounded::sequence;

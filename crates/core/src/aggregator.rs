@@ -40,7 +40,7 @@ use std::time::Duration;
 use table::{CodecSeeds, SumPolicy, Table};
 use uplink::Out;
 
-/// What an aggregator needs to know to begin.
+/// Configuration of an aggregator.
 #[derive(Debug, Clone)]
 pub struct AggregatorConfig {
     /// The job's name.
@@ -49,9 +49,9 @@ pub struct AggregatorConfig {
     pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
-    /// Where workers reach it: each of these leads to it.
+    /// Addresses at which workers reach it: each leads to it.
     pub addresses: Addresses,
-    /// Where the coordinator is.
+    /// The coordinator's address.
     pub coordinator: String,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
@@ -98,7 +98,7 @@ impl Aggregator {
         }
     }
 
-    /// Who this is, once the coordinator said so.
+    /// This aggregator's number, once the coordinator has given it one.
     pub fn id(&self) -> Option<AggregatorId> {
         self.id
     }
@@ -249,7 +249,7 @@ impl Aggregator {
                 let policy = plan.policy_of(table, server);
                 let (sync, optimizer) = (policy.sync(&self.registry), policy.optimizer(&self.registry));
                 let codecs = policy.codecs(&self.registry);
-                // What cannot be read here is refused by the servers.
+                // The servers refuse a policy that cannot be read here.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 self.copies.set_codec(number, server, codecs.answer);
                 let policy = ProxyPolicy {
@@ -446,7 +446,7 @@ impl Role for Aggregator {
     }
 }
 
-/// What becomes of a table's gradients under its policies.
+/// Treatment of a table's gradients under its policies.
 fn sum_policy(
     order: Order,
     spec: &TableSpec,
@@ -528,5 +528,39 @@ mod tests {
         aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
+    }
+
+    #[test]
+    fn gradients_are_added_up_where_a_server_needs_nothing_but_their_sum() {
+        let registry = Registry::builtin();
+        let policy = |order, spec: &TableSpec, sync: &str, optimizer: &str, hold| {
+            let sync = SyncPolicy::parse(&registry.consistency, sync).unwrap();
+            let optimizer = OptimizerPolicy::parse(&registry.optimizer, optimizer).unwrap();
+            sum_policy(order, spec, &sync, &optimizer, hold)
+        };
+        let (dense, rows) = (TableSpec::dense("w", [4]), TableSpec::sparse("rows", 4, 1));
+        let adds_up =
+            |order, spec, sync, optimizer| policy(order, spec, sync, optimizer, limits::HOLD).adds_up;
+        for (order, spec, sync, optimizer, expected) in [
+            (Order::Arrival, &dense, "bsp", "sgd", true),
+            (Order::Arrival, &rows, "bsp", "sgd", false),
+            // A ranked sum is the server's to make, unless every gradient is a step of its own.
+            (Order::Ranked, &dense, "bsp", "sgd", false),
+            (Order::Ranked, &dense, "asp", "sgd", true),
+            // The norm of one push is needed where each is a step.
+            (Order::Arrival, &dense, "bsp", "lars:lr=1", true),
+            (Order::Arrival, &dense, "asp", "lars:lr=1", false),
+            (Order::Arrival, &dense, "when:pull=significance < 0.01", "sgd", false),
+        ] {
+            let found = adds_up(order, spec, sync, optimizer);
+            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}, {}", spec.name);
+        }
+        let held = |sync, hold| {
+            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, &dense, sync, "sgd", hold);
+            (hold, is_patient)
+        };
+        assert_eq!(held("bsp", limits::HOLD), (limits::ROUND_HOLD, true), "nobody gains by hearing earlier");
+        assert_eq!(held("bsp", limits::MAX_HOLD), (limits::MAX_HOLD, true));
+        assert_eq!(held("asp", limits::HOLD), (limits::HOLD, false));
     }
 }

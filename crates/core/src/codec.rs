@@ -79,7 +79,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// What it is.
+    /// The kind of the stage.
     pub fn kind(&self) -> Kind {
         match self {
             Stage::Filter(_) => Kind::Filter,
@@ -92,7 +92,7 @@ impl Stage {
     }
 }
 
-/// What an encoder is told beside the values.
+/// Arguments of an encoder beside the values.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Context<'a> {
     /// How many times this table was sent before.
@@ -124,7 +124,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// What is received is what was sent.
+    /// No error: the receiver gets exactly the values that were sent.
     pub const EXACT: Bound = Bound { of_norm: 0.0, absolute: 0.0 };
 }
 
@@ -169,7 +169,7 @@ pub trait Sparsifier: Send + Sync + Debug {
         true
     }
 
-    /// What entries are multiplied by when they travel. Other than 1 only without residual.
+    /// The factor of entries that travel. Other than 1 only without residual.
     fn scale(&self, _count: usize) -> f32 {
         1.0
     }
@@ -282,7 +282,7 @@ pub fn axis() -> Axis<Stage> {
     )
 }
 
-/// The seed of a stretch's random choices: it follows from the job's, and from who sends what and when.
+/// The seed of a stretch's random choices: it follows from the job's seed, the sender, the table, the step and the stretch.
 pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) -> u64 {
     let who = u64::from(sender) << 32 | u64::from(table);
     Prng::fork(Prng::fork(job, who).next_u64() ^ step, u64::from(chunk)).next_u64()

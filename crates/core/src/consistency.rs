@@ -37,7 +37,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The largest staleness threshold that can be asked for; whoever wants more wants `asp`.
+/// The largest staleness threshold that can be asked for; beyond it, `asp` is meant.
 pub const MAX_STALENESS: u64 = 1_000_000;
 
 /// A consistency model. One method is required.
@@ -120,10 +120,10 @@ pub trait Consistency: Send + Debug {
     fn observe(&mut self, _state: &SyncState) {}
 }
 
-/// What a model sees of a pull.
+/// A pull as a model sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PullView {
-    /// Who asks.
+    /// The worker that asks.
     pub worker: WorkerId,
     /// The last iteration it completed, as the pull says; -1 when none.
     pub progress: i64,
@@ -167,7 +167,7 @@ pub enum Apply {
     OnRound,
 }
 
-/// Where a gradient goes.
+/// Destination of a gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admit {
     /// It is a step of its own.
@@ -184,7 +184,7 @@ pub enum Admit {
     UnknownWorker,
 }
 
-/// What a worker waits for.
+/// The answers that a worker waits for before it goes on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ClientSync {
     /// The answers of all servers.
@@ -193,7 +193,7 @@ pub enum ClientSync {
     Partial(PartialPull),
 }
 
-/// What a model sees of an application's update.
+/// An application's update as a model sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientUpdate {
     /// The iteration of the gradient.
@@ -202,7 +202,7 @@ pub struct ClientUpdate {
     pub pulled: Clock,
 }
 
-/// What is sent after an application's update.
+/// Requests that follow an application's update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
     /// The gradient, and a request for the parameters that follow it.
@@ -211,7 +211,7 @@ pub enum Ask {
     Push,
 }
 
-/// What a model sees of a block that a server sent.
+/// A block from a server as a model sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerPush {
     /// Iterations that the worker has completed.

@@ -56,10 +56,10 @@ pub struct Coordinator {
     servers: Servers,
     aggregators: Aggregators,
     declarations: Declarations,
-    /// `None` until everybody that the job waits for is here.
+    /// `None` until all servers and workers that the job waits for are here.
     epochs: Option<Epochs>,
     stage: Stage,
-    /// Somebody without whom the job cannot go on is gone.
+    /// A worker without which the job cannot go on is missing.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
@@ -119,7 +119,7 @@ impl Coordinator {
         }
     }
 
-    /// What the job is doing or waiting for, as a sentence.
+    /// The job's phase, or what it waits for, as a sentence.
     fn phase(&self) -> String {
         match (self.stage, &self.epochs) {
             (Stage::Over, _) => "over: all workers left".into(),
@@ -269,7 +269,7 @@ impl Coordinator {
         self.enter(now, change);
     }
 
-    /// Makes the plan once everybody is here, and gives it to the shards first.
+    /// Makes the plan once all servers and workers are here, and gives it to the shards first.
     fn try_plan(&mut self, now: Time) {
         if self.is_planned() || !self.workers.are_complete() || !self.servers.are_complete() {
             return;
@@ -331,7 +331,7 @@ impl Coordinator {
         let Some(epochs) = &mut self.epochs else { return };
         let at_least = match (&change, &mut self.scheduler) {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
-            // Nobody joins before the first round.
+            // A joining worker's first clock is 1 or later.
             _ => 1,
         };
         let message = epochs.make(change.clone(), at_least);
@@ -343,7 +343,7 @@ impl Coordinator {
             let sync = epochs.newest().policy_of(TableId(0), ServerId(0)).sync(&self.registry);
             scheduler.apply_change(now, &change, sync.expect("checked before it was put into the plan"));
         }
-        self.let_go();
+        self.send_releases();
         self.settle_epochs(now);
     }
 
@@ -443,10 +443,10 @@ impl Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.pushed(now, worker, clock);
         }
-        self.let_go();
+        self.send_releases();
     }
 
-    fn let_go(&mut self) {
+    fn send_releases(&mut self) {
         while let Some((worker, clock)) = self.scheduler.as_mut().and_then(Scheduler::poll) {
             self.send(NodeId::Worker(worker), &Control::Go { clock });
         }
@@ -468,7 +468,7 @@ impl Coordinator {
         self.workers.depart(worker, state);
         if state == MemberState::Dead {
             self.log(format!("{worker} is declared dead; the job goes on without it"));
-            // One that only stood still finds these words when it goes on, even if the job is over by then.
+            // A worker that only stood still reads the reason when it goes on, even if the job is over by then.
             self.send_away(worker);
         }
         if is_member {
@@ -484,7 +484,7 @@ impl Coordinator {
             }
             self.wait_for(now, None, error);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
-            // Whoever came for it may be the one that is gone.
+            // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
         }
     }
@@ -504,7 +504,7 @@ impl Coordinator {
         self.wait_for(now, Some(first), Some(error));
     }
 
-    /// The job cannot go on until somebody is started anew.
+    /// The job cannot go on until a worker is started anew.
     fn wait_for(&mut self, now: Time, of: Option<WorkerId>, error: Option<String>) {
         let grace = self.config.restart_grace;
         if !grace.is_zero() {
@@ -523,7 +523,7 @@ impl Coordinator {
         vacancy.deadline(&self.workers, &self.standstill, self.config.restart_grace)
     }
 
-    /// Nobody came who could let the job go on.
+    /// Ends the job if the vacancy was not filled in time.
     fn expire_vacancy(&mut self, now: Time) {
         if self.vacancy_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(vacancy) = self.vacancy.take()
@@ -617,7 +617,7 @@ impl Coordinator {
         self.outputs.push_back(Output::Stop { error });
     }
 
-    /// Time in which this coordinator stood still is nobody's silence.
+    /// Excludes time in which this coordinator stood still from every peer's silence.
     fn exclude(&mut self, now: Time, lost: Duration) {
         let members = self.workers.last_heard_mut().chain(self.servers.lost_since_mut());
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
@@ -766,7 +766,7 @@ impl Role for Coordinator {
         if let Some(scheduler) = &mut self.scheduler {
             scheduler.handle_timeout(now);
         }
-        self.let_go();
+        self.send_releases();
         self.answer_queries(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });

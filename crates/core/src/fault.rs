@@ -38,9 +38,9 @@ pub enum FaultError {
     /// The words do not make a rule.
     #[error("fault `{text}`: {why}")]
     Rule {
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// What is wrong with it and what was expected.
+        /// The error, and what was expected.
         why: String,
     },
     /// A trace of step times cannot be read.
@@ -48,7 +48,7 @@ pub enum FaultError {
     Trace {
         /// Counted from 1; 0 when the file as a whole is meant.
         line: usize,
-        /// What was expected.
+        /// The error, and what was expected.
         why: String,
     },
 }
@@ -68,7 +68,7 @@ pub enum Selector {
     Link,
 }
 
-/// What happens.
+/// Kinds of faults.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Everything takes this many times as long.
@@ -84,7 +84,7 @@ pub enum Effect {
     Crash {
         /// From when on.
         at: Time,
-        /// How long after that it is started anew, if it is. A process cannot do that for itself: who started it does.
+        /// How long after that it is started anew, if it is. A process cannot restart itself: its parent does.
         restart: Option<Duration>,
     },
     /// Messages are late.
@@ -113,7 +113,7 @@ pub enum Effect {
 pub struct Rule {
     /// Whom it concerns.
     pub selector: Selector,
-    /// What happens.
+    /// The fault.
     pub effect: Effect,
 }
 
@@ -136,7 +136,7 @@ impl FaultPlan {
         self.rules.is_empty()
     }
 
-    /// Whether everybody that a rule names is there; a fault that cannot happen was meant for somebody else.
+    /// Refuses rules that name a node which the job does not have: such a fault would never happen.
     pub fn check_members(&self, workers: u32, servers: u32) -> Result<(), FaultError> {
         for rule in &self.rules {
             let (what, number, count) = match rule.selector {
@@ -221,7 +221,7 @@ impl FaultPlan {
     }
 }
 
-/// What becomes of a frame.
+/// The fate of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It goes its way.

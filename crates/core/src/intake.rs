@@ -35,7 +35,7 @@ pub(crate) struct PushFrame<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// What a sink says of a push.
+/// A sink's answer to a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Admission<D> {
     /// Its gradients go there.
@@ -44,14 +44,14 @@ pub(crate) enum Admission<D> {
     Duplicate,
 }
 
-/// Where gradients go. Five required methods.
+/// The destination of gradients. Five methods are required.
 pub(crate) trait Sink {
-    /// Where the gradients of one push go.
+    /// The destination of one push.
     type Destination: Copy;
-    /// What is kept with a push while it is under way.
+    /// State that is kept with a push while it is under way.
     type Kept: Default;
 
-    /// Where the table's elements are.
+    /// The layout of the table on this node.
     fn layout(&self) -> &Layout;
 
     /// Whether a push is wanted, asked with each of its frames. `so_far` is where its frames before went. The error
@@ -78,7 +78,7 @@ pub(crate) trait Sink {
     fn repeat(&mut self, frame: &PushFrame<'_>);
 }
 
-/// What became of a push frame.
+/// Outcome of a push frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// Nothing of it is needed: it was taken before, or its attempt was refused.

@@ -16,7 +16,7 @@ pub const MAX_DATA_ELEMENTS: usize = MAX_DATA_BYTES / 8;
 pub const LANDING_FRAMES: usize = 32;
 /// Bytes that a peer may be ahead of another before a driver passes it over: so much stays in the nearest caches.
 pub const LONGEST_LEAD: u64 = 128 << 10;
-/// Chunks in one job. Everybody keeps a list of them.
+/// Chunks in one job. Every node keeps a list of them.
 pub const MAX_CHUNKS: u64 = 1 << 24;
 /// The largest payload of a control frame.
 pub const MAX_CONTROL_BYTES: usize = 16 << 20;
@@ -63,9 +63,9 @@ pub const MAX_WAITING_FRAMES: usize = 1 << 16;
 /// Bytes of memory that may wait in frames made for one slow connection before its owner stops reading from it, and
 /// in answers before more is asked of the role that makes them.
 pub const MAX_BACKLOG_BYTES: usize = 64 << 20;
-/// Connections to one listener that may be about to say who they are.
+/// Connections to one listener that have not said hello.
 pub const MAX_HANDSHAKES: usize = 1024;
-/// For so long nobody is hung up on for not having said hello, unless [`MAX_HANDSHAKES`] others have not either.
+/// A connection without a hello is kept for this time, unless there are [`MAX_HANDSHAKES`] of them.
 pub const HELLO_GRACE: Duration = Duration::from_secs(1);
 /// The largest payload of the first frame on a connection.
 pub const MAX_HELLO_BYTES: usize = 4096;
@@ -99,7 +99,7 @@ pub const MAX_PASSED_REQUESTS: usize = 4096;
 pub const MAX_REFUSED_SUMS: usize = 1024;
 /// How long an aggregator holds a complete push for those of its other workers, unless it is told otherwise.
 pub const HOLD: Duration = Duration::from_millis(5);
-/// The same where a round waits for every worker anyway, so that nobody gains by hearing of a push earlier. It counts
+/// The same where a round waits for every worker anyway, so that no worker gains from an earlier push. It counts
 /// from the last gradient that came in, since a slow link may take longer for all of them.
 pub const ROUND_HOLD: Duration = Duration::from_secs(1);
 /// The longest time that an aggregator may be told to hold pushes.
@@ -113,7 +113,7 @@ pub const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 pub const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 /// A node whose own timeout comes so much too late stood still itself: that time does not count as others' silence.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
-/// A node that stood still gives nobody up for this long, so that reports which came meanwhile are read first.
+/// A node that stood still gives no peer up for this long, so that reports which came meanwhile are read first.
 pub const WAKE_GRACE: Duration = Duration::from_secs(1);
 /// A shard's report that is so old is no news any more, and is quoted with its age.
 pub const OLD_REPORT: Duration = Duration::from_secs(3);

@@ -51,7 +51,7 @@ impl Link {
         }
     }
 
-    /// What it is called.
+    /// The connection's name.
     pub fn connection(&self) -> ConnectionId {
         self.connection
     }
@@ -61,7 +61,7 @@ impl Link {
         self.was_up
     }
 
-    /// Where the peer is looked for, in the order of trying.
+    /// Addresses of the peer, in the order of trying.
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
     }
@@ -93,13 +93,13 @@ impl Link {
             State::Down { since, .. } => (*since, false),
             State::Connecting { since, .. } => (*since, true),
             State::Up => {
-                // What was the best address before it broke may be so again.
+                // The best address before the connection broke may be the best again.
                 self.at = 0;
                 self.standstill = Standstill::default();
                 (now, false)
             }
         };
-        // Who refuses was reached: another address leads to the same answer.
+        // A peer that refuses was reached: another address leads to the same answer.
         let retry_at = match (is_attempt, why) {
             (true, Lost::Broken(_)) if self.try_next() => now,
             _ => {
@@ -119,7 +119,7 @@ impl Link {
         self.failed > 0
     }
 
-    /// What to do now, if it is time to try again.
+    /// The output to carry out now, if it is time to try again.
     pub fn poll(&mut self, now: Time) -> Option<Output> {
         self.notice_standstill(now);
         match &mut self.state {
@@ -132,7 +132,7 @@ impl Link {
         }
     }
 
-    /// Nobody tried to reach the peer while this node stood still: that time does not count.
+    /// Time in which this node stood still does not count: it did not try to reach the peer.
     fn notice_standstill(&mut self, now: Time) {
         if let State::Down { since, .. } | State::Connecting { since, .. } = &mut self.state
             && let Some(lost) = self.standstill.noticed(now)
@@ -170,7 +170,7 @@ impl Link {
         self.standstill.deadline(since, self.deadline())
     }
 
-    /// Long enough for every address to be tried, even if nobody answers at any of the others.
+    /// Long enough for every address to be tried, even if none of the others answers.
     fn deadline(&self) -> Duration {
         let attempts = self.addresses.count() as u32 + 1;
         limits::CONNECT_DEADLINE.max(limits::ATTEMPT_DEADLINE * attempts)
@@ -187,7 +187,7 @@ impl fmt::Display for Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::NodeId;
+    use crate::types::{NodeId, ServerId, ShardId};
     use crate::wire::Refusal;
 
     fn broken() -> Lost {
@@ -199,7 +199,7 @@ mod tests {
         Link::new(Time::ZERO, NodeId::Coordinator, addresses)
     }
 
-    /// Where the link wants to go now.
+    /// The address to try now.
     fn attempt(link: &mut Link, now: Time) -> Option<String> {
         link.poll(now).map(|output| match output {
             Output::Connect { address, .. } => address,
@@ -284,11 +284,15 @@ mod tests {
     fn a_link_that_was_up_starts_its_deadline_anew() {
         let mut link = Link::new(Time::ZERO, NodeId::Coordinator, "x");
         link.poll(Time::ZERO);
+        assert!(!link.was_up() && !link.is_up());
+        assert_eq!(link.why(), Some("not tried yet"));
         link.connected();
-        assert_eq!(link.next_timeout(), None);
+        assert!(link.was_up() && link.is_up());
+        assert_eq!((link.next_timeout(), link.why(), link.overdue(Time::ZERO)), (None, None, None));
         let later = Time::from_secs_f64(100.0);
         link.disconnected(later, &Lost::Broken("reset".into()));
-        assert_eq!(link.overdue(later), None);
+        assert_eq!((link.overdue(later), link.why()), (None, Some("reset")));
+        assert!(link.was_up() && !link.is_up());
         assert!(link.poll(later + limits::RECONNECT_MIN).is_some());
     }
 
@@ -314,6 +318,14 @@ mod tests {
         link.disconnected(Time::ZERO, &broken());
         let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
         assert!(sentence.contains("coordinator at a:1, b:1 is unreachable for 30 s"), "{sentence}");
+    }
+
+    #[test]
+    fn the_error_says_which_aggregator_a_peer_is_behind() {
+        let shard = ShardId { server: ServerId(2), core: 1 };
+        let link = Link::new(Time::ZERO, ConnectionId::AggregatorFor(shard), "rack:7070");
+        let sentence = link.overdue(Time::ZERO + limits::CONNECT_DEADLINE).expect("it is over");
+        assert!(sentence.contains(&format!("{shard} through the aggregator at rack:7070")), "{sentence}");
     }
 
     #[test]

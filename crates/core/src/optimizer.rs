@@ -23,7 +23,7 @@ use crate::spec::{Spec, SpecError};
 use std::fmt;
 use std::ops::Range;
 
-/// What one step needs to know beside the arrays.
+/// Scalars of one step, beside the arrays.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
     /// Learning rate of this step, after schedule and scaling.
@@ -46,7 +46,7 @@ pub struct Step {
 /// length, zero at first. `step` MUST be element-wise given [`Step`], so that a table may be cut anywhere and
 /// stepped in pieces with bit-identical results; it MUST NOT allocate.
 ///
-/// Who writes a rule as a loop implements [`Rule`] instead, and has all of this.
+/// A rule that is written as a loop implements [`Rule`] instead, and has all of this.
 pub trait Optimizer: Send + Sync + fmt::Debug {
     /// How many state arrays the rule keeps (momentum: 1, Adam: 2), at most [`MAX_SLOTS`].
     fn slots(&self) -> usize;
@@ -133,7 +133,7 @@ impl<R: Rule> Optimizer for R {
     }
 }
 
-/// What a step is made with: the last gradient of a round, and the sum of those before it, if there were any.
+/// Gradient of a step: the last gradient of a round, and the sum of those before it, if there were any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gradient<'a> {
     /// The sum of the gradients before the last.

@@ -10,7 +10,7 @@ use crate::types::ServerId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What placement knows about a table.
+/// A table's size, as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSize {
     /// Number of parameters, at least 1.
@@ -22,7 +22,7 @@ pub struct TableSize {
 /// A contiguous range of one table on one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Who holds it.
+    /// The server that holds it.
     pub server: ServerId,
     /// First element.
     pub start: u64,

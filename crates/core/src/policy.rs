@@ -65,7 +65,7 @@ impl Policies {
         Ok(())
     }
 
-    /// What is said about an axis.
+    /// The text of an axis.
     pub fn get(&self, axis: Axis) -> Option<&str> {
         self.0.get(&axis).map(String::as_str)
     }
@@ -139,7 +139,7 @@ impl Policy {
         Policy(policies.over(self.0))
     }
 
-    /// What differs from the defaults.
+    /// Policies that differ from the defaults.
     pub fn changed(&self) -> Policies {
         let differs = |(axis, text): &(Axis, &str)| axis.info().default != *text;
         Policies(self.0.iter().filter(differs).map(|(axis, text)| (axis, text.to_owned())).collect())
@@ -193,7 +193,7 @@ pub struct PolicyOverride {
     pub table: String,
     /// Only on this server.
     pub server: Option<ServerId>,
-    /// What is other there.
+    /// The policies that differ there.
     pub policies: Policies,
 }
 
@@ -232,7 +232,7 @@ impl PolicyOverride {
         self.table == later.table && self.server == later.server && self.policies.iter().all(is_said_again)
     }
 
-    /// Whether frames of a table mean something else once it holds.
+    /// Whether it changes a codec of its tables, so that frames of earlier epochs cannot be decoded.
     pub fn changes_frames(&self) -> bool {
         self.policies.iter().any(|(axis, _)| axis.changes_frames())
     }

@@ -98,6 +98,33 @@ mod tests {
         assert_eq!(first, [15021278609987233951, 5881210131331364753, 18149643915985481100]);
     }
 
+    /// Worlds of the simulator, and what codecs round to, are named by their seeds.
+    #[test]
+    fn what_is_drawn_from_a_stream_is_the_same_forever_too() {
+        let mut prng = Prng::fork(42, 7);
+        assert_eq!(prng.uniform(), 0.441_002_268_765_534_5);
+        assert_eq!([0, 1, 1000].map(|bound| prng.below(bound)), [0, 0, 757]);
+        assert_eq!([1.0, 0.0].map(|p| prng.chance(p)), [true, false]);
+        let of_logarithms = [prng.normal(), prng.exponential(3.0)];
+        assert!((of_logarithms[0] - (-1.53142982)).abs() < 1e-6, "{of_logarithms:?}");
+        assert!((of_logarithms[1] - 0.99127998).abs() < 1e-6, "{of_logarithms:?}");
+        let mut items = [0, 1, 2, 3, 4, 5];
+        prng.shuffle(&mut items);
+        assert_eq!(items, [5, 0, 4, 2, 1, 3]);
+        let places = [(0, 1), (1, 0), (42, 1 << 20)].map(|(seed, place)| uniform_at(seed, place));
+        assert_eq!(places, [0.007_765_114_3, 0.408_349_04, 0.479_699_08]);
+    }
+
+    /// As many in each part of the range, also for neighbours.
+    #[test]
+    fn numbers_of_places_are_uniform() {
+        for seed in [0, 1, 0xFFFF_0000] {
+            let mut counts = [0; 16];
+            (0..16_000).for_each(|place| counts[(uniform_at(seed, place) * 16.0) as usize] += 1);
+            assert!(counts.iter().all(|count| (850..1150).contains(count)), "{seed}: {counts:?}");
+        }
+    }
+
     #[test]
     fn uniform_and_normal_have_their_moments() {
         let mut prng = Prng::new(7);
@@ -112,5 +139,7 @@ mod tests {
         }
         assert!((sum / f64::from(n)).abs() < 0.02);
         assert!((squares / f64::from(n) - 1.0).abs() < 0.03);
+        let mean = (0..n).map(|_| prng.exponential(3.0)).sum::<f64>() / f64::from(n);
+        assert!((mean - 3.0).abs() < 0.05, "{mean}");
     }
 }

@@ -11,7 +11,7 @@ use crate::spec::{Spec, SpecError};
 pub struct Param {
     /// Its key in the text form.
     pub name: &'static str,
-    /// What it is when it is not given; `None` when it must be given.
+    /// The default; `None` when it must be given.
     pub default: Option<&'static str>,
     /// One sentence.
     pub about: &'static str,
@@ -36,7 +36,7 @@ pub struct Entry<T: ?Sized> {
 /// All choices of one axis.
 #[derive(Debug)]
 pub struct Axis<T: ?Sized> {
-    /// What a choice of this axis is called in messages.
+    /// The noun for a choice of this axis in messages.
     pub name: &'static str,
     /// Parameters that every component of the axis takes.
     pub common: &'static [Param],

@@ -1,10 +1,16 @@
 //! The one contract of all roles. A driver owns a role, brings it the world, and carries out what it says.
 //!
-//! Methods come in three families. `accept` and `handle_*` bring the world in. `poll_output` and `next_timeout`
-//! say what to do; a driver drains `poll_output` after every batch of `handle_*` calls. `payload` lends the bytes
-//! of a frame that is to be sent, so that gradients and parameters travel straight from where they live. A driver
-//! whose socket is full keeps the frame, not its bytes: it asks for the payload when it gets to send it, after
-//! `refresh` has brought the header up to date. The bytes of one frame are all taken between two `handle_*` calls.
+//! The methods of [`Role`] come in seven families; a worker has an eighth, for its application.
+//!
+//! - *Events*: `accept`, `handle_connected`, `handle_disconnected`, `handle_frame` and `handle_timeout`.
+//! - *Outputs*: `poll_output` and `next_timeout`. A driver drains `poll_output` after every batch of events.
+//! - *Bytes out*: `payload` lends the bytes of a frame that is to be sent, so that gradients and parameters travel straight
+//!   from where they live. A driver whose socket is full keeps the frame, not its bytes: it asks for the payload when it can
+//!   send it, after `refresh` has brought the header up to date. The bytes of one frame are all taken between two events.
+//! - *Bytes in*: `landing` says where payloads that are about to arrive belong, `handle_landed` that they are there.
+//! - *Flow*: `progress` orders the connections that can be read, `backlog_bytes` is the memory of outputs not yet polled.
+//! - *Invariants*: `check`.
+//! - *Identity*: `node` and `hello`.
 
 use crate::lease::Lease;
 use crate::types::{ConnectionId, NodeId, Time};
@@ -17,7 +23,7 @@ use std::ops::Range;
 pub struct Frame {
     /// Its header; `payload_bytes` is the body's length.
     pub header: Header,
-    /// Where its payload is.
+    /// Its payload.
     pub body: Body,
 }
 
@@ -31,7 +37,7 @@ impl Frame {
     }
 }
 
-/// Where a frame's payload is.
+/// A frame's payload, or a reference to it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Body {
     /// No payload.
@@ -70,40 +76,40 @@ impl Body {
     }
 }
 
-/// What a role wants done.
+/// An instruction of a role to its driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// Open a connection and say hello ([`Role::hello`]). The driver answers with `handle_connected` or
     /// `handle_disconnected`; it does not try again by itself.
     Connect {
-        /// What it will be called.
+        /// Its name.
         connection: ConnectionId,
-        /// Where: `host:port`, [`LOCAL`](crate::address::LOCAL) with a name, or a name of the in-memory transport.
+        /// The peer's address: `host:port`, [`LOCAL`](crate::address::LOCAL) with a name, or a name of the in-memory transport.
         address: String,
     },
     /// Send a frame on a connection. If it does not stand, the frame is dropped: a role that needs it sent
     /// sends it again in `handle_connected`.
     Send {
-        /// On which.
+        /// The connection.
         to: ConnectionId,
-        /// What.
+        /// The frame.
         frame: Frame,
     },
     /// Close a connection once everything before this is sent.
     Disconnect {
-        /// Which.
+        /// The connection.
         connection: ConnectionId,
     },
     /// A line for the log.
     Log(String),
     /// The role's work is done, well or badly; the driver may end.
     Stop {
-        /// Why it failed, if it did.
+        /// The reason of a failure.
         error: Option<String>,
     },
 }
 
-/// What a role wants done and nobody has taken yet. It knows how much memory waits in it.
+/// Outputs that the driver has not polled yet, with a count of the memory that they hold.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     outputs: VecDeque<Output>,
@@ -155,10 +161,10 @@ fn cost(output: &Output) -> usize {
     size_of::<Output>() + own
 }
 
-/// Why there is no connection.
+/// The reason why a connection ended, or was not made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lost {
-    /// It broke, or nobody answered; in the driver's words.
+    /// The connection broke, or the peer did not answer; in the driver's words.
     Broken(String),
     /// The peer refused our hello.
     Refused(Refusal),
@@ -180,12 +186,12 @@ impl Lost {
     }
 }
 
-/// Where the payload of a frame goes.
+/// The place in a role's memory that a frame's payload is received into.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Landing {
     /// The frame's chunk.
     pub chunk: u32,
-    /// Which bytes of the memory.
+    /// Its bytes in that memory.
     pub bytes: Range<usize>,
 }
 
@@ -196,7 +202,7 @@ impl Landing {
             chunk: self.chunk,
             part: before.part + 1,
             payload_bytes: self.bytes.len() as u32,
-            // These may be any: the last frame says so, and each has its own version and place.
+            // These differ from frame to frame: LAST, and each chunk's own version and place.
             flags: found.flags,
             version: found.version,
             landing: found.landing,
@@ -206,19 +212,22 @@ impl Landing {
     }
 }
 
-/// A role: coordinator, shard of a server, aggregator, worker.
+/// A role: coordinator, shard of a server, aggregator, worker. Nine methods are required.
+///
+/// The same calls in the same order MUST give the same outputs. No bytes from a peer may make a role panic, or take more memory
+/// than [`crate::limits`] allows.
 pub trait Role {
-    /// Who this is, once it is known.
+    /// This node's name, once it is known.
     fn node(&self) -> Option<NodeId>;
 
-    /// Somebody connected and said hello. The answer names the peer, or refuses it with a reason it is told. The connection
-    /// of a peer that is welcome is called [`Hello::connection`].
+    /// A peer connected and said hello. The answer names the peer, or refuses it with a reason that it is told. The connection
+    /// of an accepted peer is called [`Hello::connection`].
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
 
-    /// What to say first on a connection that we asked for.
+    /// The first message on a connection that this role asked for.
     fn hello(&self, connection: ConnectionId) -> Hello;
 
-    /// A connection we asked for stands.
+    /// A connection that this role asked for stands.
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome);
 
     /// A connection ended or could not be made. What was sent on it may or may not have arrived.
@@ -227,12 +236,12 @@ pub trait Role {
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]);
 
-    /// Where payloads go that are about to be received: that of a frame of which only the header is here, and those of
-    /// up to `frames - 1` frames that follow it if all goes well. They are put into `places`, ascending in the memory
-    /// that is returned, and the driver receives them there. `None`, the default, when nothing is known.
+    /// Memory to receive payloads into: that of a frame whose header has arrived, and those of up to `frames - 1` frames
+    /// expected after it. Their places, ascending in the returned memory, are put into `places`. `None`, the default, when the
+    /// payload goes through the driver's own buffer.
     ///
-    /// A driver says [`Role::handle_landed`] for a frame that came so. Other bytes may be written to these places too,
-    /// if what is foreseen does not happen: only memory whose contents nobody uses until then is given.
+    /// A driver calls [`Role::handle_landed`] for each frame that it received so. If other frames come than were expected,
+    /// their bytes may be written to these places too: the role MUST NOT give memory whose contents are in use.
     fn landing(
         &mut self,
         _connection: ConnectionId,
@@ -246,8 +255,8 @@ pub trait Role {
     /// A frame arrived, and its payload lies where [`Role::landing`] said.
     fn handle_landed(&mut self, _now: Time, _connection: ConnectionId, _header: &Header) {}
 
-    /// How far the work of a connection's peer is, in bytes, where order matters: what one peer brings is of use only with
-    /// what others bring. A driver serves those who are behind first. `None`, the default, when it does not matter.
+    /// Progress of a connection's peer in bytes, where a peer's bytes are of use only together with those of others. A driver
+    /// reads from peers that are behind first. `None`, the default, where order does not matter.
     fn progress(&self, _connection: ConnectionId) -> Option<u64> {
         None
     }
@@ -272,7 +281,7 @@ pub trait Role {
     fn refresh(&self, _header: &mut Header) {}
 
     /// Checks the invariants of the role's state: counts against what they count. The error is a sentence that names the
-    /// one that does not hold. The simulator asks after every event.
+    /// one that does not hold. The simulator calls it after every event, and in worlds of 64 or more nodes after some of them.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
@@ -280,5 +289,118 @@ pub trait Role {
     /// The bytes of a body. A role that stores bytes itself ([`Body::Stored`]) finds them here.
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         body.bytes().expect("a role that stores nothing sends nothing that it stored")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TableId;
+    use crate::wire::{Flags, Kind};
+
+    /// A frame with a payload of so many bytes of its own.
+    fn send(bytes: usize) -> Output {
+        let frame = Frame { header: Header::new(Kind::Params), body: Body::Bytes(vec![0; bytes]) };
+        Output::Send { to: NodeId::Coordinator.into(), frame }
+    }
+
+    #[test]
+    fn outputs_that_wait_are_counted_with_the_bytes_that_were_made_for_them() {
+        let mut outbox = Outbox::default();
+        outbox.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
+        let small = outbox.bytes();
+        assert_eq!(small, size_of::<Output>());
+        outbox.extend([send(1000), Output::Log("0123456789".into())]);
+        assert_eq!(outbox.bytes(), 3 * small + size_of::<Frame>() + 1000 + 10);
+        assert_eq!((outbox.is_empty(), outbox.check()), (false, Ok(())));
+        (0..2).for_each(|_| _ = outbox.pop_front());
+        assert_eq!((outbox.bytes(), outbox.check()), (small + 10, Ok(())));
+        outbox.pop_front();
+        assert_eq!((outbox.bytes(), outbox.is_empty(), outbox.pop_front()), (0, true, None));
+        outbox.bytes = 1;
+        assert!(outbox.check().is_err(), "a byte of nothing");
+    }
+
+    #[test]
+    fn a_frame_costs_what_was_made_for_it_alone() {
+        let cost = |body| Frame { header: Header::new(Kind::Params), body }.memory_bytes();
+        let (own, stored) = (Body::Bytes(vec![0; 100]), Body::Stored { buffer: 0, start: 0, len: 100 });
+        assert_eq!(
+            [cost(own), cost(stored), cost(Body::Empty)],
+            [100, 0, 0].map(|own| size_of::<Frame>() + own)
+        );
+    }
+
+    #[test]
+    fn the_frame_that_was_foreseen_is_the_next_part_of_the_same_answer_for_that_chunk() {
+        let before = Header {
+            table: TableId(2),
+            request: 5,
+            clock: 3,
+            chunk: 7,
+            part: 1,
+            payload_bytes: 64,
+            ..Header::new(Kind::Params)
+        };
+        let landing = Landing { chunk: 8, bytes: 64..192 };
+        let next = Header { chunk: 8, part: 2, payload_bytes: 128, ..before };
+        assert!(landing.is_for(&before, &next));
+        let last = Header { flags: Flags::LAST, version: 9, landing: 1 << 20, ..next };
+        assert!(landing.is_for(&before, &last), "each has its own version and place");
+        for (what, other) in [
+            ("chunk", Header { chunk: 7, ..next }),
+            ("part", Header { part: 1, ..next }),
+            ("length", Header { payload_bytes: 64, ..next }),
+            ("table", Header { table: TableId(1), ..next }),
+            ("request", Header { request: 6, ..next }),
+            ("clock", Header { clock: 4, ..next }),
+            ("kind", Header { kind: Kind::Push, ..next }),
+        ] {
+            assert!(!landing.is_for(&before, &other), "another {what}");
+        }
+    }
+
+    #[test]
+    fn only_a_refusal_for_good_is_final() {
+        let refused = |retry| Lost::Refused(Refusal { reason: "no such job".into(), retry });
+        let all = [Lost::Broken("reset".into()), refused(true), refused(false)];
+        assert_eq!(all.each_ref().map(Lost::is_final), [false, false, true]);
+        assert_eq!(all.map(|lost| lost.to_string())[..2], ["reset", "refused: no such job"]);
+    }
+
+    /// A role of which only what is required is known.
+    struct Plain;
+
+    impl Role for Plain {
+        fn node(&self) -> Option<NodeId> {
+            None
+        }
+        fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
+            unreachable!("nobody connects")
+        }
+        fn hello(&self, _connection: ConnectionId) -> Hello {
+            unreachable!("it connects to nobody")
+        }
+        fn handle_connected(&mut self, _now: Time, _connection: ConnectionId, _welcome: &Welcome) {}
+        fn handle_disconnected(&mut self, _now: Time, _connection: ConnectionId, _why: &Lost) {}
+        fn handle_frame(&mut self, _now: Time, _connection: ConnectionId, _header: &Header, _payload: &[u8]) {
+        }
+        fn handle_timeout(&mut self, _now: Time) {}
+        fn next_timeout(&self) -> Option<Time> {
+            None
+        }
+        fn poll_output(&mut self) -> Option<Output> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_role_that_says_nothing_more_has_no_places_no_order_and_no_backlog() {
+        let (mut role, mut header) = (Plain, Header::new(Kind::Params));
+        let (peer, mut places) = (ConnectionId::from(NodeId::Coordinator), Vec::new());
+        assert!(role.landing(peer, &header, 4, &mut places).is_none() && places.is_empty());
+        assert_eq!((role.progress(peer), role.backlog_bytes(), role.check()), (None, 0, Ok(())));
+        role.refresh(&mut header);
+        assert_eq!((header, role.payload(&Body::Bytes(vec![1]))), (Header::new(Kind::Params), &[1][..]));
     }
 }

@@ -36,7 +36,7 @@ use members::Members;
 use std::sync::Arc;
 use tables::Tables;
 
-/// What a shard needs to know to begin.
+/// Configuration of a shard.
 #[derive(Debug, Clone)]
 pub struct ShardConfig {
     /// The job's name.
@@ -49,9 +49,9 @@ pub struct ShardConfig {
     pub core: u32,
     /// How many data cores the server has.
     pub cores: u32,
-    /// Where workers reach this core: each of these leads to it.
+    /// Addresses at which workers reach this core: each leads to it.
     pub addresses: Addresses,
-    /// Where the coordinator is.
+    /// The coordinator's address.
     pub coordinator: String,
 }
 
@@ -90,7 +90,7 @@ impl Shard {
         }
     }
 
-    /// Who this is, once the coordinator said so.
+    /// This shard's number, once the coordinator has given it one.
     pub fn id(&self) -> Option<ShardId> {
         self.config.server.map(|server| ShardId { server, core: self.config.core })
     }
@@ -230,7 +230,7 @@ impl Shard {
                 self.send_report(now);
             }
         }
-        // Whoever comes or goes may be what a round waited for.
+        // A round may have waited for the worker that joined or left.
         self.tables.settle_all(now, &mut self.delivery);
     }
 
@@ -264,16 +264,18 @@ impl Shard {
         let (Some(plan), Some(id)) = (&self.plan, self.id()) else { return };
         let number = TableId(table as u32);
         let policy = plan.policy_of(number, id.server);
-        let (valid_from, part) = (plan.valid_from(number), self.tables.get_mut(table));
-        part.set_nonfinite(policy.nonfinite());
-        if part.valid_from() != valid_from {
+        let (valid_from, table_shard) = (plan.valid_from(number), self.tables.get_mut(table));
+        table_shard.set_nonfinite(policy.nonfinite());
+        if table_shard.valid_from() != valid_from {
             let codecs = policy.codecs(&self.registry).map_err(|error| error.to_string());
-            if let Err(why) = codecs.and_then(|codecs| part.set_codecs(codecs, valid_from)) {
+            if let Err(why) = codecs.and_then(|codecs| table_shard.set_codecs(codecs, valid_from)) {
                 // The coordinator has checked them: this server is of another release.
-                let error = format!("table `{}`: {why}; use the same release everywhere", part.spec().name);
+                let error =
+                    format!("table `{}`: {why}; use the same release everywhere", table_shard.spec().name);
                 return self.fail(error);
             }
-            let message = format!("the codecs of table `{}` have changed; ask again", part.spec().name);
+            let message =
+                format!("the codecs of table `{}` have changed; ask again", table_shard.spec().name);
             self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
         }
         match policy.sync(&self.registry) {
@@ -286,9 +288,10 @@ impl Shard {
             Err(error) => self.log(control::sentence(error.to_string())),
         }
         let optimizer = policy.optimizer(&self.registry);
-        let part = self.tables.get_mut(table);
-        if !optimizer.is_ok_and(|optimizer| part.set_optimizer(optimizer)) {
-            let line = format!("ignored an optimizer that table `{}` cannot take over to", part.spec().name);
+        let table_shard = self.tables.get_mut(table);
+        if !optimizer.is_ok_and(|optimizer| table_shard.set_optimizer(optimizer)) {
+            let line =
+                format!("ignored an optimizer that table `{}` cannot take over to", table_shard.spec().name);
             self.log(line);
         }
     }
@@ -307,7 +310,7 @@ impl Shard {
         }
     }
 
-    /// The place of the table of a worker's frame, if it may be taken.
+    /// The index of the table of a worker's frame, if the frame may be taken.
     #[inline]
     fn check_frame(&self, worker: WorkerId, subject: &Subject) -> Result<usize, Fault> {
         if self.plan.is_none() {
@@ -320,7 +323,7 @@ impl Shard {
         self.check_subject(subject)
     }
 
-    /// The place of a frame's table, if something of it is here and the frame means what frames of the table mean now.
+    /// The index of a frame's table, if this shard holds chunks of it and the frame is not stale ([`Plan::valid_from`]).
     #[inline]
     fn check_subject(&self, subject: &Subject) -> Result<usize, Fault> {
         let newest = self.plan.as_ref().map_or(0, |plan| plan.epoch);
@@ -666,7 +669,7 @@ impl Role for Shard {
             return self.delivery.refuse_to(from, header.table, header.request, &fault);
         }
         match (from, header.kind) {
-            // What a process sent that another one has replaced counts for neither of them.
+            // Frames of a replaced process count neither for it nor for its successor.
             (NodeId::Worker(worker), _) if self.members.awaits_connection(worker) => {}
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
                 Some(frame) => self.handle_worker_frame(now, worker, &frame, payload),
@@ -696,7 +699,7 @@ impl Role for Shard {
         self.tables.settle_due(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
-            // Somebody keeps the others waiting.
+            // Pulls that still wait do so because some worker is late.
             self.delivery.acknowledge_waiting();
         }
     }

@@ -23,9 +23,9 @@ pub enum SpecError {
     /// The text is not of the form `name:key=value,...`.
     #[error("cannot read `{text}`: {why}")]
     Syntax {
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// What is wrong with it.
+        /// The error.
         why: String,
     },
     /// No component has this name.
@@ -33,7 +33,7 @@ pub enum SpecError {
     Unknown {
         /// The axis that was searched.
         axis: &'static str,
-        /// What was given.
+        /// The name that was given.
         name: String,
         /// The names that exist.
         known: String,
@@ -43,7 +43,7 @@ pub enum SpecError {
     Parameter {
         /// The component's name.
         component: String,
-        /// What does not fit, with the range or the choices.
+        /// The value that does not fit, with the range or the choices.
         why: String,
     },
 }

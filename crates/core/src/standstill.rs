@@ -20,7 +20,7 @@ pub fn lost_time(planned: Duration, took: Duration) -> Duration {
 
 /// Moves the beginning of a silence by the time that was lost before `now`, so that this time does not count.
 pub(crate) fn exclude(since: &mut Time, now: Time, lost: Duration) {
-    // What began while the time was lost, or after, cannot have begun later than now.
+    // A silence that began while the time was lost, or after it, cannot have begun later than now.
     *since = (*since + lost).min(now).max(*since);
 }
 

@@ -14,7 +14,7 @@ pub struct WorkerReport {
     pub bytes_pushed: u64,
     /// Payload bytes of parameters received.
     pub bytes_pulled: u64,
-    /// What the worker waits for, if it does.
+    /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// Tables that its application exchanges as slabs.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
@@ -63,7 +63,7 @@ pub struct TableReport {
 /// A pull that waits: who, since when, what would release it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WaitReport {
-    /// Whose pull.
+    /// The worker that pulls.
     pub worker: WorkerId,
     /// For how long.
     pub seconds: f64,
@@ -92,12 +92,12 @@ pub struct AggregatorReport {
     pub memory_bytes: u64,
 }
 
-/// What the coordinator says about an aggregator.
+/// An aggregator in the coordinator's status.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AggregatorStatus {
     /// Which aggregator.
     pub aggregator: AggregatorId,
-    /// Where workers reach it.
+    /// Addresses at which workers reach it.
     pub address: String,
     /// Whether it is connected.
     pub connected: bool,
@@ -105,7 +105,7 @@ pub struct AggregatorStatus {
     pub report: AggregatorReport,
 }
 
-/// What the coordinator says about a worker.
+/// A worker in the coordinator's status.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// Which worker.
@@ -136,7 +136,7 @@ pub enum MemberState {
     Dead,
 }
 
-/// What a server has to know of its job before it starts its data cores.
+/// The configuration that a server needs before it starts its data cores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSize {
     /// Workers of the job.
@@ -153,9 +153,9 @@ pub struct JobSize {
 pub struct Status {
     /// The job's name.
     pub job: String,
-    /// What the job is doing or waiting for, as a sentence.
+    /// The job's phase, or what it waits for, as a sentence.
     pub phase: String,
-    /// What it was set up for.
+    /// The job's configuration.
     pub size: JobSize,
     /// The plan's epoch: counts changes of members and policies.
     pub epoch: u32,

@@ -44,11 +44,11 @@ pub trait Memory: Send + Sync + fmt::Debug {
     /// The elements.
     fn as_mut_slice(&mut self) -> &mut [f32];
 
-    /// Where those who share it find it.
+    /// The place at which other processes of this host find it.
     fn place(&self) -> Place;
 }
 
-/// Where memory begins in what a process shares with others: which of its segments, counted from 1, and which byte.
+/// A place in memory that a process shares with others: the segment, counted from 1, and the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Number of the segment, from 1.
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// Where a role takes large buffers from. One method is required.
+/// The source of a role's large buffers. One method is required.
 pub trait Allocate: Send + Sync + fmt::Debug {
     /// `len` zeros.
     fn zeroed(&self, len: usize) -> Buffer;
@@ -116,7 +116,7 @@ impl Buffer {
         Buffer { backing: Backing::Shared(memory), len }
     }
 
-    /// Where processes of this host find it, if they do.
+    /// The place at which other processes of this host find it, if it is shared.
     pub fn place(&self) -> Option<Place> {
         match &self.backing {
             Backing::Pages(_) | Backing::Lines(_) => None,
@@ -180,7 +180,7 @@ fn try_vec<T: Zeroable + Clone>(count: usize) -> Option<Vec<T>> {
     Some(items)
 }
 
-/// A copy is on the heap: nobody was told of another place.
+/// A copy is on the heap, not in shared memory: its place would have to be announced.
 impl Clone for Buffer {
     fn clone(&self) -> Buffer {
         let mut copy = Buffer::zeroed(self.len);
@@ -197,7 +197,7 @@ impl PartialEq for Buffer {
 
 /// Views a payload as floats; `None` when its length or address does not allow it.
 pub fn floats(payload: &[u8]) -> Option<&[f32]> {
-    // Nothing is nothing at any address.
+    // An empty slice has no alignment to violate.
     if payload.is_empty() { Some(&[]) } else { bytemuck::try_cast_slice(payload).ok() }
 }
 

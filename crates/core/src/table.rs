@@ -67,7 +67,7 @@ impl TableSpec {
         PolicyOverride::resolve(own, overrides, &self.name, server)
     }
 
-    /// What placement sees of this table.
+    /// The table's size, as placement sees it.
     pub fn size(&self) -> TableSize {
         TableSize { elements: self.elements(), row: self.row_elements() }
     }

@@ -16,7 +16,8 @@ impl WorkerId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServerId(pub u32);
 
-/// One data core of one server. A chunk belongs to one shard for life.
+/// A logical shard: a share of the tables' chunks, held by one data core of one server. A chunk belongs to one shard for life.
+/// The plan says which process serves a shard ([`crate::wire::ServedShard`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardId {
     /// The server that the core belongs to.
@@ -187,6 +188,32 @@ impl fmt::Display for ConnectionId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn time_goes_on_and_never_back() {
+        let time = Time::from_secs_f64(1.5);
+        assert_eq!((time, time.as_secs_f64()), (Time(1_500_000_000), 1.5));
+        assert_eq!([-1.0, f64::NAN].map(Time::from_secs_f64), [Time::ZERO; 2]);
+        let later = time + Duration::from_millis(250);
+        assert_eq!((later.since(time), time.since(later)), (Duration::from_millis(250), Duration::ZERO));
+        assert_eq!(Time(u64::MAX - 1) + Duration::MAX, Time(u64::MAX));
+    }
+
+    /// Errors and the status name nodes so.
+    #[test]
+    fn nodes_are_named_for_people() {
+        let shard = ShardId { server: ServerId(1), core: 2 };
+        for (node, name) in [
+            (NodeId::Coordinator, "the coordinator"),
+            (NodeId::Shard(shard), "server 1 core 2"),
+            (NodeId::Worker(WorkerId(3)), "worker 3"),
+            (NodeId::Admin(4), "command 4"),
+            (NodeId::Aggregator(AggregatorId(5)), "aggregator 5"),
+        ] {
+            assert_eq!(node.to_string(), name);
+        }
+    }
 
     #[test]
     fn a_connection_is_as_cheap_to_copy_as_a_few_numbers() {

@@ -105,7 +105,7 @@ impl Worker {
         self
     }
 
-    // What the application looks at.
+    // Getters.
 
     /// Its rank, once it is known.
     pub fn id(&self) -> Option<WorkerId> {
@@ -154,14 +154,14 @@ impl Worker {
         Ok(self.tables[self.tables.index(table)?].codec())
     }
 
-    /// Where the chunks of a table begin, ascending: each is encoded by itself.
+    /// First elements of a table's chunks, ascending: each is encoded by itself.
     pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, WorkerError> {
         self.check_started()?;
         let layout = self.tables[self.tables.index(table)?].layout();
         Ok(layout.chunks().map(|(_, chunk)| chunk.start).collect())
     }
 
-    // What the application asks for.
+    // Requests of the application.
 
     /// Declares a table with its initial values. All workers declare the same tables in the same order.
     pub fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
@@ -399,7 +399,7 @@ impl Worker {
         brought.rows
     }
 
-    /// What a ticket waits for: which servers, which table, since when.
+    /// A sentence about a ticket's wait: which servers, which table, since when.
     pub fn explain(&self, now: Time, ticket: Ticket) -> String {
         let Some(pending) = self.tickets.get(ticket) else { return "nothing".into() };
         let seconds = now.since(pending.since()).as_secs_f64();
@@ -523,7 +523,7 @@ impl Worker {
         self.tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
     }
 
-    // What shards say.
+    // Frames from shards.
 
     fn handle_shard_frame(&mut self, now: Time, from: ShardId, header: &Header, payload: &[u8]) {
         match header.kind {
@@ -630,7 +630,8 @@ impl Worker {
         let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
         let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
         let local = &mut self.tables[request.table()];
-        // What a codec made is finite: a sum was refused that it is in, of which other chunks were taken.
+        // An encoded gradient is finite, so an aggregator's sum with it was refused. Other chunks of that sum were taken, and
+        // the gradient does not go back to the residual.
         let goes_back = !is_sent_again && fault.cause != Cause::NonFinite;
         if let Some(gradient) = counted.filter(|_| goes_back) {
             local.note_refused(request.clock(), from, gradient);
@@ -644,7 +645,7 @@ impl Worker {
         self.say_leave();
     }
 
-    // What the coordinator says.
+    // Messages from the coordinator.
 
     fn handle_control(&mut self, now: Time, message: Control) {
         match message {
@@ -692,7 +693,7 @@ impl Worker {
     fn apply_change(&mut self, epoch: u32, change: &Change) {
         self.session.apply(epoch, change);
         match change {
-            // A worker that is declared dead hears it from those who refuse it.
+            // A worker that is declared dead hears it from the nodes that refuse it.
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
             Change::Policy(rule) => self.follow(rule),
         }
@@ -741,7 +742,7 @@ impl Worker {
                 self.request(Request::new(shard, index, first, ticket, kind).with_reply(reply));
             }
         }
-        // Nobody may wait for it any more.
+        // The application may have given the ticket up.
         self.tickets.expect(ticket, acks, answers);
         self.handle_timeout(now);
     }
@@ -766,8 +767,8 @@ impl Worker {
         under_way.into_iter().for_each(|id| self.send_again(id));
     }
 
-    /// Sends a request once more if its server is connected. What nobody waits for and no server misses is not asked for
-    /// again (blocks that PSP went on without).
+    /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
+    /// asked again (blocks that PSP went on without).
     fn send_again(&mut self, id: u64) {
         let Some(request) = self.requests.get(id) else { return };
         if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {

@@ -213,6 +213,57 @@ fn a_round_trip_stays_within_the_declared_error() {
 }
 
 #[test]
+fn small_tables_and_first_steps_travel_as_they_are() {
+    let values = samples(64, 1).remove(0);
+    let is_exact = |chain: &str, step: u64, table_elements: u64| {
+        let (codec, context) = (codec(chain), Context { table_elements, ..context(step, values.len()) });
+        let (mut payload, mut received) = (Vec::new(), vec![0.0; values.len()]);
+        Encoder::new(codec.clone(), values.len()).encode(0, &values, &context, &mut payload).unwrap();
+        Decoder::new(codec).decode(&payload, &mut received).unwrap();
+        received == values
+    };
+    assert_eq!([99, 100].map(|elements| is_exact("min-size:100+onebit", 0, elements)), [true, false]);
+    assert_eq!([2, 3].map(|step| is_exact("warmup:3+topk:0.1", step, 64)), [true, false]);
+    assert!(!is_exact("topk:0.1", 0, 64));
+}
+
+/// A declared error that is wider than the codec's own would hide a worse codec from the test above.
+#[test]
+fn declared_errors_are_no_wider_than_the_theory() {
+    for (chain, len, of_norm, absolute) in [
+        // Half a unit in the last place.
+        ("f16", 10_000, 1.0 / 2048.0, 0.0),
+        ("bf16", 10_000, 1.0 / 256.0, 0.0),
+        // Half a step of 1/127 of the norm for each value.
+        ("int8", 10_000, 100.0 / 254.0, 0.0),
+        // A step of the norm of a bucket.
+        ("qsgd:levels=100,bucket=64", 10_000, 0.08, 0.0),
+        ("qsgd:levels=100,bucket=64", 16, 0.04, 0.0),
+        ("terngrad", 10_000, 100.0, 0.0),
+        // A projection is no longer than what it projects.
+        ("onebit", 10_000, 1.0, 0.0),
+        ("powersgd", 10_000, 1.0, 0.0),
+        // What is kept has at most its share of the squares.
+        ("topk:0.19", 10_000, 0.9, 0.0),
+        ("topk:0.19,select=sampled", 10_000, 1.0, 0.0),
+        ("dgc:0.01", 10_000, 1.0, 0.0),
+        // One in ten travels, ten times as large.
+        ("randk:0.1", 10_000, 9.0, 0.0),
+        ("randk:0.75", 10_000, 1.0, 0.0),
+        ("threshold:0.5", 10_000, 0.0, 0.5),
+        ("dvf:delta=0.25", 10_000, 0.0, 0.25),
+        ("topk:0.19+bf16", 10_000, 0.9 + 1.0 / 256.0, 0.0),
+        ("randk:0.1+bf16", 10_000, 9.0 + 10.0 / 256.0, 0.0),
+        ("threshold:0.5+bf16", 10_000, 1.0 / 256.0, 0.5),
+        ("lz4", 10_000, 0.0, 0.0),
+    ] {
+        let bound = codec(chain).bound(len);
+        let is_near = |found: f64, expected: f64| (found - expected).abs() <= 0.003 * expected + 1e-7;
+        assert!(is_near(bound.of_norm, of_norm) && is_near(bound.absolute, absolute), "{chain}: {bound:?}");
+    }
+}
+
+#[test]
 fn decode_add_is_decode_and_add() {
     for chain in chains() {
         let codec = codec(&chain);
@@ -375,6 +426,52 @@ fn entries_that_the_caller_chose_are_read_back() {
         assert!(matches!(refuse([(3, 1.0), (8, 1.0)]), CodecError::Input(_)));
         assert_eq!(refuse([(3, 1.0), (4, f32::NAN)]), CodecError::NonFinite);
     }
+}
+
+/// Eight bytes of prefix, and what docs/codecs.md says of the body.
+#[test]
+fn payloads_are_as_short_as_their_layout() {
+    let values = samples(1000, 1).remove(0);
+    for (chain, bytes) in [
+        ("f16", 8 + 2 * 1000),
+        ("int8", 8 + 4 + 1000),
+        ("topk:0.01", 8 + 10 * (2 + 4)),
+        ("topk:0.01+f16", 8 + 10 * (2 + 2)),
+        ("topk:0.01+bitmap", 8 + 125 + 10 * 4),
+        ("topk:0.01+dense", 8 + 4 * 1000),
+        ("topk:0.5", 8 + 125 + 500 * 4),
+        ("topk:0.1+hybrid", 8 + 100 * (2 + 4)),
+        ("topk:0.2+hybrid", 8 + 4 * 1000),
+        ("randk:0.01", 8 + 10 * (2 + 4)),
+    ] {
+        let payload = encode(&mut Encoder::new(codec(chain), values.len()), 0, &values);
+        assert_eq!(payload.len(), bytes, "{chain}");
+        // The same entries, chosen by the caller.
+        let mut sent = vec![0.0; values.len()];
+        Decoder::new(codec(chain)).decode(&payload, &mut sent).unwrap();
+        if chain.starts_with("topk") {
+            let chosen = sent.iter().copied().enumerate().filter(|(_, value)| *value != 0.0);
+            let mut again = Vec::new();
+            let mut encoder = Encoder::new(codec(chain), 0);
+            encoder.encode_chosen(values.len(), chosen, &context(0, values.len()), &mut again).unwrap();
+            assert_eq!(again, payload, "{chain}");
+        }
+    }
+}
+
+/// 16-bit places do not reach the end of a longer stretch.
+#[test]
+fn places_that_are_too_short_for_their_stretch_are_refused() {
+    let (codec, len) = (codec("topk:0.00001+index"), 1 << 16);
+    let mut values = vec![0.0; len];
+    values[7] = 1.0;
+    let payload = encode(&mut Encoder::new(codec.clone(), len), 0, &values);
+    assert_eq!(payload.len(), 8 + 2 + 4);
+    let decode = |len: usize| Decoder::new(codec.clone()).decode(&payload, &mut vec![0.0; len]);
+    assert_eq!(decode(len), Ok(()));
+    assert!(decode(len + 1).is_err());
+    values.push(0.0);
+    assert_eq!(encode(&mut Encoder::new(codec, len + 1), 0, &values).len(), 8 + 4 + 4);
 }
 
 /// Halves that the caller made are those that the chain would have made.

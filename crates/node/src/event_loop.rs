@@ -51,9 +51,9 @@ const EVENTS_PER_TURN: usize = 64;
 const LISTENER: u64 = 0;
 const MAILBOX: u64 = 1;
 
-/// Access to a role.
+/// Access to a role, which a loop owns or shares with other threads. One method and the type are required.
 pub(crate) trait RoleCell {
-    /// Which role.
+    /// The role.
     type Role: Role;
 
     /// Calls `visit` with the role.
@@ -65,7 +65,7 @@ pub(crate) trait RoleCell {
         None
     }
 
-    /// Something happened that somebody may wait for.
+    /// Events were handled; threads that wait for a ticket may find it due.
     fn progressed(&self) {}
 
     /// The loop has ended; nothing will happen any more.

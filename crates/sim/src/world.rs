@@ -340,9 +340,9 @@ impl<R: Role> World<R> {
                 | Event::Restart { .. }
                 | Event::Arrive { .. }
         );
-        let waits = node.paused_until > self.now || !node.held.is_empty();
+        let waits = node.paused_until > self.now || !node.postponed.is_empty();
         if waits && !is_outside {
-            node.held.push_back(event);
+            node.postponed.push_back(event);
             return Ok(());
         }
         if self.happen(index, event, observer)? {
@@ -439,7 +439,6 @@ impl<R: Role> World<R> {
             }
             Event::Room { connection, side } => {
                 self.connections[connection].channels[side].note_room();
-                self.copies.forget();
                 self.flush(connection, side, observer)?;
                 return Ok(false);
             }
@@ -487,7 +486,7 @@ impl<R: Role> World<R> {
                 // What waited happens now, in order; `step` keeps newer events behind it until then.
                 while self.nodes[index].paused_until <= now
                     && self.nodes[index].ended.is_none()
-                    && let Some(event) = self.nodes[index].held.pop_front()
+                    && let Some(event) = self.nodes[index].postponed.pop_front()
                 {
                     if self.happen(index, event, observer)? {
                         self.settle(index, observer)?;
@@ -506,7 +505,6 @@ impl<R: Role> World<R> {
 
     /// Carries out everything that a role says.
     fn settle<O: Observer<R>>(&mut self, index: usize, observer: &mut O) -> Result<(), String> {
-        self.copies.forget();
         let mut stop = None;
         while let Some(output) = self.nodes[index].role.poll_output() {
             match output {
@@ -576,7 +574,7 @@ impl<R: Role> World<R> {
         let node = &mut self.nodes[index];
         node.connections.clear();
         node.openers.clear();
-        node.held.clear();
+        node.postponed.clear();
         node.ended = Some(how);
         Ok(())
     }
@@ -740,7 +738,7 @@ impl<R: Role> World<R> {
             role.refresh(&mut frame.header);
         }
         let Frame { header, body } = frame;
-        let payload = self.copies.take(role, body);
+        let payload = self.copies.take(index, role, body);
         let receiver = self.connections[connection].ends[side].node;
         let view = FrameView {
             now: self.now,
@@ -807,7 +805,7 @@ impl<R: Role> World<R> {
         }
         let at = connection.channels[source.side].receive(flight, through);
         node.reader.expect(at, source);
-        let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.held.is_empty();
+        let is_free = node.handling.is_zero() && node.paused_until <= self.now && node.postponed.is_empty();
         if is_free && at <= self.now && node.reader.called.is_none() {
             return self.read(index, observer);
         }

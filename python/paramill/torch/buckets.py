@@ -12,7 +12,7 @@ from ..errors import NonFiniteError, PolicyError
 from ..job import Exchange, Handle, Job, Slab, Table
 from ..policies import UNCOMPRESSED, Policies
 from .compression import Chain, Compressor
-from .devices import Lane, lane_of
+from .devices import DeviceCopier, copier_of
 
 # Every tensor in a pack begins at a cache line.
 ALIGNMENT = 16
@@ -120,7 +120,7 @@ class Bucket:
         assert self._table is not None
         self._slab = self._table.slab()
         device = self.slots[0].parameter.device
-        self._lane: Lane = lane_of(device, self.size)
+        self._copier: DeviceCopier = copier_of(device, self.size)
         self._device_codec = device_codec
         codec = self._slab._native.codec()
         self._follow(codec)
@@ -147,7 +147,7 @@ class Bucket:
             self._follow(codec)
         step, compressor = self._job.iteration, self._compressor
         self._compressed = compressor is not None and compressor.applies(step)
-        flat = compressor.input if compressor and self._compressed else self._lane.outgoing(self._gradient)
+        flat = compressor.input if compressor and self._compressed else self._copier.outgoing(self._gradient)
         with torch.no_grad():
             views = self._views(flat)
             self.present = [slot.parameter.grad is not None and not skip for slot in self.slots]
@@ -166,21 +166,21 @@ class Bucket:
         copies = [(flat, self._gradient)]
         self._absent = [span for span, here in zip(self._spans, self.present) if not here]
         if compressor and self._compressed:
-            with self._lane.aside(), torch.no_grad():
+            with self._copier.aside(), torch.no_grad():
                 copies = compressor.encode(step, self._gradient, self._absent)
-        self._lane.bring_out(copies)
+        self._copier.bring_out(copies)
 
     def leave(self, block: bool) -> bool:
         """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
         if not self.sent or self._left:
             return True
-        if not self._lane.is_out(block):
+        if not self._copier.is_out(block):
             return False
         assert self._slab is not None
         if self._compressor and self._compressed:
             while copies := self._compressor.rest(self._gradient):
-                self._lane.bring_out(copies)
-                if not self._lane.is_out(block):
+                self._copier.bring_out(copies)
+                if not self._copier.is_out(block):
                     return False
             self._slab._native.contains(self._compressor.content, self._compressor.count, self._codec)
         if self._absent:
@@ -230,7 +230,7 @@ class Bucket:
     def close(self) -> None:
         """Lets go of what the device holds."""
         if self._slab is not None:
-            self._lane.close()
+            self._copier.close()
 
     def _follow(self, codec: str) -> None:
         """Compresses by the codec that holds now, if torch is to. What was kept under another one goes with the next gradient."""
@@ -261,7 +261,7 @@ class Bucket:
         return [slot.parameter for slot in self.slots]
 
     def _deliver(self) -> None:
-        values = self._lane.incoming(self._values)
+        values = self._copier.incoming(self._values)
         pairs = zip(self._targets(), self._views(values))
         apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
         if apart:
@@ -270,7 +270,7 @@ class Bucket:
 
     def _move_in(self) -> None:
         """Has parameters live where the device receives them, which is written only between two of its computations."""
-        home = self._lane.home()
+        home = self._copier.home()
         if home is None or not self.stays:
             return
         for view, slot in zip(self._views(home), self.slots):
@@ -287,7 +287,7 @@ class Bucket:
         self._gradient = torch.from_numpy(gradient)
         self._values = torch.from_numpy(self._slab.value)
         self._known_views.clear()
-        self._lane.adopt(self._gradient, self._values)
+        self._copier.adopt(self._gradient, self._values)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """The parameters' shapes in `flat`. The same few tensors are asked for over and over; views take time to make."""
@@ -359,7 +359,7 @@ class PresenceBucket(Bucket):
         present = [float(here) for bucket in self._of for here in bucket.present]
         self._gradient.copy_(torch.tensor(present, dtype=torch.float32, device="cpu"))
         self.sent = True
-        self._lane.bring_out([(self._gradient, self._gradient)])
+        self._copier.bring_out([(self._gradient, self._gradient)])
 
     def _deliver(self) -> None:
         super()._deliver()
@@ -379,15 +379,15 @@ class BufferBucket(Bucket):
     def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         if self.under_way:
             self.receive()
-        outgoing = self._lane.outgoing(self._gradient)
-        last = self._lane.incoming(self._values)
+        outgoing = self._copier.outgoing(self._gradient)
+        last = self._copier.incoming(self._values)
         with torch.no_grad():
             torch._foreach_copy_(self._views(outgoing), self._targets())
             torch.sub(last, outgoing, out=outgoing)
             for (start, following), slot in zip(self._spans, self.slots):
                 outgoing[start + slot.parameter.numel() : following].zero_()
         self.sent = True
-        self._lane.bring_out([(outgoing, self._gradient)])
+        self._copier.bring_out([(outgoing, self._gradient)])
 
 
 class SparseSlot:

@@ -12,23 +12,24 @@ from torch import Tensor
 PAGE_BYTES = 4096
 
 
-def lane_of(device: torch.device, size: int) -> Lane:
-    """The way between the host's memory and a device."""
-    return CudaLane(device, size) if device.type == "cuda" else Lane()
+def copier_of(device: torch.device, size: int) -> DeviceCopier:
+    """The copier between the host's memory and a device."""
+    return CudaCopier(device, size) if device.type == "cuda" else DeviceCopier()
 
 
-class Lane:
-    """The host's own memory: nothing has to be moved. Other devices without a lane of their own are copied to and from."""
+class DeviceCopier:
+    """Copies gradients to the host's memory and parameters back. The host's own tensors need no copy; this class also serves
+    devices that have no copier of their own."""
 
     def adopt(self, gradient: Tensor, values: Tensor) -> None:
-        """Is told where the host's memory is."""
+        """Sets the host's memory."""
 
     def outgoing(self, gradient: Tensor) -> Tensor:
-        """Where gradients are to be put."""
+        """The tensor to put gradients into."""
         return gradient
 
     def aside(self) -> ContextManager[Any]:
-        """Has the device do what is asked for in here beside its other work, after what was asked for before."""
+        """Runs device work beside the device's main stream, after the work queued there so far."""
         return contextlib.nullcontext()
 
     def bring_out(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -38,7 +39,7 @@ class Lane:
                 target.copy_(source)
 
     def is_out(self, block: bool) -> bool:
-        """Whether it is there; waits for that if told to."""
+        """Whether the last :meth:`bring_out` has finished; waits for it with ``block``."""
         return True
 
     def home(self) -> Optional[Tensor]:
@@ -53,7 +54,7 @@ class Lane:
         """Undoes :meth:`adopt`."""
 
 
-class CudaLane(Lane):
+class CudaCopier(DeviceCopier):
     """Copies on a stream of its own, from and to pinned memory, beside what the device computes."""
 
     def __init__(self, device: torch.device, size: int) -> None:

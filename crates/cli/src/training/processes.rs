@@ -69,7 +69,7 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
     output.note(format!("the job is at {url}"));
     let aggregators = start_aggregators(&mut processes, plan.cluster.aggregators, &url, &joining[1..])?;
     let first_worker = plan.cluster.servers as usize + aggregators.len();
-    let workers = plan.cluster.workers;
+    let count = plan.cluster.workers;
     let command = |rank: u32| -> Result<Command> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("worker-process").env(env_vars::URL, &url).env(env_vars::RANK, rank.to_string());
@@ -81,26 +81,26 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
         Ok(command)
     };
     let program = Program { command: Box::new(command), input: &text, lingers: false };
-    let mut crew = Workers::start(&mut processes, &url, workers, restarts, program)?;
+    let mut workers = Workers::start(&mut processes, &url, count, restarts, program)?;
     let mut progress = None;
-    let (mut curve, mut tally) = (Curve::new(workers), Tally::default());
+    let (mut curve, mut tally) = (Curve::new(count), Tally::default());
     let mut results: Vec<WorkerResult> = Vec::new();
     let mut troubles = Vec::new();
-    while crew.any_running(&processes) {
-        crew.tend(&processes)?;
+    while workers.any_running(&processes) {
+        workers.tend(&processes)?;
         let Some(event) = processes.next(Duration::from_secs(1)) else { continue };
         match event {
-            Event::Out { child, line } if crew.has(child) => match serde_json::from_str(&line) {
+            Event::Out { child, line } if workers.has(child) => match serde_json::from_str(&line) {
                 Ok(Message::Step(step)) => {
                     let began = tally.hear(child, Instant::now(), step.work.seconds, step.work);
                     let done = curve.add(&step, began);
                     progress
-                        .get_or_insert_with(|| output.progress(step.total * u64::from(workers)))
+                        .get_or_insert_with(|| output.progress(step.total * u64::from(count)))
                         .set(done, &format!("steps, loss {:.4}", step.loss));
                 }
                 Ok(Message::Done(result)) => {
                     tally.hear(child, Instant::now(), result.elapsed, result.work);
-                    crew.finish(result.rank);
+                    workers.finish(result.rank);
                     results.push(result);
                 }
                 Err(_) => stderr::line(format_args!("{}: {line}", processes.name(child))),
@@ -109,26 +109,26 @@ pub(crate) fn run(plan: &JobPlan, restarts: u32, output: &Output) -> Result<Outc
             Event::Out { .. } => {}
             Event::Error { child, line } => stderr::line(format_args!("{}: {line}", processes.name(child))),
             Event::Exited { child, status }
-                if !status.success() && !crew.has(child) && results.len() == workers as usize =>
+                if !status.success() && !workers.has(child) && results.len() == count as usize =>
             {
                 troubles.push(format!("{} failed ({status}) after the training", processes.name(child)));
             }
             Event::Exited { child, status } if !status.success() => {
                 progress = None;
-                crew.failed(&mut processes, child, status)?;
+                workers.failed(&mut processes, child, status)?;
             }
             Event::Exited { .. } => {}
         }
     }
     drop(progress);
     // A job that waits for a worker which is done would wait for nothing.
-    if !crew.is_missed() {
+    if !workers.is_missed() {
         troubles.extend(await_servers(&mut processes, first_worker, SERVER_DEADLINE));
     }
-    for rank in (0..workers).filter(|rank| results.iter().all(|result| result.rank != *rank)) {
+    for rank in (0..count).filter(|rank| results.iter().all(|result| result.rank != *rank)) {
         troubles.push(format!("worker {rank} reported no result, and the figures are without it"));
     }
-    let report = TrainReport::new(plan, &results, tally.total(), crew.restarts(), curve)?;
+    let report = TrainReport::new(plan, &results, tally.total(), workers.restarts(), curve)?;
     Ok(Outcome { report, troubles })
 }
 

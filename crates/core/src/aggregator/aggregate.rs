@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct AggregateId(pub(super) u64);
 
-/// What an aggregate is of.
+/// Identity of an aggregate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) table: usize,
@@ -33,7 +33,7 @@ pub(super) struct Aggregate {
     /// How many gradients are in each chunk.
     weights: Vec<u32>,
     absent: AbsentFromSums,
-    /// What travels instead of chunks that have left, where a codec made it.
+    /// Encoded sums of chunks that have left, where the table has a codec.
     payloads: Vec<Option<Payload>>,
     /// Chunks before this one have left, or no gradient has them.
     sealed: usize,
@@ -45,7 +45,7 @@ pub(super) struct Aggregate {
     added: Time,
 }
 
-/// What a codec made of a chunk's sum.
+/// The encoded sum of a chunk.
 #[derive(Debug, Clone)]
 pub(super) struct Payload {
     pub(super) bytes: Vec<u8>,
@@ -126,7 +126,7 @@ impl Aggregate {
         self.slowest = position;
     }
 
-    /// Nothing more is added to chunks before this one. Those that were not sealed before.
+    /// Seals the chunks before this one: nothing more is added to them. Returns those that were not sealed before.
     pub(super) fn seal(&mut self, end: usize) -> Range<usize> {
         let range = self.sealed..end.max(self.sealed);
         self.sealed = range.end;
@@ -151,7 +151,7 @@ impl Aggregate {
         self.weights[index]
     }
 
-    /// What a codec made of a chunk travels instead of it: once, so that what is sent again is the same.
+    /// Sets the encoded sum of a chunk. It is encoded once, so that it is the same when it is sent again.
     pub(super) fn set_payload(&mut self, index: usize, payload: Option<Payload>) {
         self.payloads[index] = payload;
     }

@@ -125,7 +125,7 @@ impl Aggregation {
         }
     }
 
-    /// Nothing more is added: the rest leaves, and the shard is told whose pushes are complete.
+    /// Ends an aggregate: its remaining chunks leave, and the list of workers whose pushes are complete.
     fn end(&mut self, id: AggregateId, peers: &mut Peers<'_, '_>) {
         self.flights.clear_deadline(id);
         let Some(aggregate) = self.flights.get(id) else { return };
@@ -229,7 +229,7 @@ impl Aggregation {
                 if let Some(route) = peers.uplink.routes.acknowledge(complete.route) {
                     peers.acknowledge(route.worker, route.request);
                 }
-                // One that is not connected asks once more when it is: an answer that begins now would reach it in part.
+                // A worker that is not connected asks again when it is: an answer that begins now would reach it in part.
                 let again = complete.again.filter(|_| peers.members.is_connected(worker));
                 if let Some(Again { request, epoch: known, want_params }) = again {
                     let epoch = self.tables[table].valid_from();
@@ -353,7 +353,7 @@ impl Aggregation {
             let subject = aggregate.subject();
             let table = &self.tables[subject.table];
             aggregate.check(table.layout())?;
-            // One that is not open waits for its shard, which has not noted its last frame.
+            // An aggregate that is not open waits for the shard to note its last frame.
             let (is_open, has_ended) = (table.open(subject.clock) == Some(id), ended.contains(&id));
             if is_open == has_ended {
                 return Err(format!("{subject:?} is open: {is_open}, and has ended: {has_ended}"));
@@ -398,7 +398,7 @@ fn completed_frame(flight: Flight, aggregate: &Aggregate, peers: &Peers<'_, '_>)
     Frame { header: completed.header(bytes.len()), body: Body::Bytes(bytes) }
 }
 
-/// Where an aggregator's intake puts gradients of one table.
+/// The sink of an aggregator's intake, for one table.
 #[derive(Debug)]
 pub(super) struct AggregateSink<'a, 'b> {
     pub(super) table: usize,

@@ -20,7 +20,7 @@ pub(super) struct Copies {
 struct Copy {
     elements: usize,
     chunks: Vec<Chunk>,
-    /// Values as they are, where somebody sent them so.
+    /// Plain values, where the shard sent them so.
     values: Buffer,
     /// Chunks as a codec made them, which pass through here unread; `None` for those in `values`.
     payloads: Vec<Option<Vec<u8>>>,
@@ -113,7 +113,7 @@ impl Copies {
         }
     }
 
-    /// What brings a chunk to a worker: its bytes, how many there are, and whether a codec made them.
+    /// The body that brings a chunk to a worker, its length, and whether it is encoded.
     pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, bool)> {
         let payloads = &self.tables.get(table)?.payloads;
         if let Some(Some(payload)) = payloads.get(number as usize) {

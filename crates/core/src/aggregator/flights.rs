@@ -1,4 +1,4 @@
-//! What an aggregator has sent to a shard, or is about to, and the shard has not noted.
+//! Numbered frames of an aggregator to a shard that the shard has not noted.
 
 use super::aggregate::{Aggregate, AggregateId};
 use crate::types::Time;
@@ -27,7 +27,7 @@ pub(super) struct Flight {
     pub(super) cargo: Cargo,
 }
 
-/// What a numbered frame brings.
+/// Contents of a numbered frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cargo {
     /// A chunk of the aggregate, by its place on the shard.

@@ -25,7 +25,7 @@ pub(super) struct Route {
     pub(super) awaits_params: bool,
     /// Payload bytes that were passed on for it.
     pub(super) bytes: usize,
-    /// Where in the worker's shared memory the table's parameters are to lie.
+    /// Place in the worker's shared memory for the table's first parameter.
     pub(super) reply_place: Option<Place>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Route {
 #[derive(Debug, Default)]
 pub(super) struct Routes {
     by_number: BTreeMap<u64, Route>,
-    /// Those that were passed on, by the worker's number: a request may have several frames.
+    /// Requests that were passed on, by the worker's number: a request may have several frames.
     passed: BTreeMap<(WorkerId, u64), u64>,
     last: u64,
 }
@@ -58,7 +58,7 @@ impl Routes {
         Some((number, self.by_number.get_mut(&number)?))
     }
 
-    /// An acknowledgement came; `None` when nobody waits for it.
+    /// An acknowledgement came; `None` when no route waits for it.
     pub(super) fn acknowledge(&mut self, number: u64) -> Option<Route> {
         let route = self.by_number.get_mut(&number).filter(|route| route.awaits_ack)?;
         route.awaits_ack = false;
@@ -83,7 +83,7 @@ impl Routes {
         Some(route)
     }
 
-    /// The worker's connection is gone; what is answered for it now is nobody's.
+    /// Closes all routes of a worker whose connection is gone: answers that still come are dropped.
     pub(super) fn close_all_of(&mut self, worker: WorkerId) {
         self.by_number.retain(|_, route| route.worker != worker);
         self.passed.retain(|(of, _), _| *of != worker);
@@ -96,7 +96,7 @@ impl Routes {
 
     /// Whether a worker has at least as many requests under way.
     pub(super) fn has_many(&self, worker: WorkerId, limit: usize) -> bool {
-        // Nobody is counted before all together could be too many.
+        // A worker's requests are counted only when there are as many in all.
         self.passed.len() >= limit && self.passed.range((worker, 0)..=(worker, u64::MAX)).count() >= limit
     }
 

@@ -52,7 +52,7 @@ pub(super) struct ProxyPolicy {
     /// How gradients are encoded.
     pub(super) codec: Arc<Codec>,
     pub(super) seeds: CodecSeeds,
-    /// Frames of earlier epochs mean something else.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
 }
 
@@ -262,7 +262,7 @@ impl ShardProxy {
         self.uplink.relay(worker, frame, payload, longest, out)
     }
 
-    /// What the shard says. The error ends the aggregator.
+    /// Handles a frame from the shard. The error ends the aggregator.
     pub(super) fn handle_shard(
         &mut self,
         header: &Header,

@@ -41,11 +41,11 @@ pub(super) struct Table {
     /// something is left that another codec had not sent.
     encoder: Option<Encoder>,
     seeds: CodecSeeds,
-    /// Frames of earlier epochs mean something else.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     valid_from: u32,
 }
 
-/// What becomes of a table's gradients here.
+/// Treatment of a table's gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SumPolicy {
     /// Whether they are added up at all.
@@ -56,7 +56,7 @@ pub(super) struct SumPolicy {
     pub(super) is_patient: bool,
 }
 
-/// What the random choices of a codec follow from.
+/// Seeds of a codec's random choices.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CodecSeeds {
     /// The job's seed.
@@ -140,13 +140,13 @@ impl Table {
         self.encoder.get_or_insert_with(|| Encoder::new(codec.clone(), self.layout.elements()))
     }
 
-    /// The first epoch since which frames mean what they mean now. Frames that are sent say no later one: a shard may not
-    /// have entered it yet.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table. Frames carry it and no later epoch, which a shard may not
+    /// have entered yet.
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
     }
 
-    /// Whether frames of an epoch mean here what they meant to their sender.
+    /// Refuses frames of an epoch with earlier codecs.
     pub(super) fn check_epoch(&self, epoch: u32) -> Result<(), Fault> {
         if epoch >= self.valid_from {
             return Ok(());
@@ -350,7 +350,7 @@ impl Table {
         let counted = encoder.counts_what_is_sent().then(|| encoder.codec().clone());
         // The servers decide what becomes of a sum that is not finite.
         encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut bytes)).ok()?;
-        // Whether everything is sent is looked at once for all chunks.
+        // The residual is looked at once for all chunks.
         if index + 1 == self.layout.chunks().len() {
             encoder.settle();
             if encoder.codec().is_none() && !encoder.counts_what_is_sent() {
@@ -461,7 +461,7 @@ mod tests {
         table.note(WORKER);
         assert_eq!(way(&table, 2), Ok(Way::Past { is_new: true }));
         assert_eq!(way(&table, 1), Ok(Way::Up), "complete in an aggregate");
-        // What the shard refused may go another way.
+        // A push that the shard refused may go another way.
         table.begin_passing(WORKER, 2);
         table.end_passing(&route(2), false);
         table.set_policy(SumPolicy { adds_up: true, ..SumPolicy::default() });

@@ -45,7 +45,7 @@ pub(super) struct Uplink {
 pub(super) struct CompletePush {
     pub(super) worker: WorkerId,
     pub(super) table: usize,
-    /// The epoch since which frames of the table mean what they mean now.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) epoch: u32,
     pub(super) clock: Clock,
     pub(super) request: u64,

@@ -1,4 +1,4 @@
-//! What byte compressors have in common, and none.
+//! The trait of byte compressors, and the choice `none`.
 
 use super::Stage;
 use crate::registry::Entry;
@@ -28,12 +28,39 @@ pub(super) const NONE_ENTRY: Entry<Stage> = Entry {
     build: |spec| spec.config::<super::feedback::Nothing>().map(|_| Box::new(Stage::Bytes(None))),
 };
 
-/// What a compressor that failed says.
+/// The error of a compressor that cannot unpack bytes.
 pub(super) fn broken(name: &str, why: &dyn std::fmt::Display) -> String {
     format!("bytes that {name} cannot unpack ({why})")
 }
 
-/// What a compressor says that gave another length than there must be.
+/// The error of a compressor whose output has another length than expected.
 pub(super) fn wrong_length(name: &str, found: usize, expected: usize) -> String {
     format!("{found} bytes packed by {name} where there must be {expected}")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::codec::Codec;
+    use crate::registry::Registry;
+
+    #[test]
+    fn bytes_that_do_not_unpack_to_their_length_are_refused_by_name() {
+        let axis = Registry::builtin().codec;
+        for name in ["lz4", "snappy", "zstd"] {
+            let codec = Codec::parse(&axis, name).unwrap();
+            let mut packer = codec.bytes.as_ref().unwrap().packer();
+            let (raw, mut packed) = ([7; 100], Vec::new());
+            assert!(packer.pack(&raw, &mut packed) && packed.len() < 50, "{name}");
+            let mut back = [0; 100];
+            assert_eq!((packer.unpack(&packed, &mut back), back), (Ok(()), raw), "{name}");
+            let longer = packer.unpack(&packed, &mut [0; 101]).unwrap_err();
+            assert!(
+                longer.contains(name) && longer.contains("100 bytes") && longer.contains("101"),
+                "{longer}"
+            );
+            for wrong in [packer.unpack(&packed, &mut [0; 99]), packer.unpack(&[0xFF; 9], &mut back)] {
+                assert!(wrong.as_ref().is_err_and(|why| why.contains(name)), "{wrong:?}");
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 /// The largest error of a quantiser, relative to the values' norm, that a product of what it made can bear.
 const FINE: f64 = 0.01;
 
-/// What a stage is. Stages of a chain come in this order.
+/// The kind of a stage. Stages of a chain come in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Says when the chain applies, or prepares values.
@@ -49,10 +49,10 @@ pub struct Codec {
     pub(super) sparsifier: Option<Box<dyn Sparsifier>>,
     pub(super) low_rank: Option<Box<dyn LowRank>>,
     pub(super) quantiser: Option<Box<dyn Quantiser>>,
-    /// `None` when nobody named one: then values without sparsifier stand densely.
+    /// `None` when the text names none: values without a sparsifier are stored densely.
     pub(super) container: Option<Container>,
     pub(super) bytes: Option<Box<dyn Bytes>>,
-    /// What is encoded was encoded before, by those who computed it.
+    /// The input is a sum of decoded gradients, which workers had clipped, and whose momentum they had applied.
     is_relay: bool,
 }
 
@@ -125,7 +125,7 @@ impl Codec {
         }
     }
 
-    /// What a chain cannot be made of although every stage is in its place.
+    /// Refuses combinations of stages that make no sense although each stage is in its place.
     fn check(&self, specs: &[(Spec, Kind)]) -> Result<(), SpecError> {
         let name_of = |kind: Kind| specs.iter().find(|(_, of)| *of == kind).map(|(spec, _)| &spec.name);
         let refuse = |why: String| {
@@ -233,7 +233,7 @@ impl Codec {
         let mut bounds = Vec::new();
         bounds.extend(self.sparsifier.as_ref().map(|sparsifier| sparsifier.bound(count)));
         bounds.extend(self.low_rank.as_ref().map(|low_rank| low_rank.bound()));
-        // What is quantised may be larger than the values by as much as it was scaled.
+        // Scaled values are larger by the scale, and so is the error of quantising them.
         let scale = self.sparsifier.as_ref().map_or(1.0, |sparsifier| f64::from(sparsifier.scale(count)));
         bounds.extend(self.quantiser.as_ref().map(|quantiser| {
             let bound = quantiser.bound(count);

@@ -43,7 +43,7 @@ struct Clip {
     norm: Option<f32>,
 }
 
-/// Lists the parameters for whoever gives another.
+/// Lists the parameters in the error about an unknown one.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "taken before; what is left is refused with these names")]

@@ -1,4 +1,4 @@
-//! Where values stand: all of them in order, behind a bitmap, or behind their places.
+//! Containers, which encode the places of values: all of them in order, behind a bitmap, or behind their indices.
 
 use super::Stage;
 use super::feedback::Nothing;

@@ -1,4 +1,4 @@
-//! What a payload says of its stretch, checked, and still where the decoder found it.
+//! A decoded payload of a stretch, checked, and still where the decoder found it.
 
 use super::Mask;
 use crate::kernels::{self, Values};

@@ -84,7 +84,7 @@ impl Decoder {
         let (places, bytes) = body.split_at(place_bytes);
         let quantiser = codec.quantiser.as_ref().filter(|_| prefix.layout != Layout::Raw);
         if whole {
-            // What is an element type's own is added from where it lies, unless it lies across its words.
+            // Values in an element type are added straight from the payload, unless it is not aligned for them.
             let view = match quantiser {
                 None => DType::F32.values(bytes),
                 Some(quantiser) => quantiser.view(bytes),

@@ -75,7 +75,7 @@ pub enum DeltaError {
     Child {
         /// The version that it names.
         child: Digest,
-        /// What it made.
+        /// The digest of the result.
         found: Digest,
     },
 }
@@ -125,7 +125,7 @@ impl Weights {
         Digest(hash.digest128())
     }
 
-    /// What leads from this version to `child`, which has the same type and length.
+    /// The delta from this version to `child`, which has the same type and length.
     pub fn delta_to(&self, child: &Weights) -> Vec<u8> {
         assert!(self.dtype == child.dtype && self.len() == child.len(), "versions of one table are alike");
         let mut out = Vec::new();
@@ -295,5 +295,15 @@ mod tests {
             held.apply(&delta).unwrap_err();
             assert_eq!(held, parent);
         }
+    }
+
+    #[test]
+    fn weights_have_as_many_elements_as_values_whatever_their_type() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let weights = Weights::new(&[1.0; 6], dtype);
+            assert_eq!((weights.len(), weights.is_empty(), weights.dtype()), (6, false, dtype));
+            assert_eq!(weights.bytes().len(), 6 * dtype.bytes());
+        }
+        assert!(Weights::new(&[], DType::F16).is_empty());
     }
 }

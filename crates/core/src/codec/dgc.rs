@@ -29,7 +29,7 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     },
 };
 
-/// What travels at the first step of a warm-up.
+/// Share of the entries that is sent at the first step of a warm-up.
 const FIRST_RATIO: f64 = 0.25;
 
 #[derive(Debug, Deserialize)]

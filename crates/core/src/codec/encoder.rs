@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Encoder {
     codec: Arc<Codec>,
-    /// What was not sent yet; empty when the chain keeps nothing, and was given nothing to keep.
+    /// Residual: what was not sent yet. Empty when the chain keeps none, and was given none to keep.
     residual: Buffer,
     /// Velocities (DGC) or the last factors (PowerSGD); empty when the chain has neither.
     memory: Buffer,
@@ -35,11 +35,11 @@ struct Work {
     received: Vec<f32>,
     packed: Vec<u8>,
     packer: Option<Box<dyn Packer>>,
-    /// What is remembered of absent ranges, while the others are encoded.
+    /// Residuals and velocities of absent ranges, set aside while the others are encoded.
     held: Vec<f32>,
 }
 
-/// What a body tells of the stretch.
+/// The entries that a body carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     /// Everything, as it is.
@@ -75,7 +75,7 @@ impl Encoder {
         }
     }
 
-    /// Hands out what was not sent yet, for somebody else to send.
+    /// Adds the residual to `values`, for another encoder to send, and clears it.
     pub fn add_unsent_to(&mut self, values: &mut [f32]) {
         if !self.residual.is_empty() {
             kernels::add(values, self.residual.as_slice());
@@ -105,7 +105,7 @@ impl Encoder {
         &self.codec
     }
 
-    /// What was not sent yet; empty when the chain keeps nothing.
+    /// The residual: what was not sent yet. Empty when the chain keeps none.
     pub fn residual(&self) -> &[f32] {
         self.residual.as_slice()
     }
@@ -131,7 +131,7 @@ impl Encoder {
         result
     }
 
-    /// What is remembered of each absent element of the chunk that begins at `start`.
+    /// Residual and velocity of each absent element of the chunk that begins at `start`.
     fn kept_of<'a>(&'a mut self, start: usize, absent: &'a Absent) -> impl Iterator<Item = &'a mut [f32]> {
         // PowerSGD's memory is of factors, which belong to no element.
         let velocity = self.codec.momentum().is_some().then_some(&mut self.memory);
@@ -484,7 +484,7 @@ impl Work {
         let scale = codec.sparsifier.as_ref().map_or(1.0, |sparsifier| sparsifier.scale(input.len()));
         if scale != 1.0 {
             kernels::scale(&mut self.values, scale);
-            // What was finite before it was scaled must be so after.
+            // Scaling must not make finite values infinite.
             super::clip::clamp(&mut self.values, f32::MAX);
         }
         let (prefix, values) = self.write_masked(codec, input.len(), context, out);
@@ -538,7 +538,7 @@ impl Work {
         true
     }
 
-    /// What was not sent is the residual. Velocities of what was sent begin anew (factor masking, DGC section 3.2).
+    /// Updates the residual: what was not sent. Velocities of sent entries begin anew (factor masking, DGC section 3.2).
     fn remember(
         &mut self,
         codec: &Codec,
@@ -548,7 +548,7 @@ impl Work {
         memory: &mut [f32],
     ) {
         if !residual.is_empty() {
-            // What another chain had left is sent once by one that keeps nothing.
+            // A chain that keeps no residual sends the one that another chain left, once.
             let sent = if codec.keeps_residual() { sent } else { Sent::All };
             match sent {
                 Sent::All => kernels::fill(residual, 0.0),
@@ -595,7 +595,7 @@ fn write_values(codec: &Codec, context: &Context<'_>, values: &[f32], out: &mut 
     start
 }
 
-/// What the receiver will read. False when it will refuse it.
+/// Decodes what was encoded, as the receiver will. False when the receiver will refuse it.
 fn read_back(codec: &Codec, bytes: &[u8], values: &[f32], received: &mut [f32]) -> bool {
     match &codec.quantiser {
         Some(quantiser) => quantiser.dequantise(bytes, received).is_ok(),

@@ -60,7 +60,7 @@ impl LowRank for Offered {
     }
 
     fn bound(&self) -> Bound {
-        // The product was made by somebody else, who may have added in another order.
+        // The application made the product, and may have added in another order.
         Bound { of_norm: 1e-3, absolute: 0.0 }
     }
 

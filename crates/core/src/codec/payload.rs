@@ -97,3 +97,30 @@ pub(super) fn read_float(bytes: &[u8], at: usize) -> f32 {
     read_floats(&bytes[at..at + 4], &mut value);
     value[0]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends of a connection make it from the chain's text, perhaps in different versions.
+    #[test]
+    fn the_tag_of_a_chain_is_the_same_forever() {
+        assert_eq!((tag("f16"), tag("topk:0.01+f16")), (0x11f8, 0x65bd));
+    }
+
+    #[test]
+    fn a_prefix_is_read_as_it_was_written_and_one_that_cannot_be_is_refused() {
+        use Layout::{Bitmap, Dense, Index16, Index32, LowRank, Raw};
+        for (number, layout) in [Raw, Dense, Bitmap, Index16, Index32, LowRank].into_iter().enumerate() {
+            for packed in [false, true] {
+                let prefix = Prefix { layout, packed, tag: 0x1234, count: 0x0506_0708 };
+                let bytes = prefix.encode();
+                assert_eq!(bytes, [number as u8, u8::from(packed), 0x34, 0x12, 8, 7, 6, 5]);
+                let payload = [&bytes[..], &[9]].concat();
+                assert_eq!(Prefix::decode(&payload), Ok((prefix, &[9][..])));
+            }
+        }
+        assert!(Prefix::decode(&[0; 7]).is_err() && Prefix::decode(&[6, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Prefix::decode(&[0, 2, 0, 0, 0, 0, 0, 0]).is_err());
+    }
+}

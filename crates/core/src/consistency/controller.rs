@@ -15,9 +15,9 @@ use std::sync::Arc;
 ///   all of them are, [`pull`](Controller::pull), [`cancel`](Controller::cancel).
 /// - *The operator*: [`set_policy`](Controller::set_policy), [`join`](Controller::join),
 ///   [`set_first_clock`](Controller::set_first_clock), [`remove_worker`](Controller::remove_worker).
-/// - *What to do*: after any of these but `admit`, and when [`next_timeout`](Controller::next_timeout) has come, call
-///   [`advance`](Controller::advance) until it returns `None` (stepping the optimizer each time), and then
-///   [`poll_released`](Controller::poll_released) until it returns `None`.
+/// - *Outputs*: after any of these but `admit`, and at [`next_timeout`](Controller::next_timeout), take all pulls from
+///   [`poll_released`](Controller::poll_released), then call [`advance`](Controller::advance) once and step the optimizer.
+///   Repeat both until `advance` returns `None`: the pulls that an advance releases are answered before the next one.
 /// - *Getters*: everything else.
 #[derive(Debug)]
 pub struct Controller {
@@ -31,7 +31,7 @@ pub struct Controller {
     /// Delayed pulls as they came; they are put in order when some of them are answered.
     delayed: Vec<Delayed>,
     released: VecDeque<Due>,
-    /// What workers that left had pushed: one that comes back must not have a push applied twice.
+    /// Pushes of workers that left: one that comes back must not have a push applied twice.
     departed: BTreeMap<WorkerId, Departed>,
     stats: SyncStats,
 }
@@ -41,15 +41,15 @@ pub struct Controller {
 pub struct Advance {
     /// `V_train` from now on.
     pub version: Clock,
-    /// The round that closed; rounds between it and `version` had no gradients and nobody left to push them.
+    /// The round that closed; rounds between it and `version` had no gradients and no worker left to push them.
     pub closed: Clock,
     /// Gradients aggregated into it (admitted as [`Admit::Round`]). When 0 there is nothing to step.
     pub contributions: u32,
-    /// What the learning rate of its step is multiplied with.
+    /// Factor of the learning rate of its step.
     pub lr_factor: f32,
 }
 
-/// What happens to a pull.
+/// Outcome of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullOutcome {
     /// Answer it now.
@@ -64,9 +64,9 @@ pub enum PullOutcome {
 /// A delayed pull whose time has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Released {
-    /// Who asked.
+    /// The worker that asked.
     pub worker: WorkerId,
-    /// What the pull was filed with.
+    /// The token that the pull was filed with.
     pub token: u64,
     /// Rounds that the answer lacks.
     pub staleness: u64,
@@ -75,9 +75,9 @@ pub struct Released {
 /// A pull that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Who asked.
+    /// The worker that asked.
     pub worker: WorkerId,
-    /// What the pull was filed with.
+    /// The token that the pull was filed with.
     pub token: u64,
     /// Since when.
     pub since: Time,
@@ -128,7 +128,7 @@ impl Delayed {
     }
 }
 
-/// What a worker that left had pushed.
+/// Pushes of a worker that left.
 #[derive(Debug, Clone, Copy)]
 struct Departed {
     /// The clock of its last complete push.
@@ -173,17 +173,17 @@ impl Controller {
         &self.policy
     }
 
-    /// What conditions see.
+    /// The state that conditions see.
     pub fn state(&self) -> &SyncState {
         &self.state
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn stats(&self) -> &SyncStats {
         &self.stats
     }
 
-    /// Where a gradient would go; asked before its bytes are added. The answer holds until `V_train` advances.
+    /// The destination of a gradient, asked before its bytes are added. The answer holds until `V_train` advances.
     pub fn admit(&self, worker: WorkerId, clock: Clock) -> Admit {
         let Some(known) = self.state.worker(worker) else { return Admit::UnknownWorker };
         if clock < known.first() || known.pushed().is_some_and(|pushed| clock <= pushed) {
@@ -192,15 +192,15 @@ impl Controller {
         self.admit_at(clock, known.progress())
     }
 
-    /// Where a sum of several workers' gradients of one clock would go, whoever they are. Each of them is counted by
-    /// itself, with [`Controller::push`].
+    /// The destination of a sum of several workers' gradients of one clock. Each gradient is counted by itself, with
+    /// [`Controller::push`].
     pub fn admit_sum(&self, clock: Clock) -> Admit {
         self.admit_at(clock, self.state.fastest().map_or(-1, |(_, progress)| progress))
     }
 
-    /// A gradient's bytes are where [`Controller::admit`] said, or dropped. Counts it. Whoever takes a gradient in
-    /// pieces asks `admit` again with the last one: its round may have closed meanwhile. If it is counted for a closed
-    /// round all the same, it counts in the open one.
+    /// Counts a gradient whose bytes are where [`Controller::admit`] said, or were dropped. A caller that takes a gradient in
+    /// pieces asks `admit` again with the last one: its round may have closed meanwhile. A gradient that is counted for a
+    /// closed round all the same counts in the open one.
     pub fn push(
         &mut self,
         now: Time,
@@ -234,15 +234,15 @@ impl Controller {
         }
     }
 
-    /// Closes the open round if its time has come. Call until `None`; step the optimizer after each, before taking
-    /// what [`Controller::poll_released`] lets go.
+    /// Closes the open round if its time has come. The caller steps the optimizer, takes the pulls that this has released from
+    /// [`Controller::poll_released`], and calls again, until `None`.
     pub fn advance(&mut self, now: Time) -> Option<Advance> {
         if !self.round_is_over(now) {
             return None;
         }
         let closed = self.state.v_train();
         let contributions = self.state.contributions();
-        // Who pushed this round and left since is one of those that it is made of.
+        // Workers that pushed this round and left since are contributors too.
         let left = self.departed.values().filter(|departed| departed.pushed >= Some(closed)).count() as u32;
         let lr_factor = self.policy.model.lr_factor(contributions, self.state.n() + left);
         self.state.close_round();
@@ -255,7 +255,7 @@ impl Controller {
 
     /// A worker that completed `clock` iterations asks for parameters; `token` names the pull when it is released.
     ///
-    /// Who is no live worker of the job takes no part in its consistency: it is answered, and not counted.
+    /// A worker that is not live takes no part in the job's consistency: its pull is answered, and not counted.
     pub fn pull(&mut self, now: Time, worker: WorkerId, clock: Clock, token: u64) -> PullOutcome {
         let progress = signed(clock) - 1;
         let Some(known) = self.state.worker(worker) else {
@@ -344,7 +344,7 @@ impl Controller {
         self.state.postpone(worker, clock);
     }
 
-    /// A worker left or died. Its gradients stay, nobody waits for it any more, and its pulls are forgotten. `under_way` is the
+    /// A worker left or died. Its gradients stay, no round waits for it any more, and its pulls are forgotten. `under_way` is the
     /// clock of a push of which only a part is here.
     pub fn remove_worker(&mut self, worker: WorkerId, under_way: Option<Clock>) {
         self.cancel(worker);
@@ -371,7 +371,7 @@ impl Controller {
         self.delayed.len() + self.released.len()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.state.check()?;
         let gone = self.delayed.iter().find(|delayed| self.state.worker(delayed.worker).is_none());
@@ -385,7 +385,7 @@ impl Controller {
     pub fn waiting(&self) -> impl Iterator<Item = Waiting> {
         let mut delayed: Vec<&Delayed> = self.delayed.iter().collect();
         delayed.sort_unstable_by_key(|delayed| delayed.turn());
-        // Who waits is a live worker, so that there is a slowest one.
+        // A delayed pull is of a live worker, so there is a slowest one.
         let slowest = if delayed.is_empty() { None } else { self.state.slowest() };
         delayed.into_iter().filter_map(move |delayed| {
             let (slowest, slowest_progress) = slowest?;
@@ -402,7 +402,7 @@ impl Controller {
         })
     }
 
-    /// Where a gradient of somebody with this progress goes.
+    /// The destination of a gradient from a worker with this progress.
     fn admit_at(&self, clock: Clock, progress: i64) -> Admit {
         let v_train = self.state.v_train();
         match self.policy.model.admit(clock, v_train) {
@@ -425,9 +425,9 @@ impl Controller {
     /// The model's word on the open round, unless it is clear without.
     fn closes(&self) -> Close {
         let (n, count) = (self.state.n(), self.state.count());
-        // A round that nobody is left to push closes for those who push later ones.
-        // A round that nobody pushed has nothing to close; this also ends the advances of a careless push condition.
-        // One that those who have left pushed closes without them: what was acknowledged is not lost.
+        // A round without live workers closes if joining workers push later ones.
+        // A round without pushes does not close; this also ends the advances of a careless push condition.
+        // A round with pushes of workers that left closes without them: acknowledged gradients are not lost.
         if self.state.waits_for_joining() {
             Close::Now
         } else if count == 0 && self.state.contributions() == 0 {

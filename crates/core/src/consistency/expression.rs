@@ -14,7 +14,7 @@ pub use parser::ExpressionError;
 use super::{PullView, SyncState};
 use crate::prng::Prng;
 
-/// What a condition may speak of: name and meaning. Those of [`PULL_VARIABLES`] are known only while a pull is judged.
+/// The variables of conditions: name and meaning. Those of [`PULL_VARIABLES`] are known only while a pull is judged.
 pub const VARIABLES: &[(&str, &str)] = &[
     ("v_train", "the table's version here: every round below it is closed"),
     ("n", "live workers"),
@@ -43,7 +43,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ("if(condition, a, b)", "a if the condition holds, else b; both numbers or both conditions"),
 ];
 
-/// What a condition is for, which decides what it may use.
+/// The purpose of a condition, which decides which variables it may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Whether a pull is answered.
@@ -81,7 +81,7 @@ impl Condition {
     }
 }
 
-/// What an evaluation can look at. The parser saw to it that a push condition asks for no pull and no chance.
+/// The inputs of an evaluation. The parser saw to it that a push condition asks for no pull and no chance.
 struct Scene<'a> {
     state: &'a SyncState,
     pull: Option<&'a PullView>,

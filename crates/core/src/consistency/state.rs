@@ -1,4 +1,4 @@
-//! What the conditions of a (table, shard) see.
+//! State of a (table, shard) that conditions see.
 
 use crate::types::{Clock, Time, WorkerId};
 
@@ -26,10 +26,10 @@ pub struct SyncState {
     contributions: Vec<(Clock, u32)>,
 }
 
-/// The progress of nobody: below any that a worker can have.
+/// Progress of a rank without a worker: below any that a worker can have.
 const ABSENT: i64 = i64::MIN;
 
-/// What is known about one live worker.
+/// State of one live worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerState {
     progress: i64,
@@ -99,7 +99,7 @@ impl SyncState {
         self.count_from(signed(clock)) - joining as u32
     }
 
-    /// Whether the open round is for nobody, and a later one is for somebody.
+    /// Whether no worker is left to push the open round, and a joining worker will push a later one.
     pub fn waits_for_joining(&self) -> bool {
         self.n() == 0 && !self.joining.is_empty()
     }
@@ -132,7 +132,7 @@ impl SyncState {
         self.live().max_by_key(|&(worker, progress)| (progress, worker))
     }
 
-    /// What is known about a live worker.
+    /// State of a live worker.
     pub fn worker(&self, worker: WorkerId) -> Option<&WorkerState> {
         self.workers.get(worker.0 as usize)?.as_ref()
     }
@@ -421,5 +421,47 @@ mod tests {
         // Without a pull, from push to push; the average moves by a quarter.
         state.pushed(at(18.0), worker(0), 2, None);
         assert_eq!(state.worker(worker(0)).unwrap().interval_s(), Some(3.0));
+    }
+
+    #[test]
+    fn a_pull_that_is_sent_again_is_delayed_once() {
+        let mut state = SyncState::at(0, &[-1]);
+        let delayed =
+            [(0, 3), (0, 3), (0, 2), (0, 4), (7, 1)].map(|(rank, at)| state.delayed(worker(rank), at));
+        assert_eq!(delayed, [true, false, false, true, false]);
+    }
+
+    #[test]
+    fn a_round_for_nobody_waits_for_those_who_join_later() {
+        let mut state = SyncState::default();
+        assert!(!state.waits_for_joining(), "nobody is to come");
+        state.join(worker(0), 4);
+        assert_eq!((state.waits_for_joining(), state.n(), state.count()), (true, 0, 0));
+        state.join(worker(1), 0);
+        assert!(!state.waits_for_joining());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let state = || {
+            let mut state = SyncState::at(2, &[1, 4, 2]);
+            [2, 4, 4].into_iter().for_each(|round| state.contributed(round));
+            state
+        };
+        assert_eq!(state().check(), Ok(()));
+        type Break = fn(&mut SyncState);
+        let breaks: [(&str, Break); 6] = [
+            ("progress that is kept twice", |state| state.progress[0] = 0),
+            ("a worker too many", |state| state.n += 1),
+            ("one that is not done", |state| state.count += 1),
+            ("gradients of a closed round", |state| state.contributions[0].0 = 1),
+            ("a round without gradients", |state| state.contributions[1].1 = 0),
+            ("a round twice", |state| state.contributions[1].0 = 2),
+        ];
+        for (what, break_it) in breaks {
+            let mut state = state();
+            break_it(&mut state);
+            assert!(state.check().is_err(), "{what}");
+        }
     }
 }

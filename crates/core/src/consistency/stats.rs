@@ -1,4 +1,4 @@
-//! What a controller counts.
+//! Counters of a controller.
 
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};

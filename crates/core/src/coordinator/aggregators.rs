@@ -14,7 +14,7 @@ pub(super) struct Aggregators {
     members: BTreeMap<AggregatorId, Aggregator>,
 }
 
-/// What the coordinator knows of an aggregator.
+/// An aggregator as the coordinator knows it.
 #[derive(Debug)]
 struct Aggregator {
     process: ProcessId,
@@ -73,7 +73,7 @@ impl Aggregators {
         }
     }
 
-    /// Where workers reach an aggregator.
+    /// Sets the addresses at which workers reach an aggregator.
     pub(super) fn register(&mut self, id: AggregatorId, addresses: &Addresses) {
         if let Some(member) = self.members.get_mut(&id) {
             member.address = addresses.to_string();
@@ -115,5 +115,90 @@ impl Aggregators {
             report: member.report.clone(),
         };
         self.members.iter().map(status).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: AggregatorId = AggregatorId(0);
+
+    fn id(welcome: Welcome) -> u32 {
+        let NodeId::Aggregator(id) = welcome.you else { panic!("{welcome:?}") };
+        id.0
+    }
+
+    #[test]
+    fn each_process_has_a_number_of_its_own_and_keeps_it() {
+        let mut aggregators = Aggregators::default();
+        let wanted = Some(AggregatorId(5));
+        assert_eq!(id(aggregators.accept(ProcessId(7), None, false).unwrap()), 0);
+        assert_eq!(id(aggregators.accept(ProcessId(8), wanted, false).unwrap()), 5);
+        assert_eq!(id(aggregators.accept(ProcessId(9), None, false).unwrap()), 1);
+        assert!(
+            aggregators
+                .accept(ProcessId(7), None, true)
+                .unwrap_err()
+                .reason
+                .contains("aggregator 0 is here already")
+        );
+        aggregators.lose(FIRST, true);
+        assert_eq!(
+            id(aggregators.accept(ProcessId(7), wanted, true).unwrap()),
+            0,
+            "it is known by its process"
+        );
+        assert_eq!(aggregators.ids().map(|id| id.0).collect::<Vec<_>>(), [0, 1, 5]);
+    }
+
+    #[test]
+    fn the_number_of_another_process_is_free_only_before_the_plan() {
+        let mut aggregators = Aggregators::default();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
+        for (is_planned, retry) in [(false, true), (true, false)] {
+            let refusal = aggregators.accept(ProcessId(8), Some(FIRST), is_planned).unwrap_err();
+            assert!(refusal.retry == retry && refusal.reason.contains("another process"), "{refusal:?}");
+        }
+        aggregators.lose(FIRST, true);
+        assert!(
+            aggregators.accept(ProcessId(8), Some(FIRST), true).is_err(),
+            "gradients may be lost with the first one"
+        );
+        aggregators.lose(FIRST, false);
+        assert!(aggregators.accept(ProcessId(8), Some(FIRST), false).is_ok());
+        let most = AggregatorId(limits::MAX_AGGREGATORS);
+        assert!(!aggregators.accept(ProcessId(9), Some(most), false).unwrap_err().retry);
+        assert!(aggregators.accept(ProcessId(9), Some(AggregatorId(most.0 - 1)), false).is_ok());
+    }
+
+    #[test]
+    fn the_status_has_its_address_its_words_and_whether_it_is_here() {
+        let mut aggregators = Aggregators::default();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
+        aggregators.register(FIRST, &"rack:7070".into());
+        aggregators.take_report(FIRST, AggregatorReport { workers: 3, ..AggregatorReport::default() });
+        let status = &aggregators.statuses()[0];
+        assert_eq!(
+            (status.address.as_str(), status.connected, status.report.workers),
+            ("rack:7070", true, 3)
+        );
+        aggregators.lose(FIRST, true);
+        assert!(!aggregators.statuses()[0].connected);
+    }
+
+    #[test]
+    fn the_plan_is_told_once_on_each_connection() {
+        let mut aggregators = Aggregators::default();
+        aggregators.accept(ProcessId(7), None, false).unwrap();
+        assert!(
+            aggregators.inform(FIRST) && !aggregators.inform(FIRST) && !aggregators.inform(AggregatorId(9))
+        );
+        assert_eq!(aggregators.informed().collect::<Vec<_>>(), [FIRST]);
+        aggregators.forget_informed(FIRST);
+        assert!(aggregators.informed().next().is_none() && aggregators.inform(FIRST));
+        aggregators.lose(FIRST, true);
+        aggregators.accept(ProcessId(7), None, true).unwrap();
+        assert!(aggregators.informed().next().is_none());
     }
 }

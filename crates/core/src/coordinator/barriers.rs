@@ -4,13 +4,13 @@ use crate::limits;
 use crate::types::WorkerId;
 use std::collections::BTreeMap;
 
-/// Who waits at which barriers.
+/// The barriers, and the workers that wait at them.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
     workers: BTreeMap<WorkerId, Arrivals>,
 }
 
-/// What one worker has come to.
+/// Barriers that one worker has arrived at.
 #[derive(Debug, Default)]
 struct Arrivals {
     /// The barriers it waits at, with their numbers.
@@ -19,7 +19,7 @@ struct Arrivals {
     last: u64,
 }
 
-/// What becomes of a worker at a barrier.
+/// Outcome of a worker's arrival at a barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// It waits.
@@ -69,5 +69,52 @@ impl Barriers {
             arrivals.waiting.retain(|name, _| !reached.contains(name));
         }
         reached
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
+
+    #[test]
+    fn a_barrier_is_reached_when_all_who_run_are_there() {
+        let mut barriers = Barriers::default();
+        assert_eq!(barriers.arrive(ALL[0], "a", 1), Arrival::Waits);
+        assert_eq!(barriers.arrive(ALL[0], "b", 2), Arrival::Waits);
+        assert_eq!(barriers.arrive(ALL[1], "b", 1), Arrival::Waits);
+        assert_eq!(barriers.take_reached(&ALL), ["b"]);
+        assert!(barriers.take_reached(&ALL).is_empty(), "once");
+        assert_eq!(barriers.take_reached(&ALL[..1]), ["a"], "the other one has left");
+        assert!(barriers.take_reached(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_worker_that_says_so_again_waits_on_or_hears_what_it_missed() {
+        let mut barriers = Barriers::default();
+        barriers.arrive(ALL[0], "a", 1);
+        assert_eq!(barriers.arrive(ALL[0], "a", 1), Arrival::Waits);
+        barriers.arrive(ALL[1], "a", 1);
+        barriers.take_reached(&ALL);
+        assert_eq!(barriers.arrive(ALL[0], "a", 1), Arrival::Reached, "the news was lost");
+        assert_eq!(barriers.arrive(ALL[0], "a", 2), Arrival::Waits, "the next one of this name");
+        barriers.forget(ALL[0]);
+        assert_eq!(barriers.arrive(ALL[0], "a", 1), Arrival::Waits, "another process counts from 1");
+    }
+
+    #[test]
+    fn names_and_their_number_have_a_limit() {
+        let mut barriers = Barriers::default();
+        let longest = "n".repeat(limits::MAX_NAME_BYTES);
+        assert_eq!(barriers.arrive(ALL[0], &longest, 1), Arrival::Waits);
+        assert!(matches!(barriers.arrive(ALL[0], &format!("{longest}n"), 2), Arrival::Refused(_)));
+        for number in 2..=limits::MAX_BARRIERS as u64 {
+            assert_eq!(barriers.arrive(ALL[0], &number.to_string(), number), Arrival::Waits);
+        }
+        let last = limits::MAX_BARRIERS as u64;
+        assert!(matches!(barriers.arrive(ALL[0], "more", last + 1), Arrival::Refused(_)));
+        assert_eq!(barriers.arrive(ALL[0], &last.to_string(), last), Arrival::Waits, "it was there before");
+        assert_eq!(barriers.arrive(ALL[1], "more", 1), Arrival::Waits);
     }
 }

@@ -77,3 +77,55 @@ impl Commands {
         self.last_heard.values().min().map(|heard| standstill.deadline(*heard, limits::COMMAND_IDLE))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(seconds: u32) -> Time {
+        Time::from_secs_f64(f64::from(seconds))
+    }
+
+    #[test]
+    fn where_there_are_too_many_the_one_that_is_silent_longest_leaves() {
+        let mut commands = Commands::default();
+        for number in 1..=limits::MAX_COMMANDS as u32 {
+            let (welcome, evicted) = commands.accept(seconds(number));
+            assert_eq!((welcome.you, evicted), (NodeId::Admin(number), None));
+        }
+        commands.heard(seconds(100), 1);
+        assert_eq!(commands.accept(seconds(100)).1, Some(2));
+        assert_eq!(commands.accept(seconds(100)).1, Some(3));
+        commands.lose(4);
+        assert_eq!(commands.accept(seconds(100)).1, None);
+    }
+
+    #[test]
+    fn a_command_that_says_nothing_is_hung_up_on() {
+        let (mut commands, standstill) = (Commands::default(), Standstill::default());
+        assert_eq!(
+            (commands.next_timeout(&standstill), commands.poll_idle(seconds(9), &standstill)),
+            (None, None)
+        );
+        (0..2).for_each(|at| _ = commands.accept(seconds(at)));
+        let idle = seconds(0) + limits::COMMAND_IDLE;
+        assert_eq!(commands.next_timeout(&standstill), Some(idle));
+        assert_eq!(commands.poll_idle(Time(idle.0 - 1), &standstill), None);
+        commands.heard(seconds(5), 1);
+        assert_eq!(commands.poll_idle(idle, &standstill), None, "it said something");
+        assert_eq!(commands.poll_idle(seconds(11), &standstill), Some(2));
+        assert_eq!(commands.poll_idle(seconds(11), &standstill), None);
+    }
+
+    #[test]
+    fn a_command_is_told_when_its_epoch_is_settled() {
+        let mut commands = Commands::default();
+        for (number, epoch) in [(1, 3), (2, 5), (3, 4)] {
+            commands.promise(number, epoch, format!("epoch {epoch}"));
+        }
+        assert_eq!(commands.poll_due(2), None);
+        commands.lose(3);
+        assert_eq!([commands.poll_due(4), commands.poll_due(4)], [Some((1, "epoch 3".into())), None]);
+        assert_eq!(commands.poll_due(5), Some((2, "epoch 5".into())));
+    }
+}

@@ -49,7 +49,7 @@ impl JobConfig {
         }
     }
 
-    /// What servers have to know before they start their data cores. Policies that tables bring along are not known yet.
+    /// The configuration that servers need before they start their data cores. Policies of tables are not known yet.
     pub fn size(&self, registry: &Registry) -> JobSize {
         let needs_norms = |text: &&str| {
             OptimizerPolicy::parse(&registry.optimizer, text).is_ok_and(|policy| policy.needs_norms())
@@ -205,4 +205,128 @@ fn servers_apart(servers: u32, overrides: &[PolicyOverride]) -> BTreeSet<ServerI
     let other = (0..servers).map(ServerId).find(|server| !apart.contains(server));
     apart.extend(other);
     apart
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policies;
+
+    fn job() -> JobConfig {
+        JobConfig::new("job", 2, 2)
+    }
+
+    fn with(axis: Axis, text: &str) -> JobConfig {
+        JobConfig { policy: Policy::default().with(axis, text), ..job() }
+    }
+
+    fn rule(axis: Axis, text: &str) -> PolicyOverride {
+        PolicyOverride::new("*", Policies::of([(axis, text)]))
+    }
+
+    #[test]
+    fn a_job_has_as_many_of_everything_as_there_may_be_and_no_more() {
+        let registry = Registry::builtin();
+        let (workers, servers) = (limits::MAX_WORKERS, limits::MAX_SERVERS);
+        let name = "n".repeat(limits::MAX_NAME_BYTES);
+        let overrides = |count| vec![rule(Axis::Sync, "asp"); count];
+        let most = limits::MAX_OVERRIDES;
+        for fine in [
+            JobConfig { workers, servers, ..job() },
+            JobConfig { job: name.clone(), ..job() },
+            JobConfig { overrides: overrides(most), ..job() },
+        ] {
+            assert_eq!(fine.check(&registry), Ok(()));
+        }
+        for (wrong, words) in [
+            (JobConfig { workers: 0, ..job() }, "workers = 0: expected 1 to 16384"),
+            (JobConfig { workers: workers + 1, ..job() }, "workers = 16385"),
+            (JobConfig { servers: servers + 1, ..job() }, "servers = 1025: expected 1 to 1024"),
+            (JobConfig { job: String::new(), ..job() }, "a name of 0 bytes"),
+            (JobConfig { job: name + "n", ..job() }, "a name of 257 bytes"),
+            (JobConfig { overrides: overrides(most + 1), ..job() }, "4097 exceptions"),
+            (with(Axis::Sync, "spsp"), "spsp"),
+            (JobConfig { overrides: vec![rule(Axis::Codec, "f17")], ..job() }, "f17"),
+        ] {
+            let error = wrong.check(&registry).expect_err(words).to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_exception_is_for_a_server_of_the_job_and_leaves_overlap_alone() {
+        let registry = Registry::builtin();
+        let on = |server| PolicyOverride { server: Some(ServerId(server)), ..rule(Axis::Sync, "asp") };
+        assert_eq!(job().check_rule(&registry, &on(1)), Ok(()));
+        let error = job().check_rule(&registry, &on(2)).unwrap_err().to_string();
+        assert!(error.contains("server 2: the job has servers 0 to 1"), "{error}");
+        let apart = rule(Axis::Sync, "bsp:overlap=false");
+        let error = job().check_rule(&registry, &apart).unwrap_err().to_string();
+        assert!(error.contains("`overlap` is the same for all tables"), "{error}");
+        assert_eq!(with(Axis::Sync, "asp:overlap=false").check_rule(&registry, &apart), Ok(()));
+    }
+
+    #[test]
+    fn policies_that_do_not_fit_a_table_or_each_other_are_refused() {
+        let registry = Registry::builtin();
+        let (dense, sparse) = (TableSpec::dense("w", [8]), TableSpec::sparse("rows", 8, 2));
+        let differences = "topk:0.1";
+        let partial = "psp:c=1,b=0.5";
+        let all: &[TableSpec] = &[dense.clone(), sparse.clone()];
+        for (what, job, tables, words) in [
+            ("fits", job(), all, None),
+            ("differences", with(Axis::AnswerCodec, differences), &all[..1], None),
+            (
+                "differences of rows",
+                with(Axis::AnswerCodec, differences),
+                all,
+                Some("workers hold nothing of a table of rows"),
+            ),
+            (
+                "parameters of rows",
+                with(Axis::Codec, "significance:0.1"),
+                all,
+                Some("compares a gradient with the parameters"),
+            ),
+            ("blocks", with(Axis::Sync, partial), all, None),
+            ("blocks of rows", with(Axis::Sync, partial), &all[1..], Some("this job has none")),
+        ] {
+            let found = job.check_tables(&registry, tables).err().map(|error| error.to_string());
+            assert_eq!(found.is_some(), words.is_some(), "{what}: {found:?}");
+            assert!(found.unwrap_or_default().contains(words.unwrap_or_default()), "{what}");
+        }
+        let late = JobConfig {
+            policy: with(Axis::Sync, partial).policy.with(Axis::AnswerCodec, differences),
+            ..job()
+        };
+        let error = late.check(&registry).unwrap_err().to_string();
+        assert!(error.contains("drops late answers"), "{error}");
+        let one_server = PolicyOverride { server: Some(ServerId(1)), ..rule(Axis::Sync, partial) };
+        let apart = JobConfig { overrides: vec![one_server], ..job() };
+        let error = apart.check_tables(&registry, &all[..1]).unwrap_err().to_string();
+        assert!(error.contains("b and tau2 are the same on all servers"), "{error}");
+        let unused = PolicyOverride::new("q*", Policies::of([(Axis::Sync, "asp")]));
+        let unused = JobConfig { overrides: vec![unused], ..job() };
+        let error = unused.check_tables(&registry, all).unwrap_err().to_string();
+        assert!(error.contains("no table matches; the job has w, rows"), "{error}");
+    }
+
+    #[test]
+    fn a_long_list_of_tables_is_cut_in_a_sentence() {
+        let tables = |count: usize| vec![TableSpec::dense("w", [1]); count];
+        assert_eq!((names(&tables(2)), names(&tables(20)).matches('w').count()), ("w, w".into(), 20));
+        assert!(names(&tables(23)).ends_with("w, w and 3 more"), "{}", names(&tables(23)));
+    }
+
+    #[test]
+    fn servers_hear_of_optimizers_whose_steps_depend_on_norms() {
+        let registry = Registry::builtin();
+        let size = |job: JobConfig| job.size(&registry).norms;
+        assert_eq!(size(job()), None);
+        assert_eq!(size(with(Axis::Optimizer, "lars:lr=0.1")).as_deref(), Some("lars:lr=0.1"));
+        let exception = JobConfig { overrides: vec![rule(Axis::Optimizer, "lars:lr=0.1")], ..job() };
+        assert_eq!(size(exception).as_deref(), Some("lars:lr=0.1"));
+        let JobSize { workers, servers, .. } = JobConfig::new("job", 3, 2).size(&registry);
+        assert_eq!((workers, servers), (3, 2));
+    }
 }

@@ -1,4 +1,4 @@
-//! What workers declare, and the first plan that is made of it.
+//! Declarations of tables by workers, and the first plan that is made from them.
 
 use super::config::JobConfig;
 use crate::limits;
@@ -113,4 +113,82 @@ impl Declarations {
 /// Whether a plan can be sent.
 pub(super) fn fits_a_message(plan: &Plan) -> bool {
     control::fits(&frame(Kind::Control, &Control::Plan(Box::new(plan.clone()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policies;
+    use crate::types::{ProcessId, ServerId, ShardId};
+
+    fn take(
+        declarations: &mut Declarations,
+        tables: &[TableSpec],
+        other: Option<WorkerId>,
+    ) -> Result<(), String> {
+        let (config, registry) = (JobConfig::new("job", 2, 1), Registry::builtin());
+        declarations.take(WorkerId(1), tables.to_vec(), other, &config, &registry)
+    }
+
+    #[test]
+    fn the_first_tables_are_checked_and_the_others_compared_with_them() {
+        let mut declarations = Declarations::default();
+        let tables = ["a", "b"].map(|name| TableSpec::dense(name, [4]));
+        assert_eq!(take(&mut declarations, &tables, None), Ok(()));
+        let first = Some(WorkerId(0));
+        assert_eq!(take(&mut declarations, &tables, first), Ok(()));
+        let why = take(&mut declarations, &tables[..1], first).unwrap_err();
+        assert!(why.contains("worker 1 declared 1 tables, worker 0 2"), "{why}");
+        let turned: Vec<TableSpec> = tables.iter().rev().cloned().collect();
+        let why = take(&mut declarations, &turned, first).unwrap_err();
+        assert!(
+            why.contains("worker 1 declared table `b`") && why.contains("worker 0 declared `a`"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn tables_that_cannot_be_are_refused() {
+        let table = |name: &str| TableSpec::dense(name, [4]);
+        let many: Vec<TableSpec> =
+            (0..=limits::MAX_TABLES).map(|number| table(&number.to_string())).collect();
+        let own = TableSpec { policy: Policies::of([(Axis::Codec, "f17")]), ..table("own") };
+        for (tables, words) in [
+            (&[][..], "declared 0 tables; expected 1 to 65536"),
+            (&many[..], "declared 65537 tables"),
+            (&[table("a"), table("a")], "worker 1 declared table `a` twice"),
+            (&[TableSpec::dense("a", [0])], "expected 1 to"),
+            (&[own], "table `own`"),
+        ] {
+            let why = take(&mut Declarations::default(), tables, None).expect_err(words);
+            assert!(why.contains(words), "{why}");
+        }
+        assert_eq!(take(&mut Declarations::default(), &many[1..], None), Ok(()));
+    }
+
+    #[test]
+    fn a_plan_that_is_longer_than_a_message_is_refused() {
+        let mut declarations = Declarations::default();
+        let shard = |server| ServedShard {
+            shard: ShardId { server: ServerId(server), core: 0 },
+            process: ProcessId(1),
+            addresses: "host:1".into(),
+        };
+        let members = || vec![Member::original(WorkerId(0), 1)];
+        let registry = Registry::builtin();
+        take(&mut declarations, &[TableSpec::dense("w", [1 << 20])], None).unwrap();
+        let config = JobConfig::new("job", 1, 2);
+        let plan = declarations.plan(&config, &registry, vec![shard(0), shard(1)], members()).unwrap();
+        assert_eq!((plan.epoch, plan.parts.len(), plan.workers), (Plan::FIRST_EPOCH, 1, 1));
+        // Every name is as long as may be.
+        let name = |number: usize| format!("{number:0>256}");
+        let tables: Vec<TableSpec> =
+            (0..limits::MAX_TABLES).map(|at| TableSpec::dense(name(at), [1])).collect();
+        take(&mut declarations, &tables, None).unwrap();
+        let why = declarations.plan(&config, &registry, vec![shard(0), shard(1)], members()).unwrap_err();
+        assert!(
+            why.contains("65536 tables on 2 servers make more than a message of 16777216 bytes"),
+            "{why}"
+        );
+    }
 }

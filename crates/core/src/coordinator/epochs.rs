@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 #[derive(Debug)]
 pub(super) struct Epochs {
     newest: Plan,
-    /// The newest that everybody has entered: the one that workers know.
+    /// The newest plan that all shards and connected aggregators have entered: the one that workers know.
     settled: Plan,
     /// The changes between the two, with their epochs.
     unsettled: VecDeque<(u32, Change)>,
@@ -20,7 +20,7 @@ pub(super) struct Epochs {
     joining: BTreeMap<WorkerId, FirstClocks>,
 }
 
-/// What the shards say of a joining worker.
+/// The shards' answers about the first clock of a joining worker.
 #[derive(Debug)]
 struct FirstClocks {
     incarnation: u64,
@@ -30,7 +30,7 @@ struct FirstClocks {
 }
 
 impl Epochs {
-    /// A plan that nobody has entered yet.
+    /// A plan that no shard has entered yet.
     pub(super) fn new(plan: Plan) -> Epochs {
         let entered = plan.shards.iter().map(|served| (NodeId::Shard(served.shard), 0)).collect();
         Epochs {
@@ -42,12 +42,12 @@ impl Epochs {
         }
     }
 
-    /// What shards and aggregators are told.
+    /// The newest plan, which shards and aggregators are told.
     pub(super) fn newest(&self) -> &Plan {
         &self.newest
     }
 
-    /// What workers are told.
+    /// The last plan that all shards and connected aggregators have entered, which workers are told.
     pub(super) fn settled(&self) -> &Plan {
         &self.settled
     }
@@ -88,7 +88,7 @@ impl Epochs {
     }
 
     fn note_entered(&mut self, node: NodeId, epoch: u32) {
-        // What a peer claims of epochs that are not there yet is not believed.
+        // A peer's claim to have entered an epoch that does not exist yet is not believed.
         let epoch = epoch.min(self.newest.epoch);
         if let Some(entered) = self.entered.get_mut(&node) {
             *entered = epoch.max(*entered);
@@ -128,7 +128,7 @@ impl Epochs {
         Some(Change::Joined { worker: *worker, clock: latest.max(clocks.at_least) })
     }
 
-    /// The next change that everybody has entered: workers may hear of it.
+    /// The next change that all shards and connected aggregators have entered: workers may be told.
     pub(super) fn poll_settled(&mut self) -> Option<(u32, Change)> {
         let everybody = self.entered.values().copied().min().unwrap_or(0);
         self.unsettled.front().filter(|(epoch, _)| *epoch <= everybody)?;
@@ -137,7 +137,7 @@ impl Epochs {
         Some((epoch, change))
     }
 
-    /// What is stored twice agrees.
+    /// Checks that the settled plan and the unsettled changes lead to the newest plan.
     pub(super) fn check(&self) -> Result<(), String> {
         // A whole plan may be long: it is compared only while there are changes.
         let leads = if self.unsettled.is_empty() {
@@ -207,7 +207,7 @@ mod tests {
         let change = Change::Policy(PolicyOverride::new("*", Policies::default()));
         epochs.make(change.clone(), 0);
         epochs.shard_entered(shard(0), 2, &[]);
-        // What it said before comes once more.
+        // A shard repeats an earlier answer.
         epochs.shard_entered(shard(0), 1, &[]);
         epochs.shard_entered(shard(1), u32::MAX, &[]);
         assert_eq!(epochs.poll_settled(), None, "the aggregator is behind");
@@ -247,5 +247,21 @@ mod tests {
         epochs.shard_entered(shard(1), 2, &first(5));
         assert_eq!(epochs.poll_joined(), None);
         assert_eq!(epochs.check(), Ok(()));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut epochs = epochs();
+        epochs.settled.epoch += 1;
+        assert!(epochs.check().is_err(), "nothing leads from one plan to the other");
+        let mut epochs = self::epochs();
+        epochs.make(Change::Left { worker: WorkerId(0) }, 0);
+        epochs.newest.seed += 1;
+        assert!(epochs.check().is_err(), "the change leads to another plan");
+        let mut epochs = self::epochs();
+        epochs.make(Change::Joining { worker: WorkerId(1), incarnation: 7 }, 2);
+        epochs.newest = epochs.settled.clone();
+        epochs.unsettled.clear();
+        assert!(epochs.check().is_err(), "nobody joins");
     }
 }

@@ -36,7 +36,7 @@ impl Scheduler {
                 Admit::Round(clock)
             }
             Admit::TooFarAhead | Admit::UnknownWorker => return,
-            // Who says something again after a broken connection speaks of its last clock.
+            // A worker repeats its last clock after a broken connection.
             Admit::Duplicate if known != Some(clock) => return,
             admit => admit,
         };
@@ -44,7 +44,7 @@ impl Scheduler {
         self.settle(now);
         let waiting = self.waiting.entry(worker).or_default();
         if *waiting >= limits::MAX_PENDING_PULLS {
-            // Whoever is let go after a clock is let go after all clocks before it.
+            // A release of one clock releases all clocks before it.
             self.controller.cancel(worker);
             *waiting = 0;
         }

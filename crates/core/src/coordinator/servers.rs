@@ -24,7 +24,7 @@ struct Process {
     cores: u32,
 }
 
-/// What the coordinator knows of a shard.
+/// A shard as the coordinator knows it.
 #[derive(Debug, Default)]
 struct Shard {
     addresses: Option<Addresses>,
@@ -123,7 +123,7 @@ impl Servers {
         }
     }
 
-    /// Where workers reach a shard.
+    /// Sets the addresses at which workers reach a shard.
     pub(super) fn register(&mut self, id: ShardId, addresses: Addresses) {
         if let Some(shard) = self.shards.get_mut(&id) {
             shard.addresses = Some(addresses);
@@ -143,7 +143,7 @@ impl Servers {
         self.complete_count() >= self.expected as usize
     }
 
-    /// Every shard, and who serves it. The servers must be complete.
+    /// Every shard, with the process that serves it. The servers must be complete.
     pub(super) fn served(&self) -> Vec<ServedShard> {
         let served = |(id, shard): (&ShardId, &Shard)| ServedShard {
             shard: *id,
@@ -212,5 +212,153 @@ impl Servers {
 impl Shard {
     fn deadline(&self, standstill: &Standstill) -> Option<Time> {
         Some(standstill.deadline(self.lost_since?, limits::CONNECT_DEADLINE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::{TableReport, WaitReport};
+    use crate::types::WorkerId;
+
+    const START: Time = Time(0);
+
+    fn caller(process: u64, core: u32) -> Caller {
+        Caller { process: ProcessId(process), server: None, core, cores: 2 }
+    }
+
+    fn shard(server: u32, core: u32) -> ShardId {
+        ShardId { server: ServerId(server), core }
+    }
+
+    /// Two servers of two cores, told where they are reached.
+    fn complete() -> Servers {
+        let mut servers = Servers::new(2);
+        for (process, core) in [(7, 0), (8, 0), (8, 1), (7, 1)] {
+            let you = servers.accept(caller(process, core), false).unwrap().you;
+            assert_eq!(
+                you,
+                NodeId::Shard(shard(process as u32 - 7, core)),
+                "by the order of their first cores"
+            );
+        }
+        for id in servers.ids().collect::<Vec<_>>() {
+            assert!(!servers.are_complete());
+            servers.register(id, format!("host:{}", id.core).into());
+        }
+        servers
+    }
+
+    fn refusal(servers: &mut Servers, caller: Caller, is_planned: bool) -> Refusal {
+        servers.accept(caller, is_planned).expect_err("it is refused")
+    }
+
+    #[test]
+    fn a_server_is_here_when_all_its_cores_are() {
+        let mut servers = complete();
+        assert_eq!((servers.complete_count(), servers.are_complete()), (2, true));
+        let served: Vec<_> = servers.served().iter().map(|served| (served.shard, served.process)).collect();
+        assert_eq!((served.len(), served[3]), (4, (shard(1, 1), ProcessId(8))));
+        servers.lose(START, shard(1, 0), true);
+        assert_eq!((servers.complete_count(), servers.are_complete()), (1, false));
+        assert!(!servers.is_connected(shard(1, 0)) && servers.is_connected(shard(1, 1)));
+    }
+
+    #[test]
+    fn who_does_not_fit_the_job_is_told_why() {
+        let mut servers = complete();
+        let third = refusal(&mut servers, caller(9, 0), false);
+        assert!(!third.retry && third.reason.contains("all 2 servers"), "{third:?}");
+        let cores = refusal(&mut servers, Caller { cores: 3, ..caller(7, 2) }, false);
+        assert!(!cores.retry && cores.reason.contains("server 0 has 2 cores, not 3"), "{cores:?}");
+        let again = refusal(&mut servers, caller(7, 1), false);
+        assert!(again.retry && again.reason.contains("is here already"), "{again:?}");
+        let mut servers = Servers::new(2);
+        let most = limits::MAX_CORES;
+        for (server, core, cores) in [(2, 0, 1), (0, 2, 2), (0, 0, most + 1)] {
+            let caller = Caller { process: ProcessId(7), server: Some(ServerId(server)), core, cores };
+            let range = refusal(&mut servers, caller, false);
+            assert!(!range.retry && range.reason.contains("is out of range"), "{range:?}");
+        }
+        let largest =
+            Caller { process: ProcessId(7), server: Some(ServerId(1)), core: most - 1, cores: most };
+        assert!(servers.accept(largest, false).is_ok());
+    }
+
+    #[test]
+    fn another_process_takes_the_place_of_a_server_only_before_there_are_parameters() {
+        let mut servers = complete();
+        let other = Caller { server: Some(ServerId(1)), ..caller(9, 0) };
+        assert!(refusal(&mut servers, other, false).retry, "the other one may be about to be given up");
+        servers.lose(START, shard(1, 0), false);
+        assert!(refusal(&mut servers, other, false).retry, "its other core is still here");
+        servers.lose(START, shard(1, 1), false);
+        assert!(servers.accept(other, false).is_ok());
+
+        let mut servers = complete();
+        servers.lose(START, shard(1, 0), true);
+        servers.lose(START, shard(1, 1), true);
+        let late = refusal(&mut servers, other, true);
+        assert!(!late.retry && late.reason.contains("ended with its parameters"), "{late:?}");
+        assert!(servers.accept(caller(8, 0), true).is_ok(), "the process itself comes back");
+    }
+
+    #[test]
+    fn a_shard_is_told_the_plan_once_on_each_connection() {
+        let mut servers = complete();
+        let id = shard(0, 1);
+        assert!(servers.inform(id) && !servers.inform(id) && !servers.inform(shard(5, 0)));
+        assert_eq!(servers.informed().collect::<Vec<_>>(), [id]);
+        servers.lose(START, id, true);
+        assert_eq!(servers.informed().count(), 0);
+        servers.accept(caller(7, 1), true).unwrap();
+        assert!(servers.inform(id));
+        servers.forget_informed(id);
+        assert_eq!(servers.informed().count(), 0);
+    }
+
+    #[test]
+    fn a_shard_that_is_away_for_too_long_ends_the_job_by_name() {
+        let (mut servers, standstill) = (complete(), Standstill::default());
+        assert_eq!((servers.next_deadline(&standstill), servers.overdue(START, &standstill)), (None, None));
+        let lost = Time::from_secs_f64(5.0);
+        servers.lose(lost, shard(1, 1), true);
+        let over = lost + limits::CONNECT_DEADLINE;
+        assert_eq!(servers.next_deadline(&standstill), Some(over));
+        assert_eq!(servers.overdue(Time(over.0 - 1), &standstill), None);
+        let sentence = servers.overdue(over, &standstill).unwrap();
+        assert!(sentence.contains(&format!("{} at host:1 is away for 30 s", shard(1, 1))), "{sentence}");
+        servers.accept(caller(8, 1), true).unwrap();
+        assert_eq!(servers.overdue(over, &standstill), None, "it came back");
+    }
+
+    #[test]
+    fn reasons_in_an_old_report_say_how_old_they_are() {
+        let mut servers = complete();
+        let reason = "worker 1 is behind".into();
+        let table = TableReport {
+            name: "w".into(),
+            elements: 1,
+            sync: "bsp".into(),
+            version: 0,
+            workers: 2,
+            stats: Default::default(),
+            waiting: vec![WaitReport { worker: WorkerId(0), seconds: 1.0, reason }],
+        };
+        let report = ShardReport {
+            shard: shard(0, 0),
+            tables: vec![table],
+            bytes_pushed: 0,
+            bytes_pulled: 0,
+            nonfinite: 0,
+            refused: 0,
+            memory_bytes: 0,
+        };
+        servers.take_report(START, shard(0, 0), report);
+        let reason = |now| servers.reports(now)[0].tables[0].waiting[0].reason.clone();
+        let old = START + limits::OLD_REPORT;
+        assert_eq!(reason(Time(old.0 - 1)), "worker 1 is behind");
+        assert!(reason(old).contains("worker 1 is behind (so it said 3 s ago"), "{}", reason(old));
+        assert_eq!(servers.reports(old).len(), 1, "the others have not reported");
     }
 }

@@ -10,7 +10,7 @@ pub(super) struct StatusQueries {
     queries: Vec<StatusQuery>,
 }
 
-/// Somebody who asked, and the shards whose fresh report is still to come.
+/// A query for the status, and the shards whose fresh reports it waits for.
 #[derive(Debug)]
 struct StatusQuery {
     asker: NodeId,
@@ -48,5 +48,39 @@ impl StatusQueries {
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
         self.queries.iter().map(|query| query.deadline).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ServerId;
+
+    fn shard(core: u32) -> ShardId {
+        ShardId { server: ServerId(0), core }
+    }
+
+    #[test]
+    fn an_answer_waits_for_fresh_reports_but_not_for_ever() {
+        let (first, second) = (NodeId::Admin(1), NodeId::Admin(2));
+        let mut queries = StatusQueries::default();
+        assert_eq!((queries.poll(Time(9)), queries.next_timeout()), (None, None));
+        queries.ask(Time(0), first, BTreeSet::from([shard(0), shard(1)]));
+        queries.ask(Time(5), second, BTreeSet::from([shard(0)]));
+        assert!(queries.has(first) && queries.has(second) && !queries.has(NodeId::Admin(3)));
+        let over = Time(0) + limits::STATUS_DEADLINE;
+        assert_eq!((queries.poll(Time(over.0 - 1)), queries.next_timeout()), (None, Some(over)));
+        queries.reported(shard(0));
+        assert_eq!([queries.poll(Time(6)), queries.poll(Time(6))], [Some(second), None]);
+        assert_eq!((queries.poll(over), queries.has(first)), (Some(first), false));
+    }
+
+    #[test]
+    fn who_hangs_up_gets_no_answer() {
+        let mut queries = StatusQueries::default();
+        let all = [1, 2].map(NodeId::Admin);
+        all.iter().for_each(|asker| queries.ask(Time(0), *asker, BTreeSet::new()));
+        queries.forget(all[0]);
+        assert_eq!([queries.poll(Time(0)), queries.poll(Time(0))], [Some(all[1]), None]);
     }
 }

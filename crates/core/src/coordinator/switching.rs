@@ -11,7 +11,7 @@ use crate::table::TableSpec;
 use crate::types::{ServerId, TableId};
 use crate::wire::{Change, Plan};
 
-/// What a change of policies is checked against.
+/// A check of policy changes, with the state that it needs.
 pub(super) struct Switching<'a> {
     pub(super) config: &'a JobConfig,
     pub(super) registry: &'a Registry,

@@ -1,4 +1,4 @@
-//! What a job lacks to go on: any worker at all, or worker 0, whose initial values are missing.
+//! A vacancy: a worker without which the job cannot go on. Any worker, or worker 0, whose initial values are missing.
 
 use super::workers::Workers;
 use crate::standstill::Standstill;
@@ -8,16 +8,16 @@ use std::time::Duration;
 /// A place that a new process of a worker has to take, or the job ends.
 #[derive(Debug)]
 pub(super) struct Vacancy {
-    /// Whose place it is; `None` for anybody's.
+    /// The vacant rank; `None` when any worker will do.
     pub(super) of: Option<WorkerId>,
-    /// What is said of the job's end if nobody comes; `None` where it is no failure.
+    /// The error that the job ends with if no worker comes; `None` where that is no failure.
     pub(super) error: Option<String>,
-    /// Since when nobody has it; later by the time that the coordinator has stood still since.
+    /// Since when it is vacant; later by the time that the coordinator has stood still since.
     pub(super) since: Time,
 }
 
 impl Vacancy {
-    /// Whether somebody has come who may take it, and has not declared tables yet.
+    /// Whether a worker that may take it has connected, and has not declared its tables yet.
     fn has_candidate(&self, workers: &Workers) -> bool {
         self.of.map_or_else(|| workers.live().next().is_some(), |worker| workers.is_live(worker))
     }
@@ -27,7 +27,7 @@ impl Vacancy {
         self.of.is_none_or(|of| of == worker)
     }
 
-    /// When the job ends, if nobody is here by then.
+    /// The time at which the job ends if the vacancy is not filled.
     pub(super) fn deadline(
         &self,
         workers: &Workers,

@@ -17,8 +17,8 @@ pub(super) struct Workers {
     /// A worker that is silent for this long is declared dead.
     timeout: Duration,
     ranks: BTreeMap<WorkerId, Rank>,
-    /// Nobody is given up before this time, if anybody is. Whoever is heard from moves its deadline, and not this: with thousands of
-    /// workers the true one is looked for when this one has come.
+    /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
+    /// of workers the earliest is looked for when this time has come.
     earliest: Option<Time>,
     /// Incarnations are drawn, so that none is met by counting or by a stale number. The generator is not a cryptographic
     /// one: this is no authentication.
@@ -75,10 +75,10 @@ pub(super) struct Accepted {
     pub(super) replaced: Option<WorkerId>,
 }
 
-/// What is known of somebody who says something.
+/// Standing of a worker from which a message came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// Nothing.
+    /// No such worker.
     Unknown,
     /// It was declared dead.
     Dead,
@@ -243,7 +243,7 @@ impl Workers {
         self.ranks.iter().map(|(id, rank)| Member::original(*id, rank.incarnation)).collect()
     }
 
-    /// The job is planned: who does not move from now on is idle.
+    /// The job is planned: from now on a worker without progress is idle.
     pub(super) fn begin(&mut self, now: Time) {
         self.ranks.values_mut().for_each(|rank| rank.last_progress = now);
         self.find_earliest(true);
@@ -286,12 +286,12 @@ impl Workers {
         self.ranks.get(&id).is_some_and(Rank::is_live)
     }
 
-    /// Those that take part or are about to.
+    /// Workers that take part or are about to.
     pub(super) fn live(&self) -> impl Iterator<Item = WorkerId> + '_ {
         self.ranks.iter().filter(|(_, rank)| rank.is_live()).map(|(id, _)| *id)
     }
 
-    /// Those that take part.
+    /// Workers that take part.
     pub(super) fn running(&self) -> impl Iterator<Item = WorkerId> + '_ {
         let running = |(_, rank): &(&WorkerId, &Rank)| rank.state == MemberState::Running;
         self.ranks.iter().filter(running).map(|(id, _)| *id)
@@ -369,7 +369,7 @@ impl Workers {
         self.ranks.iter().filter(|(_, rank)| is_over(rank)).map(|(id, _)| *id).collect()
     }
 
-    /// What a worker that was declared dead is told.
+    /// The sentence for a worker that was declared dead.
     pub(super) fn obituary(&self, id: WorkerId) -> String {
         obituary(id, self.timeout)
     }
@@ -389,8 +389,8 @@ impl Workers {
 }
 
 impl Rank {
-    /// Another process asks for the rank of one that is connected. That one may be gone, and its connection about to break: only
-    /// one that is heard after it was asked for is there for certain.
+    /// Another process asks for the rank of a connected worker. That worker may be gone, and its connection about to break: it is
+    /// alive for certain only if it is heard after the rank was asked for.
     fn contest(&mut self, now: Time, id: WorkerId, is_planned: bool) -> Refusal {
         let since = *self.contested_since.get_or_insert(now);
         let is_there = self.last_heard > since + limits::HEARTBEAT_EVERY;
@@ -404,7 +404,7 @@ fn draw_incarnation(prng: &mut Prng) -> u64 {
     prng.next_u64().max(1)
 }
 
-/// What became of a worker, and what can be done about it.
+/// Reasons why a worker was declared dead, and what its user can do.
 fn obituary(worker: WorkerId, silence: Duration) -> String {
     format!(
         "{worker} was declared dead: it was silent for {} s, its connection broke and it did not come back within {} s, or \
@@ -416,4 +416,202 @@ fn obituary(worker: WorkerId, silence: Duration) -> String {
 
 fn refuse<T>(reason: String) -> Result<T, Refusal> {
     Err(Refusal { reason, retry: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    const START: Time = Time(0);
+
+    fn workers(expected: u32) -> Workers {
+        Workers::new(expected, TIMEOUT, 42)
+    }
+
+    /// A process without a rank says hello; the rank and the incarnation that it gets.
+    fn join(workers: &mut Workers, now: Time, is_planned: bool) -> (WorkerId, u64) {
+        let Welcome { you, incarnation } = workers.accept(now, 0, None, is_planned).unwrap().welcome;
+        let NodeId::Worker(id) = you else { panic!("{you:?}") };
+        (id, incarnation)
+    }
+
+    /// A job that runs, with these workers in it.
+    fn running(count: u32) -> Workers {
+        let mut workers = workers(count);
+        for _ in 0..count {
+            let (id, _) = join(&mut workers, START, false);
+            workers.declare(id);
+        }
+        workers.begin(START);
+        (0..count).for_each(|rank| workers.run(START, WorkerId(rank)));
+        workers
+    }
+
+    fn seconds(seconds: f64) -> Time {
+        Time::from_secs_f64(seconds)
+    }
+
+    fn refusal(workers: &mut Workers, now: Time, incarnation: u64, wanted: u32, is_planned: bool) -> Refusal {
+        workers.accept(now, incarnation, Some(WorkerId(wanted)), is_planned).expect_err("it is refused")
+    }
+
+    #[test]
+    fn a_job_is_complete_when_as_many_as_it_waits_for_have_declared_their_tables() {
+        let mut workers = workers(2);
+        let (first, _) = join(&mut workers, START, false);
+        workers.declare(first);
+        assert_eq!((first, workers.declared_count(), workers.are_complete()), (WorkerId(0), 1, false));
+        assert_eq!((workers.other_declared(WorkerId(1)), workers.other_declared(first)), (Some(first), None));
+        let (second, _) = join(&mut workers, START, false);
+        assert_eq!((second, workers.are_complete()), (WorkerId(1), false));
+        workers.declare(second);
+        assert!(workers.are_complete());
+        let full = workers.accept(START, 0, None, false).unwrap_err();
+        assert!(full.retry && full.reason.contains("all 2 workers of the job are here"), "{full:?}");
+        workers.lose(START, first);
+        assert_eq!((workers.declared_count(), workers.are_complete()), (1, false));
+    }
+
+    #[test]
+    fn ranks_that_a_job_does_not_have_are_refused_for_good_or_until_it_runs() {
+        let mut workers = workers(2);
+        let later = refusal(&mut workers, START, 0, 2, false);
+        assert!(later.retry && later.reason.contains("rank 2 can join once it runs"), "{later:?}");
+        for is_planned in [false, true] {
+            let never = refusal(&mut workers, START, 0, limits::MAX_WORKERS, is_planned);
+            assert!(!never.retry && never.reason.contains("out of range"), "{never:?}");
+        }
+        assert!(workers.accept(START, 0, Some(WorkerId(1)), false).is_ok());
+        assert!(workers.accept(START, 0, Some(WorkerId(limits::MAX_WORKERS - 1)), true).is_ok());
+    }
+
+    #[test]
+    fn a_worker_comes_back_under_its_incarnation_and_is_told_the_plan_again() {
+        let mut workers = running(2);
+        let (id, incarnation) = (WorkerId(1), workers.incarnation(WorkerId(1)).unwrap());
+        assert_ne!(Some(incarnation), workers.incarnation(WorkerId(0)));
+        assert!(workers.inform(id) && !workers.inform(id));
+        assert_eq!(workers.heard(START, id), Heard::Member { informed: true });
+        workers.lose(START, id);
+        let back = workers.accept(START, incarnation, Some(id), true).unwrap();
+        assert_eq!((back.welcome.incarnation, back.replaced), (incarnation, None));
+        assert_eq!(workers.heard(START, id), Heard::Member { informed: false });
+        assert!(workers.inform(id));
+        assert_eq!((workers.heard(START, WorkerId(5)), workers.inform(WorkerId(5))), (Heard::Unknown, false));
+        assert_eq!((workers.restarts(), workers.lived_before(id)), (0, false));
+    }
+
+    #[test]
+    fn a_process_that_was_replaced_or_declared_dead_is_refused_for_good() {
+        let mut workers = running(2);
+        let (id, old) = (WorkerId(1), workers.incarnation(WorkerId(1)).unwrap());
+        workers.lose(START, id);
+        let next = workers.accept(START, 0, Some(id), true).unwrap();
+        assert_eq!(next.replaced, Some(id), "the process before it was a member until now");
+        assert_ne!(next.welcome.incarnation, old);
+        assert_eq!((workers.restarts(), workers.lived_before(id), workers.is_running(id)), (1, true, false));
+        let why = refusal(&mut workers, START, old, 1, true);
+        assert!(!why.retry && why.reason.contains("worker 1 was declared dead"), "{why:?}");
+
+        assert!(workers.depart(id, MemberState::Dead) && !workers.depart(id, MemberState::Dead));
+        assert_eq!(workers.heard(START, id), Heard::Dead);
+        let why = refusal(&mut workers, START, next.welcome.incarnation, 1, true);
+        assert!(!why.retry && why.reason == workers.obituary(id), "{why:?}");
+        // Another process takes part in its place, and nobody has to make room for it.
+        assert_eq!(join(&mut workers, START, true).0, id);
+        assert_eq!((workers.restarts(), workers.is_live(id), workers.have_all_died()), (2, true, false));
+    }
+
+    #[test]
+    fn the_rank_of_a_worker_whose_work_is_done_is_not_taken_again() {
+        let mut workers = running(2);
+        workers.depart(WorkerId(0), MemberState::Left);
+        let why = refusal(&mut workers, START, 0, 0, true);
+        assert!(!why.retry && why.reason.contains("has left: its work is done"), "{why:?}");
+        assert_eq!(join(&mut workers, START, true).0, WorkerId(2));
+        let (running, live): (Vec<_>, Vec<_>) = (workers.running().collect(), workers.live().collect());
+        assert_eq!((running, live), (vec![WorkerId(1)], vec![WorkerId(1), WorkerId(2)]));
+        assert_eq!((workers.count(MemberState::Left), workers.count(MemberState::Joining)), (1, 1));
+        workers.remove(WorkerId(2));
+        assert_eq!((workers.incarnation(WorkerId(2)), workers.count(MemberState::Joining)), (None, 0));
+    }
+
+    #[test]
+    fn a_rank_is_contested_until_the_one_that_has_it_is_heard() {
+        let mut workers = running(1);
+        assert!(
+            refusal(&mut workers, seconds(1.0), 0, 0, true).retry,
+            "its connection may be about to break"
+        );
+        workers.heard(seconds(1.0) + limits::HEARTBEAT_EVERY, WorkerId(0));
+        assert!(refusal(&mut workers, seconds(2.0), 0, 0, true).retry, "it may have said that before");
+        workers.heard(seconds(1.6), WorkerId(0));
+        let taken = refusal(&mut workers, seconds(2.0), 0, 0, true);
+        assert!(!taken.retry && taken.reason.contains("rank 0 is taken by another worker"), "{taken:?}");
+        assert!(refusal(&mut workers, seconds(2.0), 0, 0, false).retry);
+        // One that comes back has to be heard anew.
+        let incarnation = workers.incarnation(WorkerId(0)).unwrap();
+        workers.accept(seconds(3.0), incarnation, Some(WorkerId(0)), true).unwrap();
+        assert!(refusal(&mut workers, seconds(3.0), 0, 0, true).retry);
+    }
+
+    #[test]
+    fn silent_workers_are_given_up_after_the_timeout_and_those_away_after_the_grace() {
+        let (mut workers, standstill) = (running(3), Standstill::default());
+        assert_eq!(workers.next_deadline(&standstill), Some(START + TIMEOUT));
+        workers.lose(seconds(1.0), WorkerId(2));
+        let away = seconds(1.0) + limits::RECONNECT_GRACE;
+        assert_eq!(workers.next_deadline(&standstill), Some(away));
+        assert_eq!(workers.overdue(Time(away.0 - 1), true, &standstill), []);
+        assert_eq!(workers.overdue(away, true, &standstill), [WorkerId(2)]);
+        workers.depart(WorkerId(2), MemberState::Dead);
+        workers.heard(seconds(5.0), WorkerId(1));
+        assert_eq!(workers.overdue(seconds(10.0), true, &standstill), [WorkerId(0)]);
+        workers.depart(WorkerId(0), MemberState::Dead);
+        assert_eq!(workers.overdue(seconds(14.9), true, &standstill), []);
+        assert_eq!(workers.next_deadline(&standstill), Some(seconds(15.0)));
+        assert_eq!(workers.overdue(seconds(15.0), true, &standstill), [WorkerId(1)]);
+        assert!(!workers.have_all_died());
+        workers.depart(WorkerId(1), MemberState::Dead);
+        assert!(workers.have_all_died());
+    }
+
+    #[test]
+    fn a_worker_may_be_silent_while_it_waits_for_the_others_to_come() {
+        let (mut workers, standstill) = (workers(2), Standstill::default());
+        join(&mut workers, START, false);
+        assert_eq!(workers.next_deadline(&standstill), None);
+        assert_eq!(workers.overdue(seconds(1000.0), false, &standstill), []);
+        workers.lose(seconds(1000.0), WorkerId(0));
+        let away = seconds(1000.0) + limits::RECONNECT_GRACE;
+        assert_eq!(workers.overdue(away, false, &standstill), [WorkerId(0)]);
+    }
+
+    #[test]
+    fn the_status_says_how_long_a_worker_is_silent_and_does_not_move() {
+        let mut workers = running(1);
+        let id = WorkerId(0);
+        let report = |clock, slabs| WorkerReport { clock, slabs, ..WorkerReport::default() };
+        workers.take_report(seconds(2.0), id, report(1, vec![TableId(3)]));
+        workers.take_report(seconds(3.0), id, report(1, vec![TableId(3)]));
+        workers.heard(seconds(4.0), id);
+        let status = &workers.statuses(seconds(6.0))[0];
+        assert_eq!((status.worker, status.incarnation, status.state), (id, 1, MemberState::Running));
+        assert_eq!((status.silent_seconds, status.idle_seconds, status.report.clock), (2.0, 4.0, 1));
+        assert_eq!((workers.lender_of(TableId(3)), workers.lender_of(TableId(2))), (Some(id), None));
+        workers.depart(id, MemberState::Dead);
+        assert_eq!(workers.lender_of(TableId(3)), None, "what the dead have lent holds nothing up");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut workers = running(2);
+        assert_eq!(workers.check(), Ok(()));
+        workers.ranks.get_mut(&WorkerId(0)).unwrap().declared = false;
+        assert!(workers.check().is_err(), "it runs without tables");
+        let mut workers = running(2);
+        workers.ranks.get_mut(&WorkerId(0)).unwrap().incarnation = workers.incarnation(WorkerId(1)).unwrap();
+        assert!(workers.check().is_err(), "two have one incarnation");
+    }
 }

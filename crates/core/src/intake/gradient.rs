@@ -1,4 +1,4 @@
-//! What one frame of a push has, once it is read.
+//! The gradient that one frame of a push carries, once it is decoded.
 
 use crate::absence::Absent;
 use crate::codec::Content;

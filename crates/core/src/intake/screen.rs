@@ -1,4 +1,4 @@
-//! What becomes of gradients that are not finite.
+//! Screening of gradients for NaN and Inf.
 
 use crate::codec::Content;
 use crate::kernels;
@@ -13,7 +13,7 @@ pub(super) struct FiniteScreen {
     clipped: Vec<f32>,
 }
 
-/// What a screen says of values.
+/// A screen's verdict on values.
 #[derive(Debug, PartialEq)]
 pub(super) enum Screened<'a> {
     Finite,

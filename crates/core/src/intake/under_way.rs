@@ -15,9 +15,9 @@ pub(crate) struct Push<D, K> {
     last_chunk: Option<u32>,
     /// A frame of this attempt was refused; the rest of the attempt is ignored.
     is_refused: bool,
-    /// Where its gradients go.
+    /// Destination of its gradients.
     destination: D,
-    /// What the sink keeps with it.
+    /// The sink's state of this push.
     pub(crate) kept: K,
 }
 
@@ -146,7 +146,7 @@ impl<D, K> UnderWay<D, K> {
     pub(super) fn refuse(&mut self, worker: WorkerId, clock: Clock, sequence: u32) -> bool {
         let is_known = match self.at(worker, clock) {
             Some(push) => std::mem::replace(&mut push.is_refused, true),
-            // Nothing of it was taken, so that its first frame was refused.
+            // No frame of it was taken: its first frame was refused.
             None => true,
         };
         !is_known || sequence == 0
@@ -173,5 +173,37 @@ impl<D, K> UnderWay<D, K> {
             Some((at, push)) => Err(format!("the push of {} is not at {at}", push.worker)),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(under_way: &mut UnderWay<(), ()>, worker: u32, clock: Clock) {
+        under_way.begin(Push::new(WorkerId(worker), clock, 0, ()));
+    }
+
+    #[test]
+    fn a_push_is_found_by_its_worker_whichever_others_end() {
+        let mut under_way = UnderWay::default();
+        (0..4).for_each(|worker| begin(&mut under_way, worker, u64::from(worker) + 10));
+        begin(&mut under_way, 2, 20);
+        assert_eq!(under_way.remove(WorkerId(1)).map(|push| push.clock()), Some(11));
+        assert!(under_way.remove(WorkerId(1)).is_none() && under_way.get(WorkerId(9)).is_none());
+        let clocks = [0, 1, 2, 3].map(|worker| under_way.get(WorkerId(worker)).map(Push::clock));
+        assert_eq!((clocks, under_way.check()), ([Some(10), None, Some(20), Some(13)], Ok(())));
+        assert!(under_way.at(WorkerId(3), 13).is_some() && under_way.at(WorkerId(3), 12).is_none());
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut under_way = UnderWay::default();
+        begin(&mut under_way, 0, 0);
+        begin(&mut under_way, 1, 0);
+        under_way.pushes.swap(0, 1);
+        assert!(under_way.check().is_err(), "each is where the other is looked up");
+        under_way.pushes.pop();
+        assert!(under_way.check().is_err(), "one is not there");
     }
 }

@@ -140,7 +140,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// What a loop over a gradient reads, element by element. Two methods are required.
+/// Input of a loop over a gradient, element by element. Two methods are required.
 ///
 /// `at` MUST be fit to be inlined into a vectorised loop: `#[inline(always)]`, and nothing that calls.
 pub trait Source: Copy {
@@ -163,10 +163,10 @@ impl<E: Element> Source for &[E] {
     }
 }
 
-/// The sum of earlier gradients and one more, which nobody has stored.
+/// The sum of earlier gradients and one more, computed element by element and not stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Sum<'a, E> {
-    /// What was added up so far.
+    /// The sum so far.
     pub before: &'a [f32],
     /// The last gradient.
     pub last: &'a [E],

@@ -64,7 +64,7 @@ pub struct StepInput {
     pub version: u64,
     /// Number of this step on these parameters, from 1.
     pub t: u64,
-    /// What the accumulated gradient is multiplied by: 1/workers for a mean, 1 for a sum.
+    /// Factor of the accumulated gradient: 1/workers for a mean, 1 for a sum.
     pub scale: f32,
     /// Multiplies the scheduled learning rate, as the linear scaling rule of PSP-SGD asks; otherwise 1.
     pub lr_factor: f32,

@@ -13,7 +13,7 @@ pub enum Schedule {
     Step {
         /// Versions between two drops, at least 1.
         every: u64,
-        /// What a drop multiplies by, above 0 and at most 1.
+        /// Factor of a drop, above 0 and at most 1.
         factor: f64,
     },
     /// `cosine(total=1000,floor=0)`: half a cosine wave down, then flat.
@@ -63,7 +63,7 @@ impl Schedule {
         }
     }
 
-    /// What the learning rate is multiplied by at `version`; 1 at version 0.
+    /// Factor of the learning rate at `version`; 1 at version 0.
     pub fn factor(&self, version: u64) -> f64 {
         match *self {
             Schedule::Constant => 1.0,

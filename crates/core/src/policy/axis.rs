@@ -8,7 +8,7 @@ use crate::registry::Registry;
 use crate::spec::{Spec, SpecError};
 use std::fmt;
 
-/// What a job's owner chooses.
+/// An axis of policies: one choice of a job's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
     /// Consistency model.
@@ -36,9 +36,9 @@ pub enum Axis {
 pub struct Info {
     /// Which it is.
     pub axis: Axis,
-    /// What it is called by users, wherever they say it.
+    /// The name that users give it, in every text form.
     pub name: &'static str,
-    /// Its text when nobody says anything.
+    /// Its text when none is given.
     pub default: &'static str,
     /// One sentence, without the default.
     pub about: &'static str,

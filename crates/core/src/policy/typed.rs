@@ -1,4 +1,4 @@
-//! What the texts of a policy mean.
+//! Policies as typed values.
 
 use crate::codec::Codec;
 use crate::limits;
@@ -29,7 +29,7 @@ pub enum Order {
     Ranked,
 }
 
-/// What happens to a gradient with NaN or Inf in it.
+/// Treatment of a gradient with NaN or Inf in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NonFinite {
     /// The worker gets an error that names the table; nothing is changed.

@@ -65,11 +65,14 @@ mod tests {
         let (mut first, second) = (accumulators.take(5), accumulators.take(7));
         assert_eq!((first.len(), second.len(), accumulators.taken()), (8, 8, 2));
         first.as_mut_slice()[0] = 3.0;
+        let bytes = first.memory_bytes();
+        assert_eq!(accumulators.memory_bytes(), 0, "those in use are counted where they are used");
         accumulators.give_back(Some(second));
         accumulators.give_back(Some(first));
+        assert_eq!(accumulators.memory_bytes(), 2 * bytes);
         accumulators.give_back(None);
         assert_eq!(accumulators.take(8).as_slice()[0], 3.0);
-        // Another size has others.
+        // Buffers of another size are kept apart.
         assert_eq!((accumulators.take(9).len(), accumulators.taken()), (16, 2));
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Aggregators {
     peers: BTreeMap<AggregatorId, Peer>,
 }
 
-/// What is remembered of one aggregator.
+/// An aggregator as a shard remembers it.
 #[derive(Debug)]
 struct Peer {
     process: ProcessId,
@@ -39,13 +39,13 @@ impl RefusedSum {
         self.fault.cause == Cause::NonFinite
     }
 
-    /// What the workers are told.
+    /// The fault that the workers are told.
     pub(super) fn fault(&self) -> &Fault {
         &self.fault
     }
 }
 
-/// Where a numbered frame stands.
+/// Order of a numbered frame among those of its aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It is the next one.

@@ -229,7 +229,7 @@ impl Delivery {
 
     /// The same to a certain receiver.
     pub(super) fn refuse_to(&mut self, to: NodeId, table: TableId, request: u64, fault: &Fault) {
-        // What comes too early or too late for a change of the plan comes again, and nobody is told.
+        // A stale frame is sent again, and is no error for the application.
         self.refused += u64::from(fault.cause != Cause::StaleEpoch);
         let mut frame = control::frame(Kind::Error, fault);
         frame.header.table = table;
@@ -247,8 +247,8 @@ impl Delivery {
         self.pulls.take_owed_acks(|worker, request| self.acks.add(worker, request));
     }
 
-    /// Frames of a table mean something else from now on. Those who wait for parameters ask again; what was sent of answers
-    /// is of no use to them.
+    /// The codecs of a table have changed ([`Plan::valid_from`](crate::wire::Plan::valid_from)). Pulls that wait are refused, and
+    /// asked again; what was sent of their answers is of no use.
     pub(super) fn renew(&mut self, table: usize, fault: &Fault) {
         self.restart(table);
         for pull in self.pulls.take_all(table) {
@@ -345,5 +345,34 @@ impl Delivery {
         self.acks.check()?;
         self.frames.check()?;
         self.strategies.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_to_be_sent_is_counted_until_it_is_taken() {
+        let mut delivery = Delivery::default();
+        assert_eq!((delivery.backlog_bytes(), delivery.has_frames()), (0, false));
+        delivery.complete(WorkerId(0), 7);
+        assert_eq!((delivery.backlog_bytes(), delivery.has_frames()), (8, false), "an acknowledgement");
+        let fault = Fault { cause: Cause::Shape, message: "why".into() };
+        delivery.refuse(WorkerId(1), TableId(0), 3, &fault);
+        assert!(delivery.has_frames() && delivery.backlog_bytes() > 8 + size_of::<Output>());
+        assert_eq!(delivery.refused(), 1);
+        assert!(delivery.poll_frame().is_some() && delivery.poll_frame().is_none());
+        assert_eq!(delivery.backlog_bytes(), 8);
+        assert!(delivery.poll_acknowledgement().is_some() && delivery.poll_acknowledgement().is_none());
+        assert_eq!((delivery.backlog_bytes(), delivery.check()), (0, Ok(())));
+    }
+
+    #[test]
+    fn a_frame_that_comes_too_early_for_a_plan_is_no_refusal() {
+        let mut delivery = Delivery::default();
+        let fault = Fault { cause: Cause::StaleEpoch, message: "an older plan".into() };
+        delivery.refuse(WorkerId(1), TableId(0), 3, &fault);
+        assert_eq!((delivery.refused(), delivery.has_frames()), (0, true));
     }
 }

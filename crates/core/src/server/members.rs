@@ -26,7 +26,7 @@ struct Progress {
     bytes: u64,
 }
 
-/// What a table may have at most is far below this.
+/// Weight of one clock in a worker's progress, in bytes: more than the largest table has.
 const BYTES_OF_A_CLOCK: u64 = 1 << 40;
 
 impl Members {

@@ -32,7 +32,7 @@ use store::{Closing, Store};
 /// How many waiting pulls a report names.
 const REPORTED_WAITS: usize = 8;
 
-/// What an answer needs to know of a chunk.
+/// A chunk as answers need it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkView {
     /// Its number in the table.
@@ -51,7 +51,7 @@ pub(super) struct ChunkView {
 #[derive(Debug)]
 pub(super) struct TableShard {
     layout: Layout,
-    /// The first epoch since which its frames mean what they mean now.
+    /// [`Plan::valid_from`] of the table.
     valid_from: u32,
     order: Order,
     controller: Controller,
@@ -90,7 +90,7 @@ impl TableShard {
         })
     }
 
-    /// With frames that mean what they mean now since this epoch.
+    /// Sets the table's [`Plan::valid_from`].
     pub(super) fn valid_since(self, epoch: u32) -> TableShard {
         TableShard { valid_from: epoch, ..self }
     }
@@ -99,7 +99,7 @@ impl TableShard {
         self.layout.spec()
     }
 
-    /// The first epoch since which its frames mean what they mean now.
+    /// [`Plan::valid_from`] of the table.
     #[inline]
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
@@ -238,7 +238,7 @@ impl TableShard {
             self.store.step_round(&self.layout, &mut round, closing, accumulators);
             self.rounds.keep(round, accumulators);
         }
-        // What is left below the new version are pieces of pushes that were never completed.
+        // Rounds below the new version that are still open hold pieces of pushes that were never completed.
         self.rounds.drop_before(advance.version, accumulators);
         Some(advance)
     }
@@ -357,7 +357,7 @@ impl TableShard {
         self.layout.chunks().len()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         self.controller.check()?;
         self.rounds.check()?;
@@ -429,7 +429,8 @@ impl TableShard {
     }
 }
 
-/// The codec that pushes of a table are read by. One that sends everything as it is has frames too: of what another had left.
+/// The codec that decodes the pushes of a table. Without compression there are encoded frames too: they carry the residual of the
+/// codec before.
 fn push_codec(spec: &TableSpec, codec: Codec) -> Arc<Codec> {
     Arc::new(if spec.rows { codec.of_rows() } else { codec })
 }

@@ -22,7 +22,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// What a plan puts onto a shard.
+    /// The tables that a plan puts onto a shard.
     pub(super) fn of_plan(registry: &Registry, plan: &Plan, shard: ShardId) -> Result<Tables, String> {
         let originals = || plan.live_members().filter(|member| member.standing == Standing::From(0));
         let mut tables = Tables::default();
@@ -30,8 +30,7 @@ impl Tables {
             let own =
                 (0u32..).zip(chunks).filter(|(_, chunk)| chunk.shard == shard).map(|(n, chunk)| (n, *chunk));
             let policy = plan.policy_of(TableId(number), shard.server);
-            let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(number);
-            let seed = Prng::fork(plan.seed, label).next_u64();
+            let seed = seed_of_table(plan.seed, shard, number);
             let workers = originals().map(|member| member.worker);
             let table = TableShard::new(registry, spec.clone(), policy, own, workers, seed)
                 .map_err(|error| format!("table `{}`: {error}", spec.name))?;
@@ -50,8 +49,8 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The place of a frame's table, if something of it is on this shard and the frame means what frames of the table mean
-    /// now, in the epoch `newest`.
+    /// The index of a frame's table, if this shard holds chunks of it and the frame's epoch is one from the table's
+    /// [`Plan::valid_from`] to `newest`.
     #[inline]
     pub(super) fn place(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
@@ -63,7 +62,7 @@ impl Tables {
         }
     }
 
-    /// The same for a sum of gradients, which may be of an earlier epoch.
+    /// The same for a sum of gradients, which may be of an epoch before `valid_from`.
     pub(super) fn place_sum(&self, subject: &Subject, newest: u32) -> Result<usize, Fault> {
         let place = subject.table.0 as usize;
         match self.tables.get(place) {
@@ -207,7 +206,7 @@ impl Tables {
         self.tables.iter().map(TableShard::memory_bytes).sum::<usize>() + self.accumulators.memory_bytes()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         self.timers.check()?;
         for (number, table) in self.tables.iter().enumerate() {
@@ -226,5 +225,26 @@ impl Tables {
             return Err(format!("{taken} accumulators are in use, and {used} hold sums"));
         }
         Ok(())
+    }
+}
+
+/// The dice of a table's consistency model on one shard follow from the job's seed, and from nothing that happens.
+fn seed_of_table(seed: u64, shard: ShardId, table: u32) -> u64 {
+    let label = u64::from(shard.server.0) << 40 | u64::from(shard.core) << 32 | u64::from(table);
+    Prng::fork(seed, label).next_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ServerId;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_table_has_dice_of_its_own_on_every_shard_and_the_same_in_every_run() {
+        let seed = |server, core, table| seed_of_table(42, ShardId { server: ServerId(server), core }, table);
+        assert_eq!((seed(0, 0, 0), seed(3, 2, 5)), (15021278609987233951, 1890440090343424793));
+        let all: BTreeSet<u64> = (0..64).map(|at| seed(at / 16, at / 4 % 4, at % 4)).collect();
+        assert_eq!(all.len(), 64);
     }
 }

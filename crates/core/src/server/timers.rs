@@ -75,4 +75,12 @@ mod tests {
         assert_eq!((timers.take_due(Time(99)), timers.next()), (None, None));
         timers.check().unwrap();
     }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut timers = Timers::default();
+        timers.set(1, Some(Time(10)));
+        timers.by_time.clear();
+        assert!(timers.check().is_err(), "a time that never comes");
+    }
 }

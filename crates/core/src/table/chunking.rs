@@ -14,7 +14,7 @@ const WORTH_A_CORE: u64 = 8;
 /// One chunk of a table: the unit of work, on one shard for life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// Who holds it.
+    /// The shard that holds it.
     pub shard: ShardId,
     /// First element in its table.
     pub start: u64,
@@ -23,7 +23,7 @@ pub struct Chunk {
 }
 
 /// Cuts the parts of every table into chunks of at most the length that the policy says (whole rows) and gives each to a core of
-/// its server. Everybody who knows the parts derives the same chunks.
+/// its server. Every node derives the same chunks from the same parts.
 ///
 /// The cores of a server end up with the same number of elements, but for one chunk. A part goes to the least loaded
 /// cores in runs of neighbouring chunks: a small one stays on one core, a large one has a run on every core, so that

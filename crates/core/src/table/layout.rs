@@ -25,7 +25,7 @@ impl LocalChunk {
     }
 }
 
-/// Where the elements of a table are on one shard: chunk after chunk, in the order of their numbers.
+/// Layout of a table's elements on one shard: chunk after chunk, in the order of their numbers.
 #[derive(Debug)]
 pub(crate) struct Layout {
     spec: TableSpec,

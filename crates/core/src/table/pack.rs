@@ -20,7 +20,7 @@ pub struct Pack {
 pub struct Packed {
     /// Its number among all that were divided.
     pub number: usize,
-    /// Where it lies in the table's gradient and in its values.
+    /// Its elements in the table's gradient and in its values.
     pub place: Range<usize>,
 }
 
@@ -57,7 +57,7 @@ impl Pack {
         &self.spec
     }
 
-    /// What is in it.
+    /// Its tensors.
     pub fn tensors(&self) -> &[Packed] {
         &self.tensors
     }

@@ -12,7 +12,7 @@ use crate::table::TableSpec;
 use crate::types::{Clock, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// What is said between nodes beside gradients and parameters.
+/// Messages between nodes beside gradients and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Control {
     /// Shard or aggregator to coordinator: workers reach me here.
@@ -26,7 +26,7 @@ pub enum Control {
         #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
         tables: Vec<TableSpec>,
     },
-    /// Coordinator to shards and aggregators, then to workers: who holds what, under which policies.
+    /// Coordinator to shards and aggregators, then to workers: members, placement and policies.
     Plan(Box<Plan>),
     /// Worker to coordinator: I am alive, and this far.
     WorkerReport(WorkerReport),
@@ -66,7 +66,7 @@ pub enum Control {
     Status(Box<Status>),
     /// Coordinator's answer: carried out, with what was changed.
     Done(String),
-    /// Coordinator to everybody: the job is over, or it failed. Shard to coordinator: it cannot go on.
+    /// Coordinator to all nodes: the job is over, or it failed. Shard to coordinator: it cannot go on.
     Stop {
         /// Why it failed, if it did.
         error: Option<String>,
@@ -77,7 +77,7 @@ pub enum Control {
     Change {
         /// The epoch.
         epoch: u32,
-        /// What is new.
+        /// The change.
         change: Change,
     },
     /// Shard or aggregator to coordinator: what the epoch says holds here.
@@ -87,7 +87,7 @@ pub enum Control {
         /// The first clock that each joining worker could push here.
         #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
         joining: Vec<FirstClock>,
-        /// A table whose initial values are missing here, while worker 0, who would send them, does not take part.
+        /// A table whose initial values are missing here, while worker 0, which would send them, does not take part.
         lacks_values: Option<TableId>,
     },
     /// Anybody to the coordinator: a change is missing here, send the whole plan.
@@ -108,7 +108,7 @@ pub struct FirstClock {
 }
 
 impl Control {
-    /// What kind of message this is, for a log: its contents are a peer's, and may be of any length.
+    /// The name of the message's kind, for a log: its contents are a peer's, and may be of any length.
     pub fn name(&self) -> &'static str {
         match self {
             Control::Register { .. } => "register",
@@ -140,7 +140,7 @@ impl Control {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
-    /// What kind of failure.
+    /// The kind of failure.
     pub cause: Cause,
     /// A sentence that names table, worker and remedy.
     pub message: String,
@@ -154,7 +154,8 @@ pub enum Cause {
     Shape,
     /// NaN or Inf in a gradient under `reject`. The chunk was not applied.
     NonFinite,
-    /// The sender's placement epoch is not ours. Nothing was changed.
+    /// The frame's epoch is before the table's [`Plan::valid_from`], or one that the receiver has not entered. Nothing was
+    /// changed.
     StaleEpoch,
     /// The sender was declared dead or left. Nothing was changed.
     NotAMember,

@@ -1,24 +1,24 @@
-//! What stands in the stream for a payload that lies in shared memory.
+//! The descriptor that replaces, in the stream, a payload that lies in shared memory.
 
 use super::{HEADER_BYTES, WireError};
 use crate::store::Place;
 
-/// Whose segments a place is in.
+/// The owner of a place's segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Owner {
-    /// Those of who sends the descriptor: a gradient where its worker wrote it.
+    /// The sender of the descriptor: a gradient where its worker wrote it.
     Sender = 1,
-    /// Those of who gets it: parameters where the worker asked for them.
+    /// The receiver: parameters where the worker asked for them.
     Receiver = 2,
 }
 
-/// Where a frame's payload is. It follows a header with [`super::Flags::ELSEWHERE`] in the payload's stead.
+/// The place of a frame's payload. It follows a header with [`super::Flags::ELSEWHERE`] in the payload's stead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
     /// First byte of the payload.
     pub place: Place,
-    /// Whose place.
+    /// The owner of its segment.
     pub owner: Owner,
 }
 
@@ -34,7 +34,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Reads a descriptor. Every byte is checked; whether the place exists is for who holds the memory to say.
+    /// Reads a descriptor. Every byte is checked; whether the place exists is checked by the owner of the memory.
     pub fn decode(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<Descriptor, WireError> {
         let (bits, rest) = bytes.split_first_chunk::<8>().expect("64 are more than 8");
         let bits = u64::from_le_bytes(*bits);

@@ -25,14 +25,14 @@ pub struct Piece {
 pub enum Form {
     /// The elements of a chunk.
     Dense,
-    /// What the table's codec made of a chunk.
+    /// A chunk, encoded by the table's codec.
     Encoded,
     /// Single rows of a sparse table.
     Rows {
         /// How many.
         count: u32,
     },
-    /// What the table's codec made of single rows.
+    /// Single rows, encoded by the table's codec.
     EncodedRows {
         /// How many rows an answer has. A push is made of a whole chunk, and does not say.
         count: u32,
@@ -70,10 +70,10 @@ impl Form {
     }
 }
 
-/// What every data frame says of the request that it belongs to.
+/// Identity of the request that a data frame belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject {
-    /// The epoch that the sender is in.
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch, as the sender knows the plan.
     pub epoch: u32,
     /// The table.
     pub table: TableId,
@@ -118,7 +118,7 @@ pub struct Push {
     pub has_absent: bool,
     /// The parameters that follow are wanted, as if a pull came after the push.
     pub want_params: bool,
-    /// Where in the worker's shared memory the table's first parameter is to lie.
+    /// Place in the worker's shared memory for the table's first parameter.
     pub reply_place: Option<Place>,
 }
 
@@ -133,7 +133,7 @@ pub struct Pull {
     pub rows: Option<u32>,
     /// Answer at once with what is there, whatever the consistency model.
     pub now: bool,
-    /// Where in the worker's shared memory the table's first parameter is to lie.
+    /// Place in the worker's shared memory for the table's first parameter.
     pub reply_place: Option<Place>,
 }
 
@@ -150,7 +150,7 @@ pub struct Params {
     pub piece: Piece,
     /// How the parameters are written.
     pub form: Form,
-    /// Where in the receiver's shared memory this chunk is to lie.
+    /// Place in the receiver's shared memory for this chunk.
     pub reply_place: Option<Place>,
 }
 
@@ -167,7 +167,7 @@ pub struct Sum {
     pub attempt: u32,
     /// How many gradients are in it.
     pub gradients: u32,
-    /// What the table's codec made of it.
+    /// Whether the table's codec encoded it.
     pub is_encoded: bool,
     /// The payload begins with the ranges that no gradient in it has.
     pub has_absent: bool,
@@ -193,7 +193,7 @@ pub struct Edition {
     pub is_same: bool,
 }
 
-/// What a worker sends to a shard, or to the aggregator that stands for it.
+/// Frames from a worker to a shard, or to the aggregator that stands for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromWorker {
     /// Initial values.
@@ -204,14 +204,14 @@ pub enum FromWorker {
     Pull(Pull),
 }
 
-/// What an aggregator sends to a shard.
+/// Frames from an aggregator to a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromAggregator {
     /// A worker's frame, passed on in its name.
     Relayed(WorkerId, FromWorker),
     /// A sum of gradients.
     Sum(Sum),
-    /// Whose pushes are complete in the sums.
+    /// The list of workers whose pushes are complete in the sums.
     Completed(Completed),
     /// This worker's connection to the aggregator broke: its pulls are forgotten.
     Forget(WorkerId),
@@ -254,7 +254,7 @@ impl Pull {
 }
 
 impl Params {
-    /// What a header of this kind says to a worker.
+    /// Decodes the header of a frame to a worker.
     pub fn decode(header: &Header) -> Params {
         Params {
             subject: Subject::decode(header),
@@ -266,7 +266,7 @@ impl Params {
         }
     }
 
-    /// What a header of this kind says to an aggregator. Only answers of dense tables have editions.
+    /// Decodes the header of a frame to an aggregator. Only answers of dense tables have editions.
     pub fn decode_edition(header: &Header) -> (Params, Option<Edition>) {
         let is_same = header.flags.has(Flags::SAME);
         let edition = Edition { number: header.rows, is_same };
@@ -318,7 +318,7 @@ impl Completed {
 }
 
 impl FromWorker {
-    /// What a header says that came from a worker; `None` if workers send no such frames to servers.
+    /// Decodes the header of a frame from a worker; `None` if workers send no such frames to servers.
     pub fn decode(header: &Header) -> Option<FromWorker> {
         let subject = Subject::decode(header);
         let clock = header.clock;
@@ -374,7 +374,7 @@ impl FromWorker {
 }
 
 impl FromAggregator {
-    /// What a header says that came from an aggregator; `None` if aggregators send no such frames to shards.
+    /// Decodes the header of a frame from an aggregator; `None` if aggregators send no such frames to shards.
     pub fn decode(header: &Header) -> Option<FromAggregator> {
         let subject = Subject::decode(header);
         let (clock, attempt) = (header.clock, header.part);

@@ -13,7 +13,7 @@ pub const MAX_BYTES: usize = limits::MAX_WORKERS as usize * ENTRY_BYTES;
 /// A worker whose push is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Who pushed.
+    /// The worker that pushed.
     pub worker: WorkerId,
     /// Answer with the parameters when the condition allows, as if a pull followed.
     pub want_params: bool,

@@ -3,12 +3,12 @@
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, WorkerId};
 use serde::{Deserialize, Serialize};
 
-/// Who connects, to which job.
+/// The first message on a connection: the caller and its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The job's name, the last part of its URL.
     pub job: String,
-    /// Who speaks.
+    /// The caller.
     pub from: Party,
     /// Which life of that party this is; the coordinator gives workers theirs. 0 before it did.
     pub incarnation: u64,
@@ -23,7 +23,7 @@ impl Hello {
         }
     }
 
-    /// Who calls, if the caller has a number already.
+    /// The caller's node, if it has a number already.
     pub fn caller(&self) -> Option<NodeId> {
         match self.from {
             Party::Worker { rank } => rank.map(NodeId::Worker),
@@ -35,7 +35,7 @@ impl Hello {
     }
 }
 
-/// Who can say hello.
+/// Kinds of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Party {
     /// A worker; without a rank it leaves the choice to the coordinator.
@@ -78,7 +78,7 @@ pub enum Party {
 /// The answer to a hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Who the caller is from now on.
+    /// The caller's node from now on.
     pub you: NodeId,
     /// Which life of it this is.
     pub incarnation: u64,

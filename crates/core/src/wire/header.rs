@@ -3,13 +3,13 @@ use crate::kernels::Values;
 use crate::limits;
 use crate::types::{Clock, TableId};
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// First frame on a connection: who I am, which job. Payload: [`super::Hello`].
+    /// First frame on a connection: the caller and its job. Payload: [`super::Hello`].
     Hello = 1,
-    /// Answer to a hello: who you are. Payload: [`super::Welcome`].
+    /// Answer to a hello: the caller's name. Payload: [`super::Welcome`].
     Welcome = 2,
     /// The request could not be carried out. Payload: [`super::Fault`], or [`super::Refusal`] in answer to a hello.
     Error = 3,
@@ -60,7 +60,7 @@ impl DType {
     /// Views a payload as elements of this type; `None` when its length or address does not allow it.
     pub fn values(self, payload: &[u8]) -> Option<Values<'_>> {
         Some(match self {
-            // Nothing is nothing at any address.
+            // An empty slice has no alignment to violate.
             _ if payload.is_empty() => Values::F32(&[]),
             DType::F32 => Values::F32(bytemuck::try_cast_slice(payload).ok()?),
             DType::F16 => Values::F16(bytemuck::try_cast_slice(payload).ok()?),
@@ -110,7 +110,7 @@ impl Flags {
 /// A frame's header, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is for.
+    /// The kind of the frame.
     pub kind: Kind,
     /// Element type of the payload.
     pub dtype: DType,
@@ -118,7 +118,7 @@ pub struct Header {
     pub flags: Flags,
     /// Payload length in bytes, without padding.
     pub payload_bytes: u32,
-    /// Placement epoch of the plan that the sender follows; 0 in frames that no plan concerns.
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch, as the sender knows the plan; 0 in frames without a table.
     pub epoch: u32,
     /// The table concerned.
     pub table: TableId,
@@ -152,9 +152,9 @@ pub enum WireError {
         "the peer speaks wire version {theirs}, this release speaks {ours}; install the same release on both"
     )]
     Version {
-        /// What the peer sent.
+        /// The peer's version.
         theirs: u8,
-        /// What we speak.
+        /// Our version.
         ours: u8,
     },
     /// A field has a value that is not defined.
@@ -170,9 +170,9 @@ pub enum WireError {
     TooLong {
         /// The frame's kind.
         kind: Kind,
-        /// What was announced.
+        /// The length that was announced.
         bytes: usize,
-        /// What is allowed.
+        /// The longest that is allowed.
         limit: usize,
     },
     /// A control payload does not decode.

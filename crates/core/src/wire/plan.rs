@@ -1,4 +1,4 @@
-//! The plan: who takes part, who holds what, under which policies; and how it changes.
+//! The plan: members, placement and policies of a job, and its changes.
 
 use super::bounded::sequence;
 use crate::address::Addresses;
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// Shards in one job.
 const MAX_SHARDS: usize = (limits::MAX_SERVERS * limits::MAX_CORES) as usize;
 
-/// Who takes part, where parameters live, and which policies hold, in one epoch of a job.
+/// The members, the placement of parameters and the policies in one epoch of a job.
 ///
 /// A plan goes from one epoch to the next by [`Plan::apply`]. Every trace that a change leaves names the epoch that it was made
 /// in, so that [`Plan::changes_to`] finds the difference between any two epochs of a job.
@@ -29,7 +29,7 @@ pub struct Plan {
     /// The parts of each table.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub parts: Vec<Vec<Part>>,
-    /// Every shard and who serves it, ordered by shard.
+    /// Every shard with the process that serves it, ordered by shard.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub shards: Vec<ServedShard>,
     /// Workers that the job was set up for.
@@ -56,7 +56,7 @@ pub struct ServedShard {
     pub shard: ShardId,
     /// The process that holds its parameters.
     pub process: ProcessId,
-    /// Where that process is reached.
+    /// Addresses of that process.
     pub addresses: Addresses,
 }
 
@@ -106,11 +106,11 @@ impl Member {
 pub struct Switch {
     /// The epoch that it made.
     pub epoch: u32,
-    /// What holds from then on.
+    /// The policies that hold from then on.
     pub rule: PolicyOverride,
 }
 
-/// What one epoch of a job has that the one before had not.
+/// The difference between one epoch of a job and the one before.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Change {
     /// A worker joins: no round after the open ones closes without it.
@@ -204,7 +204,7 @@ impl Plan {
         changes
     }
 
-    /// The plan as a worker is told of it: who else takes part is nothing that it has to know.
+    /// The plan as a worker is told of it: without the other members.
     pub fn for_worker(&self, worker: WorkerId) -> Plan {
         let Plan { epoch, tables, parts, shards, workers, members: _, policy, overrides, switches, seed } =
             self;
@@ -229,7 +229,7 @@ impl Plan {
         Some(&self.members[at])
     }
 
-    /// A shard, and who serves it.
+    /// A shard, with the process that serves it.
     pub fn served(&self, shard: ShardId) -> Option<&ServedShard> {
         let at = self.shards.binary_search_by_key(&shard, |served| served.shard).ok()?;
         Some(&self.shards[at])
@@ -240,8 +240,8 @@ impl Plan {
         self.members.iter().filter(|member| member.is_live())
     }
 
-    /// The first epoch since which frames of a table mean what they mean now: older ones are not applied. Who takes part does
-    /// not matter for that, codecs do.
+    /// The first epoch with the table's current codecs; frames of earlier epochs cannot be decoded, and are refused. Changes of
+    /// the members do not matter here.
     pub fn valid_from(&self, table: TableId) -> u32 {
         let name = &self.tables[table.0 as usize].name;
         let is_about =
@@ -259,7 +259,7 @@ impl Plan {
         cores
     }
 
-    /// The chunks of every table, and who holds each. The plan must have passed [`Plan::check`].
+    /// The chunks of every table, each with its shard. The plan must have passed [`Plan::check`].
     pub fn chunks(&self) -> Vec<Vec<Chunk>> {
         chunks(&self.tables, &self.parts, &self.cores(), &self.policy)
     }
@@ -270,7 +270,7 @@ impl Plan {
         self.tables[table.0 as usize].policy_on(server, &self.policy, rules)
     }
 
-    /// Whether the plan's numbers fit each other and the limits, so that nobody indexes out of range, or takes memory
+    /// Whether the plan's numbers fit each other and the limits, so that no role indexes out of range, or takes memory
     /// without bound, on a peer's word. The error says what does not fit.
     pub fn check(&self) -> Result<(), String> {
         self.check_shards()?;

@@ -1,4 +1,4 @@
-//! Where a worker takes large buffers from.
+//! The source of a worker's large buffers.
 
 use crate::address::Addresses;
 use crate::store::{Allocate, Heap};
@@ -14,7 +14,7 @@ pub(super) struct Allocation {
 /// Memory for the case that some server is on this host.
 #[derive(Debug)]
 struct SharedMemory {
-    /// What addresses of this host begin with.
+    /// Prefix of this host's addresses.
     host: String,
     allocator: Arc<dyn Allocate>,
 }

@@ -19,7 +19,7 @@ struct Waiting {
 }
 
 impl Barriers {
-    /// Whether this worker may come to a barrier. `is_open` says whether somebody still waits for a ticket.
+    /// Whether this worker may come to a barrier. `is_open` says whether a ticket was not given up.
     pub(super) fn check(&self, name: &str, is_open: impl Fn(Ticket) -> bool) -> Result<(), WorkerError> {
         let order = |why: String| Err(WorkerError::Order(why));
         if name.len() > limits::MAX_NAME_BYTES {
@@ -51,11 +51,43 @@ impl Barriers {
         self.waiting.remove(name).map(|waiting| waiting.ticket)
     }
 
-    /// Those that are not reached, in the order in which this worker came to them.
+    /// Barriers that are not reached, in the order in which this worker came to them.
     pub(super) fn unreached(&self) -> Vec<(u64, String)> {
         let mut barriers: Vec<_> =
             self.waiting.iter().map(|(name, waiting)| (waiting.number, name.clone())).collect();
         barriers.sort_unstable();
         barriers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_barrier_is_told_once_and_its_last_ticket_is_due() {
+        let mut barriers = Barriers::default();
+        assert_eq!(barriers.arrive("b", Ticket(1)), Some(1));
+        assert_eq!(barriers.arrive("a", Ticket(2)), Some(2));
+        assert!(barriers.check("b", |_| true).is_err(), "somebody waits for it");
+        assert_eq!(barriers.check("b", |_| false), Ok(()), "that wait was given up");
+        assert_eq!(barriers.arrive("b", Ticket(3)), None);
+        assert_eq!(barriers.unreached(), [(1, "b".to_owned()), (2, "a".to_owned())]);
+        assert_eq!((barriers.reached("b"), barriers.reached("b")), (Some(Ticket(3)), None));
+        assert_eq!(barriers.arrive("b", Ticket(4)), Some(3));
+    }
+
+    #[test]
+    fn names_and_their_number_have_a_limit() {
+        let mut barriers = Barriers::default();
+        let longest = "n".repeat(limits::MAX_NAME_BYTES);
+        assert_eq!(barriers.check(&longest, |_| true), Ok(()));
+        assert!(barriers.check(&format!("{longest}n"), |_| true).is_err());
+        for number in 0..limits::MAX_BARRIERS {
+            assert_eq!(barriers.check(&number.to_string(), |_| true), Ok(()));
+            barriers.arrive(&number.to_string(), Ticket(0));
+        }
+        assert!(barriers.check("more", |_| true).is_err());
+        assert_eq!(barriers.check("0", |_| false), Ok(()), "it takes no further place");
     }
 }

@@ -30,18 +30,18 @@ pub(super) struct TableCodecs {
     /// The encoder has something that another codec had not sent.
     is_carrying: bool,
     answer: Option<Decoder>,
-    /// Where answers are differences: what the last ones added up to, whether or not the application saw it.
+    /// Sum of all answers so far, where answers are differences; whether or not the application saw it.
     base: Option<Vec<f32>>,
     sender: Sender,
     /// Payloads of the push at hand, one after the other.
     payloads: Vec<u8>,
-    /// What a server refused, while it can be pushed again.
+    /// A refused gradient, while it can be pushed again.
     refused: Option<Refused>,
     /// A chunk of single rows, or of values that were clipped.
     chunk: Vec<f32>,
 }
 
-/// Whose gradients are encoded: chance depends on it.
+/// The sender of encoded gradients: random choices of codecs follow from it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sender {
     /// The job's.
@@ -57,7 +57,7 @@ pub(super) struct Sender {
 pub(super) struct Plain<'a> {
     pub(super) clock: Clock,
     pub(super) gradient: Gradient<'a>,
-    /// What stands in the gradient's memory.
+    /// Contents of the gradient's memory.
     pub(super) prepared: Prepared,
     /// The codec that the application followed when it prepared it, where that is known.
     pub(super) followed: Option<&'a str>,
@@ -77,7 +77,7 @@ struct Refused {
     by: BTreeSet<ShardId>,
 }
 
-/// What a codec made of a gradient, in [`TableCodecs::payloads`].
+/// An encoded gradient, in [`TableCodecs::payloads`].
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) payloads: Payloads,
@@ -86,7 +86,7 @@ pub(super) struct Made {
 }
 
 impl TableCodecs {
-    /// What a table's policy asks for. The error names what this worker does not have.
+    /// The codecs of a table's policy. The error names a component that this worker does not have.
     pub(super) fn new(
         registry: &Registry,
         spec: &TableSpec,
@@ -201,7 +201,7 @@ impl TableCodecs {
         }
     }
 
-    /// What was refused is not pushed again: it stays behind as if it had not been chosen.
+    /// Adds a refused gradient that is not pushed again to the residual.
     fn put_refused_back(&mut self, layout: &Layout) {
         let Some(Refused { gradient, by, .. }) = self.refused.take() else { return };
         let plain = self.decoded(layout, &gradient, |shard| by.contains(&shard));
@@ -213,7 +213,7 @@ impl TableCodecs {
                 let place = elements_of(&chunk);
                 let mut values = vec![0.0; place.len()];
                 read_plain(&mut values, &plain.buffer.as_bytes()[range.clone()], layout);
-                // Nothing is known of what was absent.
+                // Absent elements have no gradient to put back.
                 Absent::in_chunk(plain.missing.ranges(), place.clone()).clear_in(&mut values);
                 encoder.put_back_values(place.start, &values);
             }
@@ -237,7 +237,7 @@ impl TableCodecs {
         self.put_refused_back(layout);
         self.payloads.clear();
         if plain.prepared != Prepared::Gradient {
-            // What of it is refused is the application's to keep.
+            // The application keeps what is refused of a gradient that it encoded itself.
             return Ok(Made { payloads: self.encode_prepared(layout, plain)?, is_counted: false });
         }
         self.is_carrying = false;
@@ -255,13 +255,13 @@ impl TableCodecs {
     /// Whether what the application prepared has to be sent as it is: it followed another codec than the one that holds, or
     /// there is more to send than it knows of.
     pub(super) fn sends_plainly(&self, plain: &Plain<'_>) -> bool {
-        // Nothing can be prepared for no codec: such a gradient is refused.
+        // A gradient cannot be prepared for no codec: it is refused.
         let followed = plain.followed.filter(|text| !text.is_empty());
         let is_other = followed.is_some_and(|text| self.is_plain || text != self.push_codec());
         plain.prepared != Prepared::Gradient && (is_other || self.is_carrying)
     }
 
-    /// What the application prepared, as plain values, together with what another codec had not sent.
+    /// Decodes a gradient that the application prepared, and adds the residual of an earlier codec.
     pub(super) fn expand(&mut self, plain: &Plain<'_>, values: &mut [f32]) -> Result<(), CodecError> {
         let (Gradient::Dense(words)
         | Gradient::Rows { values: words, .. }
@@ -428,7 +428,7 @@ impl TableCodecs {
         self.base.is_some()
     }
 
-    /// What the differences so far add up to.
+    /// Sum of all answers so far, where answers are differences.
     pub(super) fn base(&self) -> Option<&[f32]> {
         self.base.as_deref()
     }
@@ -440,7 +440,7 @@ impl TableCodecs {
         }
     }
 
-    /// Decodes a chunk of an answer into `target`, where somebody wants it. `None` when it does not fit.
+    /// Decodes a chunk of an answer into `target`, if there is one. `None` when it does not fit.
     pub(super) fn decode_chunk(
         &mut self,
         place: Range<usize>,
@@ -449,7 +449,7 @@ impl TableCodecs {
     ) -> Option<()> {
         let decoder = self.answer.as_mut()?;
         match (&mut self.base, target) {
-            // The next difference is one to this answer, whether or not somebody wants it.
+            // The next difference is one to this answer, whether or not it was wanted.
             (Some(base), target) => {
                 let base = &mut base[place];
                 decoder.decode_add(payload, base).ok()?;
@@ -508,7 +508,7 @@ fn read_plain(values: &mut [f32], bytes: &[u8], layout: &Layout) {
     }
 }
 
-/// What a chunk's encoder is told beside the values.
+/// The context of a chunk's encoder.
 fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, chunk: Chunk) -> Context<'a> {
     let Sender { seed, worker, table } = sender;
     Context {

@@ -1,4 +1,4 @@
-//! What can go wrong for a worker's application.
+//! Errors of a worker's application.
 
 use crate::codec::CodecError;
 use crate::types::Clock;
@@ -16,9 +16,9 @@ pub enum WorkerError {
     Shape {
         /// The table's name.
         table: String,
-        /// What would fit.
+        /// A description of what would fit.
         expected: String,
-        /// What was given.
+        /// A description of what was given.
         found: String,
     },
     /// NaN or Inf in a gradient under `reject`. Nothing was sent.
@@ -37,7 +37,7 @@ pub enum WorkerError {
     Codec {
         /// The table's name.
         table: String,
-        /// What is wrong.
+        /// The error.
         why: CodecError,
     },
     /// Calls came in an order that makes no sense. Nothing was changed.

@@ -1,4 +1,4 @@
-//! What the application gives to a push, and asks of a pull.
+//! Arguments of a push and of a pull.
 
 use crate::codec::Factors;
 
@@ -19,7 +19,7 @@ pub enum Gradient<'a> {
     Product {
         /// The gradient.
         values: &'a [f32],
-        /// What it is the product of.
+        /// Its factors.
         factors: Factors<'a>,
     },
 }
@@ -35,7 +35,7 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// What a pull asks for.
+/// Options of a pull.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions<'a> {
     /// Only these rows of a sparse table. All of a dense one otherwise.

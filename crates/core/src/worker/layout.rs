@@ -1,4 +1,4 @@
-//! Where a table lives: its chunks, the shards that hold them, and what fits it.
+//! A table's layout: its chunks, the shards that hold them, and gradients that fit it.
 
 use super::{Gradient, WorkerError};
 use crate::codec::Factors;
@@ -191,8 +191,89 @@ impl Layout {
     }
 }
 
-/// Where a chunk's elements are in its table.
+/// A chunk's elements in its table.
 pub(super) fn elements_of(chunk: &Chunk) -> Range<usize> {
     let start = chunk.start as usize;
     start..start + chunk.len as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ServerId;
+
+    fn shard(server: u32) -> ShardId {
+        ShardId { server: ServerId(server), core: 0 }
+    }
+
+    /// Rows of three elements: two on one shard, two on another, and one more on the first.
+    fn layout() -> Layout {
+        let mut layout = Layout::new(TableSpec::sparse("rows", 5, 3));
+        let chunk = |server, start, len| Chunk { shard: shard(server), start, len };
+        layout.place(vec![chunk(1, 0, 6), chunk(0, 6, 6), chunk(1, 12, 3)]);
+        layout
+    }
+
+    #[test]
+    fn chunks_are_found_by_shard_and_by_row() {
+        let layout = layout();
+        assert_eq!(layout.shards().collect::<Vec<_>>(), [shard(0), shard(1)]);
+        assert_eq!([0, 1, 2].map(|server| layout.index_of(shard(server))), [Some(0), Some(1), None]);
+        assert_eq!((layout.shard_count(), layout.chunk_count(), layout.elements()), (2, 3, 15));
+        let of = |server| layout.chunks_of(shard(server)).map(|(number, _)| number).collect::<Vec<_>>();
+        assert_eq!((of(0), of(1), of(2)), (vec![1], vec![0, 2], vec![]));
+        assert_eq!(layout.ranges_of(1).collect::<Vec<_>>(), [0..6, 12..15]);
+        assert_eq!(layout.chunk_of(shard(1), 1).map(|(number, chunk)| (number, chunk.start)), Some((2, 12)));
+        assert_eq!((layout.chunk_of(shard(1), 2), layout.chunk_of(shard(2), 0)), (None, None));
+        assert_eq!([0, 1, 2, 3, 4].map(|row| layout.chunk_of_row(row).0), [0, 0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn rows_are_cut_by_shard_and_keep_their_place() {
+        let cut = |rows: &[u32]| -> Vec<(ShardId, Vec<(u32, u32)>)> {
+            let places = |of: ShardRows| of.rows.iter().map(|at| (at.row, at.place)).collect();
+            layout().rows_by_shard(rows).unwrap().into_iter().map(|of| (of.shard, places(of))).collect()
+        };
+        assert_eq!(cut(&[1, 2, 4]), [(shard(0), vec![(2, 1)]), (shard(1), vec![(1, 0), (4, 2)])]);
+        assert_eq!(cut(&[3]), [(shard(0), vec![(3, 0)])]);
+        assert_eq!(layout().all_rows_by_shard().iter().map(|of| of.rows.len()).sum::<usize>(), 5);
+    }
+
+    #[test]
+    fn gradients_that_do_not_fit_are_refused_by_shape() {
+        let (sparse, mut dense) = (layout(), Layout::new(TableSpec::dense("w", [2, 3])));
+        dense.place(vec![Chunk { shard: shard(0), start: 0, len: 6 }]);
+        let rows = |rows, values| Gradient::Rows { rows, values };
+        assert_eq!(sparse.check_gradient(&rows(&[0, 4], &[1.0; 6])), Ok(()));
+        assert_eq!(dense.check_gradient(&Gradient::Dense(&[1.0; 6])), Ok(()));
+        for (what, layout, gradient, words) in [
+            ("a dense one", &sparse, Gradient::Dense(&[1.0; 15]), "rows and their gradients"),
+            ("rows", &dense, rows(&[0], &[1.0; 3]), "a gradient of the whole table"),
+            ("too short", &dense, Gradient::Dense(&[1.0; 5]), "6 elements (shape [2, 3])"),
+            ("of another width", &sparse, rows(&[0, 1], &[1.0; 4]), "6 elements for 2 rows"),
+            ("a row twice", &sparse, rows(&[1, 1], &[1.0; 6]), "strictly ascending row numbers"),
+            ("no row", &sparse, rows(&[5], &[1.0; 3]), "row numbers below 5"),
+        ] {
+            let error = layout.check_gradient(&gradient).expect_err(what).to_string();
+            assert!(error.contains(words) && error.contains(layout.name()), "{what}: {error}");
+        }
+    }
+
+    #[test]
+    fn factors_fit_the_rows_and_columns_of_their_table() {
+        let mut layout = Layout::new(TableSpec::dense("w", [4, 3]));
+        layout.place(vec![Chunk { shard: shard(0), start: 0, len: 12 }]);
+        let check = |rank, u: usize, v: usize| {
+            let (u, v) = (vec![0.0; u], vec![0.0; v]);
+            layout.check_gradient(&Gradient::Product {
+                values: &[0.0; 12],
+                factors: Factors { rank, u: &u, v: &v },
+            })
+        };
+        assert_eq!(check(2, 8, 6), Ok(()));
+        for (rank, u, v) in [(0, 0, 0), (2, 7, 6), (2, 8, 5), (2, 6, 8), (3, 8, 6)] {
+            let error = check(rank, u, v).expect_err("it does not fit").to_string();
+            assert!(error.contains(&format!("factors of 4 x {rank} and {rank} x 3")), "{error}");
+        }
+    }
 }

@@ -29,7 +29,7 @@ pub(super) struct LocalTable {
     /// Its memory, also for gradients under way.
     parameters: ParameterMemory,
     codecs: TableCodecs,
-    /// The first epoch since which its frames mean what they mean now; 0 before there is a plan.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
     /// This worker's instance of the consistency model, once there is a plan.
@@ -44,19 +44,19 @@ pub(super) struct LocalTable {
     nonfinite_seen: u64,
 }
 
-/// What a plan says of a table.
+/// A table's entry in a plan.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) chunks: Vec<Chunk>,
     pub(super) policies: TablePolicies,
 }
 
-/// What holds for a table from an epoch on.
+/// Policies of a table from an epoch on.
 #[derive(Debug)]
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
     pub(super) sync: SyncPolicy,
-    /// The first epoch since which its frames mean what they mean then.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
     /// Its codecs, if that epoch is another one than before.
     pub(super) codecs: Option<TableCodecs>,
@@ -106,7 +106,7 @@ impl LocalTable {
         }
     }
 
-    /// The first epoch since which its frames mean what they mean now.
+    /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) fn valid_from(&self) -> u32 {
         self.valid_from
     }
@@ -170,7 +170,7 @@ impl LocalTable {
         self.parameters.memory_bytes() + self.codecs.memory_bytes()
     }
 
-    // What the consistency model says.
+    // Questions to the consistency model.
 
     /// When the worker may go on with a part of the table, if it may.
     pub(super) fn partial_pull(&self) -> Option<PartialPull> {
@@ -297,13 +297,13 @@ impl LocalTable {
     /// Begins a pull of the whole table.
     pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
         self.pulled = clock;
-        // What a codec makes is decoded into its place.
+        // An encoded answer is decoded into its place.
         let wants_place = !self.codecs.encodes_answers();
         let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
         Reply { fetch, place }
     }
 
-    /// Where a shard's answer is received, for drivers that receive there. `None` where it has to be looked at first.
+    /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
     pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<&mut [u8]> {
         if self.codecs.has_base() {
             return None;
@@ -356,7 +356,7 @@ impl LocalTable {
         }
     }
 
-    /// What has arrived of partial pulls is shown to the application where the worker may go on.
+    /// Shows blocks of partial pulls to the application where the worker may go on without the others.
     pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
         self.parameters.publish_partial(&self.layout, may_go_on);
     }
@@ -413,7 +413,7 @@ impl LocalTable {
         Ok(())
     }
 
-    /// What travels instead of a slab's gradient; `None` when that does itself.
+    /// A slab's gradient, encoded; `None` when it is sent as it is.
     pub(super) fn encode_slab(
         &mut self,
         slab: &Slab,
@@ -503,7 +503,7 @@ impl LocalTable {
     }
 }
 
-/// What a codec makes of a gradient, in memory that frames are sent from.
+/// Encodes a gradient, in memory that frames are sent from.
 fn encode(
     codecs: &mut TableCodecs,
     layout: &Layout,
@@ -644,5 +644,32 @@ mod tests {
         assert_eq!((table.memory_bytes() - before, table.nonfinite_seen()), (kept, 1));
         drop(outgoing);
         assert_eq!(table.memory_bytes() - before, kept, "it is kept for the next push");
+    }
+
+    /// Another pass over it would cost as much as sending it.
+    #[test]
+    fn nan_in_a_slab_is_left_to_servers_where_no_codec_looks_at_it() {
+        let mut table = table();
+        let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        slab.gradient_mut().fill(f32::NAN);
+        assert_eq!(table.check_slab(&slab, 3), Ok(()));
+        let (registry, spec) = (Registry::builtin(), TableSpec::dense("w", [4]));
+        let policy = Policy::default().with(crate::policy::Axis::Codec, "f16");
+        table.codecs = TableCodecs::new(&registry, &spec, &policy, Default::default()).unwrap();
+        let refused = WorkerError::NonFinite { table: "w".into(), clock: 3 };
+        assert_eq!(table.check_slab(&slab, 3), Err(refused));
+        slab.contains(Prepared::Chosen);
+        assert_eq!(table.check_slab(&slab, 3), Ok(()), "it is looked at when it is encoded");
+    }
+
+    #[test]
+    fn a_table_that_is_lent_says_so_until_it_is_given_back() {
+        let mut table = table();
+        assert_eq!(table.check_not_lent(), Ok(()));
+        let slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
+        let why = table.check_not_lent().unwrap_err().to_string();
+        assert!(why.contains("table `w` is lent as a slab: exchange it, or give it back first"), "{why}");
+        table.take_back(slab);
+        assert_eq!(table.check_not_lent(), Ok(()));
     }
 }

@@ -519,4 +519,20 @@ mod tests {
         memory.return_slab(values);
         assert_eq!((memory.values(), memory.check()), (&[2.0; ELEMENTS][..], Ok(())));
     }
+
+    #[test]
+    fn blocks_of_a_partial_pull_are_shown_where_they_arrived_if_nobody_writes_there() {
+        for is_receiving in [false, true] {
+            let (layout, mut memory) = memory();
+            let fetch = begin(&mut memory, 1, true);
+            arrive(&layout, &mut memory, fetch, 0, 1.0);
+            let address = memory.back(fetch, 0).expect("it is wanted").as_slice().as_ptr();
+            if is_receiving {
+                receive(&mut memory, fetch, 1, 7.0);
+            }
+            memory.publish_partial(&layout, |_| true);
+            assert_eq!(memory.values().as_ptr() == address, !is_receiving);
+            assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What a gradient does not have.
+//! Ranges of a table that have no gradient.
 
 use super::layout::elements_of;
 use crate::absence::Absent;
@@ -47,5 +47,31 @@ impl Missing {
             return (Body::Shared { buffer: buffer.clone(), start: bytes.start, len: bytes.len() }, false);
         }
         (Body::Bytes(absent.payload(len, &buffer.as_bytes()[bytes])), true)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are meant")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_cannot_be_missing_are_refused() {
+        for fine in [vec![], vec![0..1], vec![0..3, 3..4, 6..8]] {
+            assert_eq!(Missing::new(fine.clone(), 8).unwrap().ranges(), fine);
+        }
+        for (what, ranges) in [
+            ("descending", vec![3..4, 0..1]),
+            ("overlapping", vec![0..3, 2..4]),
+            ("empty", vec![2..2]),
+            ("beyond the end", vec![6..9]),
+        ] {
+            assert!(Missing::new(ranges, 8).is_err(), "{what}");
+        }
+        let many = |count: usize| (0..count).map(|at| 2 * at..2 * at + 1).collect::<Vec<_>>();
+        let most = limits::MAX_ABSENT_RANGES;
+        assert!(Missing::new(many(most), 1 << 20).is_ok());
+        let why = Missing::new(many(most + 1), 1 << 20).unwrap_err();
+        assert!(why.contains("at most 65536 can be named"), "{why}");
     }
 }

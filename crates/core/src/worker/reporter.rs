@@ -1,4 +1,4 @@
-//! What a worker tells the coordinator of itself from time to time.
+//! A worker's regular reports to the coordinator.
 
 use crate::limits;
 use crate::status::WorkerReport;
@@ -50,5 +50,26 @@ impl Reporter {
 
     pub(super) fn note_pulled(&mut self, bytes: u32) {
         self.report.bytes_pulled += u64::from(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_due_with_every_heartbeat_and_when_something_happened() {
+        let mut reporter = Reporter::new(Time(3));
+        assert_eq!(reporter.due(), Time(3));
+        reporter.set_clock(4);
+        reporter.set_slabs(vec![TableId(1)]);
+        (0..2).for_each(|_| reporter.note_pushed(10));
+        (0..2).for_each(|_| reporter.note_pulled(100));
+        let report = reporter.take(Time(5), Some("others".into()));
+        assert_eq!((report.clock, report.bytes_pushed, report.bytes_pulled), (4, 20, 200));
+        assert_eq!((report.waiting.as_deref(), &report.slabs[..]), (Some("others"), &[TableId(1)][..]));
+        assert_eq!((reporter.report(), reporter.due()), (&report, Time(5) + limits::HEARTBEAT_EVERY));
+        reporter.hurry(Time(6));
+        assert_eq!(reporter.due(), Time(6));
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Request {
     ticket: Ticket,
     /// The pull of the whole table that this is a part of.
     fetch: Option<FetchId>,
-    /// Where a server that shares memory with this process may put the answer.
+    /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
     /// Its pull waits for the scheduler (without overlap).
     waits_for_scheduler: bool,
@@ -52,14 +52,14 @@ pub(super) struct Outgoing {
     pub(super) is_counted: bool,
 }
 
-/// What is in the memory of a gradient that is sent.
+/// Form of a gradient in the memory that it is sent from.
 #[derive(Debug, Clone)]
 pub(super) enum OutgoingForm {
     /// The whole table.
     Dense,
     /// The values of these rows, one after the other.
     Rows(Arc<Vec<u32>>),
-    /// What a codec made of chunks.
+    /// Encoded chunks.
     Encoded(Arc<Payloads>),
     /// The same chunks as they travel without a codec: the one that made them holds no more.
     Decoded(Arc<Payloads>),
@@ -74,14 +74,14 @@ pub(super) struct Submission {
     pub(super) reply: Option<Reply>,
 }
 
-/// What an acknowledgement settled.
+/// Outcome of an acknowledgement.
 #[derive(Debug)]
 pub(super) struct Acknowledged {
     /// Nothing else is to come for the request.
     pub(super) is_settled: bool,
 }
 
-/// What frames are made from.
+/// Context in which frames are made.
 #[derive(Debug)]
 pub(super) struct Context<'a> {
     pub(super) id: u64,
@@ -98,11 +98,11 @@ pub(super) struct Answer<'a> {
     pub(super) payload_bytes: u32,
     /// The parameters are not wanted any more.
     pub(super) is_late: bool,
-    /// Where rows go. Empty when nobody waits for them any more.
+    /// Memory for rows. Empty when the ticket was given up.
     pub(super) rows: &'a mut [f32],
 }
 
-/// Where the payload of a frame is.
+/// The payload of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Payload<'a> {
     /// The driver has it.
@@ -162,7 +162,7 @@ impl Request {
         self.waits_for_scheduler
     }
 
-    /// Whether the server must get it even when nobody waits for it any more.
+    /// Whether the server must get it even when its ticket was given up.
     pub(super) fn must_be_sent(&self) -> bool {
         match &self.kind {
             RequestKind::Init { .. } => true,
@@ -309,7 +309,7 @@ impl Request {
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
-    /// Where the chunks go that come from one of an answer on.
+    /// Places of the chunks of an answer, from the `first` one on.
     pub(super) fn places(
         &self,
         layout: &Layout,
@@ -336,7 +336,7 @@ impl Request {
             return None;
         }
         let place = elements_of(&chunk);
-        // Memory that nobody wants any more is not touched.
+        // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
             Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,

@@ -56,7 +56,7 @@ impl Requests {
         slot.filed.as_mut().filter(|_| is_it).map(|filed| &mut filed.request)
     }
 
-    /// Forgets a request that is settled, or that nobody wants any more.
+    /// Forgets a request that is settled, or whose ticket was given up.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.acknowledge(id);
         self.get(id)?;
@@ -106,7 +106,7 @@ impl Requests {
         chosen.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// What is said to be unacknowledged against the requests that are.
+    /// Checks the counts of unacknowledged requests against the requests.
     pub(super) fn check(&self) -> Result<(), String> {
         let mut counted: BTreeMap<Clock, usize> = BTreeMap::new();
         for request in self.values().filter(|request| request.is_unacknowledged_push()) {
@@ -137,6 +137,17 @@ mod tests {
     fn request(table: usize) -> Request {
         let shard = ShardId { server: ServerId(0), core: 0 };
         Request::new(shard, table, 0, Ticket(0), RequestKind::Pull { rows: None, now: false })
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut requests = Requests::default();
+        requests.insert(request(0));
+        requests.free.push(0);
+        assert!(requests.check().is_err(), "a free place with a request in it");
+        let mut requests = Requests::default();
+        requests.unacknowledged.insert(3, 1);
+        assert!(requests.check().is_err(), "a push that nobody makes");
     }
 
     #[test]

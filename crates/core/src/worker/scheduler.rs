@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// Which pulls may be sent, and what the coordinator has to be told of.
 #[derive(Debug)]
 pub(super) struct Scheduler {
-    /// Pulls wait for nobody.
+    /// Pulls do not wait for other workers' pushes.
     overlap: bool,
     /// Iterations that have ended, and whose pushes the coordinator has not been told of.
     unreported: VecDeque<Clock>,
@@ -19,12 +19,12 @@ impl Scheduler {
         Scheduler { overlap: true, unreported: VecDeque::new(), released_through: None }
     }
 
-    /// One table that does not overlap makes all of them wait.
+    /// Without overlap in one table, pulls of all tables wait.
     pub(super) fn restrict(&mut self, overlap: bool) {
         self.overlap &= overlap;
     }
 
-    /// Whether pulls wait for nobody.
+    /// Whether pulls do not wait for other workers' pushes.
     pub(super) fn overlaps(&self) -> bool {
         self.overlap
     }
@@ -53,7 +53,7 @@ impl Scheduler {
         if is_done { self.unreported.pop_front() } else { None }
     }
 
-    /// What a coordinator that was not connected may have missed, after so many iterations.
+    /// The clock to report again to a coordinator that was not connected, after so many iterations.
     pub(super) fn repeat(&self, clock: Clock) -> Option<Clock> {
         let last = clock.checked_sub(1).filter(|_| !self.overlap && self.unreported.is_empty())?;
         (self.released_through < Some(last)).then_some(last)

@@ -1,4 +1,4 @@
-//! Who a worker is, whom it talks to, and what it wants to say.
+//! A worker's session with the job: its identity, its connections, and its outputs.
 
 use super::WorkerError;
 use crate::address::Addresses;
@@ -9,16 +9,16 @@ use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
 use std::collections::BTreeMap;
 
-/// What a worker needs to know to begin.
+/// Configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
     /// The job's name.
     pub job: String,
     /// Its rank, when it was given one.
     pub rank: Option<WorkerId>,
-    /// Where the coordinator is.
+    /// The coordinator's address.
     pub coordinator: String,
-    /// Where the aggregator is that this worker goes through to the servers, if it does.
+    /// The address of the aggregator that this worker goes through to the servers, if it does.
     pub aggregator: Option<Addresses>,
     /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
     pub number: u64,

@@ -11,7 +11,7 @@ use crate::store::Buffer;
 use crate::types::TableId;
 use std::ops::Range;
 
-/// What stands in the memory of a slab's gradient.
+/// Contents of the memory of a slab's gradient.
 ///
 /// All but the first are for tables whose codec the application follows by itself, chunk by chunk: on a GPU, say, so that
 /// only what travels leaves the device. The application keeps the residual; the rest of the chain is the worker's. NaN and
@@ -59,7 +59,7 @@ pub(super) struct SlabInFlight {
     pub(super) retired: Vec<Lease>,
 }
 
-/// Where a slab's gradient is during an exchange.
+/// A slab's gradient during an exchange.
 #[derive(Debug)]
 pub(super) enum GradientInFlight {
     /// Frames are sent from it.
@@ -68,7 +68,7 @@ pub(super) enum GradientInFlight {
     Kept(Buffer),
 }
 
-/// Where a slab's parameters are during an exchange.
+/// A slab's parameters during an exchange.
 #[derive(Debug)]
 pub(super) enum ValuesInFlight {
     /// The answer is received there.
@@ -140,7 +140,7 @@ impl Slab {
         &self.missing
     }
 
-    /// What an application left standing where there is no gradient is none: a codec would keep it.
+    /// Sets elements without a gradient to zero. A codec would add to its residual what the application left there.
     pub(super) fn clear_missing(&mut self) {
         if self.prepared == Prepared::Gradient {
             for range in self.missing.ranges() {

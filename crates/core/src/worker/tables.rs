@@ -36,7 +36,7 @@ impl Tables {
         Ok(TableId(self.0.len() as u32 - 1))
     }
 
-    /// Takes the plan's word on all tables, if the plan is about them. Whether pulls of all of them wait for nobody.
+    /// Lays out all tables by the plan, if the plan is about them. Returns whether all of them overlap pushes and pulls.
     pub(super) fn plan(
         &mut self,
         plan: &Plan,
@@ -58,7 +58,7 @@ impl Tables {
         Ok(overlap)
     }
 
-    /// Places of the tables whose frames mean something else under this plan.
+    /// Indices of the tables whose [`Plan::valid_from`] this plan changes.
     pub(super) fn changed_frames(&self, plan: &Plan) -> Vec<usize> {
         let is_changed =
             |&index: &usize| self.0[index].valid_from() != plan.valid_from(TableId(index as u32));
@@ -94,7 +94,7 @@ impl Tables {
         Ok(notes)
     }
 
-    /// What travels instead of slabs' gradients, for tables that have a codec. It does look at them.
+    /// Encodes slabs' gradients, for tables that have a codec.
     pub(super) fn encode_slabs(
         &mut self,
         slabs: &[Slab],
@@ -110,7 +110,7 @@ impl Tables {
             encoded.map(|encoded| done.push(encoded))
         };
         let Err(error) = slabs.iter().try_for_each(&mut encode) else { return Ok(done) };
-        // Nothing is sent: what is encoded waits to be pushed again.
+        // The exchange fails as a whole: gradients that were encoded wait to be pushed again.
         for (slab, encoded) in slabs.iter().zip(done) {
             let local = &mut self[slab.table().0 as usize];
             let shards: Vec<ShardId> = local.layout().shards().collect();
@@ -153,14 +153,14 @@ impl Tables {
         self.0.iter().map(|table| table.layout().spec())
     }
 
-    /// Those that the application has as slabs.
+    /// Tables that the application has as slabs.
     pub(super) fn lent(&self) -> Vec<TableId> {
         let lent = (0..).zip(&self.0).filter(|(_, table)| table.is_lent());
         lent.map(|(number, _)| TableId(number)).collect()
     }
 }
 
-/// What a plan says of a table.
+/// A table's policies in a plan.
 fn policies_of(
     plan: &Plan,
     registry: &Registry,

@@ -1,4 +1,4 @@
-//! What the application waits for.
+//! Tickets: handles that the application waits on.
 
 use super::WorkerError;
 use super::slab::SlabInFlight;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
-/// What a ticket is for; made into a sentence when somebody asks.
+/// Kind of a ticket; made into a sentence for a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TicketKind {
     Start,
@@ -22,7 +22,7 @@ pub(super) enum TicketKind {
     Leave,
 }
 
-/// What is still to come for a ticket.
+/// State of a ticket.
 #[derive(Debug)]
 pub(super) struct Pending {
     kind: TicketKind,
@@ -36,24 +36,25 @@ pub(super) struct Pending {
     slabs: Vec<SlabInFlight>,
 }
 
-/// What servers have still to say.
+/// Servers' messages that a ticket still waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Outstanding {
     pub(super) acks: usize,
     pub(super) answers: usize,
 }
 
-/// What a ticket brings, beside its end.
+/// Results of a ticket, beside its outcome.
 #[derive(Debug, Default)]
 pub(super) struct Brought {
     pub(super) rows: Vec<f32>,
     pub(super) slabs: Vec<SlabInFlight>,
 }
 
-/// Tickets that nobody has redeemed.
+/// Tickets that the application has not redeemed.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
-    pending: BTreeMap<Ticket, Pending>,
+    /// Boxed: a map takes memory for eleven at once, and one or two are the rule.
+    pending: BTreeMap<Ticket, Box<Pending>>,
     made: u64,
     start: Option<Ticket>,
     leaving: Option<Ticket>,
@@ -61,7 +62,7 @@ pub(super) struct Tickets {
 }
 
 impl TicketKind {
-    /// What is waited for. `name` names a table.
+    /// A sentence about the wait. `name` names a table.
     pub(super) fn sentence<'a>(&self, name: impl Fn(usize) -> &'a str) -> String {
         match self {
             TicketKind::Start => "the job to start".into(),
@@ -169,7 +170,7 @@ impl Tickets {
 
     /// Files a ticket under a number that was reserved.
     pub(super) fn file(&mut self, ticket: Ticket, pending: Pending) {
-        self.pending.insert(ticket, pending);
+        self.pending.insert(ticket, Box::new(pending));
     }
 
     pub(super) fn open(&mut self, pending: Pending) -> Ticket {
@@ -217,7 +218,7 @@ impl Tickets {
         !self.statuses.is_empty()
     }
 
-    /// Everybody who asked for the status gets it.
+    /// Gives the status to all tickets that asked for it.
     pub(super) fn set_status(&mut self, status: &Status) {
         for ticket in std::mem::take(&mut self.statuses) {
             if let Some(pending) = self.pending.get_mut(&ticket) {
@@ -232,11 +233,11 @@ impl Tickets {
     }
 
     pub(super) fn get(&self, ticket: Ticket) -> Option<&Pending> {
-        self.pending.get(&ticket)
+        self.pending.get(&ticket).map(|pending| &**pending)
     }
 
     pub(super) fn get_mut(&mut self, ticket: Ticket) -> Option<&mut Pending> {
-        self.pending.get_mut(&ticket)
+        self.pending.get_mut(&ticket).map(|pending| &mut **pending)
     }
 
     pub(super) fn contains(&self, ticket: Ticket) -> bool {
@@ -244,10 +245,10 @@ impl Tickets {
     }
 
     pub(super) fn answered(&mut self, ticket: Ticket) {
-        self.pending.get_mut(&ticket).into_iter().for_each(Pending::answered);
+        self.get_mut(ticket).into_iter().for_each(Pending::answered);
     }
 
-    /// A ticket that waits for so many acknowledgements and answers, if somebody still waits for it.
+    /// A ticket that waits for so many acknowledgements and answers, if it was not given up.
     pub(super) fn expect(&mut self, ticket: Ticket, acks: usize, answers: usize) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
             pending.outstanding = Outstanding { acks, answers };
@@ -262,7 +263,7 @@ impl Tickets {
 
     /// Forgets a ticket.
     pub(super) fn redeem(&mut self, ticket: Ticket) -> Brought {
-        let pending = self.pending.remove(&ticket);
+        let pending = self.pending.remove(&ticket).map(|pending| *pending);
         pending.map_or_else(Brought::default, |Pending { rows, slabs, .. }| Brought { rows, slabs })
     }
 
@@ -298,5 +299,99 @@ impl Tickets {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::JobSize;
+
+    const NOTHING: Outstanding = Outstanding { acks: 0, answers: 0 };
+
+    fn push() -> Pending {
+        Pending::new(TicketKind::Push { table: 0, clock: 3 }, Time(5))
+    }
+
+    #[test]
+    fn a_ticket_is_open_until_the_last_thing_that_it_waits_for() {
+        let mut tickets = Tickets::default();
+        let [first, second] =
+            [(1, 1), (0, 1)].map(|(acks, answers)| tickets.open(push().expecting(acks, answers)));
+        assert_eq!(tickets.oldest_open(), Some(first));
+        tickets.answered(first);
+        assert_eq!(tickets.oldest_open(), Some(first));
+        tickets.get_mut(first).unwrap().acknowledged();
+        assert_eq!((tickets.oldest_open(), tickets.get(first).unwrap().is_open()), (Some(second), false));
+        tickets.answered(first);
+        assert!(!tickets.get(first).unwrap().is_open(), "what is said once more changes nothing");
+        tickets.redeem(second);
+        assert_eq!((tickets.contains(second), tickets.oldest_open()), (false, None));
+    }
+
+    #[test]
+    fn the_first_error_of_a_ticket_counts() {
+        let mut tickets = Tickets::default();
+        let ticket = tickets.open(push());
+        ["first", "second"].into_iter().for_each(|why| tickets.fail(ticket, WorkerError::Order(why.into())));
+        assert_eq!(tickets.get(ticket).unwrap().error(), Some(&WorkerError::Order("first".into())));
+    }
+
+    #[test]
+    fn everybody_who_asks_for_the_status_gets_it_once() {
+        let status = Status {
+            job: "job".into(),
+            phase: "training".into(),
+            size: JobSize { workers: 1, servers: 1, norms: None },
+            epoch: 1,
+            restarts: 0,
+            workers: vec![],
+            shards: vec![],
+            aggregators: vec![],
+        };
+        let mut tickets = Tickets::default();
+        assert!(!tickets.wants_status());
+        let asked = [0, 1].map(|at| tickets.open_status(Time(at)));
+        assert!(tickets.wants_status());
+        tickets.set_status(&status);
+        assert!(!tickets.wants_status() && tickets.oldest_open().is_none());
+        for ticket in asked {
+            assert_eq!(tickets.take_status(ticket).as_ref(), Some(&status));
+            assert_eq!(tickets.take_status(ticket), None);
+        }
+    }
+
+    #[test]
+    fn a_ticket_says_what_is_waited_for() {
+        let sentence = |kind: TicketKind| kind.sentence(|_| "w");
+        for (kind, words) in [
+            (TicketKind::Start, "the job to start"),
+            (TicketKind::Push { table: 0, clock: 3 }, "the push of table `w` at clock 3"),
+            (TicketKind::Pull { table: 0, clock: 3 }, "the pull of table `w` after clock 3"),
+            (TicketKind::Exchange { clock: 3, tables: 2 }, "the exchange of 2 tables at clock 3"),
+            (TicketKind::Barrier("eval".into()), "barrier `eval`"),
+            (TicketKind::Status, "the job's status"),
+            (TicketKind::Leave, "the coordinator to note that this worker leaves"),
+        ] {
+            assert_eq!(sentence(kind), words);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut tickets = Tickets::default();
+        let one = Outstanding { acks: 1, answers: 0 };
+        let ticket = tickets.open(push().expecting(1, 0));
+        assert_eq!(tickets.check(true, |_| one), Ok(()));
+        assert!(tickets.check(true, |_| NOTHING).is_err(), "nothing is to come");
+        tickets.fail(ticket, WorkerError::Order("it was refused".into()));
+        assert_eq!(tickets.check(true, |_| NOTHING), Ok(()), "one that failed waits for nothing");
+        let mut tickets = Tickets::default();
+        tickets.open_start(Time::ZERO);
+        assert_eq!(tickets.check(false, |_| NOTHING), Ok(()), "its requests are made when the plan is here");
+        assert!(tickets.check(true, |_| NOTHING).is_err());
+        tickets.redeem(tickets.start().unwrap());
+        tickets.open_leave(Time::ZERO);
+        assert_eq!(tickets.check(true, |_| NOTHING), Ok(()), "the coordinator answers, no server");
     }
 }

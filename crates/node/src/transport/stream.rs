@@ -76,7 +76,7 @@ pub(crate) struct StreamConnection {
     rest: Vec<u8>,
     rest_sent: usize,
     /// Turns that the rest has waited for more to write with it.
-    held: u32,
+    turns_waited: u32,
     /// Bytes of the first frame that waits which are sent. Its payload does not change.
     first_sent: usize,
     /// Kept from write to write for their memory.
@@ -112,7 +112,7 @@ impl StreamConnection {
             waiting_bytes: 0,
             rest: Vec::new(),
             rest_sent: 0,
-            held: 0,
+            turns_waited: 0,
             first_sent: 0,
             staged: Vec::new(),
             cuts: Vec::new(),
@@ -254,7 +254,7 @@ impl StreamConnection {
                 Err(error) => Err(error),
                 Ok(()) if self.is_silent() => return Ok(Flushed::Done),
                 Ok(()) if more && self.may_wait() => {
-                    self.held += 1;
+                    self.turns_waited += 1;
                     return Ok(Flushed::Enough);
                 }
                 Ok(()) if self.rest_sent < self.rest.len() => {
@@ -263,7 +263,7 @@ impl StreamConnection {
                 Ok(()) => self.write_gathered(role),
             };
             match written {
-                Ok(()) => self.held = 0,
+                Ok(()) => self.turns_waited = 0,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -277,7 +277,7 @@ impl StreamConnection {
         matches!(self.stream, Stream::Unix(..))
             && self.rest.len() < SEND_DESCRIPTORS
             && self.waiting.is_empty()
-            && self.held < LONGEST_HOLD
+            && self.turns_waited < LONGEST_HOLD
     }
 
     /// Whether nothing waits to be written.

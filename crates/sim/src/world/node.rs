@@ -28,7 +28,8 @@ pub(super) struct Node<R> {
     pub(super) handling: Duration,
     pub(super) busy_until: Time,
     pub(super) paused_until: Time,
-    pub(super) held: VecDeque<Event>,
+    /// Events that came while the node was paused.
+    pub(super) postponed: VecDeque<Event>,
     /// Events since its role was last asked whether its account of itself adds up.
     pub(super) unchecked: usize,
     pub(super) ended: Option<Ended>,
@@ -49,7 +50,7 @@ impl<R> Node<R> {
             handling,
             busy_until: Time::ZERO,
             paused_until: Time::ZERO,
-            held: VecDeque::new(),
+            postponed: VecDeque::new(),
             unchecked: 0,
             ended: None,
         }

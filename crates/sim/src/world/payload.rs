@@ -1,12 +1,13 @@
 //! The bytes of frames that are under way.
 
 use paramill_core::role::{Body, Role};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Buffers that are kept for copies to come.
 const SPARE_BUFFERS: usize = 1024;
-/// Copies of what a role stores that are remembered until its next event.
-const REMEMBERED: usize = 8;
+/// Copies of what roles store that are remembered.
+const REMEMBERED: usize = 1024;
 
 /// Gradients of at most so many bytes are copied, as a socket does. Longer ones stay where they are, as in memory that
 /// both ends share, and cost no time.
@@ -17,7 +18,7 @@ const COPIED_BYTES: usize = 1024;
 pub(super) enum Payload {
     /// The frame has them itself, as in memory that both ends share.
     Body(Body),
-    /// What the role stores, as it was when the link took it. Frames that were taken at one time share a copy.
+    /// What the role stores, as it was when the link took it. Frames with the same bytes share a copy.
     Copy(Arc<Vec<u8>>),
 }
 
@@ -37,42 +38,44 @@ impl Payload {
 /// Takes copies of what roles store, and keeps their memory.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
-    recent: Vec<(Body, Arc<Vec<u8>>)>,
+    /// The last copy of what a node stores at a place, by node, buffer and first byte. The next receiver shares it if the
+    /// bytes are still the same.
+    recent: BTreeMap<(usize, u64, usize), Arc<Vec<u8>>>,
     spare: Vec<Vec<u8>>,
 }
 
 impl Copies {
-    /// The bytes of a frame as they are now.
-    pub(super) fn take(&mut self, role: &impl Role, body: Body) -> Payload {
-        let is_taken = match &body {
-            Body::Stored { .. } => true,
-            Body::Shared { len, .. } => *len <= COPIED_BYTES,
-            Body::Empty | Body::Bytes(_) => false,
-        };
-        if !is_taken {
-            return Payload::Body(body);
+    /// The bytes of a frame of this node as they are now.
+    pub(super) fn take(&mut self, node: usize, role: &impl Role, body: Body) -> Payload {
+        match &body {
+            Body::Stored { buffer, start, .. } => {
+                let bytes = role.payload(&body);
+                let place = (node, *buffer, *start);
+                if let Some(known) = self.recent.get(&place).filter(|known| known.as_slice() == bytes) {
+                    return Payload::Copy(known.clone());
+                }
+                let copy = self.copy(bytes);
+                self.remember(place, &copy);
+                Payload::Copy(copy)
+            }
+            Body::Shared { len, .. } if *len <= COPIED_BYTES => Payload::Copy(self.copy(role.payload(&body))),
+            Body::Shared { .. } | Body::Empty | Body::Bytes(_) => Payload::Body(body),
         }
-        let is_stored = matches!(body, Body::Stored { .. });
-        let mut recent = self.recent.iter().filter(|_| is_stored);
-        if let Some((_, bytes)) = recent.find(|(known, _)| *known == body) {
-            return Payload::Copy(bytes.clone());
-        }
-        let mut bytes = self.spare.pop().unwrap_or_default();
-        bytes.extend_from_slice(role.payload(&body));
-        let bytes = Arc::new(bytes);
-        if !is_stored {
-            return Payload::Copy(bytes);
-        }
-        if self.recent.len() == REMEMBERED {
-            self.recent.swap_remove(0);
-        }
-        self.recent.push((body, bytes.clone()));
-        Payload::Copy(bytes)
     }
 
-    /// A role is about to change what it stores.
-    pub(super) fn forget(&mut self) {
-        self.recent.clear();
+    fn copy(&mut self, bytes: &[u8]) -> Arc<Vec<u8>> {
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.extend_from_slice(bytes);
+        Arc::new(copy)
+    }
+
+    fn remember(&mut self, place: (usize, u64, usize), copy: &Arc<Vec<u8>>) {
+        if self.recent.len() == REMEMBERED && !self.recent.contains_key(&place) {
+            self.recent.pop_first();
+        }
+        if let Some(before) = self.recent.insert(place, copy.clone()) {
+            self.recycle(Payload::Copy(before));
+        }
     }
 
     /// A frame was read.

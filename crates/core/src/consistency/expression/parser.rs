@@ -10,9 +10,9 @@ use crate::limits::{MAX_EXPRESSION_BYTES, MAX_EXPRESSION_DEPTH};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("at character {at}: {why}")]
 pub struct ExpressionError {
-    /// Where, counted in characters from 1.
+    /// Position, counted in characters from 1.
     pub at: usize,
-    /// What is wrong, and what was expected.
+    /// The error, and what was expected.
     pub why: String,
 }
 

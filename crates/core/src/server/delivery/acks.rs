@@ -89,7 +89,9 @@ mod tests {
         for (worker, request) in [(2, 5), (0, 6), (2, 7), (1, 8)] {
             acks.add(WorkerId(worker), request);
         }
+        assert_eq!((acks.bytes(), acks.check()), (32, Ok(())), "eight bytes for each request");
         acks.forget(WorkerId(1));
+        assert_eq!((acks.bytes(), acks.check()), (24, Ok(())));
         let mut heard = drain(&mut acks);
         heard.sort_by_key(|(to, _)| *to);
         assert_eq!(
@@ -107,5 +109,13 @@ mod tests {
         let heard: Vec<Vec<u64>> = drain(&mut acks).into_iter().map(|(_, requests)| requests).collect();
         assert_eq!(heard.len(), 2);
         assert_eq!(heard.concat(), all);
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut acks = Acks::default();
+        acks.add(WorkerId(2), 1);
+        acks.due.clear();
+        assert!(acks.check().is_err(), "an acknowledgement that never leaves");
     }
 }

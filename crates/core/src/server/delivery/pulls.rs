@@ -12,7 +12,7 @@ pub(in crate::server) struct PendingPull {
     pub(super) table: usize,
     pub(super) request: u64,
     pub(super) clock: Clock,
-    /// Where the worker wants the table's first element.
+    /// Place in the worker's shared memory for the table's first element.
     pub(super) reply_place: Option<Place>,
     pub(super) rows: Option<Vec<u32>>,
     /// It came with a push that is not acknowledged yet.
@@ -59,7 +59,7 @@ impl PendingPull {
     }
 }
 
-/// What one worker has waiting of one table.
+/// Pulls of one table that one worker has waiting.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(in crate::server) struct Backlog {
     pub(in crate::server) pulls: u32,
@@ -248,6 +248,7 @@ mod tests {
         assert!(pulls.take(first).is_none());
         let third = file(&mut pulls, 3);
         assert!(first < second && second < third);
+        assert_eq!((pulls.waiting_count(), pulls.check()), (2, Ok(())));
         assert_eq!(pulls.filed.len(), 2, "the place is used again");
         assert_eq!(pulls.take(third).map(|pull| pull.worker), Some(WorkerId(3)));
         assert_eq!(pulls.take(second).map(|pull| pull.worker), Some(WorkerId(2)));
@@ -267,8 +268,43 @@ mod tests {
             pulls.admit(&pull(1, 1, 1)),
             Err(Backlog { pulls: 1, rows: limits::MAX_PENDING_ROWS as u32 })
         );
+        assert_eq!(pulls.check(), Ok(()));
         pulls.forget(WorkerId(1));
+        assert_eq!((pulls.waiting_count(), pulls.check()), (0, Ok(())));
         assert_eq!((pulls.admit(&pull(1, 2, 0)), pulls.admit(&pull(1, 1, 1))), (Ok(()), Ok(())));
         assert!(pulls.take_waiting_for_values(1).is_empty() && pulls.filed.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn all_pulls_of_a_table_are_taken_out_by_worker() {
+        let mut pulls = WaitingPulls::default();
+        for (worker, table) in [(3, 1), (1, 1), (0, 0)] {
+            pulls.file(pull(worker, table, 0));
+        }
+        pulls.keep_for_values(pull(2, 1, 5));
+        let workers: Vec<u32> = pulls.take_all(1).iter().map(|pull| pull.worker.0).collect();
+        assert_eq!((workers, pulls.waiting_count(), pulls.check()), (vec![1, 2, 3], 1, Ok(())));
+    }
+
+    #[test]
+    fn a_push_is_acknowledged_once_however_long_its_pull_waits() {
+        let mut pulls = WaitingPulls::default();
+        pulls.file(PendingPull { request: 7, owes_ack: true, ..pull(1, 0, 0) });
+        pulls.file(pull(2, 0, 0));
+        let mut heard = Vec::new();
+        (0..2).for_each(|_| pulls.take_owed_acks(|worker, request| heard.push((worker.0, request))));
+        assert_eq!(heard, [(1, 7)]);
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let mut pulls = WaitingPulls::default();
+        pulls.file(pull(0, 0, 3));
+        pulls.backlogs[0][0].rows = 2;
+        assert!(pulls.check().is_err(), "rows that are not counted");
+        let mut pulls = WaitingPulls::default();
+        pulls.file(pull(0, 0, 0));
+        pulls.free.push(0);
+        assert!(pulls.check().is_err(), "a free place with a pull in it");
     }
 }

@@ -1,4 +1,4 @@
-//! Who is reached through whom.
+//! Routes: which workers are reached through which aggregators.
 
 use crate::types::{AggregatorId, NodeId, WorkerId};
 
@@ -15,7 +15,7 @@ impl Routes {
         *self.by_rank.get(worker.0 as usize)?
     }
 
-    /// Where a worker's frames go.
+    /// The node that a worker's frames are sent to.
     #[inline]
     pub(super) fn address(&self, worker: WorkerId) -> NodeId {
         self.aggregator(worker).map_or(NodeId::Worker(worker), NodeId::Aggregator)

@@ -8,12 +8,12 @@ use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId};
 use crate::wire::frame::{Edition, Form, Params, Piece, Subject};
 
-/// What an answer repeats of the pull that it is for.
+/// Fields of a pull that its answer repeats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
     pub(super) request: u64,
     pub(super) clock: Clock,
-    /// Where the worker wants the table's first element.
+    /// Place in the worker's shared memory for the table's first element.
     pub(super) place: Option<Place>,
 }
 
@@ -95,7 +95,7 @@ impl Sender<'_> {
     }
 
     fn params(&self, reply: &Reply, piece: Piece) -> Params {
-        // Those who know a later epoch read it as they read this one.
+        // Not the shard's newest epoch, which the receiver may not have entered.
         let epoch = self.table.valid_from();
         Params {
             subject: Subject { epoch, table: self.id, request: reply.request },

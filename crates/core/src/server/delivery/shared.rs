@@ -62,3 +62,24 @@ impl Strategy for Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_aggregator_has_is_known_while_its_connection_stands() {
+        let state = Some(ParameterState { version: 3, steps_outside_rounds: 0 });
+        let mut shared = Shared::default();
+        for (id, table) in [(0, 0), (0, 1), (1, 0)] {
+            shared.sent.insert((AggregatorId(id), table), Sent { state, number: 5 });
+        }
+        shared.forget(NodeId::Aggregator(AggregatorId(0)));
+        let known: Vec<_> = shared.sent.keys().map(|(id, table)| (id.0, *table)).collect();
+        assert_eq!(known, [(1, 0)], "a new connection begins with the parameters in full");
+        // Editions are counted on.
+        shared.restart(0);
+        let last = shared.sent[&(AggregatorId(1), 0)];
+        assert_eq!((last.state, last.number), (None, 5));
+    }
+}

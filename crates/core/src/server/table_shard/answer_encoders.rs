@@ -51,7 +51,7 @@ struct AnswerCodec {
     payload: Vec<u8>,
 }
 
-/// What a receiver holds of the table's chunks on this shard.
+/// A receiver's copy of the table's chunks on this shard, for answers that are differences.
 #[derive(Debug)]
 struct Mirror {
     values: Buffer,

@@ -11,7 +11,7 @@ use crate::types::WorkerId;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where sums are.
+/// Accumulated sums of a round.
 #[derive(Debug)]
 enum Sums {
     /// Rows are many and short: they lie side by side. Empty until a gradient has to be kept.
@@ -20,7 +20,7 @@ enum Sums {
     Chunks(Vec<Option<Buffer>>),
 }
 
-/// What a round has of one cell.
+/// State of one cell in a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Cell {
     /// How many gradients it got.
@@ -31,7 +31,7 @@ struct Cell {
 /// A sender that claims to bring more gradients than there can be does not make a count overflow.
 const MAX_GRADIENTS: u32 = 1 << 30;
 
-/// Where the gradients of a cell are.
+/// State of a cell's gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 enum CellState {
     /// Nothing waits for a step, and a further gradient would be another step.
@@ -56,7 +56,7 @@ pub(super) struct Round {
     /// Cells with a contribution, in the order they got their first: closing costs what was touched.
     touched: Vec<u32>,
     staged: BTreeMap<WorkerId, Staged>,
-    /// What the sums lack.
+    /// Elements that are absent from all gradients of a sum.
     absent: AbsentFromSums,
     /// Whether every gradient in here is of a worker that is still there, and each worker's only one for its cell.
     is_exact: bool,
@@ -168,7 +168,7 @@ impl Round {
         self.is_exact = false;
     }
 
-    /// Another model may add to what is stepped already. That is then another step, of the same round.
+    /// Lets cells that were stepped take further gradients, after a switch of the model. That is another step of the same round.
     pub(super) fn reopen(&mut self) {
         self.mark_inexact();
         for &cell in &self.touched {
@@ -209,7 +209,7 @@ impl Round {
         }
     }
 
-    /// What is absent from all gradients of a cell.
+    /// Elements that are absent from all gradients of a cell.
     pub(super) fn absent(&self, cell: usize) -> &Absent {
         self.absent.of(cell)
     }
@@ -257,5 +257,62 @@ impl Round {
             Sums::Chunks(sums) => sums.iter().flatten().map(Buffer::memory_bytes).sum(),
         };
         sums + self.cells.len() * (size_of::<Cell>() + 4) + staged + self.absent.memory_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Values;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    /// Of two chunks of 2048 elements, which take two pages each.
+    fn layout() -> Layout {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunk = |number| Chunk { shard, start: u64::from(number) * 2048, len: 2048 };
+        Layout::new(TableSpec::dense("w", [4096]), (0..2u32).map(|number| (number, chunk(number))))
+    }
+
+    fn add(round: &mut Round, cell: usize, accumulators: &mut Accumulators) {
+        let values = [1.0; 2048];
+        let (values, absent) = (Values::F32(&values).into(), Absent::NOTHING);
+        round.add(CellGradient { cell, start: cell * 2048, values, absent, weight: 1 }, accumulators);
+    }
+
+    #[test]
+    fn sums_and_gradients_that_are_kept_whole_are_counted_as_memory() {
+        let (mut round, mut accumulators) = (Round::new(&layout()), Accumulators::default());
+        let empty = round.memory_bytes();
+        assert!(empty < 1000, "{empty}");
+        add(&mut round, 1, &mut accumulators);
+        assert_eq!(round.memory_bytes(), empty + 8192);
+        let mut staged = Staged::default();
+        let values = [1.0; 2048];
+        let absent = &Absent::in_chunk(&[0..1, 2..3, 4..5], 0..2048);
+        staged.keep(crate::intake::GradientFrame::Dense {
+            index: 0,
+            start: 0,
+            values: Values::F32(&values).into(),
+            absent,
+        });
+        assert!((8192 + 24..8192 + 200).contains(&staged.memory_bytes()), "{}", staged.memory_bytes());
+        let whole = staged.memory_bytes();
+        round.stage(WorkerId(0), staged);
+        assert_eq!(round.memory_bytes(), empty + 8192 + whole);
+        round.clear(&mut accumulators);
+        assert_eq!((round.memory_bytes(), accumulators.memory_bytes()), (empty, 8192));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let (mut round, mut accumulators) = (Round::new(&layout()), Accumulators::default());
+        add(&mut round, 0, &mut accumulators);
+        assert_eq!((round.accumulators(), round.check()), (1, Ok(())));
+        round.cells[0].state = CellState::Stepped;
+        assert!(round.check().is_err(), "an accumulator without a sum");
+        round.cells[0].state = CellState::Summed;
+        round.touched.clear();
+        assert!(round.check().is_err(), "a gradient that is not listed");
     }
 }

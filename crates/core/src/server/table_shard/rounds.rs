@@ -48,7 +48,7 @@ impl Rounds {
         self.open.iter().find(|(known, _)| *known == clock).map(|(_, round)| round)
     }
 
-    /// Another model may add to what is stepped already.
+    /// Lets cells that were stepped take further gradients, after a switch of the model.
     pub(super) fn reopen(&mut self) {
         self.open.iter_mut().for_each(|(_, round)| round.reopen());
     }
@@ -90,7 +90,7 @@ impl Rounds {
         self.all().map(Round::accumulators).sum()
     }
 
-    /// What does not hold although it always should.
+    /// Checks the invariants; the error names the one that does not hold.
     pub(super) fn check(&self) -> Result<(), String> {
         if !self.open.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("rounds are out of order".into());
@@ -104,5 +104,61 @@ impl Rounds {
 
     pub(super) fn memory_bytes(&self) -> usize {
         self.all().map(Round::memory_bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{ServerId, ShardId};
+
+    fn layout() -> Layout {
+        let chunk = Chunk { shard: ShardId { server: ServerId(0), core: 0 }, start: 0, len: 2 };
+        Layout::new(TableSpec::dense("w", [2]), std::iter::once((0, chunk)))
+    }
+
+    fn clocks(rounds: &Rounds) -> Vec<Clock> {
+        rounds.open.iter().map(|(clock, _)| *clock).collect()
+    }
+
+    #[test]
+    fn rounds_are_open_in_order_until_they_are_taken_or_too_old() {
+        let (layout, mut rounds, mut accumulators) = (layout(), Rounds::default(), Accumulators::default());
+        for clock in [5, 3, 4, 5] {
+            rounds.open(clock, &layout);
+        }
+        assert_eq!((clocks(&rounds), rounds.check()), (vec![3, 4, 5], Ok(())));
+        assert!(rounds.get(4).is_some() && rounds.get(6).is_none());
+        assert!(rounds.take(4).is_some() && rounds.take(4).is_none());
+        rounds.drop_before(5, &mut accumulators);
+        assert_eq!((clocks(&rounds), rounds.spare.is_some()), (vec![5], true));
+        assert_eq!(
+            (rounds.take_first().map(|(clock, _)| clock), rounds.take_first().is_none()),
+            (Some(5), true)
+        );
+        rounds.open(9, &layout);
+        assert!(rounds.spare.is_none(), "the memory of an earlier round is used again");
+    }
+
+    #[test]
+    fn counts_of_rounds_that_a_departed_worker_may_be_in_do_not_tell_when_they_are_complete() {
+        let (layout, mut rounds) = (layout(), Rounds::default());
+        assert!(rounds.open_for_sum(2, &layout).is_completed_by(0, 1, 1));
+        rounds.open(3, &layout);
+        rounds.mark_inexact(4);
+        for clock in [2, 3] {
+            assert!(!rounds.open(clock, &layout).is_completed_by(0, 1, 1), "round {clock} was open");
+        }
+        assert!(!rounds.open_for_sum(4, &layout).is_completed_by(0, 1, 1), "a sum may have its gradient");
+        assert!(rounds.open_for_sum(5, &layout).is_completed_by(0, 1, 1));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_told() {
+        let (layout, mut rounds) = (layout(), Rounds::default());
+        [3, 4].into_iter().for_each(|clock| _ = rounds.open(clock, &layout));
+        rounds.open.swap(0, 1);
+        assert!(rounds.check().is_err(), "out of order");
     }
 }

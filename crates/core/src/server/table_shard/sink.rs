@@ -1,4 +1,4 @@
-//! Where a shard's intake puts gradients: into the round that the consistency controller names, or into a step at once.
+//! The sink of a shard's intake: gradients go into the round that the consistency controller names, or into a step at once.
 
 use super::gradient::{CellGradient, Staged};
 use super::rounds::Rounds;
@@ -12,7 +12,7 @@ use crate::table::Layout;
 use crate::types::{Clock, WorkerId};
 use crate::wire::{Cause, Fault, frame};
 
-/// What a shard keeps with a push that is under way.
+/// State of a push under way on a shard.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     squared_norm: f64,
@@ -72,7 +72,7 @@ impl Sink for GradientSink<'_> {
             push.kept.squared_norm += gradient.values().squared_norm();
         }
         match push.destination() {
-            // What waits for others has memory of its own: the receive buffer and the decoder are used again.
+            // A gradient that waits for others is copied: the receive buffer and the decoder are used again.
             Admit::Round(_) if self.order == Order::Ranked => push.kept.staged.keep(gradient),
             Admit::Round(round) => {
                 return Ok(self.add_to_round(push.clock(), round, gradient, frame.push.piece.is_last));
@@ -165,7 +165,7 @@ impl GradientSink<'_> {
         let steps_early = self.steps_early(round);
         let state = self.controller.state();
         let n = state.n();
-        // The worker that pushes is not done with this round; if everybody else is, nobody comes after.
+        // The worker that pushes is not counted for this round yet; if all others are, it is the last.
         let is_last_worker = state.count() + 1 == n;
         // The mean of a row is over the pushes that count when the round closes. They are known before only when this
         // one is sure to count, or when it makes no difference.
@@ -192,7 +192,7 @@ impl GradientSink<'_> {
         is_stepped
     }
 
-    /// Where a sum of gradients would go.
+    /// The destination of a sum of gradients.
     pub(super) fn admit_sum(&self, sum: &frame::Sum) -> Result<Admit, Fault> {
         if self.layout.is_sparse() {
             return Err(self.layout.shape_fault("a sum of rows".into()));

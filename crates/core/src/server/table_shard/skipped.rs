@@ -116,4 +116,14 @@ mod tests {
             prop_assert!(by_run == counts || counts == [0; ELEMENTS] && by_run.is_empty());
         }
     }
+
+    #[test]
+    fn runs_take_memory_once_there_are_some() {
+        let mut skipped = SkippedSteps::default();
+        assert_eq!(skipped.memory_bytes(), 0);
+        let ranges = [1..2, 5..6].map(|range: Range<usize>| range);
+        skipped.present(0, ELEMENTS, &Absent::in_chunk(&ranges, 0..ELEMENTS));
+        assert_eq!((0..).map_while(|number| skipped.run(0, number)).count(), 5);
+        assert!((5 * 8..=8 * 8).contains(&skipped.memory_bytes()), "{}", skipped.memory_bytes());
+    }
 }

@@ -29,7 +29,7 @@ pub(super) struct Store {
     steps_outside_rounds: u64,
     /// By chunk: optimizer steps that single gradients were on it.
     arrivals: Vec<u64>,
-    /// Of these, the ones that some elements were left out of, since nobody had a gradient for them.
+    /// Of these, the ones that some elements were left out of, since no worker had a gradient for them.
     skipped: SkippedSteps,
     /// Chunks that have their initial values, from the first on.
     initialised_chunks: usize,

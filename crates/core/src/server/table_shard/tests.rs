@@ -578,3 +578,21 @@ fn a_switch_does_not_mix_up_what_is_absent() {
     push(&mut bench, 1, 0, false);
     assert_eq!(bench.values()[0], 0.0, "decayed by the one gradient that has it");
 }
+
+/// `paramill status` shows it.
+#[test]
+fn the_report_names_the_table_and_those_who_wait_longest_first() {
+    let seconds = |seconds: u32| Time::from_secs_f64(f64::from(seconds));
+    let mut bench = Bench::new(policy("bsp"), 3);
+    bench.push(0, 0, 1.0).unwrap();
+    for (worker, since) in [(1, 5), (0, 2)] {
+        let token = u64::from(worker);
+        bench.table.controller.pull(seconds(since), WorkerId(worker), 1, token);
+    }
+    let report = bench.table.report(seconds(10));
+    assert_eq!((report.name.as_str(), report.sync.as_str()), ("w", "bsp"));
+    assert_eq!((report.elements, report.version, report.workers), (ELEMENTS as u64, 0, 3));
+    let waits: Vec<(u32, f64)> = report.waiting.iter().map(|wait| (wait.worker.0, wait.seconds)).collect();
+    assert_eq!(waits, [(0, 8.0), (1, 5.0)]);
+    assert!(report.waiting[0].reason.contains("worker 1"), "{}", report.waiting[0].reason);
+}
