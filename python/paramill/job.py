@@ -239,7 +239,7 @@ class Job:
         >>> job = pm.init()
         >>> w = job.table("w", init=[0.0])
         >>> job.set(sync="asp", optimizer="sgd:lr=0.01")
-        '1 tables now have sync=asp, optimizer=sgd:lr=0.01 on all servers'
+        '1 table now has sync=asp, optimizer=sgd:lr=0.01 on all servers'
         >>> job.close()
         """
         self.start()

@@ -188,14 +188,14 @@ def test_optimizers_can_be_changed_while_running(serve: Callable[..., str]) -> N
         w = job.table("w", init=np.zeros(2, np.float32))
         job.start()
         sentence = job.set(optimizer="momentum:lr=0.25,beta=0")
-        assert sentence == "1 tables now have optimizer=momentum:lr=0.25,beta=0 on all servers"
+        assert sentence == "1 table now has optimizer=momentum:lr=0.25,beta=0 on all servers"
         w.update(np.ones(2, np.float32))
         job.clock()
         w.sync()
         assert w.value.tolist() == [-0.25, -0.25]
         with pytest.raises(pm.errors.PolicyError, match="but not the rule"):
             job.set(optimizer="adam:lr=1")
-        assert "1 tables now have sync=asp on server 0" in job.set(sync="asp", table="w*", server=0)
+        assert "1 table now has sync=asp on server 0" in job.set(sync="asp", table="w*", server=0)
         with pytest.raises(pm.errors.PolicyError, match="`reduce` cannot be changed while a job runs: gradients of the open"):
             job.set(reduce="sum")
         with pytest.raises(pm.errors.PolicyError, match="unknown policy `snyc`; known: sync, placement, optimizer"):
@@ -216,7 +216,7 @@ def test_codecs_can_be_changed_while_running(serve: Callable[..., str]) -> None:
             return int(job.status()["shards"][0]["bytes_pushed"]) - int(before)
 
         assert step(1.0) < 400
-        assert job.set(codec="none", answer_codec="f16") == "1 tables now have codec=none, answer_codec=f16 on all servers"
+        assert job.set(codec="none", answer_codec="f16") == "1 table now has codec=none, answer_codec=f16 on all servers"
         # The worker may hear of it after the first of these. What was kept back arrives with the second at the latest.
         sent = [step(1.0) for _ in range(3)]
         assert sent[-1] == 4000 and w.value.tolist() == [-4.0] * 1000

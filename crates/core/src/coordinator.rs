@@ -59,6 +59,8 @@ pub struct Coordinator {
     /// `None` until all servers and workers that the job waits for are here.
     epochs: Option<Epochs>,
     stage: Stage,
+    /// Why the job is over, if it failed.
+    failure: Option<String>,
     /// A worker without which the job cannot go on is missing.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
@@ -95,6 +97,7 @@ impl Coordinator {
             declarations: Declarations::default(),
             epochs: None,
             stage: Stage::Starting,
+            failure: None,
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
@@ -122,7 +125,11 @@ impl Coordinator {
     /// The job's phase, or what it waits for, as a sentence.
     fn phase(&self) -> String {
         match (self.stage, &self.epochs) {
-            (Stage::Over, _) => "over: all workers left".into(),
+            (Stage::Over, _) => match &self.failure {
+                Some(why) => format!("over: {why}"),
+                None if self.workers.count(MemberState::Dead) > 0 => "over: all workers left or died".into(),
+                None => "over: all workers left".into(),
+            },
             (Stage::Running, _) => {
                 let running = self.workers.count(MemberState::Running);
                 let others = [(MemberState::Joining, "joining"), (MemberState::Dead, "declared dead")];
@@ -133,7 +140,9 @@ impl Coordinator {
                     Some(worker) => format!("; waiting for {worker} to be started anew"),
                     None => "; waiting for a worker to be started anew".into(),
                 });
-                format!("running with {running} workers{others}{}", missing.unwrap_or_default())
+                let unsettled = self.epochs.as_ref().and_then(Epochs::why_unsettled);
+                let unsettled = unsettled.map(|why| format!("; {why}")).unwrap_or_default();
+                format!("running with {running} workers{others}{}{unsettled}", missing.unwrap_or_default())
             }
             (Stage::Starting, Some(epochs)) => {
                 let (ready, shards) = (epochs.entered_count(), epochs.newest().shards.len());
@@ -200,7 +209,7 @@ impl Coordinator {
             },
             Control::Entered { epoch, .. } => {
                 if let Some(epochs) = &mut self.epochs {
-                    epochs.aggregator_entered(id, epoch);
+                    epochs.aggregator_entered(now, id, epoch);
                 }
                 self.settle_epochs(now);
             }
@@ -243,7 +252,7 @@ impl Coordinator {
             let other = self.workers.other_declared(worker);
             let taken = self.declarations.take(worker, tables, other, &self.config, &self.registry);
             if let Err(message) = taken {
-                return self.refuse(worker, Cause::Declaration, message);
+                return self.refuse(NodeId::Worker(worker), Cause::Declaration, message);
             }
             self.workers.declare(worker);
             return self.try_plan(now);
@@ -255,14 +264,14 @@ impl Coordinator {
             return self.inform_worker(worker);
         }
         if let Err(message) = self.declarations.compare(worker, &tables, "the job") {
-            return self.refuse(worker, Cause::Declaration, message);
+            return self.refuse(NodeId::Worker(worker), Cause::Declaration, message);
         }
         let change = Change::Joining { worker, incarnation };
         let mut next = epochs.newest().clone();
         next.apply(next.epoch + 1, &change);
         if !fits_a_message(&next) {
             let message = "the plan with another worker would be longer than a message may be".into();
-            return self.refuse(worker, Cause::Declaration, message);
+            return self.refuse(NodeId::Worker(worker), Cause::Declaration, message);
         }
         self.workers.declare(worker);
         self.vacancy = self.vacancy.take().filter(|vacancy| !vacancy.suits(worker));
@@ -288,6 +297,7 @@ impl Coordinator {
         }
         self.epochs = Some(Epochs::new(plan));
         self.workers.begin(now);
+        self.servers.begin(now);
         let shards: Vec<ShardId> = self.servers.ids().collect();
         shards.into_iter().for_each(|id| self.inform_shard(id));
         let aggregators: Vec<AggregatorId> = self.aggregators.ids().collect();
@@ -306,10 +316,9 @@ impl Coordinator {
 
     /// Sends the newest plan to an aggregator, once on each connection.
     fn inform_aggregator(&mut self, id: AggregatorId) {
-        if let Some(epochs) = &mut self.epochs
+        if let Some(epochs) = &self.epochs
             && self.aggregators.inform(id)
         {
-            epochs.await_aggregator(id);
             let message = Control::Plan(Box::new(epochs.newest().clone()));
             self.send(NodeId::Aggregator(id), &message);
         }
@@ -329,12 +338,13 @@ impl Coordinator {
     /// The one way from an epoch to the next: shards and aggregators are told, and workers when these have entered it.
     fn enter(&mut self, now: Time, change: Change) {
         let Some(epochs) = &mut self.epochs else { return };
-        let at_least = match (&change, &mut self.scheduler) {
+        let scheduled = match (&change, &mut self.scheduler) {
             (Change::Joining { worker, .. }, Some(scheduler)) => scheduler.join(*worker),
-            // A joining worker's first clock is 1 or later.
-            _ => 1,
+            _ => 0,
         };
-        let message = epochs.make(change.clone(), at_least);
+        // A joining worker's first clock is 1 or later: the first round is for those whom the job begins with.
+        let at_least = scheduled.max(1);
+        let message = epochs.make(now, change.clone(), at_least);
         let shards = self.servers.informed().map(NodeId::Shard);
         let told: Vec<NodeId> = shards.chain(self.aggregators.informed().map(NodeId::Aggregator)).collect();
         told.into_iter().for_each(|to| self.send(to, &message));
@@ -349,7 +359,7 @@ impl Coordinator {
 
     fn shard_entered(&mut self, now: Time, id: ShardId, epoch: u32, joining: &[FirstClock]) {
         let Some(epochs) = &mut self.epochs else { return };
-        epochs.shard_entered(id, epoch, joining);
+        epochs.shard_entered(now, id, epoch, joining);
         if self.stage == Stage::Starting && epochs.are_ready() {
             self.stage = Stage::Running;
             // Another process may have the rank by now: it joins when it has declared its tables.
@@ -413,13 +423,20 @@ impl Coordinator {
                 if rule.policies.iter().any(|(axis, _)| axis != Axis::Optimizer) {
                     self.log(sentence.clone());
                 }
-                self.commands.promise(number, epoch, sentence);
+                self.commands.promise(now, number, epoch, sentence);
                 self.enter(now, Change::Policy(rule));
             }
-            Err(message) => {
-                let frame = frame(Kind::Error, &Fault { cause: Cause::Policy, message });
-                self.outputs.push_back(Output::Send { to: NodeId::Admin(number).into(), frame });
-            }
+            Err(message) => self.refuse(NodeId::Admin(number), Cause::Policy, message),
+        }
+    }
+
+    /// Commands that have waited long enough for everybody to follow are told who has not.
+    fn answer_unsettled(&mut self, now: Time) {
+        while let Some((number, epoch)) = self.commands.poll_unsettled(now) {
+            let behind = self.epochs.as_ref().and_then(|epochs| epochs.behind(epoch));
+            let message =
+                format!("changed; {}", behind.unwrap_or_else(|| "not everybody has followed yet".into()));
+            self.refuse(NodeId::Admin(number), Cause::Unsettled, message);
         }
     }
 
@@ -436,6 +453,15 @@ impl Coordinator {
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
         report.waiting = report.waiting.map(control::sentence);
         self.workers.take_report(now, worker, report);
+        if !self.workers.is_live(worker) || self.workers.is_running(worker) {
+            return;
+        }
+        let incarnation = self.workers.incarnation(worker);
+        if let (Some(epochs), Some(incarnation)) = (&self.epochs, incarnation)
+            && let Some(reason) = epochs.why_not_joined(worker, incarnation)
+        {
+            self.send(NodeId::Worker(worker), &Control::Waiting { reason });
+        }
     }
 
     /// Without overlap: the scheduler's barrier between push and pull.
@@ -478,11 +504,11 @@ impl Coordinator {
         }
         self.release_barriers();
         if self.workers.live().next().is_none() {
-            let error = self.workers.have_all_died().then(|| "all workers died".into());
-            if self.workers.count(MemberState::Dead) == 0 {
-                return self.end(error);
+            // Where somebody has left the work is done: nobody has to come to go on with it.
+            if !self.workers.have_all_died() {
+                return self.end(None);
             }
-            self.wait_for(now, None, error);
+            self.wait_for(now, None, Some("all workers died".into()));
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;
@@ -542,13 +568,13 @@ impl Coordinator {
 
     /// A worker that was declared dead is told, and sent away.
     fn send_away(&mut self, worker: WorkerId) {
-        self.refuse(worker, Cause::NotAMember, self.workers.obituary(worker));
+        self.refuse(NodeId::Worker(worker), Cause::NotAMember, self.workers.obituary(worker));
         self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(worker).into() });
     }
 
-    fn refuse(&mut self, worker: WorkerId, cause: Cause, message: String) {
+    fn refuse(&mut self, peer: impl Into<ConnectionId>, cause: Cause, message: String) {
         let frame = frame(Kind::Error, &Fault { cause, message });
-        self.outputs.push_back(Output::Send { to: NodeId::Worker(worker).into(), frame });
+        self.outputs.push_back(Output::Send { to: peer.into(), frame });
     }
 
     /// A worker comes to a barrier, or says again after a broken connection that it is there.
@@ -556,7 +582,7 @@ impl Coordinator {
         match self.barriers.arrive(worker, &name, number) {
             Arrival::Waits => self.release_barriers(),
             Arrival::Reached => self.send(NodeId::Worker(worker), &Control::BarrierReached { name }),
-            Arrival::Refused(message) => self.refuse(worker, Cause::Protocol, message),
+            Arrival::Refused(message) => self.refuse(NodeId::Worker(worker), Cause::Protocol, message),
         }
     }
 
@@ -608,6 +634,7 @@ impl Coordinator {
             return;
         }
         self.stage = Stage::Over;
+        self.failure.clone_from(&error);
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
@@ -619,10 +646,40 @@ impl Coordinator {
 
     /// Excludes time in which this coordinator stood still from every peer's silence.
     fn exclude(&mut self, now: Time, lost: Duration) {
-        let members = self.workers.last_heard_mut().chain(self.servers.lost_since_mut());
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
-        let all = members.chain(self.commands.last_heard_mut()).chain(vacancy);
+        let aggregators = self.aggregators.last_heard_mut();
+        let members = self.workers.last_heard_mut().chain(self.servers.silences_mut()).chain(aggregators);
+        let followers = self.epochs.iter_mut().flat_map(Epochs::since_mut);
+        let all = members.chain(self.commands.last_heard_mut()).chain(vacancy).chain(followers);
         all.for_each(|since| standstill::exclude(since, now, lost));
+    }
+
+    /// An aggregator is gone: nobody waits for it until it is back.
+    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.aggregators.lose(id, self.is_planned());
+        if let Some(epochs) = &mut self.epochs {
+            epochs.forget_aggregator(id);
+        }
+        self.settle_epochs(now);
+    }
+
+    /// Gives up aggregators that are silent, or do not follow the plan. The servers and the other workers need none.
+    fn expire_aggregators(&mut self, now: Time) {
+        let grace = self.config.worker_timeout;
+        let seconds = grace.as_secs_f64();
+        for id in self.aggregators.silent(now, grace, &self.standstill) {
+            self.give_up(now, id, format!("{id} was silent for {seconds} s"));
+        }
+        let overdue = self.epochs.as_ref().map(|epochs| epochs.overdue(now, grace, &self.standstill));
+        for (id, epoch) in overdue.into_iter().flatten() {
+            self.give_up(now, id, format!("{id} has not entered epoch {epoch} for {seconds} s"));
+        }
+    }
+
+    fn give_up(&mut self, now: Time, id: AggregatorId, why: String) {
+        self.log(format!("{why}; it is hung up on, and the job goes on without it until it comes back"));
+        self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+        self.lose_aggregator(now, id);
     }
 
     /// Gives up members that were away or silent for too long.
@@ -632,10 +689,16 @@ impl Coordinator {
             self.part_with(now, worker, MemberState::Dead);
         }
         self.expire_vacancy(now);
-        if self.stage != Stage::Over
-            && let Some(error) = self.servers.overdue(now, &self.standstill)
-        {
-            self.end(Some(error));
+        if self.stage == Stage::Over {
+            return;
+        }
+        self.expire_aggregators(now);
+        if let Some(error) = self.servers.overdue(now, &self.standstill) {
+            return self.end(Some(error));
+        }
+        let grace = self.config.worker_timeout;
+        while is_planned && let Some(id) = self.servers.poll_silent(now, grace, &self.standstill) {
+            self.log(format!("{id} is silent for {} s; the job waits for it", grace.as_secs_f64()));
         }
     }
 
@@ -674,7 +737,7 @@ impl Role for Coordinator {
                 Ok(welcome)
             }
             Party::Shard { process, server, core, cores } => {
-                self.servers.accept(Caller { process, server, core, cores }, is_planned)
+                self.servers.accept(now, Caller { process, server, core, cores }, is_planned)
             }
             Party::Command => {
                 let (welcome, evicted) = self.commands.accept(now);
@@ -682,7 +745,7 @@ impl Role for Coordinator {
                 self.outputs.extend(evicted.map(hang_up));
                 Ok(welcome)
             }
-            Party::Aggregator { process, id } => self.aggregators.accept(process, id, is_planned),
+            Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
                 Err(Refusal { reason, retry: false })
@@ -710,14 +773,11 @@ impl Role for Coordinator {
                 }
             }
             NodeId::Aggregator(id) => {
-                self.aggregators.lose(id, self.is_planned());
-                if let Some(epochs) = &mut self.epochs {
-                    epochs.forget_aggregator(id);
-                }
-                if is_news {
+                // What was given up is no news.
+                if is_news && self.aggregators.is_connected(id) {
                     self.log(format!("lost {id}: {why}"));
                 }
-                self.settle_epochs(now);
+                self.lose_aggregator(now, id);
             }
             NodeId::Admin(id) => self.commands.lose(id),
             NodeId::Coordinator => {}
@@ -727,14 +787,18 @@ impl Role for Coordinator {
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         let ConnectionId::Node(from) = connection else { return };
-        if let NodeId::Worker(id) = from {
-            match self.workers.heard(now, id) {
+        match from {
+            NodeId::Worker(id) => match self.workers.heard(now, id) {
                 Heard::Unknown => return,
                 Heard::Dead => return self.send_away(id),
                 // After a broken connection it may have missed changes.
                 Heard::Member { informed: false } => self.inform_worker(id),
                 Heard::Member { informed: true } => {}
-            }
+            },
+            NodeId::Shard(id) if self.servers.heard(now, id) => self.log(format!("{id} is heard again")),
+            NodeId::Aggregator(id) if !self.aggregators.heard(now, id) => return,
+            NodeId::Admin(number) => self.commands.heard(now, number),
+            NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Coordinator => {}
         }
         if header.kind != Kind::Control {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
@@ -742,13 +806,13 @@ impl Role for Coordinator {
         match (from, control::decode("control message", payload)) {
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
-            (NodeId::Admin(number), Ok(message)) => {
-                self.commands.heard(now, number);
-                self.handle_command(now, number, message);
-            }
+            (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
             (NodeId::Aggregator(id), Ok(message)) => self.handle_aggregator(now, id, message),
             (NodeId::Coordinator, Ok(_)) => {}
-            (from, Err(error)) => self.log(format!("{from}: {error}")),
+            (from, Err(error)) => {
+                self.log(format!("{from}: {error}"));
+                self.refuse(from, Cause::Protocol, error.to_string());
+            }
         }
     }
 
@@ -768,6 +832,7 @@ impl Role for Coordinator {
         }
         self.send_releases();
         self.answer_queries(now);
+        self.answer_unsettled(now);
         while let Some(id) = self.commands.poll_idle(now, &self.standstill) {
             self.outputs.push_back(Output::Disconnect { connection: NodeId::Admin(id).into() });
         }
@@ -782,7 +847,12 @@ impl Role for Coordinator {
         let standstill = (!is_over).then(|| self.standstill.next_timeout());
         let idle = self.commands.next_timeout(&self.standstill);
         let vacancy = self.vacancy_deadline();
-        [workers, servers, queries, scheduler, standstill, idle, vacancy].into_iter().flatten().min()
+        let grace = self.config.worker_timeout;
+        let silent = self.aggregators.next_deadline(grace, &self.standstill).filter(|_| !is_over);
+        let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
+        let behind = behind.filter(|_| !is_over);
+        let all = [workers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
+        all.into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

@@ -119,6 +119,9 @@ pub const WAKE_GRACE: Duration = Duration::from_secs(1);
 pub const OLD_REPORT: Duration = Duration::from_secs(3);
 /// How long the coordinator waits for the shards' reports before it answers a status query without them.
 pub const STATUS_DEADLINE: Duration = Duration::from_secs(1);
+/// How long a command that changes policies waits until everybody has followed; it is told who has not then. Commands wait
+/// longer for an answer.
+pub const SETTLE_DEADLINE: Duration = Duration::from_secs(5);
 /// A command that says nothing for this long is hung up on.
 pub const COMMAND_IDLE: Duration = Duration::from_secs(10);
 /// How long a node tries to reach another before it gives up and names it.

@@ -403,8 +403,15 @@ impl Worker {
     pub fn explain(&self, now: Time, ticket: Ticket) -> String {
         let Some(pending) = self.tickets.get(ticket) else { return "nothing".into() };
         let seconds = now.since(pending.since()).as_secs_f64();
-        let waits_for = pending.kind().sentence(|table| self.tables[table].name());
+        let mut waits_for = pending.kind().sentence(|table| self.tables[table].name());
+        let is_start = self.tickets.start() == Some(ticket);
+        if is_start && self.session.joins() {
+            waits_for = "the running job to let it join".into();
+        }
         let mut sentence = format!("{waits_for} (for {seconds:.1} s)");
+        if let Some(reason) = self.session.join_waits().filter(|_| is_start) {
+            sentence += &format!("; {reason}");
+        }
         let coordinator = self.session.coordinator();
         if !coordinator.is_up() {
             let why = coordinator.why().unwrap_or("not tried yet");
@@ -659,6 +666,7 @@ impl Worker {
             Control::Status(status) => self.tickets.set_status(&status),
             Control::Change { epoch, change } => self.take_change(epoch, &change),
             Control::Left => self.tickets.left(),
+            Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
             Control::Stop { error } => {
                 let why = error.map_or_else(|| "the job is over".into(), control::sentence);
                 self.session.fail(WorkerError::NotAMember(why));
@@ -710,7 +718,7 @@ impl Worker {
             Ok(overlap) => self.scheduler.restrict(overlap),
             Err(error) => return self.session.fail(error),
         }
-        self.session.enter(now, plan);
+        self.session.enter(now, plan, &self.tables.shards());
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);

@@ -142,12 +142,18 @@ impl World {
                 let worker = WorkerId(worker);
                 let is_new = !self.progress.contains_key(&worker);
                 let open = self.controller.state().v_train();
-                let mut first = self.controller.join(worker);
+                // Late gradients may be part of the open round too.
+                let is_past = |(worker, &progress): (&WorkerId, &i64)| {
+                    progress >= open as i64 && self.first.get(worker).is_none_or(|&first| first <= open)
+                };
+                let has_begun =
+                    self.controller.state().contributions() > 0 || self.progress.iter().any(is_past);
+                let mut first = self.controller.join(worker, false);
                 if is_new {
                     let next = self.pushed.get(&worker).map_or(0, |&clock| clock + 1);
                     assert_eq!(
                         first,
-                        next.max(open + 1),
+                        next.max(open + u64::from(has_begun)),
                         "the first clock is the earliest that can be pushed"
                     );
                     // Another shard may be further.

@@ -14,7 +14,8 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Why a command could not be carried out. Nothing was changed, but for a connection that broke after a `set`.
+/// Why a command could not be carried out. Nothing was changed, but for a connection that broke after a `set`, and a change
+/// that somebody has not followed yet, which is a [`AdminError::Failed`] that says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdminError {

@@ -223,7 +223,7 @@ fn status_and_set_work_while_a_job_runs() {
     assert_eq!(status.shards.len(), 2);
     assert!(status.shards.iter().all(|shard| shard.tables[0].version == 1 && shard.tables[0].sync == "bsp"));
     let sentence = admin.set(sync("w", "ssp:s=3")).unwrap();
-    assert_eq!(sentence, "1 tables now have sync=ssp:s=3 on all servers");
+    assert_eq!(sentence, "1 table now has sync=ssp:s=3 on all servers");
     for (table, model, expected) in
         [("w", "sps:s=3", "unknown consistency model `sps`"), ("x", "bsp", "no table matches `x`")]
     {

@@ -11,7 +11,8 @@ use paramill_node::url::JobUrl;
 use serde::Serialize;
 use std::time::Duration;
 
-/// How long the coordinator may take for an answer.
+/// How long the coordinator may take for an answer: longer than it waits until everybody has followed, so that it can say who
+/// has not.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Serialize)]

@@ -329,12 +329,19 @@ impl Controller {
 
     /// A worker joins, or comes back in a new incarnation. Returns the first clock that it can push: no round from that one on
     /// closes without it. What an earlier incarnation pushed, or began to push, is not pushed again.
-    pub fn join(&mut self, worker: WorkerId) -> Clock {
+    ///
+    /// It takes part in the open round if nothing of that is here, else in the next one; `has_begun` tells of what is here and
+    /// not counted yet. So it never waits for a round that nobody has begun: those who are done will not push it, and another
+    /// worker that joins may be done too.
+    pub fn join(&mut self, worker: WorkerId, has_begun: bool) -> Clock {
         if let Some(known) = self.state.worker(worker) {
             return known.first();
         }
         let began = self.departed.get(&worker).and_then(|departed| departed.began);
-        let first = began.map_or(0, |clock| clock.saturating_add(1)).max(self.state.v_train() + 1);
+        // What was pushed by those who have left is among the contributions.
+        let has_begun = has_begun || self.state.count() > 0 || self.state.contributions() > 0;
+        let open = self.state.v_train() + u64::from(has_begun);
+        let first = began.map_or(0, |clock| clock.saturating_add(1)).max(open);
         self.state.join(worker, first);
         first
     }

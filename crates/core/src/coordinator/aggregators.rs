@@ -3,10 +3,12 @@
 
 use crate::address::Addresses;
 use crate::limits;
+use crate::standstill::Standstill;
 use crate::status::{AggregatorReport, AggregatorStatus};
-use crate::types::{AggregatorId, NodeId, ProcessId};
+use crate::types::{AggregatorId, NodeId, ProcessId, Time};
 use crate::wire::{Refusal, Welcome};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The job's aggregators.
 #[derive(Debug, Default)]
@@ -20,6 +22,8 @@ struct Aggregator {
     process: ProcessId,
     address: String,
     connected: bool,
+    /// When it was heard last; later by the time that the coordinator has stood still since.
+    last_heard: Time,
     /// The plan was sent on this connection.
     informed: bool,
     report: AggregatorReport,
@@ -28,6 +32,7 @@ struct Aggregator {
 impl Aggregators {
     pub(super) fn accept(
         &mut self,
+        now: Time,
         process: ProcessId,
         wanted: Option<AggregatorId>,
         is_planned: bool,
@@ -54,11 +59,13 @@ impl Aggregators {
             process,
             address: String::new(),
             connected: true,
+            last_heard: now,
             informed: false,
             report: AggregatorReport::default(),
         };
         let member = self.members.entry(id).or_insert_with(fresh);
         member.connected = true;
+        member.last_heard = now;
         member.informed = false;
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
@@ -71,6 +78,35 @@ impl Aggregators {
             member.connected = false;
             member.informed = false;
         }
+    }
+
+    /// An aggregator says something. Whether it is connected: one that was given up may still be heard.
+    pub(super) fn heard(&mut self, now: Time, id: AggregatorId) -> bool {
+        let member = self.members.get_mut(&id).filter(|member| member.connected);
+        member.map(|member| member.last_heard = now).is_some()
+    }
+
+    pub(super) fn is_connected(&self, id: AggregatorId) -> bool {
+        self.members.get(&id).is_some_and(|member| member.connected)
+    }
+
+    fn connected(&self) -> impl Iterator<Item = (AggregatorId, &Aggregator)> {
+        self.members.iter().filter(|(_, member)| member.connected).map(|(id, member)| (*id, member))
+    }
+
+    /// The aggregators that are connected and were not heard for so long.
+    pub(super) fn silent(&self, now: Time, grace: Duration, standstill: &Standstill) -> Vec<AggregatorId> {
+        let is_silent = |member: &Aggregator| standstill.deadline(member.last_heard, grace) <= now;
+        self.connected().filter(|(_, member)| is_silent(member)).map(|(id, _)| id).collect()
+    }
+
+    /// When [`Aggregators::silent`] is to be asked.
+    pub(super) fn next_deadline(&self, grace: Duration, standstill: &Standstill) -> Option<Time> {
+        self.connected().map(|(_, member)| standstill.deadline(member.last_heard, grace)).min()
+    }
+
+    pub(super) fn last_heard_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.members.values_mut().map(|member| &mut member.last_heard)
     }
 
     /// Sets the addresses at which workers reach an aggregator.
@@ -133,19 +169,19 @@ mod tests {
     fn each_process_has_a_number_of_its_own_and_keeps_it() {
         let mut aggregators = Aggregators::default();
         let wanted = Some(AggregatorId(5));
-        assert_eq!(id(aggregators.accept(ProcessId(7), None, false).unwrap()), 0);
-        assert_eq!(id(aggregators.accept(ProcessId(8), wanted, false).unwrap()), 5);
-        assert_eq!(id(aggregators.accept(ProcessId(9), None, false).unwrap()), 1);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap()), 0);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(8), wanted, false).unwrap()), 5);
+        assert_eq!(id(aggregators.accept(Time::ZERO, ProcessId(9), None, false).unwrap()), 1);
         assert!(
             aggregators
-                .accept(ProcessId(7), None, true)
+                .accept(Time::ZERO, ProcessId(7), None, true)
                 .unwrap_err()
                 .reason
                 .contains("aggregator 0 is here already")
         );
         aggregators.lose(FIRST, true);
         assert_eq!(
-            id(aggregators.accept(ProcessId(7), wanted, true).unwrap()),
+            id(aggregators.accept(Time::ZERO, ProcessId(7), wanted, true).unwrap()),
             0,
             "it is known by its process"
         );
@@ -155,27 +191,27 @@ mod tests {
     #[test]
     fn the_number_of_another_process_is_free_only_before_the_plan() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(ProcessId(7), None, false).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
         for (is_planned, retry) in [(false, true), (true, false)] {
-            let refusal = aggregators.accept(ProcessId(8), Some(FIRST), is_planned).unwrap_err();
+            let refusal = aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), is_planned).unwrap_err();
             assert!(refusal.retry == retry && refusal.reason.contains("another process"), "{refusal:?}");
         }
         aggregators.lose(FIRST, true);
         assert!(
-            aggregators.accept(ProcessId(8), Some(FIRST), true).is_err(),
+            aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), true).is_err(),
             "gradients may be lost with the first one"
         );
         aggregators.lose(FIRST, false);
-        assert!(aggregators.accept(ProcessId(8), Some(FIRST), false).is_ok());
+        assert!(aggregators.accept(Time::ZERO, ProcessId(8), Some(FIRST), false).is_ok());
         let most = AggregatorId(limits::MAX_AGGREGATORS);
-        assert!(!aggregators.accept(ProcessId(9), Some(most), false).unwrap_err().retry);
-        assert!(aggregators.accept(ProcessId(9), Some(AggregatorId(most.0 - 1)), false).is_ok());
+        assert!(!aggregators.accept(Time::ZERO, ProcessId(9), Some(most), false).unwrap_err().retry);
+        assert!(aggregators.accept(Time::ZERO, ProcessId(9), Some(AggregatorId(most.0 - 1)), false).is_ok());
     }
 
     #[test]
     fn the_status_has_its_address_its_words_and_whether_it_is_here() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(ProcessId(7), None, false).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
         aggregators.register(FIRST, &"rack:7070".into());
         aggregators.take_report(FIRST, AggregatorReport { workers: 3, ..AggregatorReport::default() });
         let status = &aggregators.statuses()[0];
@@ -190,7 +226,7 @@ mod tests {
     #[test]
     fn the_plan_is_told_once_on_each_connection() {
         let mut aggregators = Aggregators::default();
-        aggregators.accept(ProcessId(7), None, false).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None, false).unwrap();
         assert!(
             aggregators.inform(FIRST) && !aggregators.inform(FIRST) && !aggregators.inform(AggregatorId(9))
         );
@@ -198,7 +234,7 @@ mod tests {
         aggregators.forget_informed(FIRST);
         assert!(aggregators.informed().next().is_none() && aggregators.inform(FIRST));
         aggregators.lose(FIRST, true);
-        aggregators.accept(ProcessId(7), None, true).unwrap();
+        aggregators.accept(Time::ZERO, ProcessId(7), None, true).unwrap();
         assert!(aggregators.informed().next().is_none());
     }
 }

@@ -21,6 +21,8 @@ struct Promise {
     number: u32,
     epoch: u32,
     sentence: String,
+    /// It is answered at this time though the epoch is not settled.
+    deadline: Time,
 }
 
 impl Commands {
@@ -49,9 +51,22 @@ impl Commands {
         self.promises.retain(|promise| promise.number != number);
     }
 
-    /// A command is told this when its epoch is settled.
-    pub(super) fn promise(&mut self, number: u32, epoch: u32, sentence: String) {
-        self.promises.push(Promise { number, epoch, sentence });
+    /// A command is told this when its epoch is settled, and something else if that takes too long.
+    pub(super) fn promise(&mut self, now: Time, number: u32, epoch: u32, sentence: String) {
+        let deadline = now + limits::SETTLE_DEADLINE;
+        self.promises.push(Promise { number, epoch, sentence, deadline });
+    }
+
+    /// The next command whose epoch is not settled in time, and that epoch.
+    pub(super) fn poll_unsettled(&mut self, now: Time) -> Option<(u32, u32)> {
+        let at = self.promises.iter().position(|promise| promise.deadline <= now)?;
+        let Promise { number, epoch, .. } = self.promises.remove(at);
+        Some((number, epoch))
+    }
+
+    /// Whether a command waits for an answer: it is not its turn to speak.
+    fn is_promised(&self, number: u32) -> bool {
+        self.promises.iter().any(|promise| promise.number == number)
     }
 
     /// The next command whose epoch is settled, and what it is told.
@@ -65,16 +80,20 @@ impl Commands {
         self.last_heard.values_mut()
     }
 
-    /// The next command that has said nothing for too long. It counts no more.
+    /// The next command that has said nothing for too long, though it was its turn. It counts no more.
     pub(super) fn poll_idle(&mut self, now: Time, standstill: &Standstill) -> Option<u32> {
-        let is_idle = |(_, heard): &(&u32, &Time)| standstill.deadline(**heard, limits::COMMAND_IDLE) <= now;
+        let is_idle = |(number, heard): &(&u32, &Time)| {
+            standstill.deadline(**heard, limits::COMMAND_IDLE) <= now && !self.is_promised(**number)
+        };
         let number = self.last_heard.iter().find(is_idle).map(|(number, _)| *number)?;
         self.last_heard.remove(&number);
         Some(number)
     }
 
     pub(super) fn next_timeout(&self, standstill: &Standstill) -> Option<Time> {
-        self.last_heard.values().min().map(|heard| standstill.deadline(*heard, limits::COMMAND_IDLE))
+        let speakers = self.last_heard.iter().filter(|(number, _)| !self.is_promised(**number));
+        let idle = speakers.map(|(_, heard)| standstill.deadline(*heard, limits::COMMAND_IDLE));
+        idle.chain(self.promises.iter().map(|promise| promise.deadline)).min()
     }
 }
 
@@ -121,11 +140,27 @@ mod tests {
     fn a_command_is_told_when_its_epoch_is_settled() {
         let mut commands = Commands::default();
         for (number, epoch) in [(1, 3), (2, 5), (3, 4)] {
-            commands.promise(number, epoch, format!("epoch {epoch}"));
+            commands.promise(Time::ZERO, number, epoch, format!("epoch {epoch}"));
         }
         assert_eq!(commands.poll_due(2), None);
         commands.lose(3);
         assert_eq!([commands.poll_due(4), commands.poll_due(4)], [Some((1, "epoch 3".into())), None]);
         assert_eq!(commands.poll_due(5), Some((2, "epoch 5".into())));
+    }
+
+    #[test]
+    fn a_command_that_waits_for_an_answer_is_not_idle_and_gets_one_in_time() {
+        let (mut commands, standstill) = (Commands::default(), Standstill::default());
+        commands.accept(seconds(0));
+        commands.promise(seconds(7), 1, 3, "epoch 3".into());
+        let due = seconds(7) + limits::SETTLE_DEADLINE;
+        assert_eq!(commands.next_timeout(&standstill), Some(due));
+        assert_eq!(commands.poll_idle(seconds(11), &standstill), None);
+        assert_eq!(
+            (commands.poll_unsettled(Time(due.0 - 1)), commands.poll_unsettled(due)),
+            (None, Some((1, 3)))
+        );
+        assert_eq!((commands.poll_unsettled(due), commands.poll_due(3)), (None, None), "it has its answer");
+        assert_eq!(commands.poll_idle(due, &standstill), Some(1), "it is its turn again");
     }
 }

@@ -57,7 +57,7 @@ impl Scheduler {
 
     /// A worker joins. Returns the first clock that the scheduler would wait for.
     pub(super) fn join(&mut self, worker: WorkerId) -> Clock {
-        self.controller.join(worker)
+        self.controller.join(worker, false)
     }
 
     /// Enters the next epoch; `sync` is the model that holds in it.

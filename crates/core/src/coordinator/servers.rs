@@ -7,6 +7,7 @@ use crate::status::ShardReport;
 use crate::types::{NodeId, ProcessId, ServerId, ShardId, Time};
 use crate::wire::{Refusal, ServedShard, Welcome};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The server processes, and every data core of them.
 #[derive(Debug)]
@@ -30,6 +31,10 @@ struct Shard {
     addresses: Option<Addresses>,
     /// Since when it is not connected, if it is not; later by the time that the coordinator has stood still since.
     lost_since: Option<Time>,
+    /// When it was heard last; later by the time that the coordinator has stood still since.
+    last_heard: Time,
+    /// It was said to be silent, and has not been heard since.
+    is_silent: bool,
     /// The plan was sent on this connection.
     informed: bool,
     /// Its last report, and when it came.
@@ -64,7 +69,7 @@ impl Servers {
         Servers { expected, processes: BTreeMap::new(), shards: BTreeMap::new() }
     }
 
-    pub(super) fn accept(&mut self, caller: Caller, is_planned: bool) -> Result<Welcome, Refusal> {
+    pub(super) fn accept(&mut self, now: Time, caller: Caller, is_planned: bool) -> Result<Welcome, Refusal> {
         let Caller { process, server: wanted, core, cores } = caller;
         let refuse = |reason| Err(Refusal { reason, retry: false });
         let expected = self.expected;
@@ -104,6 +109,7 @@ impl Servers {
         self.processes.entry(server).or_insert(Process { id: process, cores });
         let shard = self.shards.entry(id).or_default();
         shard.lost_since = None;
+        shard.last_heard = now;
         shard.informed = false;
         Ok(Welcome { you: NodeId::Shard(id), incarnation: process.0 })
     }
@@ -121,6 +127,35 @@ impl Servers {
         if !self.shards.keys().any(|other| other.server == id.server) {
             self.processes.remove(&id.server);
         }
+    }
+
+    /// The job is planned: who is not heard from now on is silent.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.shards.values_mut().for_each(|shard| shard.last_heard = now);
+    }
+
+    /// A shard says something. Whether it was said to be silent before.
+    pub(super) fn heard(&mut self, now: Time, id: ShardId) -> bool {
+        let Some(shard) = self.shards.get_mut(&id) else { return false };
+        shard.last_heard = now;
+        std::mem::take(&mut shard.is_silent)
+    }
+
+    /// The next shard that is connected and was not heard for so long, once. Nothing can be done about it: the parameters are
+    /// there, and who needs them waits.
+    pub(super) fn poll_silent(
+        &mut self,
+        now: Time,
+        grace: Duration,
+        standstill: &Standstill,
+    ) -> Option<ShardId> {
+        let is_silent = |shard: &Shard| {
+            let is_here = shard.lost_since.is_none() && !shard.is_silent;
+            is_here && standstill.deadline(shard.last_heard, grace) <= now
+        };
+        let (id, shard) = self.shards.iter_mut().find(|(_, shard)| is_silent(shard))?;
+        shard.is_silent = true;
+        Some(*id)
     }
 
     /// Sets the addresses at which workers reach a shard.
@@ -188,8 +223,11 @@ impl Servers {
         self.shards.values().filter_map(|shard| shard.last_report(now)).collect()
     }
 
-    pub(super) fn lost_since_mut(&mut self) -> impl Iterator<Item = &mut Time> {
-        self.shards.values_mut().filter_map(|shard| shard.lost_since.as_mut())
+    /// Since when each is away, and when each was heard last.
+    pub(super) fn silences_mut(&mut self) -> impl Iterator<Item = &mut Time> {
+        self.shards
+            .values_mut()
+            .flat_map(|shard| shard.lost_since.as_mut().into_iter().chain([&mut shard.last_heard]))
     }
 
     /// When a shard that is away is given up, and the job with it.
@@ -235,7 +273,7 @@ mod tests {
     fn complete() -> Servers {
         let mut servers = Servers::new(2);
         for (process, core) in [(7, 0), (8, 0), (8, 1), (7, 1)] {
-            let you = servers.accept(caller(process, core), false).unwrap().you;
+            let you = servers.accept(Time::ZERO, caller(process, core), false).unwrap().you;
             assert_eq!(
                 you,
                 NodeId::Shard(shard(process as u32 - 7, core)),
@@ -250,7 +288,7 @@ mod tests {
     }
 
     fn refusal(servers: &mut Servers, caller: Caller, is_planned: bool) -> Refusal {
-        servers.accept(caller, is_planned).expect_err("it is refused")
+        servers.accept(Time::ZERO, caller, is_planned).expect_err("it is refused")
     }
 
     #[test]
@@ -282,7 +320,7 @@ mod tests {
         }
         let largest =
             Caller { process: ProcessId(7), server: Some(ServerId(1)), core: most - 1, cores: most };
-        assert!(servers.accept(largest, false).is_ok());
+        assert!(servers.accept(Time::ZERO, largest, false).is_ok());
     }
 
     #[test]
@@ -293,14 +331,14 @@ mod tests {
         servers.lose(START, shard(1, 0), false);
         assert!(refusal(&mut servers, other, false).retry, "its other core is still here");
         servers.lose(START, shard(1, 1), false);
-        assert!(servers.accept(other, false).is_ok());
+        assert!(servers.accept(Time::ZERO, other, false).is_ok());
 
         let mut servers = complete();
         servers.lose(START, shard(1, 0), true);
         servers.lose(START, shard(1, 1), true);
         let late = refusal(&mut servers, other, true);
         assert!(!late.retry && late.reason.contains("ended with its parameters"), "{late:?}");
-        assert!(servers.accept(caller(8, 0), true).is_ok(), "the process itself comes back");
+        assert!(servers.accept(Time::ZERO, caller(8, 0), true).is_ok(), "the process itself comes back");
     }
 
     #[test]
@@ -311,7 +349,7 @@ mod tests {
         assert_eq!(servers.informed().collect::<Vec<_>>(), [id]);
         servers.lose(START, id, true);
         assert_eq!(servers.informed().count(), 0);
-        servers.accept(caller(7, 1), true).unwrap();
+        servers.accept(Time::ZERO, caller(7, 1), true).unwrap();
         assert!(servers.inform(id));
         servers.forget_informed(id);
         assert_eq!(servers.informed().count(), 0);
@@ -328,7 +366,7 @@ mod tests {
         assert_eq!(servers.overdue(Time(over.0 - 1), &standstill), None);
         let sentence = servers.overdue(over, &standstill).unwrap();
         assert!(sentence.contains(&format!("{} at host:1 is away for 30 s", shard(1, 1))), "{sentence}");
-        servers.accept(caller(8, 1), true).unwrap();
+        servers.accept(Time::ZERO, caller(8, 1), true).unwrap();
         assert_eq!(servers.overdue(over, &standstill), None, "it came back");
     }
 

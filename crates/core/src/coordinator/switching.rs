@@ -30,8 +30,10 @@ impl Switching<'_> {
         if rule.policies.is_empty() {
             return Err("no policy is named".into());
         }
-        let exceptions = plan.overrides.len() + plan.switches.len();
-        if exceptions >= limits::MAX_OVERRIDES {
+        let mut next = plan.clone();
+        next.apply(plan.epoch + 1, &Change::Policy(rule.clone()));
+        if next.overrides.len() + next.switches.len() > limits::MAX_OVERRIDES {
+            let exceptions = plan.overrides.len() + plan.switches.len();
             return Err(format!("there are {exceptions} exceptions already; repeat one of them"));
         }
         if let Some(server) = rule.server.filter(|server| server.0 >= self.config.servers) {
@@ -40,14 +42,13 @@ impl Switching<'_> {
         }
         rule.check().map_err(text)?;
         rule.policies.check(self.registry).map_err(text)?;
-        let mut next = plan.clone();
-        next.apply(plan.epoch + 1, &Change::Policy(rule.clone()));
         if !fits_a_message(&next) {
             return Err("the plan would be longer than a message may be".into());
         }
         let matched = self.check_tables(rule, &next)?;
         let place = rule.server.map_or("all servers".into(), |server| server.to_string());
-        Ok(format!("{matched} tables now have {} on {place}", rule.policies))
+        let tables = if matched == 1 { "table now has" } else { "tables now have" };
+        Ok(format!("{matched} {tables} {} on {place}", rule.policies))
     }
 
     /// Whether every table that is meant can go over to the next plan's policies. Says how many there are.

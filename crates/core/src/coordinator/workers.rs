@@ -6,7 +6,7 @@ use crate::standstill::Standstill;
 use crate::status::{MemberState, WorkerReport, WorkerStatus};
 use crate::types::{NodeId, TableId, Time, WorkerId};
 use crate::wire::{Member, Refusal, Welcome};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Every rank that was taken, with the process that has it or had it last.
@@ -17,6 +17,8 @@ pub(super) struct Workers {
     /// A worker that is silent for this long is declared dead.
     timeout: Duration,
     ranks: BTreeMap<WorkerId, Rank>,
+    /// The incarnations of some that went away before they took part: they may come again.
+    removed: VecDeque<u64>,
     /// A lower bound of all workers' deadlines. A worker that is heard from moves its own deadline, not this one: with thousands
     /// of workers the earliest is looked for when this time has come.
     earliest: Option<Time>,
@@ -94,6 +96,7 @@ impl Workers {
             expected,
             timeout,
             ranks: BTreeMap::new(),
+            removed: VecDeque::new(),
             earliest: None,
             next_incarnation: draw_incarnation(&mut incarnations),
             incarnations,
@@ -133,6 +136,10 @@ impl Workers {
                 replaced = (is_planned && rank.is_live()).then_some(id);
                 let life = rank.life + u32::from(is_planned);
                 *rank = Rank::new(now, self.next_incarnation, life);
+            }
+            // It has an incarnation that this coordinator did not draw.
+            None if incarnation != 0 && !self.removed.contains(&incarnation) => {
+                return refuse("this worker belongs to a job that ended; start it anew".into());
             }
             None => {
                 self.ranks.insert(id, Rank::new(now, self.next_incarnation, 1));
@@ -266,7 +273,12 @@ impl Workers {
     /// The rank is free again: its worker went away before it took part. The number of processes that had it before is lost, which
     /// is none unless one of them took part.
     pub(super) fn remove(&mut self, id: WorkerId) {
-        self.ranks.remove(&id);
+        let Some(rank) = self.ranks.remove(&id) else { return };
+        // Of those that come and go without end the last ones are remembered.
+        if self.removed.len() >= limits::MAX_WORKERS as usize {
+            self.removed.pop_front();
+        }
+        self.removed.push_back(rank.incarnation);
     }
 
     /// Whether some earlier process had this rank.

@@ -198,9 +198,14 @@ impl TableShard {
         self.forget_receiver(NodeId::Worker(worker));
     }
 
-    /// A worker joins: no round after the open one closes without it.
+    /// A worker joins: no round after the open one closes without it, nor that one if nothing of it is here.
     pub(super) fn join(&mut self, worker: WorkerId) {
-        self.controller.join(worker);
+        let open = self.version();
+        let is_of_it = |push: &Push<Admit, Kept>| {
+            push.clock() >= open || matches!(push.destination(), Admit::Round(round) if round >= open)
+        };
+        let has_begun = self.rounds.get(open).is_some() || self.intake.pushes().any(is_of_it);
+        self.controller.join(worker, has_begun);
     }
 
     /// The first clock that a worker which joined can push.

@@ -90,7 +90,8 @@ impl Tables {
         Fault { cause: Cause::StaleEpoch, message }
     }
 
-    /// A worker joins: no round after the open one of each table closes without it from now on.
+    /// A worker joins: no round after the open one of each table closes without it from now on, nor that one if nothing of it is
+    /// here.
     pub(super) fn join(&mut self, worker: WorkerId) {
         self.tables.iter_mut().for_each(|table| table.join(worker));
     }

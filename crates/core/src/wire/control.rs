@@ -94,6 +94,11 @@ pub enum Control {
     PlanQuery,
     /// Command to coordinator: let these policies hold from now on.
     Set(PolicyOverride),
+    /// Coordinator to a worker that joins, when that reports: why it does not take part yet.
+    Waiting {
+        /// A sentence that names who is waited for.
+        reason: String,
+    },
 }
 
 /// The first clock that a joining worker could push to a shard.
@@ -132,6 +137,7 @@ impl Control {
             Control::Entered { .. } => "entered",
             Control::PlanQuery => "plan query",
             Control::Set(_) => "set",
+            Control::Waiting { .. } => "waiting",
         }
     }
 }
@@ -167,6 +173,8 @@ pub enum Cause {
     Policy,
     /// The peer broke the protocol.
     Protocol,
+    /// The change was made, and somebody has not followed within the time that a command waits.
+    Unsettled,
 }
 
 /// Encodes a message as a frame.
@@ -222,6 +230,7 @@ mod tests {
             (Control::AggregatorReport(AggregatorReport::default()), 16),
             (Control::Entered { epoch: 1, joining: vec![], lacks_values: None }, 18),
             (Control::Set(PolicyOverride::new("*", Policies::default())), 20),
+            (Control::Waiting { reason: String::new() }, 21),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

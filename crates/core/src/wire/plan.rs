@@ -113,7 +113,7 @@ pub struct Switch {
 /// The difference between one epoch of a job and the one before.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Change {
-    /// A worker joins: no round after the open ones closes without it.
+    /// A worker joins: no round after the open ones closes without it, nor an open one that nobody has begun.
     Joining {
         /// Its rank; an earlier incarnation has left.
         worker: WorkerId,
@@ -307,10 +307,13 @@ impl Plan {
             Change::Joining { worker, .. } if worker.0 >= limits::MAX_WORKERS => {
                 Err(format!("{worker} is out of range: there may be {}", limits::MAX_WORKERS))
             }
-            Change::Policy(_) if self.switches.len() >= limits::MAX_OVERRIDES => {
-                Err(format!("there are {} switches of policies already", self.switches.len()))
+            Change::Policy(rule) => {
+                let kept = self.switches.iter().filter(|known| !known.rule.is_replaced_by(rule)).count();
+                if kept >= limits::MAX_OVERRIDES {
+                    return Err(format!("there are {kept} switches of policies already"));
+                }
+                rule.check().map_err(|error| error.to_string())
             }
-            Change::Policy(rule) => rule.check().map_err(|error| error.to_string()),
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => Ok(()),
         }
     }

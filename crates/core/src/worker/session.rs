@@ -7,7 +7,7 @@ use crate::role::{Frame, Lost, Outbox, Output};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Configuration of a worker.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ pub(super) struct Session {
     id: Option<WorkerId>,
     incarnation: u64,
     plan: Option<Plan>,
+    /// Why it does not take part in the job that it joins, as the coordinator says; `None` for one that it begins with, or is in.
+    join_waits: Option<String>,
     coordinator: Link,
     shards: BTreeMap<ShardId, Link>,
     /// Why nothing goes on any more.
@@ -48,6 +50,7 @@ impl Session {
             config,
             incarnation: 0,
             plan: None,
+            join_waits: None,
             shards: BTreeMap::new(),
             failed: None,
             leave_said: false,
@@ -75,6 +78,22 @@ impl Session {
             Standing::From(clock) => Some(clock),
             Standing::Joining | Standing::Left => None,
         }
+    }
+
+    /// The coordinator says why this worker, which joins, does not take part yet.
+    pub(super) fn set_join_waits(&mut self, reason: String) {
+        self.join_waits = self.plan.is_none().then_some(reason);
+    }
+
+    /// Why this worker does not take part in the job that it joins.
+    pub(super) fn join_waits(&self) -> Option<&str> {
+        self.join_waits.as_deref()
+    }
+
+    /// Whether this worker joins a job that runs.
+    pub(super) fn joins(&self) -> bool {
+        let first = self.plan.as_ref().and_then(|plan| self.first_clock(plan));
+        self.join_waits.is_some() || first.is_some_and(|clock| clock > 0)
     }
 
     /// Enters the next epoch.
@@ -110,10 +129,13 @@ impl Session {
         self.config.aggregator.iter().chain(own)
     }
 
-    /// Takes a plan: there is a link to each of its shards from now on.
-    pub(super) fn enter(&mut self, now: Time, plan: Plan) {
+    /// Takes a plan: there is a link from now on to each of its shards that has parameters, which are those in `holders`.
+    pub(super) fn enter(&mut self, now: Time, plan: Plan, holders: &BTreeSet<ShardId>) {
         let rank = self.id.map_or(0, |id| id.0 as usize);
         for ServedShard { shard, addresses, .. } in &plan.shards {
+            if !holders.contains(shard) {
+                continue;
+            }
             let addresses = match &self.config.aggregator {
                 Some(aggregator) => aggregator.for_caller(rank),
                 None => addresses.for_caller(rank + shard.core as usize),
@@ -121,6 +143,7 @@ impl Session {
             self.shards.insert(*shard, Link::new(now, self.connection(*shard), addresses));
         }
         self.plan = Some(plan);
+        self.join_waits = None;
     }
 
     pub(super) fn coordinator(&self) -> &Link {
@@ -233,7 +256,7 @@ mod tests {
         ShardId { server: ServerId(0), core }
     }
 
-    /// Worker 3 in a plan of one server with two cores.
+    /// Worker 3 in a plan of one server with three cores, of which two have parameters.
     fn session(aggregator: Option<Addresses>) -> Session {
         let served = |core: u32| ServedShard {
             shard: shard(core),
@@ -252,7 +275,7 @@ mod tests {
             epoch: 1,
             tables: vec![TableSpec::dense("w", [4])],
             parts: vec![vec![Part { server: ServerId(0), start: 0, len: 4 }]],
-            shards: vec![served(0), served(1)],
+            shards: vec![served(0), served(1), served(2)],
             workers: 4,
             members: vec![Member::original(WorkerId(3), 1)],
             policy: Policy::default(),
@@ -260,7 +283,7 @@ mod tests {
             switches: vec![],
             seed: 0,
         };
-        session.enter(Time::ZERO, plan);
+        session.enter(Time::ZERO, plan, &[shard(0), shard(1)].into());
         session
     }
 
@@ -278,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_goes_to_every_shard_itself() {
+    fn a_worker_goes_to_every_shard_with_parameters_itself() {
         let rank = Some(WorkerId(3));
         let expected = [0, 1].map(|core| {
             let connection = ConnectionId::Node(NodeId::Shard(shard(core)));

@@ -11,6 +11,7 @@ use crate::store::Allocate;
 use crate::table::{TableSpec, glob_matches};
 use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
+use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -19,6 +20,11 @@ use std::sync::Arc;
 pub(super) struct Tables(Vec<LocalTable>);
 
 impl Tables {
+    /// The shards that have a part of some table.
+    pub(super) fn shards(&self) -> BTreeSet<ShardId> {
+        self.0.iter().flat_map(|local| local.layout().shards()).collect()
+    }
+
     /// Adds a table with its initial values.
     pub(super) fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
         spec.check().map_err(WorkerError::Table)?;

@@ -48,10 +48,14 @@ impl World {
                 self.controller.remove_worker(rank(worker), Some(number(clock)));
             }
             ["join", worker] => {
-                let _ = write!(out, " from clock {}", self.controller.join(rank(worker)));
+                let _ = write!(out, " from clock {}", self.controller.join(rank(worker), false));
+            }
+            // Frames of the open round are here.
+            ["join", worker, "begun"] => {
+                let _ = write!(out, " from clock {}", self.controller.join(rank(worker), true));
             }
             ["join", worker, "from", clock] => {
-                self.controller.join(rank(worker));
+                self.controller.join(rank(worker), false);
                 self.controller.set_first_clock(rank(worker), number(clock));
             }
             ["disconnect", worker] => self.controller.cancel(rank(worker)),

@@ -132,11 +132,15 @@ fn further_workers_join_under_every_model_two_at_once() {
 fn a_worker_joins_at_the_exact_clock() {
     let mut bench = started(job(2, 2, "bsp", "sgd:lr=1"), 1, ELEMENTS);
     train(&mut bench, &[0, 1], 4, &[]);
+    let now = bench.now();
+    let pushed = bench.worker_mut(0).push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).unwrap();
+    bench.worker_mut(0).clock();
+    bench.run();
     let third = bench.add_worker();
     let start = join(&mut bench, third);
-    // Round 4 is open: the first that the worker owes is round 5, and it reads what follows from round 4.
+    // Round 4 has begun: the first that the worker owes is round 5, and it reads what follows from round 4.
     assert_eq!(bench.outcome(third, start), None);
-    train(&mut bench, &[0, 1], 5, &[]);
+    train(&mut bench, &[0, 1], 5, &[(0, pushed)]);
     assert_eq!(bench.outcome(third, start), Some(Ok(())));
     assert_eq!(bench.worker(third).current_clock(), 5);
     let expected: Vec<f32> = (0..ELEMENTS).map(|i| i as f32 - 5.0).collect();
@@ -353,8 +357,8 @@ fn a_job_whose_last_worker_died_waits_for_another_if_it_is_told_to() {
     let start = join(&mut bench, second);
     train(&mut bench, &[second], 6, &[(second, start)]);
     assert_eq!(bench.worker(second).id(), Some(WorkerId(0)));
-    // Round 2 was nobody's.
-    assert_steps(&bench, 5);
+    // Nothing was here of round 2: it is the new one's.
+    assert_steps(&bench, 6);
     bench.isolate(bench.worker_node(second));
     bench.pass(32.0);
     assert_eq!(bench.stopped(), []);
@@ -422,4 +426,160 @@ fn workers_join_through_an_aggregator() {
     train(&mut bench, &[1, third, fourth], 12, &[(fourth, start)]);
     assert_eq!(bench.worker(fourth).id(), Some(WorkerId(0)));
     assert_steps(&bench, 12);
+}
+
+/// Two workers make all their steps and die; both are started anew, one after the other, and have nothing left to do. Neither is
+/// to wait for a push that the other one will never make.
+#[test]
+fn workers_that_come_back_after_the_last_step_wait_for_nobody() {
+    for &sync in MODELS {
+        for through in [&[][..], &[0, 0]] {
+            let config = JobConfig { restart_grace: Duration::from_secs(60), ..job(2, 2, sync, "sgd:lr=1") };
+            let mut bench = Bench::with_aggregators(config, 1, through);
+            let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+            bench.start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+            train(&mut bench, &[0, 1], 5, &[]);
+            (0..2).for_each(|index| bench.isolate(bench.worker_node(index)));
+            bench.pass(4.0);
+            let before = bench.parameters(W, ELEMENTS);
+            let anew = [(); 2].map(|()| {
+                let index = come(&mut bench, None, through.first().copied());
+                (index, join(&mut bench, index))
+            });
+            train(&mut bench, &anew.map(|(index, _)| index), 5, &anew);
+            for (index, _) in anew {
+                assert!(
+                    bench.worker(index).current_clock() >= 5,
+                    "{sync}: what was pushed is not pushed again"
+                );
+                assert_eq!(bench.worker(index).values(W), before, "{sync}");
+            }
+            let now = bench.now();
+            let barriers =
+                anew.map(|(index, _)| (index, bench.worker_mut(index).barrier(now, "end").unwrap()));
+            bench.run();
+            assert_eq!(
+                barriers.map(|(index, ticket)| bench.outcome(index, ticket)),
+                [Some(Ok(())), Some(Ok(()))]
+            );
+        }
+    }
+}
+
+/// The same beside a worker that has made its steps, and will push nothing more.
+#[test]
+fn a_worker_that_comes_back_does_not_wait_for_one_that_is_done() {
+    for &sync in MODELS {
+        let mut bench = started(job(2, 2, sync, "sgd:lr=1"), 1, ELEMENTS);
+        train(&mut bench, &[0, 1], 3, &[]);
+        bench.isolate(bench.worker_node(1));
+        bench.pass(4.0);
+        train(&mut bench, &[0], 5, &[]);
+        let anew = bench.add_worker();
+        let start = join(&mut bench, anew);
+        let now = bench.now();
+        let first = bench.worker_mut(0).barrier(now, "end").unwrap();
+        train(&mut bench, &[anew], 5, &[(anew, start)]);
+        let second = bench.worker_mut(anew).barrier(now, "end").unwrap();
+        bench.run();
+        assert_eq!(
+            (bench.outcome(0, first), bench.outcome(anew, second)),
+            (Some(Ok(())), Some(Ok(()))),
+            "{sync}"
+        );
+    }
+}
+
+/// Nothing of the open round is here: the worker takes part in it, and nobody goes on without it.
+#[test]
+fn a_worker_joins_in_the_open_round_if_nothing_of_it_is_here() {
+    let mut bench = started(job(2, 2, "bsp", "sgd:lr=1"), 1, ELEMENTS);
+    train(&mut bench, &[0, 1], 4, &[]);
+    let third = bench.add_worker();
+    let start = join(&mut bench, third);
+    assert_eq!(bench.outcome(third, start), Some(Ok(())));
+    assert_eq!(bench.worker(third).current_clock(), 4);
+    assert_eq!(bench.worker(third).values(W), bench.parameters(W, ELEMENTS));
+    let now = bench.now();
+    let tickets = [0, 1].map(|index| {
+        let ticket = bench.worker_mut(index).push(now, W, Gradient::Dense(&[1.0; ELEMENTS]), true).unwrap();
+        bench.worker_mut(index).clock();
+        ticket
+    });
+    bench.pass(1.0);
+    assert_eq!([0, 1].map(|index| bench.outcome(index, tickets[index])), [None, None]);
+    let gradient = Gradient::Dense(&[4.0; ELEMENTS]);
+    let now = bench.now();
+    let ticket = bench.worker_mut(third).push(now, W, gradient, true).unwrap();
+    bench.worker_mut(third).clock();
+    bench.run();
+    assert_eq!(bench.outcome(third, ticket), Some(Ok(())));
+    // The mean of 1, 1 and 4.
+    assert_steps(&bench, 6);
+}
+
+#[test]
+fn a_silent_aggregator_is_named_and_not_waited_for() {
+    for is_stopped in [true, false] {
+        let mut bench = Bench::without_workers(job(2, 1, "bsp", "sgd:lr=1"), 1, 1);
+        bench.add_worker();
+        bench.add_worker();
+        let initial = (0..ELEMENTS).map(|i| i as f32).collect();
+        bench.start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+        train(&mut bench, &[0, 1], 2, &[]);
+        let aggregator = bench.aggregator_node(0);
+        if is_stopped {
+            bench.stand_still(aggregator, 40.0);
+        } else {
+            // It reports, and does not follow.
+            bench.world.hold(COORDINATOR, aggregator);
+        }
+        let third = bench.add_worker();
+        let start = join(&mut bench, third);
+        bench.pass(2.0);
+        assert_eq!(bench.outcome(third, start), None);
+        let why = bench.explain(third, start);
+        assert!(why.contains("the running job to let it join"), "{why}");
+        assert!(why.contains("aggregator 0 has not entered epoch 3 yet"), "{why}");
+        bench.pass(10.0);
+        let is_named = bench.log().iter().any(|line| line.contains("aggregator 0") && line.contains("10 s"));
+        assert!(is_named, "{:?}", bench.log());
+        train(&mut bench, &[0, 1, third], 8, &[(third, start)]);
+        assert_steps(&bench, 8);
+        // It comes back, and follows.
+        bench.world.release(COORDINATOR, aggregator);
+        bench.pass(40.0);
+        assert!(bench.coordinator().status(bench.now()).aggregators[0].connected);
+        let fourth = come(&mut bench, None, Some(0));
+        let start = join(&mut bench, fourth);
+        train(&mut bench, &[0, 1, third, fourth], 12, &[(fourth, start)]);
+        assert_steps(&bench, 12);
+    }
+}
+
+#[test]
+fn a_job_that_is_done_waits_for_nobody_to_be_started_anew() {
+    for dies_first in [true, false] {
+        let grace = Duration::from_secs(60);
+        let config = JobConfig { restart_grace: grace, ..job(2, 1, "bsp", "sgd:lr=1") };
+        let mut bench = started(config, 1, ELEMENTS);
+        train(&mut bench, &[0, 1], 2, &[]);
+        let die = |bench: &mut Bench| {
+            bench.isolate(bench.worker_node(1));
+            bench.pass(4.0);
+        };
+        if dies_first {
+            die(&mut bench);
+        }
+        let now = bench.now();
+        bench.worker_mut(0).leave(now);
+        bench.run();
+        if !dies_first {
+            assert_eq!(bench.stopped(), []);
+            die(&mut bench);
+        }
+        assert_eq!(bench.stopped(), [None, None], "coordinator and shard; {:?}", bench.log());
+        let phase = bench.coordinator().status(bench.now()).phase;
+        assert_eq!(phase, "over: all workers left or died");
+    }
 }
