@@ -504,11 +504,12 @@ impl Coordinator {
         }
         self.release_barriers();
         if self.workers.live().next().is_none() {
-            // Where somebody has left the work is done: nobody has to come to go on with it.
-            if !self.workers.have_all_died() {
-                return self.end(None);
+            let error = self.workers.have_all_died().then(|| "all workers died".into());
+            // One that died may come back to finish its work, though others have left with theirs done.
+            if self.workers.count(MemberState::Dead) == 0 {
+                return self.end(error);
             }
-            self.wait_for(now, None, Some("all workers died".into()));
+            self.wait_for(now, None, error);
         } else if let Some(vacancy) = self.vacancy.as_mut().filter(|vacancy| vacancy.suits(worker)) {
             // The worker that left may be the one that had come to fill the vacancy.
             vacancy.since = now;

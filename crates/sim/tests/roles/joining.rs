@@ -583,29 +583,28 @@ fn a_silent_server_is_named_and_waited_for() {
     assert_steps(&bench, 6);
 }
 
+/// The work of one that died is not done, though others have left with theirs.
 #[test]
-fn a_job_that_is_done_waits_for_nobody_to_be_started_anew() {
-    for dies_first in [true, false] {
-        let grace = Duration::from_secs(60);
+fn a_worker_that_died_last_is_waited_for_if_workers_are_started_anew() {
+    for grace in [Duration::ZERO, Duration::from_secs(60)] {
         let config = JobConfig { restart_grace: grace, ..job(2, 1, "bsp", "sgd:lr=1") };
         let mut bench = started(config, 1, ELEMENTS);
         train(&mut bench, &[0, 1], 2, &[]);
-        let die = |bench: &mut Bench| {
-            bench.isolate(bench.worker_node(1));
-            bench.pass(4.0);
-        };
-        if dies_first {
-            die(&mut bench);
-        }
         let now = bench.now();
         bench.worker_mut(0).leave(now);
         bench.run();
-        if !dies_first {
-            assert_eq!(bench.stopped(), []);
-            die(&mut bench);
+        bench.isolate(bench.worker_node(1));
+        bench.pass(4.0);
+        if grace.is_zero() {
+            assert_eq!(bench.stopped(), [None, None], "coordinator and shard; {:?}", bench.log());
+            let phase = bench.coordinator().status(bench.now()).phase;
+            assert_eq!(phase, "over: all workers left or died");
+            continue;
         }
-        assert_eq!(bench.stopped(), [None, None], "coordinator and shard; {:?}", bench.log());
-        let phase = bench.coordinator().status(bench.now()).phase;
-        assert_eq!(phase, "over: all workers left or died");
+        assert_eq!(bench.stopped(), []);
+        let second = come(&mut bench, Some(1), None);
+        let start = join(&mut bench, second);
+        train(&mut bench, &[second], 4, &[(second, start)]);
+        assert_steps(&bench, 4);
     }
 }
