@@ -215,7 +215,7 @@ impl Shard {
         match change {
             Change::Joining { worker, incarnation } => {
                 self.members.join(*worker, *incarnation);
-                self.tables.join(*worker);
+                self.tables.join(*worker, !self.aggregators.is_empty());
                 // A connection of its predecessor is not its own.
                 self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(*worker).into() });
             }

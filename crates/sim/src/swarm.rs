@@ -328,7 +328,7 @@ mod tests {
     /// its story too, in `cluster`, in `tests/roles`, or beside the role.
     #[test]
     fn worlds_that_broke_a_promise_once_keep_it() {
-        for seed in [2372, 6003, 10467, 33304] {
+        for seed in [2372, 6003, 10467, 33304, 40336] {
             let result = run_seed(seed, None);
             assert!(result.outcome.is_passed(), "{result:#?}");
         }

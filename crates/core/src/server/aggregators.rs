@@ -57,6 +57,11 @@ pub(super) enum Turn {
 }
 
 impl Aggregators {
+    /// Whether no aggregator has ever connected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
     /// An aggregator connects. An aggregator's memory is lost with its process, so that a second one of the same number
     /// is refused.
     pub(super) fn accept(

@@ -199,12 +199,14 @@ impl TableShard {
     }
 
     /// A worker joins: no round after the open one closes without it, nor that one if nothing of it is here.
-    pub(super) fn join(&mut self, worker: WorkerId) {
+    pub(super) fn join(&mut self, worker: WorkerId, may_be_held: bool) {
         let open = self.version();
         let is_of_it = |push: &Push<Admit, Kept>| {
             push.clock() >= open || matches!(push.destination(), Admit::Round(round) if round >= open)
         };
-        let has_begun = self.rounds.get(open).is_some() || self.intake.pushes().any(is_of_it);
+        let is_here = self.rounds.get(open).is_some() || self.intake.pushes().any(is_of_it);
+        // An aggregator may hold a sum with the gradient of an earlier process of this rank, which cannot be taken out again.
+        let has_begun = is_here || may_be_held;
         self.controller.join(worker, has_begun);
     }
 

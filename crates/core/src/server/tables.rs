@@ -40,10 +40,10 @@ impl Tables {
             match standing {
                 Standing::From(0) | Standing::Left => {}
                 Standing::From(clock) => {
-                    tables.join(worker);
+                    tables.join(worker, false);
                     tables.set_first_clock(worker, clock);
                 }
-                Standing::Joining => tables.join(worker),
+                Standing::Joining => tables.join(worker, false),
             }
         }
         Ok(tables)
@@ -91,9 +91,9 @@ impl Tables {
     }
 
     /// A worker joins: no round after the open one of each table closes without it from now on, nor that one if nothing of it is
-    /// here.
-    pub(super) fn join(&mut self, worker: WorkerId) {
-        self.tables.iter_mut().for_each(|table| table.join(worker));
+    /// here. What aggregators hold of it is unknown: `may_be_held` says that there are some.
+    pub(super) fn join(&mut self, worker: WorkerId, may_be_held: bool) {
+        self.tables.iter_mut().for_each(|table| table.join(worker, may_be_held));
     }
 
     /// The first clock that a worker which joined could push to all tables here.

@@ -433,36 +433,28 @@ fn workers_join_through_an_aggregator() {
 #[test]
 fn workers_that_come_back_after_the_last_step_wait_for_nobody() {
     for &sync in MODELS {
-        for through in [&[][..], &[0, 0]] {
-            let config = JobConfig { restart_grace: Duration::from_secs(60), ..job(2, 2, sync, "sgd:lr=1") };
-            let mut bench = Bench::with_aggregators(config, 1, through);
-            let initial = (0..ELEMENTS).map(|i| i as f32).collect();
-            bench.start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
-            train(&mut bench, &[0, 1], 5, &[]);
-            (0..2).for_each(|index| bench.isolate(bench.worker_node(index)));
-            bench.pass(4.0);
-            let before = bench.parameters(W, ELEMENTS);
-            let anew = [(); 2].map(|()| {
-                let index = come(&mut bench, None, through.first().copied());
-                (index, join(&mut bench, index))
-            });
-            train(&mut bench, &anew.map(|(index, _)| index), 5, &anew);
-            for (index, _) in anew {
-                assert!(
-                    bench.worker(index).current_clock() >= 5,
-                    "{sync}: what was pushed is not pushed again"
-                );
-                assert_eq!(bench.worker(index).values(W), before, "{sync}");
-            }
-            let now = bench.now();
-            let barriers =
-                anew.map(|(index, _)| (index, bench.worker_mut(index).barrier(now, "end").unwrap()));
-            bench.run();
-            assert_eq!(
-                barriers.map(|(index, ticket)| bench.outcome(index, ticket)),
-                [Some(Ok(())), Some(Ok(()))]
-            );
+        let config = JobConfig { restart_grace: Duration::from_secs(60), ..job(2, 2, sync, "sgd:lr=1") };
+        let mut bench = started(config, 1, ELEMENTS);
+        train(&mut bench, &[0, 1], 5, &[]);
+        (0..2).for_each(|index| bench.isolate(bench.worker_node(index)));
+        bench.pass(4.0);
+        let before = bench.parameters(W, ELEMENTS);
+        let anew = [(); 2].map(|()| {
+            let index = bench.add_worker();
+            (index, join(&mut bench, index))
+        });
+        train(&mut bench, &anew.map(|(index, _)| index), 5, &anew);
+        for (index, _) in anew {
+            assert!(bench.worker(index).current_clock() >= 5, "{sync}: what was pushed is not pushed again");
+            assert_eq!(bench.worker(index).values(W), before, "{sync}");
         }
+        let now = bench.now();
+        let barriers = anew.map(|(index, _)| (index, bench.worker_mut(index).barrier(now, "end").unwrap()));
+        bench.run();
+        assert_eq!(
+            barriers.map(|(index, ticket)| bench.outcome(index, ticket)),
+            [Some(Ok(())), Some(Ok(()))]
+        );
     }
 }
 
