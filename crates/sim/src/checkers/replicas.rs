@@ -33,12 +33,12 @@ impl Replicas {
             layout: Layout::new(cluster.scenario())?,
             policies: Policies::new(cluster.scenario(), cluster.shard_ids())?,
             seen: BTreeMap::new(),
-            may_differ: !cluster.scenario().switches.is_empty() || has_answer_codec(cluster.scenario()),
+            may_differ: !cluster.scenario().switches.is_empty() || encodes_answers(cluster.scenario()),
         })
     }
 }
 
-fn has_answer_codec(scenario: &Scenario) -> bool {
+fn encodes_answers(scenario: &Scenario) -> bool {
     let exceptions = scenario.overrides.iter().filter_map(|rule| rule.policies.get(Axis::AnswerCodec));
     exceptions.chain([scenario.policy.get(Axis::AnswerCodec)]).any(|codec| codec != "none")
 }
