@@ -159,12 +159,6 @@ impl<R: Role> World<R> {
         self.by_id.get(&id).map(|&index| &self.nodes[index].role)
     }
 
-    /// Calls into a role from outside, as an application does, and carries out what it says.
-    pub fn with_role<T>(&mut self, id: NodeId, call: impl FnOnce(Time, &mut R) -> T) -> Option<T> {
-        let now = self.now;
-        self.role_mut(id).map(|role| call(now, role))
-    }
-
     /// A node's role, to be called from outside. What it says is carried out when the world runs on.
     pub fn role_mut(&mut self, id: NodeId) -> Option<&mut R> {
         let index = *self.by_id.get(&id)?;

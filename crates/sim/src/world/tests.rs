@@ -232,7 +232,8 @@ fn who_comes_back_early_ends_the_old_connection_first() {
     let mut world = world(1, 1, Duration::ZERO);
     run(&mut world, 0.01);
     // The caller dials again though its connection stands; the callee hears the end of that one and then the hello.
-    world.with_role(caller(0), |now, role| role.retry_at = Some(now));
+    let now = world.now();
+    world.role_mut(caller(0)).unwrap().retry_at = Some(now);
     run(&mut world, 0.01015);
     let callee = world.role(CALLEE).unwrap();
     assert_eq!(callee.losses, ["replaced by a new connection"]);
