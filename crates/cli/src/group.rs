@@ -72,6 +72,9 @@ fn living() -> Option<HashSet<Pid>> {
     Some(processes.filter(is_ours).filter_map(|stat| Pid::from_raw(stat.group)).collect())
 }
 
+/// Where the number of threads is in the kernel's line, counted from the state.
+const THREADS: usize = 17;
+
 /// What the kernel tells of a process.
 struct Stat {
     /// Whether it has not ended, to be waited for only.
@@ -87,7 +90,9 @@ impl Stat {
         // The program's name, in parentheses, may contain anything.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse().ok();
-        Some(Stat { runs: !matches!(*fields.first()?, "Z" | "X"), group: number(2)?, session: number(3)? })
+        // The state is the first thread's alone: while other threads have not ended, the process has not.
+        let runs = !matches!(*fields.first()?, "Z" | "X") || number(THREADS)? > 1;
+        Some(Stat { runs, group: number(2)?, session: number(3)? })
     }
 }
 
@@ -134,6 +139,23 @@ mod tests {
         let (asked, _) = start("echo; exec sleep 987");
         end_unlisted(&[ended, asked], Duration::from_secs(3600));
         assert!(is_gone(ended) && is_gone(asked));
+    }
+
+    /// A process whose threads end one after the other looked ended with the first of them, and was left behind.
+    #[test]
+    fn a_process_whose_first_thread_has_ended_still_runs() {
+        let program = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(987,)).start(); \
+                       print(flush=True); ctypes.CDLL(None).pthread_exit(None)";
+        let (group, _) = start(&format!("exec python3 -c '{program}'"));
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", group.as_raw_nonzero()));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !stat().expect("nobody waits for it").contains(") Z ") {
+            assert!(Instant::now() < deadline, "its first thread has not ended");
+            std::thread::sleep(LOOK_EVERY);
+        }
+        assert!(living().expect("there is `/proc`").contains(&group));
+        end(|| vec![group], Duration::from_secs(30));
+        waitpid(Some(group), WaitOptions::NOHANG).expect("it is a child").expect("it has ended");
     }
 
     #[test]
