@@ -18,6 +18,7 @@
 
 mod error;
 mod handle;
+mod hands;
 mod job;
 mod options;
 mod shared;

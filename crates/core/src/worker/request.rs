@@ -66,9 +66,9 @@ pub(super) enum OutgoingForm {
     Decoded(Arc<Payloads>),
 }
 
-/// A table's part of what is submitted in one go.
+/// A table's part of what is pushed in one go.
 #[derive(Debug)]
-pub(super) struct Submission {
+pub(super) struct TablePush {
     pub(super) table: usize,
     pub(super) gradient: Outgoing,
     /// The parameters that follow are wanted there.
