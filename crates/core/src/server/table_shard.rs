@@ -41,8 +41,8 @@ pub(super) struct ChunkView {
     pub(super) number: u32,
     /// The version of its parameters.
     pub(super) version: Clock,
-    /// Its first byte in the table.
-    pub(super) table_byte: u64,
+    /// Its first element in the table.
+    pub(super) table_start: u64,
     /// Its first element in [`TableShard::stored_bytes`].
     pub(super) start: usize,
     /// Its elements.
@@ -320,7 +320,7 @@ impl TableShard {
         ChunkView {
             number: chunk.number,
             version: self.version_of(index),
-            table_byte: chunk.table_start * 4,
+            table_start: chunk.table_start,
             start: chunk.start,
             len: chunk.len,
         }
@@ -345,6 +345,11 @@ impl TableShard {
             DType::F32 => ChunkAnswer::Stored(DType::F32),
             dtype => ChunkAnswer::Stored(self.make_halves(index, dtype)),
         }
+    }
+
+    /// The type of the elements that answers have, where a codec does not encode them.
+    pub(super) fn answer_type(&self) -> DType {
+        self.answer_encoders.elements()
     }
 
     /// Makes the halves of a chunk, unless they are here. Its type, which is another one when they cannot be made.

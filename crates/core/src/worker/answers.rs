@@ -5,12 +5,15 @@ use crate::codec::{Codec, Decoder};
 use crate::kernels::{self, Values};
 use crate::limits;
 use crate::table::TableSpec;
+use crate::wire::DType;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Reads answers.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
+    /// The type of the elements that they come as, where a codec does not encode them.
+    elements: Option<DType>,
     decoder: Option<Decoder>,
     /// Sum of all answers so far, where answers are differences; whether or not the application saw it.
     base: Option<Vec<f32>>,
@@ -21,14 +24,15 @@ impl Answers {
     pub(super) fn new(spec: &TableSpec, codec: Codec) -> Answers {
         let has_base = codec.is_for_differences() && !spec.rows;
         Answers {
+            elements: codec.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32),
             base: has_base.then(|| vec![0.0; spec.elements() as usize]),
             decoder: (!codec.is_none()).then(|| Decoder::new(Arc::new(codec))),
         }
     }
 
-    /// Whether they come as the elements that tables have.
-    pub(super) fn are_plain(&self) -> bool {
-        self.decoder.is_none()
+    /// The type of the elements that they come as, where a codec does not encode them.
+    pub(super) fn elements(&self) -> Option<DType> {
+        self.elements
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

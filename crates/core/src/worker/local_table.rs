@@ -10,7 +10,7 @@ use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::submission::{Part, Sent, Source, Surroundings};
-use crate::codec::Codec;
+use crate::codec::{Codec, half};
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
 use crate::kernels::{self, Values};
 use crate::lease::Lease;
@@ -18,6 +18,7 @@ use crate::policy::NonFinite;
 use crate::store::{Allocate, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
+use crate::wire::DType;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -91,6 +92,8 @@ pub(super) struct TablePolicies {
 pub(super) struct Reply {
     pub(super) fetch: FetchId,
     pub(super) place: Option<Place>,
+    /// The type of the elements in that memory.
+    pub(super) dtype: DType,
 }
 
 impl LocalTable {
@@ -342,9 +345,9 @@ impl LocalTable {
     pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
-        let wants_place = self.answers.are_plain();
+        let wants_place = self.answers.elements() == Some(DType::F32);
         let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
-        Reply { fetch, place }
+        Reply { fetch, place, dtype: DType::F32 }
     }
 
     /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
@@ -356,16 +359,26 @@ impl LocalTable {
         Some(self.parameters.back(fetch, index)?.as_mut_bytes())
     }
 
-    /// Puts a chunk of an answer to its place in the back of a pull; `None` when that is not wanted any more.
+    /// Puts a chunk of an answer to its place in the back of a pull, which has elements of this type; `None` when that is not
+    /// wanted any more.
     pub(super) fn put_chunk(
         &mut self,
         place: Range<usize>,
         values: Values<'_>,
         target: Option<(FetchId, usize)>,
+        dtype: DType,
     ) {
         self.answers.set_base(place.clone(), values);
         if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
-            kernels::copy(&mut back.as_mut_slice()[place], values);
+            match dtype {
+                DType::F32 => kernels::copy(&mut back.as_mut_slice()[place], values),
+                // Only what is not finite, or was asked for under another codec, comes as something else.
+                dtype => half::write_any(
+                    dtype,
+                    &values.to_vec(),
+                    &mut back.as_mut_bytes()[bytes_of(&place, dtype)],
+                ),
+            }
         }
     }
 
@@ -375,10 +388,20 @@ impl LocalTable {
         place: Range<usize>,
         payload: &[u8],
         target: Option<(FetchId, usize)>,
+        dtype: DType,
     ) -> Option<()> {
         let back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
-        let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
-        self.answers.decode_chunk(place, payload, target)
+        if dtype == DType::F32 {
+            let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
+            return self.answers.decode_chunk(place, payload, target);
+        }
+        // The codec has changed since the answer was asked for.
+        let mut values = vec![0.0; place.len()];
+        self.answers.decode_chunk(place.clone(), payload, Some(&mut values))?;
+        if let Some(back) = back {
+            half::write_any(dtype, &values, &mut back.as_mut_bytes()[bytes_of(&place, dtype)]);
+        }
+        Some(())
     }
 
     /// The values of so many rows from what a codec made. `None` when they do not fit.
@@ -438,7 +461,8 @@ impl LocalTable {
     }
 
     /// Takes a slab's memory back.
-    pub(super) fn take_back(&mut self, slab: Slab) {
+    pub(super) fn take_back(&mut self, mut slab: Slab) {
+        slab.convert_values(DType::F32);
         let (gradient, mut values, _retired) = slab.into_parts();
         // The application may have changed them, and differences may have come meanwhile.
         if let Some(base) = self.answers.base() {
@@ -451,11 +475,16 @@ impl LocalTable {
     /// Takes a slab for an exchange: what is sent, and where the answer is received, if one is asked for.
     pub(super) fn begin_exchange(
         &mut self,
-        slab: Slab,
+        mut slab: Slab,
         sent: Sent,
         clock: Clock,
     ) -> (Outgoing, SlabInFlight, Option<Reply>) {
-        let (table, missing) = (slab.table(), slab.missing().clone());
+        let (table, missing, takes_halves) = (slab.table(), slab.missing().clone(), slab.takes_halves());
+        // A codec that compares gradients with the parameters reads them as they are.
+        let needs_values = self.codec.as_ref().is_some_and(|codec| codec.needs_parameters());
+        let halves = self.answers.elements().filter(|_| takes_halves && !needs_values);
+        let values_type = halves.unwrap_or(DType::F32);
+        slab.convert_values(values_type);
         let (gradient, values, retired) = slab.into_parts();
         let (outgoing, gradient) = match sent {
             Sent::Made(made) => (made, GradientInFlight::Kept(gradient)),
@@ -468,12 +497,16 @@ impl LocalTable {
         };
         if !self.asks_after(clock) {
             let values = ValuesInFlight::Kept(values);
-            return (outgoing, SlabInFlight { table, gradient, values, retired }, None);
+            let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
+            return (outgoing, slab, None);
         }
         self.pulled = clock + 1;
         let (fetch, place) = self.parameters.begin_slab(clock + 1, values);
+        // Servers put what answers consist of there, and nothing else.
+        let place = place.filter(|_| self.answers.elements() == Some(values_type));
         let values = ValuesInFlight::Awaited(fetch);
-        (outgoing, SlabInFlight { table, gradient, values, retired }, Some(Reply { fetch, place }))
+        let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
+        (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
     }
 
     /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
@@ -484,7 +517,7 @@ impl LocalTable {
         lender: u64,
         allocator: &dyn Allocate,
     ) -> Slab {
-        let SlabInFlight { table, gradient, values, mut retired } = in_flight;
+        let SlabInFlight { table, gradient, values, values_type, takes_halves, mut retired } = in_flight;
         let gradient = match gradient {
             GradientInFlight::Kept(gradient) => gradient,
             GradientInFlight::Sent(lease) => lease.reclaim().unwrap_or_else(|lease| {
@@ -501,7 +534,8 @@ impl LocalTable {
                 values
             }
         };
-        Slab::new(lender, table, gradient, values).with_retired(retired)
+        let slab = Slab::new(lender, table, gradient, values).with_retired(retired);
+        slab.with_values_type(values_type, takes_halves)
     }
 
     /// Its memory against what is known of it. `waiting` is the number of requests that parameters are awaited from.
@@ -518,6 +552,11 @@ impl LocalTable {
     }
 }
 
+/// The bytes of elements of a type.
+fn bytes_of(place: &Range<usize>, dtype: DType) -> Range<usize> {
+    place.start * dtype.bytes()..place.end * dtype.bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::slab::Prepared;
@@ -529,7 +568,6 @@ mod tests {
     use crate::registry::{Entry, Registry};
     use crate::spec::Spec;
     use crate::types::ServerId;
-    use crate::wire::DType;
 
     /// Asks for parameters when they are older than two iterations, and takes even versions only.
     #[derive(Debug)]

@@ -357,7 +357,7 @@ fn nan_in_halves_that_the_application_made_is_found_by_servers() {
     let outcome;
     (slab, outcome) = exchange(slab, 0x7e00);
     let refusal = outcome.expect("it is over").unwrap_err().to_string();
-    assert!(refusal.contains("has NaN or Inf in chunk 0"), "{refusal}");
+    assert!(refusal.contains("has NaN or Inf in chunk"), "{refusal}");
     // The same clock again, with gradients of 1.
     let (slab, outcome) = exchange(slab, 0x3c00);
     assert_eq!(outcome, Some(Ok(())));

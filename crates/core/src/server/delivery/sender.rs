@@ -66,9 +66,10 @@ impl Sender<'_> {
         let (body, bytes) = match answer {
             ChunkAnswer::Stored(dtype) => {
                 params.form = Form::Dense(dtype);
-                // A worker's memory is for the elements that tables have.
-                let place = reply.place.filter(|_| dtype == DType::F32);
-                params.reply_place = place.and_then(|place| place.after(chunk.table_byte));
+                // A worker's memory is for the elements that answers have; what is not finite may come as others.
+                let place = reply.place.filter(|_| dtype == self.table.answer_type());
+                let first = chunk.table_start * dtype.bytes() as u64;
+                params.reply_place = place.and_then(|place| place.after(first));
                 let (start, len) = (chunk.start * dtype.bytes(), chunk.len * dtype.bytes());
                 (Body::Stored { buffer: StoredTable { table: self.id, dtype }.to_bits(), start, len }, len)
             }
