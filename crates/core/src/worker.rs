@@ -860,6 +860,11 @@ impl Worker {
             Err(error) => return self.session.fail(error),
         }
         self.count_blocks();
+        for &id in &under_way {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.check_place(&self.tables[request.table()]);
+            }
+        }
         under_way.into_iter().for_each(|id| self.send_again(id));
     }
 

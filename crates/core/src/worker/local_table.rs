@@ -341,11 +341,16 @@ impl LocalTable {
 
     // Pulls.
 
+    /// The type of the elements that answers come as, where a codec does not encode them.
+    pub(super) fn answer_type(&self) -> Option<DType> {
+        self.answers.elements()
+    }
+
     /// Begins a pull of the whole table.
     pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
-        let wants_place = self.answers.elements() == Some(DType::F32);
+        let wants_place = self.answer_type() == Some(DType::F32);
         let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
         Reply { fetch, place, dtype: DType::F32 }
     }
@@ -559,6 +564,8 @@ fn bytes_of(place: &Range<usize>, dtype: DType) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Ticket;
+    use super::super::request::{Request, RequestKind};
     use super::super::slab::Prepared;
     use super::super::submission::{Alone, Submission, SubmissionKind};
     use super::*;
@@ -660,7 +667,10 @@ mod tests {
     }
 
     fn use_codec(table: &mut LocalTable, codec: &str) {
-        let policy = Policy::default().with(crate::policy::Axis::Codec, codec);
+        use_policy(table, Policy::default().with(crate::policy::Axis::Codec, codec));
+    }
+
+    fn use_policy(table: &mut LocalTable, policy: Policy) {
         let policies = TablePolicies {
             nonfinite: NonFinite::Reject,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
@@ -757,6 +767,32 @@ mod tests {
         let shard = ShardId { server: ServerId(0), core: 0 };
         let third = table.decoded(&third, shard);
         assert_eq!(third.buffer.as_slice()[..4], [4.0, 1.0, 3.0, 0.0]);
+    }
+
+    /// A server would put halves where this worker counts on longer elements, and the reverse.
+    #[test]
+    fn a_place_is_named_as_long_as_answers_consist_of_its_elements() {
+        let mut table = table();
+        let fetch = table.begin_pull(0, false).fetch;
+        let request = |dtype| {
+            let place = Some(Place { segment: 1, offset: 0 });
+            let shard = ShardId { server: ServerId(0), core: 0 };
+            let kind = RequestKind::Pull { rows: None, now: false };
+            Request::new(shard, 0, 0, Ticket(0), kind).with_reply(Some(Reply { fetch, place, dtype }))
+        };
+        for (answers, elements) in [
+            ("none", Some(DType::F32)),
+            ("f16", Some(DType::F16)),
+            ("bf16", Some(DType::Bf16)),
+            ("int8", None),
+        ] {
+            use_policy(&mut table, Policy::default().with(crate::policy::Axis::AnswerCodec, answers));
+            for dtype in [DType::F32, DType::F16, DType::Bf16] {
+                let mut request = request(dtype);
+                request.check_place(&table);
+                assert_eq!(request.reply_place().is_some(), elements == Some(dtype), "{answers} {dtype:?}");
+            }
+        }
     }
 
     #[test]

@@ -221,6 +221,12 @@ impl Request {
         }
     }
 
+    /// The codecs of its table have changed: a place for other elements than those that answers consist of now is not named
+    /// any more.
+    pub(super) fn check_place(&mut self, table: &LocalTable) {
+        self.reply_place = self.reply_place.filter(|_| table.answer_type() == Some(self.dtype));
+    }
+
     /// Whether a consistency condition stood before the answer.
     pub(super) fn is_conditional(&self) -> bool {
         !matches!(self.kind, RequestKind::Pull { now: true, .. })
@@ -322,6 +328,12 @@ impl Request {
         let layout = table.layout();
         let expected = format!("parameters that fit shape {:?}", layout.spec().shape);
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
+    }
+
+    /// Place in this worker's shared memory where a server may put the answer.
+    #[cfg(test)]
+    pub(super) fn reply_place(&self) -> Option<Place> {
+        self.reply_place
     }
 
     /// The type of the elements in the memory that the answer is put to.
