@@ -19,6 +19,7 @@ pub mod host;
 pub mod identity;
 mod log;
 pub mod pinning;
+pub mod ports;
 pub mod server;
 pub mod stderr;
 mod transport;

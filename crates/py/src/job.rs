@@ -133,7 +133,7 @@ impl Job {
     ) -> PyResult<Table> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
-        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: read_policies(policies)? };
+        let spec = TableSpec { rows, policy: read_policies(policies)?, ..TableSpec::dense(name, shape) };
         let table = py.detach(|| job.table(spec, initial)).map_err(client)?;
         Ok(Table::new(table, self.membership.clone()))
     }
