@@ -274,7 +274,7 @@ impl Job {
         self.job.lock().expect("no holder of this lock panics")
     }
 
-    fn job(&self) -> PyResult<Arc<node::Job>> {
+    pub(crate) fn job(&self) -> PyResult<Arc<node::Job>> {
         check_process(self.process)?;
         self.lock()
             .clone()

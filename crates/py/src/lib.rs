@@ -5,9 +5,11 @@
 
 mod arrays;
 mod condition;
+mod device;
 mod errors;
 mod job;
 mod policy;
+mod pump;
 mod server;
 mod slab;
 mod waiting;
@@ -23,6 +25,8 @@ mod _native {
     use super::job::{Handle, Job, environment_url, identity};
     #[pymodule_export]
     use super::policy::{check_policies, optimizer_parameters, pulls_partially};
+    #[pymodule_export]
+    use super::pump::Pump;
     #[pymodule_export]
     use super::server::Server;
     #[pymodule_export]

@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, Prepared, TableId};
+use paramill_node::client::{self as node, ClientError, Prepared, TableId, WorkerError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -39,14 +39,16 @@ enum Place {
     Between,
 }
 
+/// Where the elements are, and how many.
 #[derive(Clone, Copy, PartialEq)]
-struct Address {
-    gradient: *const f32,
-    values: *const f32,
-    len: usize,
+pub(crate) struct Address {
+    pub(crate) gradient: *const f32,
+    pub(crate) values: *const f32,
+    pub(crate) len: usize,
 }
 
-// SAFETY: the pointers are only turned into arrays, which is done while the interpreter is held.
+// SAFETY: the pointers are turned into arrays, which is done while the interpreter is held, or handed to a device while no
+// exchange has the buffers.
 unsafe impl Send for Address {}
 
 impl Address {
@@ -94,23 +96,13 @@ impl Slab {
             "halves" => Prepared::Halves,
             other => return Err(raise("OrderError", format!("there is no content `{other}`"))),
         };
-        let mut place = self.lock();
-        let Place::Here { slab, .. } = &mut *place else {
-            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
-        };
-        slab.contains_by(prepared, codec);
-        Ok(())
+        self.prepare(prepared, codec).map_err(client)
     }
 
     /// Says of which elements there is no gradient in the next exchange: ascending ranges, from the first element of each to
     /// the one after its last.
     fn lacks(&self, ranges: Vec<(usize, usize)>) -> PyResult<()> {
-        let mut place = self.lock();
-        let Place::Here { slab, .. } = &mut *place else {
-            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
-        };
-        let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
-        slab.lacks(ranges).map_err(|error| client(error.into()))
+        self.leave_out(ranges).map_err(client)
     }
 
     /// How often the buffers moved: arrays that were made before look at memory that is not used any more.
@@ -133,7 +125,8 @@ impl Slab {
         self.place.lock().expect("no holder of this lock panics")
     }
 
-    fn address(&self) -> PyResult<Address> {
+    /// Where the elements are now.
+    pub(crate) fn address(&self) -> PyResult<Address> {
         match &mut *self.lock() {
             Place::Here { slab, .. } => Ok(Address::of(slab)),
             Place::Away { address, .. } => Ok(*address),
@@ -141,20 +134,52 @@ impl Slab {
         }
     }
 
+    /// Says what stands in the gradient's memory, by the codec of this text.
+    pub(crate) fn prepare(&self, prepared: Prepared, codec: String) -> Result<(), ClientError> {
+        self.here(|slab| {
+            slab.contains_by(prepared, codec);
+            Ok(())
+        })
+    }
+
+    /// Says of which elements there is no gradient.
+    pub(crate) fn leave_out(&self, ranges: Vec<(usize, usize)>) -> Result<(), ClientError> {
+        let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
+        self.here(|slab| Ok(slab.lacks(ranges)?))
+    }
+
+    /// Makes the gradient zero.
+    pub(crate) fn clear(&self) -> Result<(), ClientError> {
+        self.here(|slab| {
+            slab.gradient_mut().fill(0.0);
+            Ok(())
+        })
+    }
+
+    fn here<T>(
+        &self,
+        visit: impl FnOnce(&mut node::Slab) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        match &mut *self.lock() {
+            Place::Here { slab, .. } => visit(slab),
+            Place::Away { .. } | Place::Between => Err(under_way()),
+        }
+    }
+
     /// Takes the buffers for an exchange.
-    fn send(&self) -> PyResult<(node::Slab, u64)> {
+    fn send(&self) -> Result<(node::Slab, u64), ClientError> {
         let mut place = self.lock();
         match std::mem::replace(&mut *place, Place::Between) {
             Place::Here { slab, moves } => Ok((slab, moves)),
             other => {
                 *place = other;
-                Err(raise("OrderError", "a slab is under way: wait for its exchange first"))
+                Err(under_way())
             }
         }
     }
 
     /// Puts buffers back that an exchange returned.
-    fn put_back(&self, mut slab: node::Slab) {
+    pub(crate) fn put_back(&self, mut slab: node::Slab) {
         let mut place = self.lock();
         let moves = match &*place {
             Place::Away { address, moves, .. } => moves + u64::from(*address != Address::of(&mut slab)),
@@ -187,40 +212,50 @@ pub(crate) struct Exchange {
 
 /// Sends the gradients of these slabs; all of them or, on an error, none.
 pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) -> PyResult<Exchange> {
+    let all: Vec<&Slab> = slabs.iter().map(Py::get).collect();
+    let exchange = py.detach(|| begin(job, &all)).map_err(client)?;
+    Ok(Exchange { exchange, process: std::process::id(), slabs })
+}
+
+/// The same without the interpreter. The slabs are put back with [`Slab::put_back`].
+pub(crate) fn begin(job: &node::Job, slabs: &[&Slab]) -> Result<Arc<Mutex<node::Exchange>>, ClientError> {
     let mut taken = Vec::with_capacity(slabs.len());
     let mut moves = Vec::with_capacity(slabs.len());
-    for slab in &slabs {
-        match slab.get().send() {
+    for slab in slabs {
+        match slab.send() {
             Ok((buffers, count)) => {
                 taken.push(buffers);
                 moves.push(count);
             }
             Err(error) => {
-                restore(&slabs, taken);
+                restore(slabs, taken);
                 return Err(error);
             }
         }
     }
     let addresses: Vec<Address> = taken.iter_mut().map(Address::of).collect();
-    let outcome = py.detach(|| job.exchange(&mut taken));
-    let exchange = match outcome {
+    let exchange = match job.exchange(&mut taken) {
         Ok(exchange) => Arc::new(Mutex::new(exchange)),
         Err(error) => {
-            restore(&slabs, taken);
-            return Err(client(error));
+            restore(slabs, taken);
+            return Err(error);
         }
     };
     for ((slab, address), moves) in slabs.iter().zip(addresses).zip(moves) {
-        *slab.get().lock() = Place::Away { _kept: exchange.clone(), address, moves };
+        *slab.lock() = Place::Away { _kept: exchange.clone(), address, moves };
     }
-    Ok(Exchange { exchange, process: std::process::id(), slabs })
+    Ok(exchange)
 }
 
 /// Puts buffers back, which are in the order of their slabs: by number, tables of different jobs would be mixed up.
-fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
+fn restore(slabs: &[&Slab], taken: Vec<node::Slab>) {
     for (slab, buffers) in slabs.iter().zip(taken) {
-        slab.get().put_back(buffers);
+        slab.put_back(buffers);
     }
+}
+
+fn under_way() -> ClientError {
+    WorkerError::Order("a slab is under way: wait for its exchange first".to_owned()).into()
 }
 
 #[pymethods]
@@ -238,7 +273,8 @@ impl Exchange {
                 Err(error) => (exchange.give_up(), Err(error)),
             }
         });
-        restore(&self.slabs, slabs);
+        let own: Vec<&Slab> = self.slabs.iter().map(Py::get).collect();
+        restore(&own, slabs);
         outcome.map_err(|error| client(timed(error, timeout)))
     }
 

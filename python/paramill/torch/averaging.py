@@ -14,7 +14,7 @@ from ..job import Job
 from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining, names_in
+from .optimizer import DistributedOptimizer, check_sync, declare_buffers, joining, names_in, pack_bytes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,7 +50,7 @@ class AveragingOptimizer(DistributedOptimizer):
         accumulate: int = 1,
         overlap: Optional[bool] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[AveragingPolicies],
     ) -> None:
         check_needs_no_closure(optimizer)
@@ -66,6 +66,7 @@ class AveragingOptimizer(DistributedOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._parameters = self._all_parameters()
+        pack_bytes = pack_bytes or pack_bytes_of(self._parameters)
         self._watched = []
         with joining(job) as self.job:
             trained: list[Slot] = []

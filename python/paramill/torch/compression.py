@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,34 @@ CHOOSERS = ("topk", "dvf", "threshold")
 # The parameter that a value without a key is of.
 POSITIONAL = {"topk": "ratio", "dvf": "delta", "threshold": "value", "warmup": "steps"}
 
-# A copy out of the device: from where, and to which tensor over the host's memory.
-Copy = tuple[Tensor, Tensor]
+
+class Encoded(NamedTuple):
+    """What is to be sent: parts that follow each other in the memory that frames leave from.
+
+    They are a `gradient`, or what a codec made of it: `halves`, all `chosen` entries with zeros between them, or `count`
+    `places` and their values. Those that are `counted` are, on the device, their number, places, values and all elements.
+    """
+
+    content: str
+    count: int
+    parts: list[Tensor]
+
+    def place(self, memory: Tensor) -> tuple[str, int]:
+        """Copies it to the host's memory, and waits for that. What stands there then."""
+        content, count, parts = self
+        if content == "counted":
+            count = int(parts[0].item())
+            is_dense = 2 * count > memory.numel()
+            content = "chosen" if is_dense else "places"
+            parts = [parts[3]] if is_dense else [parts[1][:count], parts[2][:count]]
+            count = 0 if is_dense else count
+        target = memory.view(torch.uint8)
+        for part in parts:
+            size = part.numel() * part.element_size()
+            if part.data_ptr() != target.data_ptr():
+                target[:size].view(part.dtype).copy_(part)
+            target = target[size:]
+        return content, count
 
 
 class Chain:
@@ -85,10 +111,9 @@ class Compressor:
         self._packed_places = torch.empty(room + 1, dtype=torch.int32, device=device)
         self._packed_values = torch.empty(room + 1, device=device)
         self._count = torch.empty(1, dtype=torch.int64, device=device)
-        self._counted = torch.empty(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._chosen: Optional[Tensor] = None
-        self.content = ""
-        self.count = 0
+        # What is sent stays where it is until it has left.
+        self._halves = torch.empty(size if chain.name is None else 0, dtype=chain.half or torch.float16, device=device)
+        self._all = torch.empty(room, device=device)
 
     def applies(self, step: int) -> bool:
         """Whether it has something to do at this step; if not, the worker sends :attr:`input` as it is."""
@@ -99,68 +124,48 @@ class Compressor:
         """What was not sent yet."""
         return self._residual
 
-    def encode(self, step: int, memory: Tensor, absent: Sequence[tuple[int, int]] = ()) -> list[Copy]:
-        """Compresses :attr:`input`; returns what is to be copied to `memory`, the host's. :meth:`rest` may have more.
-
-        What was not sent yet of `absent`, ranges without a gradient, waits for their next one. The input is zero there.
+    def encode(self, step: int, absent: Sequence[tuple[int, int]] = ()) -> Encoded:
+        """Compresses :attr:`input`. What was not sent yet of `absent`, ranges without a gradient, waits for their next one.
+        The input is zero there.
         """
-        held: list[Copy] = []
+        held: list[tuple[Tensor, Tensor]] = []
         if self._residual is not None:
             held = [(self._residual[start:end].clone(), self._residual[start:end]) for start, end in absent]
         for _, part in held:
             part.zero_()
-        copies = self._encode(step, memory)
+        encoded = self._encode(step)
         for values, part in held:
             part.copy_(values)
-        return copies
+        return encoded
 
-    def _encode(self, step: int, memory: Tensor) -> list[Copy]:
+    def _encode(self, step: int) -> Encoded:
         values = self.input if self._residual is None else self.input.add_(self._residual)
         chain = self._chain
         if chain.name is None:
-            assert chain.half is not None
-            halves = _rounded(values, chain.half)
-            self._keep(values, halves)
-            self.content, self.count = "halves", 0
-            return [(halves, memory.view(chain.half)[: self._size])]
+            _round(values, self._halves)
+            self._keep(values, self._halves)
+            return Encoded("halves", 0, [self._halves])
         # What is no number is chosen, and the worker refuses it.
         mask = self._topk(values) if chain.name == "topk" else (values.abs() <= self._threshold(step)).logical_not_()
         chosen = torch.where(mask, values, 0)
         if chain.half is not None:
-            chosen = _rounded(chosen, chain.half).float()
+            chosen = _round(chosen, torch.empty_like(chosen, dtype=chain.half)).float()
         self._keep(values, chosen)
         if chain.name == "topk":
             count = sum(rows * _share(chain.argument, width) for _, rows, width in self._runs)
             if 2 * count > self._size:
-                return self._send_all(chosen, memory)
+                return Encoded("chosen", 0, [self._all.copy_(chosen)])
             self._pack(mask, chosen)
-            return self._send_places(count, memory)
+            return Encoded("places", count, [self._packed_places[:count], self._packed_values[:count]])
         self._pack(mask, chosen)
-        self._chosen = chosen
-        return [(self._count, self._counted)]
-
-    def rest(self, memory: Tensor) -> list[Copy]:
-        """What is to be copied once that which was to be copied before is there; nothing at the end."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:
-            return []
-        count = int(self._counted.item())
-        return self._send_all(chosen, memory) if 2 * count > self._size else self._send_places(count, memory)
+        self._all.copy_(chosen)
+        return Encoded("counted", 0, [self._count, self._packed_places, self._packed_values, self._all])
 
     def _keep(self, values: Tensor, sent: Tensor) -> None:
         if self._residual is not None:
             # What is no number is refused, and nothing is sent: what was kept before is kept.
             everything_left = values.isfinite().all()
             torch.where(everything_left, values - sent, self._residual, out=self._residual)
-
-    def _send_all(self, chosen: Tensor, memory: Tensor) -> list[Copy]:
-        self.content, self.count = "chosen", 0
-        return [(chosen, memory)]
-
-    def _send_places(self, count: int, memory: Tensor) -> list[Copy]:
-        self.content, self.count = "places", count
-        places = memory[:count].view(torch.int32)
-        return [(self._packed_places[:count], places), (self._packed_values[:count], memory[count : 2 * count])]
 
     def _pack(self, mask: Tensor, chosen: Tensor) -> None:
         """Puts places and values of what travels next to each other, without asking the device how many there are."""
@@ -212,7 +217,8 @@ def _share(ratio: float, count: int) -> int:
     return min(max(math.ceil(ratio * count), 1), count)
 
 
-def _rounded(values: Tensor, half: torch.dtype) -> Tensor:
-    """The nearest halves. What is beyond the largest becomes it; what is no number stays none."""
-    largest = torch.finfo(half).max
-    return torch.where(values.isfinite(), values.clamp(-largest, largest), values).to(half)
+def _round(values: Tensor, halves: Tensor) -> Tensor:
+    """Writes the nearest halves. What is beyond the largest becomes it; what is no number becomes none."""
+    largest = torch.finfo(halves.dtype).max
+    # Zero times a value is no number where the value is none.
+    return torch.add(values.clamp(-largest, largest), values, alpha=0, out=halves)

@@ -23,7 +23,9 @@ from .watch import WatchedBucket, WatchedRows
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DEFAULT_PACK_BYTES = 1 << 20
+# Packs are a sixteenth of a model, within these limits: every pack costs Python time, and the last one has nothing to overlap with.
+PACKS_OF_A_MODEL = 16
+LEAST_PACK_BYTES, MOST_PACK_BYTES = 1 << 20, 32 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
 SMALLEST_LR = 1e-30
 
@@ -49,7 +51,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
     :param buffers: ``model.named_buffers()`` to have them averaged over the workers at every step; else they stay each
         worker's own
-    :param pack_bytes: small parameters are packed into tables of about this many bytes
+    :param pack_bytes: small parameters are packed into tables of at most this many bytes; of a sixteenth of the model, within
+        1 and 32 MB, if not given
     """
 
     # The names and types of the policies that it takes.
@@ -83,13 +86,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         overlap: Optional[bool] = None,
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[OptimizerPolicies],
     ) -> None:
         check_is_text(optimizer)
         sync = policies.get("sync")
         check_sync(sync)
         groups = named_groups(params)
+        pack_bytes = pack_bytes or pack_bytes_of(parameter for group in groups for parameter in group["params"])
         rule, defaults = parse_for_groups(optimizer, groups)
         self._rule = rule
         self._keys = list(defaults)
@@ -145,7 +149,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
         self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
-        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self._before_save)
+        sparse_ones = {each.slot.parameter for each in rows}
+        carried = {slot.parameter for bucket in [*dense, *means] for slot in bucket.slots}
+        self._forward = ForwardWaits(self._waits(), sparse_ones, self._before_save, sparse_ones | carried)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
@@ -248,6 +254,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
+            # What a pump carries is waited for by the device.
+            if bucket.lane is not None:
+                continue
 
             def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:
                 self._exchanger.wait_for(bucket)
@@ -427,6 +436,12 @@ def parse_for_groups(text: str, groups: list[dict[str, Any]]) -> tuple[str, dict
         # Whichever is written here, that of the group counts.
         text += f"{',' if ':' in text else ':'}lr=1"
     return parse_optimizer(text)
+
+
+def pack_bytes_of(parameters: Iterable[Tensor]) -> int:
+    """How large the packs of a model are, if the script does not say."""
+    total = sum(4 * parameter.numel() for parameter in parameters)
+    return min(max(total // PACKS_OF_A_MODEL, LEAST_PACK_BYTES), MOST_PACK_BYTES)
 
 
 def declare_buffers(
