@@ -96,6 +96,37 @@ fn an_exchange_in_memory_has_no_server_process() {
     assert_eq!((&report["server_rss_mb"], &report["server_rss_ratio"]), (&Value::Null, &Value::Null));
 }
 
+/// Codecs are named, and the bytes are those that travelled: goodput alone would not tell a codec from a faster machine.
+#[test]
+fn an_exchange_with_codecs_reports_the_bytes_that_travelled() {
+    let uncompressed = 2.0 * 2.0 * 4.0 * 4096.0;
+    let plain = exchange(&["--cores=1"]);
+    assert_eq!((&plain["codec"], &plain["answer_codec"]), (&"none".into(), &"none".into()));
+    for figure in ["/bytes/pushed", "/bytes/pulled"] {
+        assert_eq!(positive(&plain, figure), uncompressed / 2.0, "{figure}");
+    }
+    for copy in [&[][..], &["--copy"]] {
+        let codecs = ["--cores=1", "--codec=topk:0.01", "--answer-codec=f16"];
+        let report = exchange(&[&codecs[..], copy].concat());
+        check_exchange(&report);
+        assert_eq!((&report["codec"], &report["answer_codec"]), (&"topk:0.01".into(), &"f16".into()));
+        assert_eq!(positive(&report, "/bytes/uncompressed"), uncompressed);
+        let (pushed, pulled) = (positive(&report, "/bytes/pushed"), positive(&report, "/bytes/pulled"));
+        assert!(pushed < uncompressed / 2.0 / 30.0, "{pushed}");
+        assert!((0.45..0.55).contains(&(pulled / (uncompressed / 2.0))), "{pulled}");
+        for (bytes, ratio) in [(pushed, "/bytes/push_ratio"), (pulled, "/bytes/answer_ratio")] {
+            let ratio = positive(&report, ratio) * bytes / (uncompressed / 2.0);
+            assert!((ratio - 1.0).abs() < 0.01, "{report:#}");
+        }
+    }
+    // Values are noise: what loses nothing gains next to nothing, and every worker ends with the same parameters also where
+    // answers are differences.
+    let report = exchange(&["--cores=1", "--codec=lz4", "--answer-codec=topk:0.1"]);
+    let ratio = positive(&report, "/bytes/push_ratio");
+    assert!((0.9..1.2).contains(&ratio), "{ratio}");
+    assert!(positive(&report, "/bytes/answer_ratio") > 4.0, "{report:#}");
+}
+
 #[test]
 fn our_own_transports_can_be_peers() {
     let report = exchange(&["--transport=memory", "--cores=1", "--against=tcp"]);
@@ -121,6 +152,9 @@ fn what_cannot_be_exchanged_is_refused() {
         (&["--seconds=nan"], "--seconds NaN: expected 0 to"),
         (&["--timeout=0s"], "expected a time to wait"),
         (&["--optimizer=sdg"], "unknown optimizer `sdg`; known: sgd"),
+        (&["--codec=topkk"], "unknown codec `topkk`; known: "),
+        (&["--codec=topk:0.01+dvf:delta=1"], "the chain has a sparsifier already"),
+        (&["--answer-codec=dgc:0.01"], "dgc"),
         (&["--transport=pigeon"], "possible values: tcp, shm, memory, auto"),
         (&["--congestion=none"], "--congestion none: this system has"),
         (&["--pin=first"], "expected `auto`, `off`, or numbers"),

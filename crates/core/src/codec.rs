@@ -22,7 +22,7 @@ mod encoder;
 mod error;
 mod factors;
 mod feedback;
-mod half;
+pub(crate) mod half;
 mod int8;
 mod levels;
 mod lossless;
@@ -55,10 +55,11 @@ pub use mask::Mask;
 pub use matrix::LowRank;
 pub use payload::PREFIX_BYTES;
 
-use crate::kernels::{self, Values};
+use crate::kernels;
 use crate::prng::Prng;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
+use crate::wire::DType;
 use std::fmt::Debug;
 
 /// One stage of a chain, as the registry builds it.
@@ -214,8 +215,8 @@ pub trait Quantiser: Send + Sync + Debug {
     /// Fills `values` from as many bytes as they take. The error completes "the payload has ...".
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String>;
 
-    /// The same values as they lie in the bytes, where those are an element type's own. Nothing is checked.
-    fn view<'a>(&self, _bytes: &'a [u8]) -> Option<Values<'a>> {
+    /// The element type whose values the bytes are, where they are just that.
+    fn element_type(&self) -> Option<DType> {
         None
     }
 

@@ -32,11 +32,13 @@ pub const MAX_AGGREGATORS: u32 = 1024;
 pub const MAX_ADDRESSES: usize = 8;
 /// Tables in one job.
 pub const MAX_TABLES: usize = 1 << 16;
+/// Layers in all packs of one job.
+pub const MAX_LAYERS: usize = 1 << 16;
 /// Elements in one table.
 pub const MAX_TABLE_ELEMENTS: u64 = 1 << 36;
 /// Dimensions of one table.
 pub const MAX_DIMENSIONS: usize = 16;
-/// Bytes in a table's, a job's or a barrier's name, and in a glob on such names.
+/// Bytes in a table's, a layer's, a job's or a barrier's name, and in a glob on such names.
 pub const MAX_NAME_BYTES: usize = 256;
 /// Bytes in the text form of a component.
 pub const MAX_POLICY_BYTES: usize = 4096;

@@ -1,10 +1,13 @@
 //! Tables: what a job trains, and how it is cut into chunks.
 
 mod chunking;
+mod layer;
 mod layout;
 mod pack;
 
 pub use chunking::{Chunk, chunks, chunks_at_most};
+pub use layer::{Layer, LayerRef};
+pub(crate) use layer::{repeated_name, tables};
 pub(crate) use layout::{Layout, LocalChunk};
 pub use pack::{Pack, Packed};
 
@@ -27,22 +30,31 @@ pub struct TableSpec {
     pub rows: bool,
     /// Policies of this table alone.
     pub policy: Policies,
+    /// The tensors that the table consists of, ascending; none when it is one tensor itself. See [`TableSpec::layers()`].
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_LAYERS }>")]
+    pub layers: Vec<Layer>,
 }
 
 impl TableSpec {
     /// A table that is always pushed and pulled whole.
     pub fn dense(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> TableSpec {
-        TableSpec { name: name.into(), shape: shape.into(), rows: false, policy: Policies::default() }
+        TableSpec {
+            name: name.into(),
+            shape: shape.into(),
+            rows: false,
+            policy: Policies::default(),
+            layers: Vec::new(),
+        }
     }
 
     /// A table of which single rows are pushed and pulled.
     pub fn sparse(name: impl Into<String>, rows: u64, width: u64) -> TableSpec {
-        TableSpec { name: name.into(), shape: vec![rows, width], rows: true, policy: Policies::default() }
+        TableSpec { rows: true, ..TableSpec::dense(name, [rows, width]) }
     }
 
     /// Number of parameters; 0 when the product overflows, which [`TableSpec::check`] refuses.
     pub fn elements(&self) -> u64 {
-        self.shape.iter().try_fold(1u64, |product, &side| product.checked_mul(side)).unwrap_or(0)
+        layer::elements_of(&self.shape)
     }
 
     /// Parameters in one row.
@@ -75,28 +87,8 @@ impl TableSpec {
     /// Whether the declaration can be used; the error says why not.
     pub fn check(&self) -> Result<(), String> {
         let (name, shape) = (&self.name, &self.shape);
-        if name.is_empty() || name.len() > limits::MAX_NAME_BYTES {
-            // A name that is too long is not repeated.
-            return Err(format!(
-                "a table name of {} bytes: expected 1 to {}",
-                name.len(),
-                limits::MAX_NAME_BYTES
-            ));
-        }
-        if shape.len() > limits::MAX_DIMENSIONS {
-            return Err(format!(
-                "table `{name}` has {} dimensions: expected at most {}",
-                shape.len(),
-                limits::MAX_DIMENSIONS
-            ));
-        }
-        let elements = self.elements();
-        if elements == 0 || elements > limits::MAX_TABLE_ELEMENTS {
-            return Err(format!(
-                "table `{name}` of shape {shape:?}: expected 1 to {} elements",
-                limits::MAX_TABLE_ELEMENTS
-            ));
-        }
+        layer::check_name("a table", name)?;
+        layer::check_shape("table", name, shape)?;
         if self.rows && shape.first().is_none_or(|&rows| rows > u64::from(u32::MAX)) {
             return Err(format!(
                 "table `{name}` of shape {shape:?}: a sparse table has 1 to {} rows",
@@ -110,7 +102,7 @@ impl TableSpec {
                 limits::MAX_ROW_ELEMENTS
             ));
         }
-        Ok(())
+        self.check_layers()
     }
 }
 

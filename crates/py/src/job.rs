@@ -122,7 +122,7 @@ impl Job {
     ) -> PyResult<u32> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
-        let spec = TableSpec { name: name.to_owned(), shape, rows, policy: read_policies(policies)? };
+        let spec = TableSpec { rows, policy: read_policies(policies)?, ..TableSpec::dense(name, shape) };
         Ok(py.detach(|| job.create_table(spec, initial)).map_err(client)?.0)
     }
 

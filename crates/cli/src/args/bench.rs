@@ -25,13 +25,15 @@ pub(crate) enum BenchCommand {
 ///
 /// Every iteration each worker pushes a gradient of the whole model and pulls the parameters that follow from it,
 /// synchronously, with an optimizer step on the servers and no computation. Workers and servers are processes of their
-/// own. Goodput is workers x 2 x bytes of the model x iterations/s. The machine's limits are measured in between.
+/// own. Goodput is workers x 2 x bytes of the model x iterations/s, whatever a codec leaves of them on the way. The machine's
+/// limits are measured in between.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   paramill bench exchange
   paramill bench exchange --model vgg19 --workers 4 --servers 2 --cores 1 --json
   paramill bench exchange --elements 262144 --tensors 1 --transport memory
+  paramill bench exchange --codec topk:0.01 --answer-codec f16
   paramill bench exchange --congestion reno --against gloo --python venv/bin/python")]
 pub(crate) struct ExchangeArgs {
     /// The model whose tensors are exchanged [default: resnet50].
@@ -70,6 +72,13 @@ pub(crate) struct ExchangeArgs {
     /// The step that the servers make.
     #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
     pub(crate) optimizer: String,
+    /// What makes pushes smaller. With a codec, gradients and parameters are normal values, and gradients change from
+    /// iteration to iteration.
+    #[arg(long, value_name = "C", default_value = "none")]
+    pub(crate) codec: String,
+    /// What makes answers smaller.
+    #[arg(long, value_name = "C", default_value = "none")]
+    pub(crate) answer_codec: String,
     /// How long each contender is measured in a round.
     #[arg(long, value_name = "X", default_value_t = 2.0, conflicts_with = "iterations")]
     pub(crate) seconds: f64,
@@ -86,7 +95,7 @@ pub(crate) struct ExchangeArgs {
     #[arg(long, value_name = "P")]
     pub(crate) placement: Option<String>,
     /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
-    /// them to network namespaces, as bench/lab.py does.
+    /// them to network namespaces, as `bench/lab.py exchange` does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
     pub(crate) run_with: Option<String>,
     /// The address of a server; once for each [default: 127.0.0.1].

@@ -14,6 +14,7 @@ mod report;
 mod statistics;
 mod task;
 mod usage;
+mod values;
 mod worker;
 
 use crate::args::{BenchArgs, BenchCommand};

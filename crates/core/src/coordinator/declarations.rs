@@ -5,11 +5,10 @@ use crate::limits;
 use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::Spec;
-use crate::table::TableSpec;
+use crate::table::{TableSpec, repeated_name};
 use crate::types::WorkerId;
 use crate::wire::control::{self, frame};
 use crate::wire::{Control, Kind, Member, Plan, ServedShard};
-use std::collections::BTreeSet;
 
 /// The job's tables, as far as they are declared.
 #[derive(Debug, Default)]
@@ -38,12 +37,11 @@ impl Declarations {
         if let Some(other) = other {
             return self.compare(worker, &tables, &other.to_string());
         }
-        let mut names = BTreeSet::new();
+        if let Some(name) = repeated_name(&tables) {
+            return Err(format!("{worker} declared table `{name}` twice"));
+        }
         for table in &tables {
             table.check()?;
-            if !names.insert(&table.name) {
-                return Err(format!("{worker} declared table `{}` twice", table.name));
-            }
             let own = PolicyOverride::new("*", table.policy.clone());
             let fits = config.check_rule(registry, &own);
             fits.map_err(|error| format!("table `{}`: {error}", table.name))?;

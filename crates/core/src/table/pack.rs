@@ -1,6 +1,6 @@
-//! Small tensors that travel together, as one table.
+//! Division of small tensors into packs, which travel as one table each.
 
-use super::TableSpec;
+use super::{Layer, TableSpec};
 use crate::limits;
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use std::ops::Range;
 ///
 /// Whatever its size, a table costs a worker and a shard as much as some thousand additions do: its requests, its
 /// round, its acknowledgements. A pack pays that once. Its tensors are pushed and pulled together, under the policies
-/// of one table; globs are matched with the pack's name, and norms (of LARS, of clipping) are of the whole pack.
+/// of one table, and are the table's layers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pack {
     spec: TableSpec,
@@ -32,7 +32,7 @@ impl Pack {
         // The packs that take small tensors: one for each policy, and a new one when it is full.
         let mut open: Vec<usize> = Vec::new();
         for (number, tensor) in tensors.into_iter().enumerate() {
-            if tensor.rows || tensor.elements() > limit {
+            if tensor.rows || tensor.is_pack() || tensor.elements() > limit {
                 packs.push(Pack::of(number, tensor));
                 continue;
             }
@@ -74,7 +74,12 @@ impl Pack {
     fn add(&mut self, number: usize, tensor: &TableSpec) {
         let start = self.spec.elements();
         let end = start + tensor.elements();
+        if !self.spec.is_pack() {
+            let first = Layer { name: self.spec.name.clone(), start: 0, shape: self.spec.shape.clone() };
+            self.spec.layers.push(first);
+        }
         self.tensors.push(Packed { number, place: start as usize..end as usize });
+        self.spec.layers.push(Layer { name: tensor.name.clone(), start, shape: tensor.shape.clone() });
         self.spec.shape = vec![end];
     }
 
@@ -119,6 +124,13 @@ mod tests {
         assert_eq!(packs[3].spec(), &tensors[4]);
         assert_eq!(packs[1].spec().shape, [129]);
         assert_eq!(packs[2].spec().policy, own);
+        assert!(packs.iter().all(|pack| pack.spec().check().is_ok()));
+        let layers: Vec<_> =
+            packs[1].spec().layers().map(|layer| (layer.name, layer.shape, layer.range)).collect();
+        assert_eq!(
+            layers,
+            [("scale", &[64][..], 0..64), ("shift", &[8, 8], 64..128), ("scalar", &[], 128..129)]
+        );
         let places: Vec<_> = packs[1].tensors().iter().map(|packed| (packed.number, &packed.place)).collect();
         assert_eq!(places, [(1, &(0..64)), (3, &(64..128)), (6, &(128..129))]);
     }

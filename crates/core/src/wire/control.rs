@@ -8,7 +8,7 @@ use crate::limits;
 use crate::policy::PolicyOverride;
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
-use crate::table::TableSpec;
+use crate::table::{TableSpec, tables};
 use crate::types::{Clock, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -23,7 +23,7 @@ pub enum Control {
     /// Worker to coordinator: these are my tables, I am ready to start.
     Declare {
         /// In creation order.
-        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+        #[serde(deserialize_with = "tables")]
         tables: Vec<TableSpec>,
     },
     /// Coordinator to shards and aggregators, then to workers: members, placement and policies.

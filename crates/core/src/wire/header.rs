@@ -42,9 +42,9 @@ pub enum DType {
     /// 32-bit IEEE 754.
     #[default]
     F32 = 0,
-    /// 16-bit IEEE 754; for gradients only.
+    /// 16-bit IEEE 754; on the wire only.
     F16 = 1,
-    /// bfloat16; for gradients only.
+    /// bfloat16; on the wire only.
     Bf16 = 2,
 }
 
@@ -383,7 +383,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 06 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 07 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00

@@ -5,10 +5,9 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
-use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, glob_matches};
+use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, glob_matches, repeated_name, tables};
 use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 
 /// Shards in one job.
 const MAX_SHARDS: usize = (limits::MAX_SERVERS * limits::MAX_CORES) as usize;
@@ -24,7 +23,7 @@ pub struct Plan {
     /// Counts changes, from [`Plan::FIRST_EPOCH`].
     pub epoch: u32,
     /// The tables in creation order.
-    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+    #[serde(deserialize_with = "tables")]
     pub tables: Vec<TableSpec>,
     /// The parts of each table.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
@@ -323,13 +322,12 @@ impl Plan {
             return Err(format!("{} tables, and parts of {}", self.tables.len(), self.parts.len()));
         }
         let servers = self.shards.last().map_or(0, |last| last.shard.server.0 + 1);
-        let mut names = BTreeSet::new();
+        if let Some(name) = repeated_name(&self.tables) {
+            return Err(format!("two tables are called `{name}`"));
+        }
         let mut chunks = 0;
         for (spec, parts) in self.tables.iter().zip(&self.parts) {
             spec.check()?;
-            if !names.insert(&spec.name) {
-                return Err(format!("two tables are called `{}`", spec.name));
-            }
             check_parts(spec, parts, servers)?;
             chunks += chunks_at_most(spec, parts, &self.policy);
         }

@@ -1,7 +1,11 @@
 //! Buffers of a table that an application and its job hand to each other, so that nothing is copied.
 
-use super::{ClientError, Handle, Job, Shared, TableId};
+use super::error::ClientError;
+use super::handle::Handle;
+use super::job::Job;
+use super::shared::Shared;
 use crate::clock;
+use paramill_core::types::TableId;
 use paramill_core::worker;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

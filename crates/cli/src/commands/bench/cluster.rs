@@ -4,7 +4,7 @@ use super::fleet::Fleet;
 use super::plan::{Exchange, Length, Schedule};
 use super::task::{Answer, Instruction, Task};
 use super::usage;
-use super::worker::Ran;
+use super::worker::{Payload, Ran};
 use crate::args::Transport;
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub(super) struct Round {
     /// Microseconds that single iterations took.
     pub(super) times_us: Vec<u32>,
     pub(super) longest_us: u32,
+    /// Of all workers together, where they say.
+    pub(super) payload: Option<Payload>,
     pub(super) server_cpu_s: f64,
     pub(super) worker_cpu_s: f64,
     /// Peak memory of each server, where it has a process of its own.
@@ -85,6 +87,7 @@ impl Cluster {
             iterations,
             seconds: slowest(&ran),
             longest_us: ran.iter().map(|ran| ran.longest_us).max().unwrap_or(0),
+            payload: ran.iter().map(|ran| ran.payload).reduce(add).flatten(),
             times_us: ran.into_iter().flat_map(|ran| ran.times_us).collect(),
             server_cpu_s: after.servers - before.servers,
             worker_cpu_s: after.workers - before.workers,
@@ -209,6 +212,10 @@ fn start_process(
     let mut command = exchange.endpoints.command(number)?;
     command.arg("bench-process");
     fleet.start_program(name, command, task)
+}
+
+fn add(some: Option<Payload>, more: Option<Payload>) -> Option<Payload> {
+    some.zip(more).map(|(some, more)| some.zip_with(more, |some, more| some + more))
 }
 
 fn slowest(ran: &[Ran]) -> f64 {

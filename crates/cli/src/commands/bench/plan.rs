@@ -39,6 +39,10 @@ pub(super) struct Exchange {
     /// Which CPUs data cores run on, as text.
     pub(super) pin: String,
     pub(super) optimizer: String,
+    /// Of pushes.
+    pub(super) codec: String,
+    /// Of answers.
+    pub(super) answer_codec: String,
     /// Which server holds what; the job's default otherwise.
     pub(super) placement: Option<String>,
     pub(super) endpoints: Endpoints,
@@ -94,6 +98,8 @@ impl Exchange {
             },
             pin: args.pin.clone(),
             optimizer: args.optimizer.clone(),
+            codec: args.codec.clone(),
+            answer_codec: args.answer_codec.clone(),
             placement: args.placement.clone(),
             endpoints: Endpoints::resolve(args)?,
             timeout: args.timeout.0,
@@ -101,15 +107,25 @@ impl Exchange {
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
         exchange.pin.parse::<Pin>().context("--pin")?;
         congestion::check(&exchange.congestion)?;
-        exchange.job_config().check(registry)?;
-        exchange.tables().iter().try_for_each(|table| table.spec().check()).map_err(anyhow::Error::msg)?;
+        let job = exchange.job_config();
+        job.check(registry)?;
+        let tables: Vec<TableSpec> = exchange.tables().iter().map(|table| table.spec().clone()).collect();
+        tables.iter().try_for_each(TableSpec::check).map_err(anyhow::Error::msg)?;
+        job.check_tables(registry, &tables)?;
         Ok(exchange)
     }
 
     /// The job as its coordinator sees it.
     pub(super) fn job_config(&self) -> JobConfig {
         let job = JobConfig::new(JOB, self.workers, self.servers);
-        let mut policy = job.policy.clone().with(Axis::Optimizer, self.optimizer.clone());
+        let mut policy = job.policy.clone();
+        for (axis, text) in [
+            (Axis::Optimizer, &self.optimizer),
+            (Axis::Codec, &self.codec),
+            (Axis::AnswerCodec, &self.answer_codec),
+        ] {
+            policy = policy.with(axis, text);
+        }
         if let Some(placement) = &self.placement {
             policy = policy.with(Axis::Placement, placement);
         }
@@ -133,6 +149,11 @@ impl Exchange {
     /// Bytes that one iteration brings where they are wanted: every worker's gradient, and parameters for every worker.
     pub(super) fn bytes_per_iteration(&self) -> u64 {
         u64::from(self.workers) * 2 * 4 * self.elements()
+    }
+
+    /// Whether something on the way looks at values, so that they must be like those of training.
+    pub(super) fn has_codec(&self) -> bool {
+        [&self.codec, &self.answer_codec].into_iter().any(|codec| codec != Axis::Codec.info().default)
     }
 
     /// Connections that carry them.

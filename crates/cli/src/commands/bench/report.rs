@@ -4,6 +4,7 @@ use super::cluster::{Round, ServerMemory};
 use super::exchange::{Limits, Measured};
 use super::plan::Exchange;
 use super::statistics::{Spread, quantile};
+use super::worker::Payload;
 use crate::args::Transport;
 use crate::output::{Align, Output, Table};
 use anyhow::Result;
@@ -28,6 +29,8 @@ pub(super) struct Report {
     /// Whether gradients were copied from the worker's own memory.
     copy: bool,
     optimizer: String,
+    codec: String,
+    answer_codec: String,
     congestion: String,
     rounds: usize,
     /// Of each round.
@@ -36,6 +39,8 @@ pub(super) struct Report {
     goodput_gb_s: f64,
     goodput_spread_gb_s: Spread,
     iterations_per_s: f64,
+    /// Of an iteration.
+    bytes: Bytes,
     /// What the limit is of.
     limit: String,
     limit_gb_s: f64,
@@ -53,6 +58,21 @@ pub(super) struct Report {
     cpu_s_per_gb: CpuPerGb,
     iteration_ms: IterationTimes,
     peers: Vec<PeerReport>,
+}
+
+/// What an iteration moves, of all workers together.
+#[derive(Debug, Serialize)]
+struct Bytes {
+    /// Gradients of f32 there, and parameters of f32 back: what goodput counts.
+    uncompressed: u64,
+    /// Payload of pushes, as it left the workers.
+    pushed: u64,
+    /// Payload of answers, as it arrived.
+    pulled: u64,
+    /// How many times less than half of the uncompressed bytes was pushed.
+    push_ratio: f64,
+    /// The same for answers.
+    answer_ratio: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -123,12 +143,15 @@ impl Report {
             transport: exchange.transport,
             copy: exchange.copy,
             optimizer: exchange.optimizer.clone(),
+            codec: exchange.codec.clone(),
+            answer_codec: exchange.answer_codec.clone(),
             congestion: exchange.congestion.clone(),
             rounds: rounds.len(),
             iterations: rounds.iter().map(|round| round.iterations).collect(),
             goodput_gb_s: goodput.median,
             goodput_spread_gb_s: goodput,
             iterations_per_s: spread(rounds, |round| round.iterations as f64 / round.seconds).median,
+            bytes: Bytes::new(exchange, rounds),
             limit,
             limit_gb_s,
             fraction_of_limit: goodput.median / limit_gb_s,
@@ -150,7 +173,8 @@ impl Report {
             return Ok(output.object(self)?);
         }
         output.text(format!(
-            "{} ({} tensors in {} tables, {} parameters), {} workers, {} servers x {} cores, {} ({}), {}",
+            "{} ({} tensors in {} tables, {} parameters), {} workers, {} servers x {} cores, {} ({}), {}; codec of pushes \
+                 {}, of answers {}",
             self.model,
             self.tensors,
             self.tables,
@@ -160,7 +184,9 @@ impl Report {
             self.cores,
             self.transport,
             self.congestion,
-            self.optimizer
+            self.optimizer,
+            self.codec,
+            self.answer_codec
         ))?;
         let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
         let limits = &self.limits;
@@ -168,6 +194,16 @@ impl Report {
         table.row(["goodput, GB/s".to_owned(), self.goodput_spread_gb_s.words()]);
         table.row(["of the limit".to_owned(), format!("{:.2} ({})", self.fraction_of_limit, self.limit)]);
         table.row(["iterations/s".to_owned(), format!("{:.2}", self.iterations_per_s)]);
+        let Bytes { uncompressed, pushed, pulled, push_ratio, answer_ratio } = self.bytes;
+        table.row([
+            "MB an iteration, pushed and pulled".to_owned(),
+            format!(
+                "{:.3} ({push_ratio:.2} times less) and {:.3} ({answer_ratio:.2} times less) of {:.3}",
+                pushed as f64 / MB,
+                pulled as f64 / MB,
+                uncompressed as f64 / MB
+            ),
+        ]);
         let times = format!("{:.2}, {:.2}, {:.2}", times.p50, times.p99, times.max);
         table.row(["iteration, ms (p50, p99, max)".to_owned(), times]);
         let cpu = &self.cpu_s_per_gb;
@@ -193,6 +229,25 @@ impl Report {
             table.row([format!("{}, GB/s", peer.about), words]);
         }
         Ok(output.table(&table)?)
+    }
+}
+
+impl Bytes {
+    fn new(exchange: &Exchange, rounds: &[Round]) -> Bytes {
+        let uncompressed = exchange.bytes_per_iteration();
+        // Our own workers count; their sum over all rounds is exact where rounds differ in length.
+        let iterations: u64 = rounds.iter().map(|round| round.iterations).sum();
+        let sum =
+            |part: fn(Payload) -> u64| rounds.iter().filter_map(|round| round.payload.map(part)).sum::<u64>();
+        let (pushed, pulled) = (sum(|payload| payload.pushed), sum(|payload| payload.pulled));
+        let ratio = |bytes: u64| (uncompressed / 2 * iterations) as f64 / bytes.max(1) as f64;
+        Bytes {
+            uncompressed,
+            pushed: pushed / iterations.max(1),
+            pulled: pulled / iterations.max(1),
+            push_ratio: ratio(pushed),
+            answer_ratio: ratio(pulled),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::plan::Exchange;
 use super::task::{Answer, Instruction, answer};
+use super::values::Values;
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::status::Status;
 use paramill_core::store::Buffer;
@@ -13,7 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Iteration times that are told; of more, every n-th is.
 const MAX_TIMES: usize = 20_000;
-const INITIAL: f32 = 0.5;
 
 /// Iterations that were made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -22,6 +22,22 @@ pub(super) struct Ran {
     /// Microseconds that iterations took.
     pub(super) times_us: Vec<u32>,
     pub(super) longest_us: u32,
+    /// What the worker's frames carried; other contenders do not say.
+    #[serde(default)]
+    pub(super) payload: Option<Payload>,
+}
+
+/// Bytes that travelled between a worker and the servers, without headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Payload {
+    pub(super) pushed: u64,
+    pub(super) pulled: u64,
+}
+
+impl Payload {
+    pub(super) fn zip_with(self, other: Payload, combine: impl Fn(u64, u64) -> u64) -> Payload {
+        Payload { pushed: combine(self.pushed, other.pushed), pulled: combine(self.pulled, other.pulled) }
+    }
 }
 
 /// The model as the worker holds it.
@@ -47,57 +63,77 @@ pub(super) fn run(
 ) -> Result<()> {
     let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
     let job = Job::init(options)?;
+    let mut values = Values::new(exchange, rank);
     let mut tables = Vec::new();
     for pack in exchange.tables() {
         let spec = pack.spec().clone();
-        let initial = vec![INITIAL; spec.elements() as usize];
+        let initial = values.initial(spec.elements() as usize);
         tables.push((job.create_table(spec, initial)?, pack));
     }
     job.start().context("the job did not start")?;
-    let mut model = hold(&job, &tables, exchange.copy, rank)?;
+    let mut model = hold(&job, &tables, exchange.copy, &mut values)?;
     let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
         match instructions.recv().context("nobody gives instructions any more")? {
             Instruction::Run { iterations } => {
-                answer(&Answer::Ran(iterate(&job, &mut model, iterations, timeout)?))?;
+                answer(&Answer::Ran(iterate(&job, &mut model, &mut values, iterations, timeout)?))?;
             }
             Instruction::Leave => break,
             Instruction::Flow { .. } => bail!("a worker was told to send without end"),
         }
     }
-    let checksum = checksum(&job, &tables, model)?;
+    let checksum = checksum(&job, &tables, model, &values)?;
     job.finish()?;
     answer(&Answer::Left { checksum })
 }
 
-fn hold(job: &Job, tables: &[(TableId, Pack)], copy: bool, rank: u32) -> Result<Held> {
+fn hold(job: &Job, tables: &[(TableId, Pack)], copy: bool, values: &mut Values) -> Result<Held> {
     if copy {
-        let own = |(table, pack): &(TableId, Pack)| OwnTable::new(*table, pack, rank);
+        let own = |(table, pack): &(TableId, Pack)| OwnTable::new(*table, pack, values);
         return Ok(Held::Own(tables.iter().map(own).collect()));
     }
     let mut slabs = tables.iter().map(|(table, _)| job.slab(*table)).collect::<Result<Vec<Slab>, _>>()?;
-    slabs.iter_mut().for_each(|slab| fill(slab.gradient_mut(), rank));
+    slabs.iter_mut().for_each(|slab| values.fill(slab.gradient_mut()));
     Ok(Held::Lent(slabs))
 }
 
-fn iterate(job: &Job, model: &mut Held, iterations: u64, timeout: Duration) -> Result<Ran> {
+fn iterate(
+    job: &Job,
+    model: &mut Held,
+    values: &mut Values,
+    iterations: u64,
+    timeout: Duration,
+) -> Result<Ran> {
     let stride = iterations.div_ceil(MAX_TIMES as u64).max(1);
     let mut times_us = Vec::with_capacity((iterations / stride) as usize + 1);
     let mut longest = Duration::ZERO;
-    let began = Instant::now();
-    let mut last = began;
+    let before = payload(job);
+    let mut total = Duration::ZERO;
+    let mut last = Instant::now();
     for iteration in 0..iterations {
+        // An application has its gradients from elsewhere: their making is no part of the exchange.
+        if model.vary(values) {
+            last = Instant::now();
+        }
         exchange_all(job, model, timeout).with_context(|| format!("iteration {iteration}"))?;
         let now = Instant::now();
         let time = now - last;
         last = now;
+        total += time;
         longest = longest.max(time);
         if iteration % stride == 0 {
             times_us.push(microseconds(time));
         }
     }
-    Ok(Ran { seconds: (last - began).as_secs_f64(), times_us, longest_us: microseconds(longest) })
+    let payload = Some(payload(job).zip_with(before, |after, before| after - before));
+    Ok(Ran { seconds: total.as_secs_f64(), times_us, longest_us: microseconds(longest), payload })
+}
+
+/// What has travelled so far.
+fn payload(job: &Job) -> Payload {
+    let report = job.report();
+    Payload { pushed: report.bytes_pushed, pulled: report.bytes_pulled }
 }
 
 /// One iteration: every tensor leaves, then every tensor is waited for.
@@ -118,11 +154,24 @@ fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
     Ok(())
 }
 
+impl Held {
+    /// Changes gradients for the next iteration; returns whether that was needed.
+    fn vary(&mut self, values: &mut Values) -> bool {
+        match self {
+            Held::Own(tables) => {
+                let tensors = tables.iter_mut().flat_map(|own| &mut own.tensors);
+                values.vary(tensors.map(Buffer::as_mut_slice))
+            }
+            Held::Lent(slabs) => values.vary(slabs.iter_mut().map(|slab| slab.gradient_mut())),
+        }
+    }
+}
+
 impl OwnTable {
-    fn new(table: TableId, pack: &Pack, rank: u32) -> OwnTable {
+    fn new(table: TableId, pack: &Pack, values: &mut Values) -> OwnTable {
         let own = |packed: &Packed| {
             let mut buffer = Buffer::zeroed(packed.place.len());
-            fill(buffer.as_mut_slice(), rank);
+            values.fill(buffer.as_mut_slice());
             buffer
         };
         let tensors: Vec<Buffer> = pack.tensors().iter().map(own).collect();
@@ -145,13 +194,6 @@ impl OwnTable {
     }
 }
 
-/// Numbers of one sign, so that parameters move, and small ones, so that they stay finite.
-fn fill(gradient: &mut [f32], rank: u32) {
-    for (index, value) in gradient.iter_mut().enumerate() {
-        *value = 0.001 * (1 + index % 7) as f32 * (rank % 3 + 1) as f32;
-    }
-}
-
 /// Parameters on each server.
 fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
     let mut held = vec![0; exchange.servers as usize];
@@ -167,16 +209,16 @@ fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange
 /// that exchanges nothing is fast.
-fn checksum(job: &Job, tables: &[(TableId, Pack)], model: Held) -> Result<u64> {
+fn checksum(job: &Job, tables: &[(TableId, Pack)], model: Held, values: &Values) -> Result<u64> {
     if let Held::Lent(slabs) = model {
         slabs.into_iter().for_each(|slab| job.give_back(slab));
     }
     let (mut sum, mut still) = (0u64, 0u64);
     for (table, _) in tables {
-        job.read(*table, |values| {
-            for value in values {
+        job.read(*table, |parameters| {
+            for value in parameters {
                 sum = sum.rotate_left(5) ^ u64::from(value.to_bits());
-                still += u64::from(*value == INITIAL || !value.is_finite());
+                still += u64::from(!values.has_moved(*value));
             }
         })?;
     }

@@ -4,7 +4,7 @@ use paramill_core::placement::Part;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
 use paramill_core::status::{AggregatorReport, ShardReport, WorkerReport};
-use paramill_core::table::TableSpec;
+use paramill_core::table::{Layer, TableSpec};
 use paramill_core::types::{AggregatorId, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
@@ -188,12 +188,21 @@ fn policies(axis: Axis, text: Option<String>) -> Policies {
 fn table() -> impl Strategy<Value = TableSpec> {
     let side = prop_oneof![6 => 1u64..9, 1 => Just(0), 1 => Just(u64::MAX), 1 => Just(1 << 33)];
     let policy = prop::option::weighted(0.2, sync()).prop_map(|sync| policies(Axis::Sync, sync));
-    (name(), vec(side, 0..4), any::<bool>(), policy).prop_map(|(name, shape, rows, policy)| TableSpec {
+    let start = prop_oneof![6 => 0u64..9, 1 => Just(u64::MAX)];
+    let layer = (name(), start, vec(side.clone(), 0..4)).prop_map(|(name, start, shape)| Layer {
         name,
+        start,
         shape,
-        rows,
-        policy,
-    })
+    });
+    let layers = prop_oneof![4 => Just(vec![]), 1 => vec(layer, 1..4)];
+    (name(), vec(side, 0..4), any::<bool>(), policy, layers).prop_map(
+        |(name, shape, rows, policy, layers)| TableSpec {
+            rows,
+            policy,
+            layers,
+            ..TableSpec::dense(name, shape)
+        },
+    )
 }
 
 /// The tables that the honest members declare.

@@ -1,0 +1,99 @@
+//! How to join a job.
+
+use super::error::ClientError;
+use crate::env_vars;
+use crate::identity::Identity;
+use crate::stderr;
+use crate::transport::Transport;
+use crate::transport::memory::{Hub, SCHEME};
+use crate::url::JobUrl;
+use paramill_core::fault::FaultPlan;
+use paramill_core::registry::Registry;
+use paramill_core::types::WorkerId;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long calls wait unless told otherwise.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How to join a job.
+#[derive(Debug, Clone)]
+pub struct JobOptions {
+    /// Where the job is.
+    pub url: JobUrl,
+    /// In memory instead of over TCP.
+    pub memory: Option<Hub>,
+    /// How servers may be reached.
+    pub transport: Transport,
+    /// The worker's rank; the coordinator chooses one otherwise.
+    pub rank: Option<WorkerId>,
+    /// The address of the aggregator to go through to the servers, if this worker is to go through one. Several, with
+    /// commas between them, are tried in order, those of this host first.
+    pub aggregator: Option<String>,
+    /// How long calls wait.
+    pub timeout: Duration,
+    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
+    pub congestion: Option<String>,
+    /// The components that can be named.
+    pub registry: Arc<Registry>,
+    /// Faults to try.
+    pub faults: FaultPlan,
+    /// Decides faults with a probability.
+    pub seed: u64,
+    /// Where log lines go.
+    pub log: fn(&str),
+}
+
+impl JobOptions {
+    /// Joins the job at `url` with the defaults of everything else.
+    pub fn at(url: JobUrl) -> JobOptions {
+        JobOptions {
+            url,
+            memory: None,
+            transport: Transport::default(),
+            rank: None,
+            aggregator: None,
+            timeout: DEFAULT_TIMEOUT,
+            congestion: None,
+            registry: Arc::new(Registry::builtin()),
+            faults: FaultPlan::default(),
+            seed: 0,
+            log: stderr::log,
+        }
+    }
+
+    /// Joins servers of this process.
+    pub fn in_memory(hub: &Hub, job: &str) -> JobOptions {
+        let url = JobUrl { address: format!("{SCHEME}coordinator"), job: job.to_owned() };
+        JobOptions { memory: Some(hub.clone()), ..JobOptions::at(url) }
+    }
+
+    /// Joins the job that the environment names, under the rank that its launcher gave.
+    pub fn from_environment() -> Result<JobOptions, ClientError> {
+        let url = std::env::var(env_vars::URL).map_err(|_| {
+            ClientError::Environment(format!(
+                "{} is not set; start this program with `paramill launch`",
+                env_vars::URL
+            ))
+        })?;
+        let url = url.parse().map_err(|error| problem(env_vars::URL, &format!("{error}")))?;
+        JobOptions::at_with_environment(url)
+    }
+
+    /// Joins the job at `url`, with all else as the environment says.
+    pub fn at_with_environment(url: JobUrl) -> Result<JobOptions, ClientError> {
+        let identity = Identity::from_environment().map_err(ClientError::Environment)?;
+        let rank = identity.map(|identity| WorkerId(identity.rank));
+        let congestion = std::env::var(env_vars::CONGESTION).ok();
+        let aggregator = std::env::var(env_vars::AGGREGATOR).ok();
+        let transport = match std::env::var(env_vars::TRANSPORT) {
+            Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
+            Err(_) => Transport::default(),
+        };
+        Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
+    }
+}
+
+fn problem(name: &str, why: &str) -> ClientError {
+    ClientError::Environment(format!("{name} {why}"))
+}
