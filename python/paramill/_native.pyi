@@ -114,6 +114,20 @@ class Pump:
         codec: str,
         absent: Sequence[tuple[int, int]],
     ) -> None: ...
+    @staticmethod
+    def choice_needs(tiles: int, layers: int) -> tuple[int, int]: ...
+    def choose(
+        self,
+        stream: int,
+        values: int,
+        residual: int,
+        tiles: tuple[int, int],
+        layers: tuple[int, int],
+        work: int,
+        places: int,
+        packed: int,
+        half: int,
+    ) -> None: ...
     def turn(self, stream: int, clock: bool) -> None: ...
     def flush(self) -> None: ...
     def wait(self, stream: int) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any, Optional
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import paramill as pm
+from paramill.torch.rules import parse_optimizer, text_of
 
 pytestmark = pytest.mark.usefixtures("emulated")
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -40,11 +42,13 @@ def test_parameters_are_the_new_ones_as_soon_as_the_step_returns(
     distributed: Any, kind: str, overlap: Optional[bool]
 ) -> None:
     width, pack_bytes = NETWORKS[kind]
+    # A wide network does not bear more.
+    rate = 0.8 / width
     model = network(width)
     twin = copy.deepcopy(model)
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=pack_bytes, overlap=overlap)
+    optimizer = distributed(model.named_parameters(), f"sgd:lr={rate}", pack_bytes=pack_bytes, overlap=overlap)
     assert all(bucket.lane is not None for bucket in optimizer._exchanger.buckets)
-    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    plain = torch.optim.SGD(twin.parameters(), lr=rate)
     for _ in range(6):
         train(model, optimizer, 1)
         train(twin, plain, 1)
@@ -107,11 +111,9 @@ def test_a_server_that_does_not_answer_is_a_time_out_and_may_be_waited_for_again
     model = network()
     job = pm.init(url, rank=0, timeout=2)
     other = pm.init(url, rank=1, timeout=60)
-    names = [f"p0/{name}" for name in ("2.bias and 3 more",)]
     size = sum(-(-parameter.numel() // 16) * 16 for parameter in model.parameters())
-    table = other.table(names[0], init=torch.zeros(size).numpy(), optimizer="sgd:lr=0.1")
-    import threading
-
+    rule = text_of(*parse_optimizer("sgd:lr=0.1"))
+    table = other.table("p0/2.bias and 3 more", init=torch.zeros(size).numpy(), optimizer=rule)
     start = threading.Thread(target=other.start)
     start.start()
     optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1", job=job)

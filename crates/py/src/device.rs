@@ -67,11 +67,47 @@ pub(crate) trait Device: Send + Sync {
     /// Copies from the host's memory into the device's.
     fn copy_in(&self, to: Remote, from: Host, bytes: usize, stream: Stream) -> Outcome<()>;
 
+    /// Chooses the largest entries of layers and packs them, after what was asked of the stream so far.
+    fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()>;
+
     /// Waits until the event has happened.
     fn synchronize(&self, event: Event) -> Outcome<()>;
 
     /// Waits until all that was asked of the stream is done.
     fn drain(&self, stream: Stream) -> Outcome<()>;
+}
+
+/// A choice of the largest entries of each layer, in memory of the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TopK {
+    /// Gradients; what was kept is added to them.
+    pub(crate) values: Remote,
+    /// What was not sent yet.
+    pub(crate) residual: Remote,
+    /// Parts of layers: four words each, the layer, the first element, and how many.
+    pub(crate) tiles: Remote,
+    pub(crate) tile_count: u32,
+    /// Four words each: the first tile, how many, where its entries are packed, and how many these are.
+    pub(crate) layers: Remote,
+    pub(crate) layer_count: u32,
+    /// [`TopK::work_words`] words, zeros before they are used first.
+    pub(crate) work: Remote,
+    /// Where places and values are put.
+    pub(crate) places: Remote,
+    pub(crate) packed: Remote,
+    /// What values are rounded to: 1 for f16, 2 for bf16.
+    pub(crate) half: u32,
+}
+
+impl TopK {
+    pub(crate) const BINS: usize = 2048;
+    /// Elements of a tile at most.
+    pub(crate) const TILE: u32 = 16384;
+
+    /// How many words of memory the choice needs besides.
+    pub(crate) fn work_words(tiles: usize, layers: usize) -> usize {
+        layers * (Self::BINS + 2) + tiles * 2 + 1
+    }
 }
 
 /// A number in the host's memory that streams wait for. The thread that raises it asks nothing of the device: a call that holds

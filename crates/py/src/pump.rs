@@ -6,7 +6,7 @@
 //! servers. Two threads do the rest: one hands gradients to the servers when they have left the device, the other raises the flag
 //! of a bucket when its answer is here, or when it failed.
 
-use crate::device::{Cuda, Device, Emulated, Event, Flag, Host, Outcome, Remote, Stream};
+use crate::device::{Cuda, Device, Emulated, Event, Flag, Host, Outcome, Remote, Stream, TopK};
 use crate::errors::{client, raise};
 use crate::job::Job;
 use crate::slab::{Address, Slab, begin};
@@ -219,6 +219,47 @@ impl Pump {
             Ok(())
         });
         outcome.map_err(|why: String| raise("ParamillError", why))
+    }
+
+    /// Elements of a tile at most, and words of memory that a choice needs besides.
+    #[staticmethod]
+    fn choice_needs(tiles: usize, layers: usize) -> (u32, usize) {
+        (TopK::TILE, TopK::work_words(tiles, layers))
+    }
+
+    /// Chooses the largest entries of layers, which are rounded to halves of kind 1 (f16) or 2 (bf16) or are not. The words of
+    /// `tiles` and `layers` are those of [`TopK`], and the others are addresses on the device.
+    #[allow(clippy::too_many_arguments, reason = "one call for each bucket, as cheap as it can be")]
+    fn choose(
+        &self,
+        py: Python<'_>,
+        stream: usize,
+        values: usize,
+        residual: usize,
+        tiles: (usize, u32),
+        layers: (usize, u32),
+        work: usize,
+        places: usize,
+        packed: usize,
+        half: u32,
+    ) -> PyResult<()> {
+        check_process(self.process)?;
+        let [values, residual, work, places, packed] = [values, residual, work, places, packed].map(Remote);
+        let choice = TopK {
+            values,
+            residual,
+            tiles: Remote(tiles.0),
+            tile_count: tiles.1,
+            layers: Remote(layers.0),
+            layer_count: layers.1,
+            work,
+            places,
+            packed,
+            half,
+        };
+        let device = &self.shared.device;
+        let outcome = py.detach(|| device.attach().and_then(|()| device.choose(Stream(stream), &choice)));
+        outcome.map_err(|why| raise("ParamillError", why))
     }
 
     /// Ends the iteration: what is computed on `stream` from now on has the new parameters of all buckets that were

@@ -131,14 +131,14 @@ class Bucket:
         assert self._table is not None
         self._slab = self._table.slab()
         self._device_codec = device_codec
-        codec = self._slab._native.codec()
-        self._follow(codec)
-        if device_codec and self._compressor is None and codec not in ("", "none"):
-            raise PolicyError(f"torch cannot compress by `{codec}`; leave device_codec out, and the worker does it")
         self._look()
         if pump is not None and not self.is_of_host:
             self.lane = pump.add(self, self._slab)
             self.lane.home.copy_(self._values)
+        codec = self._slab._native.codec()
+        self._follow(codec)
+        if device_codec and self._compressor is None and codec not in ("", "none"):
+            raise PolicyError(f"torch cannot compress by `{codec}`; leave device_codec out, and the worker does it")
         self._move_in()
         self._deliver()
 
@@ -216,6 +216,9 @@ class Bucket:
                 self._look()
             self._deliver()
 
+    def depart(self) -> None:
+        """Before a pump puts new parameters in place."""
+
     def arrive(self) -> None:
         """After the iteration of a pump has ended: what is computed from now on has the new parameters."""
         self._deliver()
@@ -267,7 +270,8 @@ class Bucket:
         chain, device = Chain.read(codec), self.device
         on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
         if chain is not None and on_device:
-            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
+            pump = self.lane.pump if self.lane is not None else None
+            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device, pump)
 
     def _add_unsent(self, flat: Tensor) -> None:
         """Adds what was kept under another codec, where there is a gradient."""

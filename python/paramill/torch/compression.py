@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+from .. import _native
+
+if TYPE_CHECKING:
+    from .devices import Pump
 
 # What is left of a chain when its values are chosen and rounded: the worker's own code does it.
 REST = ("auto", "dense", "index", "bitmap", "hybrid", "snappy", "lz4", "zstd", "none")
@@ -20,12 +25,12 @@ POSITIONAL = {"topk": "ratio", "dvf": "delta", "threshold": "value", "warmup": "
 class Encoded(NamedTuple):
     """What is to be sent: parts that follow each other in the memory that frames leave from.
 
-    They are a `gradient`, or what a codec made of it: `halves`, all `chosen` entries with zeros between them, or `count`
-    `places` and their values. Those that are `counted` are, on the device, their number, places, values and all elements.
+    They are a `gradient`, or what a codec made of it: `halves`, all `chosen` values with zeros between them, or the `places` of
+    `entries` and their values. Those that are `counted` are, on the device, their number, places, values and all elements.
     """
 
     content: str
-    count: int
+    entries: int
     parts: list[Tensor]
 
     def place(self, memory: Tensor) -> tuple[str, int]:
@@ -95,25 +100,36 @@ class Compressor:
     """Follows a chain for one table. The worker's own code chooses the same entries and rounds to the same values.
 
     What is not sent stays here, in the device's memory, and is added to the next gradient. `starts` are the chunks' first
-    elements: each chunk is compressed by itself.
+    elements: each chunk is compressed by itself. The device's own kernels choose the largest entries where a `pump` has them.
     """
 
-    def __init__(self, chain: Chain, size: int, starts: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, chain: Chain, size: int, starts: Sequence[int], device: torch.device, pump: Optional[Pump] = None
+    ) -> None:
         self._chain = chain
         self._size = size
         self._runs = list(_runs(starts, size))
+        kind: Any = {"dtype": torch.float32, "device": device}
         #: Where gradients are to be put.
-        self.input = torch.zeros(size, device=device)
-        self._residual = torch.zeros(size, device=device) if chain.keeps else None
+        self.input = torch.zeros(size, **kind)
+        self._residual = torch.zeros(size, **kind) if chain.keeps else None
+        # How many entries `topk` chooses; the others tell.
+        self._chosen = sum(rows * _share(chain.argument, width) for _, rows, width in self._runs) if chain.name == "topk" else 0
+        is_few = chain.name == "topk" and 2 * self._chosen <= size
         room = 0 if chain.name is None else size
-        self._places = torch.arange(room, dtype=torch.int32, device=device)
-        # One more than there are: whatever does not travel is written there.
-        self._packed_places = torch.empty(room + 1, dtype=torch.int32, device=device)
-        self._packed_values = torch.empty(room + 1, device=device)
-        self._count = torch.empty(1, dtype=torch.int64, device=device)
+        self._choice: Optional[Choice] = None
+        if pump is not None and is_few and (chain.half is None or device.type == "cuda"):
+            assert self._residual is not None
+            self._choice = Choice(pump, self._runs, chain, self.input, self._residual)
+            room = 0
         # What is sent stays where it is until it has left.
         self._halves = torch.empty(size if chain.name is None else 0, dtype=chain.half or torch.float16, device=device)
-        self._all = torch.empty(room, device=device)
+        self._all = torch.empty(0 if is_few else room, **kind)
+        # One more than there are: whatever does not travel is written there.
+        self._places = torch.arange(room, dtype=torch.int32, device=device)
+        self._packed_places = torch.empty(room + 1, dtype=torch.int32, device=device)
+        self._packed_values = torch.empty(room + 1, **kind)
+        self._count = torch.empty(1, dtype=torch.int64, device=device)
 
     def applies(self, step: int) -> bool:
         """Whether it has something to do at this step; if not, the worker sends :attr:`input` as it is."""
@@ -139,6 +155,8 @@ class Compressor:
         return encoded
 
     def _encode(self, step: int) -> Encoded:
+        if self._choice is not None:
+            return self._choice.make()
         values = self.input if self._residual is None else self.input.add_(self._residual)
         chain = self._chain
         if chain.name is None:
@@ -152,7 +170,7 @@ class Compressor:
             chosen = _round(chosen, torch.empty_like(chosen, dtype=chain.half)).float()
         self._keep(values, chosen)
         if chain.name == "topk":
-            count = sum(rows * _share(chain.argument, width) for _, rows, width in self._runs)
+            count = self._chosen
             if 2 * count > self._size:
                 return Encoded("chosen", 0, [self._all.copy_(chosen)])
             self._pack(mask, chosen)
@@ -193,6 +211,50 @@ class Compressor:
             left = count - above.sum(1, keepdim=True)
             torch.logical_or(above, equal & (equal.cumsum(1) <= left), out=mask[start:end].view(rows, width))
         return mask
+
+
+class Choice:
+    """The largest entries of every chunk, chosen and packed by kernels of the device's pump."""
+
+    def __init__(
+        self, pump: Pump, runs: Sequence[tuple[int, int, int]], chain: Chain, values: Tensor, residual: Tensor
+    ) -> None:
+        self._pump, self._values, self._residual = pump, values, residual
+        self._half = 0 if chain.half is None else list(HALVES.values()).index(chain.half) + 1
+        tile_size, _ = _native.Pump.choice_needs(0, 0)
+        tiles: list[tuple[int, int, int, int]] = []
+        layers: list[tuple[int, int, int, int]] = []
+        base = 0
+        for first, rows, width in runs:
+            for start in range(first, first + rows * width, width):
+                own = [(at, min(tile_size, start + width - at)) for at in range(start, start + width, tile_size)]
+                entries = _share(chain.argument, width)
+                layers.append((len(tiles), len(own), base, entries))
+                tiles += [(len(layers) - 1, at, count, 0) for at, count in own]
+                base += entries
+        device = values.device
+        _, words = _native.Pump.choice_needs(len(tiles), len(layers))
+        self._tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
+        self._layers = torch.tensor(layers, dtype=torch.int32, device=device)
+        self._work = torch.zeros(words, dtype=torch.int32, device=device)
+        places = torch.empty(base, dtype=torch.int32, device=device)
+        self._encoded = Encoded("places", base, [places, torch.empty(base, dtype=torch.float32, device=device)])
+        places, packed = self._encoded.parts
+        self._arguments = (
+            values.data_ptr(),
+            residual.data_ptr(),
+            (self._tiles.data_ptr(), len(tiles)),
+            (self._layers.data_ptr(), len(layers)),
+            self._work.data_ptr(),
+            places.data_ptr(),
+            packed.data_ptr(),
+            self._half,
+        )
+
+    def make(self) -> Encoded:
+        """Chooses among the values and what was kept, and keeps what is not chosen."""
+        self._pump.choose(*self._arguments)
+        return self._encoded
 
 
 def _runs(starts: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Iterator, Optional
 
 import torch
 from torch import Tensor
@@ -72,6 +72,10 @@ class Pump:
         """The stream that torch computes on."""
         return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
 
+    def choose(self, *arguments: Any) -> None:
+        """Chooses entries on the stream that torch computes on (:class:`paramill.torch.compression.Choice`)."""
+        self._native.choose(self.stream(), *arguments)
+
     def flush(self) -> None:
         """Waits until all gradients have left."""
         self._native.flush()
@@ -127,4 +131,4 @@ class Lane:
         self._sent = encoded
         parts = [(part.data_ptr(), part.numel() * part.element_size()) for part in encoded.parts]
         pump = self.pump
-        pump._native.submit(self._number, pump.stream(), encoded.content, parts, encoded.count, codec, absent)
+        pump._native.submit(self._number, pump.stream(), encoded.content, parts, encoded.entries, codec, absent)

@@ -74,7 +74,7 @@ class Exchanger:
         scale = None if grad_scale is None else 1.0 / grad_scale
         self._settle_overlap(with_scaler=found_inf is not None)
         # If the last step failed this says so, while nothing of the new one has left.
-        self._receive_hosted([])
+        self.receive_hosted()
         for bucket in self.buckets:
             if bucket.sent:
                 self._check_unchanged(bucket)
@@ -100,6 +100,8 @@ class Exchanger:
                 if bucket.is_of_host:
                     self._send(bucket)
                     bucket.leave()
+        for bucket in every if pumps else ():
+            bucket.depart()
         for pump in pumps:
             pump.turn(clock=not waits)
         if waits:
@@ -128,6 +130,10 @@ class Exchanger:
         for pump in self._pumps:
             pump.wait()
         self._receive_hosted(self._failures())
+
+    def receive_hosted(self, refused: Optional[ParamillError] = None) -> None:
+        """Waits for what no pump carries; raises `refused` if there is nothing that is to be told before it."""
+        self._receive_hosted([] if refused is None else [refused])
 
     def wait_for(self, bucket: Bucket) -> None:
         """Waits for one bucket before its parameters are used, and for all if it has to refuse something.

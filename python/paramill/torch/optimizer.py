@@ -37,9 +37,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). Given another ``torch.optim.Optimizer`` instead,
     servers only average gradients, and that one steps (:class:`AveragingOptimizer`).
 
-    Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration without
-    waiting; the next forward of a module waits for the module's own parameters. Read parameters between the two after
-    :meth:`synchronize`. Initial values are those of rank 0.
+    Gradients leave during the backward pass, as soon as a bucket of them is ready. After ``step`` parameters are the new ones. On a
+    GPU nothing but the GPU waits for that: errors of servers are then told by the next ``step`` or :meth:`synchronize`. On a
+    CPU ``step`` waits, unless it is `lazy`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
     :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. `sync` is without
@@ -48,6 +48,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
+    :param lazy: on a CPU, ``step`` does not wait: the next forward of a module waits for the module's own parameters, and those
+        who read parameters before call :meth:`synchronize`
     :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
     :param buffers: ``model.named_buffers()`` to have them averaged over the workers at every step; else they stay each
         worker's own
@@ -84,12 +86,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         device_codec: Optional[bool] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
+        lazy: bool = False,
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
         pack_bytes: Optional[int] = None,
         **policies: Unpack[OptimizerPolicies],
     ) -> None:
         check_is_text(optimizer)
+        self._lazy = lazy
         sync = policies.get("sync")
         check_sync(sync)
         groups = named_groups(params)
@@ -154,12 +158,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._forward = ForwardWaits(self._waits(), sparse_ones, self._before_save, sparse_ones | carried)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
-        """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
+        """Ends the iteration: what has not left yet leaves now. Waits for new parameters on a CPU, unless it is `lazy`."""
         loss, refused = self._finish(closure)
         if self._left_over is None:
             self._left_over = self._forward.learn()
         for wait in self._left_over:
             wait(None)
+        if not self._lazy:
+            self._exchanger.receive_hosted(refused)
         if refused is not None:
             raise refused
         return loss
@@ -255,7 +261,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
             # What a pump carries is waited for by the device.
-            if bucket.lane is not None:
+            if bucket.lane is not None or not self._lazy:
                 continue
 
             def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:

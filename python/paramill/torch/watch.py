@@ -66,6 +66,8 @@ class WatchedBucket(Bucket):
         self._is_delivered = False
         # Whether an answer is here that was refused to be put in place.
         self._is_held = False
+        # What was written to before a pump put an answer in place.
+        self._moved: list[Slot] = []
         super().begin(device_codec, pump)
 
     def check(self) -> None:
@@ -127,11 +129,17 @@ class WatchedBucket(Bucket):
     def give_way(self) -> None:
         """What was changed while an answer was on its way, and refused for that, is given up for the answer."""
         if self._is_held and not self.closing:
+            self._moved = []
             for watch in self._watches:
                 watch.forget()
 
+    def depart(self) -> None:
+        self._moved = [watch.slot for watch in self._watches if watch.moved]
+
     def _deliver(self) -> None:
-        moved = [watch.slot for watch in self._watches if watch.moved]
+        if self.lane is None:
+            self.depart()
+        moved = self._moved
         if moved and not self.closing:
             self._is_held = True
             raise OrderError(

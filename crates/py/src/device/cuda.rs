@@ -2,9 +2,17 @@
 
 #![allow(unsafe_code, reason = "the driver's interface is C's")]
 
-use super::{Device, Event, Flag, Host, Outcome, Remote, Stream};
+use super::{Device, Event, Flag, Host, Outcome, Remote, Stream, TopK};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::OnceLock;
+
+/// Kernels as text that the driver compiles for its GPU; `bench/gpu/compile.py` makes it of `topk.cu`.
+const TOPK: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("topk.ptx"), "\0").as_bytes()) {
+    Ok(text) => text,
+    Err(_) => panic!("the text ends where it ends"),
+};
+const THREADS: c_uint = 256;
 
 const LIBRARY: &CStr = c"libcuda.so.1";
 
@@ -64,6 +72,11 @@ driver! {
     host_free: "cuMemFreeHost" (Handle);
     host_register: "cuMemHostRegister_v2" (Handle, usize, c_uint);
     host_unregister: "cuMemHostUnregister" (Handle);
+    module_load: "cuModuleLoadData" (*mut Handle, *const c_void);
+    function_get: "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    launch: "cuLaunchKernel" (
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 fn look_up(library: *mut c_void, symbol: &str) -> Outcome<*mut c_void> {
@@ -81,9 +94,21 @@ fn look_up(library: *mut c_void, symbol: &str) -> Outcome<*mut c_void> {
 pub(crate) struct Cuda {
     driver: Driver,
     context: Handle,
+    kernels: OnceLock<Outcome<Kernels>>,
 }
 
-// SAFETY: a context may be used by several threads, and the driver's functions lock what they need.
+/// The functions of `topk.cu`.
+#[derive(Clone, Copy)]
+struct Kernels {
+    reset: Handle,
+    count_digits: Handle,
+    pick_digit: Handle,
+    count_entries: Handle,
+    place_tiles: Handle,
+    pack: Handle,
+}
+
+// SAFETY: contexts and functions may be used by several threads, and the driver's functions lock what they need.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
@@ -99,7 +124,7 @@ impl Cuda {
             told(&driver, "cuDeviceGet", (driver.device_get)(&mut device, number))?;
             told(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
         }
-        let cuda = Cuda { driver, context };
+        let cuda = Cuda { driver, context, kernels: OnceLock::new() };
         cuda.attach()?;
         Ok(cuda)
     }
@@ -110,6 +135,55 @@ impl Cuda {
 
     fn handle(stream: Stream) -> Handle {
         stream.0 as Handle
+    }
+
+    fn load_kernels(&self) -> Outcome<Kernels> {
+        let mut module = ptr::null_mut();
+        // SAFETY: the text ends with a zero.
+        let status = unsafe { (self.driver.module_load)(&mut module, TOPK.as_ptr().cast()) };
+        self.check("cuModuleLoadData", status)?;
+        let function = |name: &CStr| -> Outcome<Handle> {
+            let mut function = ptr::null_mut();
+            // SAFETY: the module is loaded, and is never unloaded.
+            let status = unsafe { (self.driver.function_get)(&mut function, module, name.as_ptr()) };
+            self.check("cuModuleGetFunction", status)?;
+            Ok(function)
+        };
+        Ok(Kernels {
+            reset: function(c"topk_reset")?,
+            count_digits: function(c"topk_count_digits")?,
+            pick_digit: function(c"topk_pick_digit")?,
+            count_entries: function(c"topk_count_entries")?,
+            place_tiles: function(c"topk_place_tiles")?,
+            pack: function(c"topk_pack")?,
+        })
+    }
+
+    /// Runs so many blocks of a kernel. Arguments are words of 8 bytes, of which a kernel reads as many as it declares.
+    fn launch(&self, kernel: Handle, blocks: u32, stream: Stream, arguments: &[u64]) -> Outcome<()> {
+        let mut places = [ptr::null_mut(); 12];
+        for (place, argument) in places.iter_mut().zip(arguments) {
+            *place = ptr::from_ref(argument).cast_mut().cast::<c_void>();
+        }
+        let stream = Self::handle(stream);
+        // SAFETY: there are as many arguments as the kernel has parameters; the machine is little-endian, so a parameter of
+        // 4 bytes is at the beginning of its word.
+        let status = unsafe {
+            (self.driver.launch)(
+                kernel,
+                blocks,
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                stream,
+                places.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        self.check("cuLaunchKernel", status)
     }
 }
 
@@ -219,6 +293,36 @@ impl Device for Cuda {
             (self.driver.copy_in)(to.0 as u64, from.0 as *const c_void, bytes, Self::handle(stream))
         };
         self.check("cuMemcpyHtoDAsync", status)
+    }
+
+    fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()> {
+        let kernels = self.kernels.get_or_init(|| self.load_kernels()).clone()?;
+        let (tiles, layers) = (choice.tile_count, choice.layer_count);
+        let word = |index: usize| (choice.work.0 + 4 * index) as u64;
+        let bins = word(0);
+        let choices = word(layers as usize * TopK::BINS);
+        let counts = word(layers as usize * (TopK::BINS + 2));
+        let bad = word(TopK::work_words(tiles as usize, layers as usize) - 1);
+        let [values, residual, tile_table, layer_table, places, packed] =
+            [choice.values, choice.residual, choice.tiles, choice.layers, choice.places, choice.packed]
+                .map(|memory| memory.0 as u64);
+        let run = |kernel, blocks, arguments: &[u64]| self.launch(kernel, blocks, stream, arguments);
+        run(kernels.reset, layers.div_ceil(THREADS), &[layer_table, choices, u64::from(layers), bad])?;
+        // Digits from the highest one on: where it is, how many bits it has, and above which bit all is known.
+        for (shift, bits, known) in [(20, 11, 31), (9, 11, 20), (0, 9, 9)] {
+            let added = if known == 31 { residual } else { 0 };
+            let mask = (1_u64 << bits) - 1;
+            run(
+                kernels.count_digits,
+                tiles,
+                &[values, added, tile_table, choices, bins, bad, shift, mask, known],
+            )?;
+            run(kernels.pick_digit, layers, &[bins, choices, bits])?;
+        }
+        run(kernels.count_entries, tiles, &[values, tile_table, choices, counts])?;
+        run(kernels.place_tiles, layers, &[layer_table, choices, counts])?;
+        let half = u64::from(choice.half);
+        run(kernels.pack, tiles, &[values, residual, tile_table, choices, counts, bad, places, packed, half])
     }
 
     fn synchronize(&self, event: Event) -> Outcome<()> {

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "copies go from address to address, as a device's do")]
 
-use super::{Device, Event, Flag, Host, Outcome, Remote, Stream};
+use super::{Device, Event, Flag, Host, Outcome, Remote, Stream, TopK};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Sender};
@@ -138,6 +138,11 @@ impl Device for Emulated {
         self.ask(stream, move || copy(from.0, to.0, bytes))
     }
 
+    fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()> {
+        let choice = *choice;
+        self.ask(stream, move || choose(&choice))
+    }
+
     fn synchronize(&self, event: Event) -> Outcome<()> {
         let number = self.marks.lock()[event.0].0;
         self.marks.wait(event.0, number);
@@ -149,6 +154,44 @@ impl Device for Emulated {
         self.record(event, stream)?;
         self.synchronize(event)
     }
+}
+
+/// What the kernels do, one entry after the other. Values are not rounded.
+fn choose(choice: &TopK) {
+    let tiles: &[[u32; 4]] = slice(choice.tiles, choice.tile_count as usize);
+    let layers: &[[u32; 4]] = slice(choice.layers, choice.layer_count as usize);
+    let end = tiles.last().map_or(0, |[_, start, count, _]| (start + count) as usize);
+    let (values, residual) = (slice::<f32>(choice.values, end), slice::<f32>(choice.residual, end));
+    values.iter_mut().zip(&*residual).for_each(|(value, kept)| *value += kept);
+    let keeps = values.iter().all(|value| value.is_finite());
+    for &[tile, count, base, entries] in &*layers {
+        let own = &tiles[tile as usize..(tile + count) as usize];
+        let elements = own.iter().flat_map(|[_, start, count, _]| *start..start + count);
+        let magnitude = |at: u32| values[at as usize].to_bits() & 0x7fff_ffff;
+        let mut ordered: Vec<u32> = elements.clone().collect();
+        // Of equal ones those that come first.
+        ordered.sort_by_key(|at| (std::cmp::Reverse(magnitude(*at)), *at));
+        let mut chosen = ordered[..entries as usize].to_vec();
+        chosen.sort_unstable();
+        let (base, entries) = (base as usize, entries as usize);
+        let places = &mut slice::<u32>(choice.places, base + entries)[base..];
+        let packed = &mut slice::<f32>(choice.packed, base + entries)[base..];
+        if keeps {
+            elements.for_each(|at| residual[at as usize] = values[at as usize]);
+        }
+        for ((place, value), at) in places.iter_mut().zip(packed).zip(chosen) {
+            (*place, *value) = (at, values[at as usize]);
+            if keeps {
+                residual[at as usize] = 0.0;
+            }
+        }
+    }
+}
+
+/// Memory of the device, which is the host's.
+fn slice<'a, T>(memory: Remote, len: usize) -> &'a mut [T] {
+    // SAFETY: whoever asks for work says that so many elements are there, and uses them for nothing else meanwhile.
+    unsafe { std::slice::from_raw_parts_mut(memory.0 as *mut T, len) }
 }
 
 fn copy(from: usize, to: usize, bytes: usize) {
