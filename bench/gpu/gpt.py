@@ -66,7 +66,7 @@ def work(args):
         import paramill as pm
 
         options = {} if args.codec is None else {"codec": args.codec}
-        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), f"sgd:lr={LR}", **options)
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), f"sgd:lr={LR}", non_blocking=True, **options)
         barrier, settle, rank = optimizer.job.barrier, optimizer.synchronize, optimizer.job.rank
     else:
         if args.work == "ddp":

@@ -26,8 +26,8 @@ def memory(request: Any) -> str:
 
 @pytest.fixture(params=[4, 1 << 20], ids=["tables", "table"])
 def options(request: Any) -> dict[str, Any]:
-    """Many tables, which leave during the backward pass, and one."""
-    return {"pack_bytes": request.param}
+    """Many tables, which leave during the backward pass, and one. New values are on their way when a step returns."""
+    return {"pack_bytes": request.param, "non_blocking": True}
 
 
 def network(seed: int = 7) -> nn.Module:

@@ -4,8 +4,9 @@ use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::exhaustion;
 use crate::host;
+use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
-use crate::stderr;
+use crate::ports::{PortSupply, Ports};
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -36,6 +37,8 @@ pub struct ServerConfig {
     /// The hosts (addresses of this machine's interfaces) that every data core listens on. Workers spread their
     /// connections over them. None: the one that routes to the coordinator.
     pub hosts: Vec<String>,
+    /// Ports that data cores listen on, one each, the same on all hosts. None: the system chooses.
+    pub ports: Option<Ports>,
     /// Data cores.
     pub cores: u32,
     /// Whether data cores are pinned to CPUs.
@@ -53,7 +56,7 @@ pub struct ServerConfig {
     /// Decides faults with a probability.
     pub seed: u64,
     /// Where log lines go.
-    pub log: fn(&str),
+    pub log: Log,
 }
 
 impl ServerConfig {
@@ -64,6 +67,7 @@ impl ServerConfig {
             coordinate: None,
             coordinator: coordinator.into(),
             hosts: Vec::new(),
+            ports: None,
             cores: 1,
             pin: Pin::Off,
             server: None,
@@ -72,7 +76,7 @@ impl ServerConfig {
             transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
-            log: stderr::log,
+            log: Log::stderr(),
         }
     }
 }
@@ -130,11 +134,15 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
     }
     let process = ProcessId(random_number());
+    let mut ports = PortSupply::new(config.ports, config.cores)?;
     for core in 0..config.cores {
         let name = format!("{SCHEME}{:x}/{core}", process.0);
         let (listeners, addresses) = match &config.memory {
             Some(_) => (Vec::new(), name.as_str().into()),
-            None => data_listeners(&config, &server.coordinator, &format!("{:x}-{core}", process.0))?,
+            None => {
+                let name = format!("{:x}-{core}", process.0);
+                data_listeners(&config, &server.coordinator, &name, &mut ports)?
+            }
         };
         addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let shard = ShardConfig {
@@ -219,14 +227,15 @@ impl Server {
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
-            log: config.log,
+            log: config.log.clone(),
         };
         let event_loop = EventLoop::new(role, setup)?;
-        let log = config.log;
+        let log = config.log.clone();
         let body = move || {
             // Before anything large is touched: memory lies where that happens first.
             if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
-                log(&format!("a data core could not be pinned: {error}; it runs without"));
+                let line = format!("a data core could not be pinned: {error}; it runs without");
+                log.line(Level::Warn, &line);
             }
             event_loop.run()
         };
@@ -254,6 +263,7 @@ fn data_listeners(
     config: &ServerConfig,
     coordinator: &str,
     name: &str,
+    ports: &mut PortSupply,
 ) -> io::Result<(Vec<Listener>, Addresses)> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     if config.transport.allows(false) {
@@ -261,9 +271,11 @@ fn data_listeners(
             [] => vec![(host_towards(coordinator)?, None)],
             hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
         };
-        for (host, told) in hosts {
-            let listener = tcp::listen(&host::with_port(&host, 0))?;
-            addresses.push(announced(&listener, told)?);
+        // One port on all hosts, so that a firewall has as many to let through as there are data cores.
+        let listen = |port| hosts.iter().map(|(host, _)| tcp::listen(&host::with_port(host, port))).collect();
+        let bound: Vec<TcpListener> = ports.listen(listen)?;
+        for (listener, (_, told)) in bound.into_iter().zip(&hosts) {
+            addresses.push(announced(&listener, *told)?);
             listeners.push(Listener::Tcp(listener));
         }
     }
@@ -275,7 +287,7 @@ fn data_listeners(
             }
             // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
             Err(error) if config.transport == Transport::Shm => return Err(error),
-            Err(error) => (config.log)(&error.to_string()),
+            Err(error) => config.log.line(Level::Warn, &error.to_string()),
         }
     }
     Ok((listeners, addresses.into_iter().collect()))

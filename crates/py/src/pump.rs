@@ -9,7 +9,7 @@
 use crate::device::{Cuda, Device, Emulated, Event, Flag, Host, Outcome, Remote, Stream, TopK};
 use crate::errors::{client, raise};
 use crate::job::Job;
-use crate::slab::{Address, Slab, begin};
+use crate::slab::{Address, Slab, Underway, begin};
 use crate::waiting::{check_process, duration, timed, until_due};
 use paramill_core::standstill;
 use paramill_core::wire::Cause;
@@ -120,7 +120,7 @@ enum Content {
 
 struct UnderWay {
     lane: usize,
-    exchange: Arc<Mutex<node::Exchange>>,
+    exchange: Arc<Underway>,
 }
 
 struct Failure {
@@ -262,11 +262,17 @@ impl Pump {
         outcome.map_err(|why| raise("ParamillError", why))
     }
 
-    /// Ends the iteration: what is computed on `stream` from now on has the new parameters of all buckets that were
-    /// submitted. With `clock` the job's iteration ends too, once their gradients have left.
+    /// Ends the iteration: new parameters of all buckets that were submitted replace those that were computed with on `stream`
+    /// until now. With `clock` the job's iteration ends too, once their gradients have left.
     fn turn(&self, py: Python<'_>, stream: usize, clock: bool) -> PyResult<()> {
         check_process(self.process)?;
         py.detach(|| self.shared.turn(Stream(stream), clock)).map_err(|why| raise("ParamillError", why))
+    }
+
+    /// What is computed on `stream` from now on has the parameters of the last [`Pump::turn`].
+    fn enter(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
+        check_process(self.process)?;
+        py.detach(|| self.shared.enter(Stream(stream))).map_err(|why| raise("ParamillError", why))
     }
 
     /// Waits until all gradients have left.
@@ -448,8 +454,12 @@ impl Shared {
             device.wait_flag(self.inward, lane.flag, *number)?;
             self.copy_in(lane)?;
         }
-        device.record(self.arrived, self.inward)?;
-        device.wait_event(stream, self.arrived)
+        device.record(self.arrived, self.inward)
+    }
+
+    fn enter(&self, stream: Stream) -> Outcome<()> {
+        self.device.attach()?;
+        self.device.wait_event(stream, self.arrived)
     }
 
     /// Copies of answers that the device did not wait for to the end.
@@ -463,12 +473,11 @@ impl Shared {
             })
             .collect()
         };
-        if late.is_empty() {
-            return Ok(());
-        }
         self.device.attach()?;
-        late.iter().try_for_each(|lane| self.copy_in(lane))?;
-        self.device.record(self.arrived, self.inward)?;
+        if !late.is_empty() {
+            late.iter().try_for_each(|lane| self.copy_in(lane))?;
+            self.device.record(self.arrived, self.inward)?;
+        }
         self.device.wait_event(stream, self.arrived)
     }
 
@@ -512,7 +521,7 @@ impl Shared {
         content: Content,
         codec: String,
         absent: Vec<(usize, usize)>,
-    ) -> Result<Arc<Mutex<node::Exchange>>, Why> {
+    ) -> Result<Arc<Underway>, Why> {
         let lane = self.lane(number);
         self.device.synchronize(lane.copied)?;
         let prepared = match content {
@@ -577,24 +586,20 @@ impl Shared {
 
     /// Waits for an answer until it is there, the pump is closed, or its time is over. Then the device goes on without it, and
     /// it stays the one that is waited for.
-    fn receive(&self, lane: usize, exchange: &Mutex<node::Exchange>) {
+    fn receive(&self, lane: usize, exchange: &Underway) {
         let mut left = self.timeout;
         loop {
             let (slice, began) = (left.min(LOOK_UP_EVERY), Instant::now());
-            let mut guard = exchange.lock().unwrap_or_else(PoisonError::into_inner);
-            if guard.is_due_within(slice) || left.is_zero() {
-                let (slabs, outcome) = match guard.wait(Duration::ZERO) {
+            if exchange.is_due_within(slice) || left.is_zero() {
+                let (slabs, outcome) = match exchange.wait_within(Duration::ZERO) {
                     Ok(slabs) => (slabs, Ok(())),
                     Err(error @ ClientError::Timeout { .. }) => {
-                        drop(guard);
                         return self.go_on_without(lane, timed(error, self.timeout));
                     }
-                    Err(error) => (guard.give_up(), Err(error)),
+                    Err(error) => (exchange.give_up(), Err(error)),
                 };
-                drop(guard);
                 return self.finish(lane, slabs, outcome);
             }
-            drop(guard);
             if self.lock().is_closing {
                 return;
             }
@@ -680,7 +685,7 @@ impl State {
         self.has_left() && self.lanes.iter().all(|(_, progress)| is_settled(progress))
     }
 
-    fn first_under_way(&self) -> Option<(usize, Arc<Mutex<node::Exchange>>)> {
+    fn first_under_way(&self) -> Option<(usize, Arc<Underway>)> {
         let first = self.under_way.front().filter(|_| !self.is_closing)?;
         Some((first.lane, first.exchange.clone()))
     }

@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, ClientError, Prepared, TableId, WorkerError};
+use paramill_node::client::{self as node, ClientError, Prepared, WorkerError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -14,12 +14,11 @@ use std::time::Duration;
 /// A table's buffers, lent to Python.
 ///
 /// Its arrays stay valid as long as it lives, whatever happens to the job: the buffers are in `place`, or in the exchange
-/// that is in `place`, or, where an exchange that failed gave back others, in the worker, which `job` keeps.
+/// that is in `place`, or, where an exchange that failed gave back others, in the worker, which `table` keeps.
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Slab {
-    job: Arc<node::Job>,
+    table: node::Table,
     process: u32,
-    table: TableId,
     place: Mutex<Place>,
 }
 
@@ -31,7 +30,7 @@ enum Place {
     },
     /// Under way in an exchange that is kept here, at this address.
     Away {
-        _kept: Arc<Mutex<node::Exchange>>,
+        _kept: Arc<Underway>,
         address: Address,
         moves: u64,
     },
@@ -79,12 +78,12 @@ impl Slab {
 
     /// The codec that the gradient travels by; empty without one.
     fn codec(&self) -> PyResult<String> {
-        self.job.codec(self.table).map_err(client)
+        self.table.codec().map_err(client)
     }
 
     /// Where the chunks of the table begin.
     fn chunk_starts(&self) -> PyResult<Vec<u64>> {
-        self.job.chunk_starts(self.table).map_err(client)
+        self.table.chunk_starts().map_err(client)
     }
 
     /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
@@ -115,10 +114,10 @@ impl Slab {
 }
 
 impl Slab {
-    pub(crate) fn new(job: Arc<node::Job>, table: TableId) -> PyResult<Slab> {
-        let slab = job.slab(table).map_err(client)?;
+    pub(crate) fn new(table: node::Table) -> PyResult<Slab> {
+        let slab = table.slab().map_err(client)?;
         let place = Mutex::new(Place::Here { slab, moves: 0 });
-        Ok(Slab { job, process: std::process::id(), table, place })
+        Ok(Slab { table, process: std::process::id(), place })
     }
 
     fn lock(&self) -> MutexGuard<'_, Place> {
@@ -202,11 +201,15 @@ impl Drop for Slab {
     }
 }
 
+/// Slabs while an exchange has them.
+pub(crate) type Underway = node::Handle<Vec<node::Slab>>;
+
 /// Slabs under way together.
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Exchange {
-    exchange: Arc<Mutex<node::Exchange>>,
+    exchange: Arc<Underway>,
     process: u32,
+    timeout: Duration,
     slabs: Vec<Py<Slab>>,
 }
 
@@ -214,11 +217,11 @@ pub(crate) struct Exchange {
 pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) -> PyResult<Exchange> {
     let all: Vec<&Slab> = slabs.iter().map(Py::get).collect();
     let exchange = py.detach(|| begin(job, &all)).map_err(client)?;
-    Ok(Exchange { exchange, process: std::process::id(), slabs })
+    Ok(Exchange { exchange, process: std::process::id(), timeout: job.timeout(), slabs })
 }
 
 /// The same without the interpreter. The slabs are put back with [`Slab::put_back`].
-pub(crate) fn begin(job: &node::Job, slabs: &[&Slab]) -> Result<Arc<Mutex<node::Exchange>>, ClientError> {
+pub(crate) fn begin(job: &node::Job, slabs: &[&Slab]) -> Result<Arc<Underway>, ClientError> {
     let mut taken = Vec::with_capacity(slabs.len());
     let mut moves = Vec::with_capacity(slabs.len());
     for slab in slabs {
@@ -235,7 +238,7 @@ pub(crate) fn begin(job: &node::Job, slabs: &[&Slab]) -> Result<Arc<Mutex<node::
     }
     let addresses: Vec<Address> = taken.iter_mut().map(Address::of).collect();
     let exchange = match job.exchange(&mut taken) {
-        Ok(exchange) => Arc::new(Mutex::new(exchange)),
+        Ok(exchange) => Arc::new(exchange),
         Err(error) => {
             restore(slabs, taken);
             return Err(error);
@@ -261,17 +264,14 @@ fn under_way() -> ClientError {
 #[pymethods]
 impl Exchange {
     /// Waits until all parameters are here. After a time-out it may be called again.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         check_process(self.process)?;
-        let timeout = duration(timeout)?;
-        until_due(py, timeout, |slice| Ok(self.lock().is_due_within(slice)))?;
-        let (slabs, outcome) = py.detach(|| {
-            let mut exchange = self.lock();
-            match exchange.wait(Duration::ZERO) {
-                Ok(slabs) => (slabs, Ok(())),
-                Err(error @ node::ClientError::Timeout { .. }) => (Vec::new(), Err(error)),
-                Err(error) => (exchange.give_up(), Err(error)),
-            }
+        let timeout = timeout.map(duration).transpose()?.unwrap_or(self.timeout);
+        until_due(py, timeout, |slice| Ok(self.exchange.is_due_within(slice)))?;
+        let (slabs, outcome) = py.detach(|| match self.exchange.wait_within(Duration::ZERO) {
+            Ok(slabs) => (slabs, Ok(())),
+            Err(error @ node::ClientError::Timeout { .. }) => (Vec::new(), Err(error)),
+            Err(error) => (self.exchange.give_up(), Err(error)),
         });
         let own: Vec<&Slab> = self.slabs.iter().map(Py::get).collect();
         restore(&own, slabs);
@@ -281,13 +281,7 @@ impl Exchange {
     /// Whether `wait` would return at once.
     fn is_due(&self, py: Python<'_>) -> PyResult<bool> {
         check_process(self.process)?;
-        Ok(py.detach(|| self.lock().is_due_within(Duration::ZERO)))
-    }
-}
-
-impl Exchange {
-    fn lock(&self) -> MutexGuard<'_, node::Exchange> {
-        self.exchange.lock().expect("no holder of this lock panics")
+        Ok(py.detach(|| self.exchange.is_due()))
     }
 }
 

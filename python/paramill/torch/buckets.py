@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, PolicyError
-from ..job import Exchange, Handle, Job, Slab, Table
+from ..job import Handle, Job, Slab, Table
 from ..policies import UNCOMPRESSED, Policies
 from .compression import Chain, Compressor, Encoded
 from .devices import Lane, Pump
@@ -74,7 +74,7 @@ class Bucket:
         self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
-        self._exchange: Optional[Exchange] = None
+        self._exchange: Optional[Handle] = None
         #: Its way through the pump of its device, if that has one.
         self.lane: Optional[Lane] = None
         # What stands in the memory that frames leave from.
@@ -145,7 +145,7 @@ class Bucket:
     def take_initial(self) -> None:
         """After the start, for parameters that are never pushed: takes the values of rank 0, and nothing else."""
         assert self._table is not None
-        values = torch.from_numpy(self._table.value.copy())
+        values = torch.from_numpy(self._table.values.copy())
         with torch.no_grad():
             torch._foreach_copy_(self._targets(), self._views(values))
 
@@ -292,6 +292,8 @@ class Bucket:
         pairs = zip(self._targets(), self._views(self._answer))
         apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
         if apart:
+            if self.lane is not None:
+                self.lane.pump.enter()
             with torch.no_grad():
                 torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
 
@@ -307,12 +309,12 @@ class Bucket:
     def _look(self) -> None:
         """Tensors over the slab's memory, made anew if that moved."""
         assert self._slab is not None
-        gradient = self._slab.grad
+        gradient = self._slab.gradient
         if getattr(self, "_looked_at", None) is gradient:
             return
         self._looked_at = gradient
         self._gradient = torch.from_numpy(gradient)
-        self._values = torch.from_numpy(self._slab.value)
+        self._values = torch.from_numpy(self._slab.values)
         self._known_views.clear()
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -436,7 +438,7 @@ class SparseSlot:
             return
         self.settle_push()
         # By its rows, since a pull of the whole may be answered before the others' part of the last step.
-        whole = self._table.pull(rows=torch.arange(len(self.slot.parameter), device="cpu").numpy()).wait()
+        whole = self._table.rows(torch.arange(len(self.slot.parameter), device="cpu").numpy()).wait()
         with torch.no_grad():
             self.slot.parameter.copy_(torch.from_numpy(whole))
         self._stale = False
@@ -451,7 +453,7 @@ class SparseSlot:
         rows = torch.unique(indices.detach())
         if rows.numel() == 0:
             return
-        values = self._table.pull(rows=rows.cpu().numpy()).wait()
+        values = self._table.rows(rows.cpu().numpy()).wait()
         parameter = self.slot.parameter
         with torch.no_grad():
             parameter[rows.to(parameter.device)] = torch.from_numpy(values).to(parameter.device, parameter.dtype)

@@ -59,6 +59,8 @@ class Pump:
         self._device = device
         self._buckets: list[Bucket] = []
         self._errors: list[Exception] = []
+        #: Whether new parameters were asked for that nothing waits for yet.
+        self.is_ahead = False
 
     def add(self, bucket: Bucket, slab: Slab) -> Lane:
         """Takes on a bucket."""
@@ -82,12 +84,20 @@ class Pump:
         self._look()
 
     def turn(self, clock: bool) -> None:
-        """Ends the iteration: what is computed from now on has the new parameters. `clock` ends the job's too."""
+        """Ends the iteration: new parameters replace those that were computed with until now. `clock` ends the job's too."""
         self._native.turn(self.stream(), clock)
+        self.is_ahead = True
+
+    def enter(self, rows: Optional[Tensor] = None) -> None:
+        """What is computed from now on has the new parameters."""
+        if self.is_ahead:
+            self._native.enter(self.stream())
+            self.is_ahead = False
 
     def wait(self) -> None:
         """Waits until the parameters of the last iteration are here, or something failed."""
         self._native.wait(self.stream())
+        self.is_ahead = False
         self._look()
 
     def errors(self) -> list[Exception]:

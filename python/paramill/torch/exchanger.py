@@ -21,6 +21,8 @@ class Exchanger:
     `overlap` says whether gradients leave during the backward pass. If it is not given, they do not where there are `FEW`
     buckets, which would gain less than listening costs. Otherwise the first iteration tells: not where gradients are changed
     between the backward pass and the step (clipping, GradScaler), or added to by more backward passes than `accumulate` says.
+
+    With `non_blocking` a device waits for new parameters in the next forward pass, not before.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Exchanger:
         overlap: Optional[bool],
         device_codec: Optional[bool],
         before_first: Callable[[], None] = lambda: None,
+        non_blocking: bool = False,
     ) -> None:
         self.job = job
         self.buckets = list(buckets)
@@ -43,6 +46,7 @@ class Exchanger:
         self._accumulate = accumulate
         self._device_codec = device_codec
         self._before_first = before_first
+        self._non_blocking = non_blocking
         self._began = False
         self._holding = False
         self._hooks: list[Any] = []
@@ -104,6 +108,8 @@ class Exchanger:
             bucket.depart()
         for pump in pumps:
             pump.turn(clock=not waits)
+            if not self._non_blocking:
+                pump.enter()
         if waits:
             self.job.clock()
         self._iteration += 1
@@ -131,9 +137,9 @@ class Exchanger:
             pump.wait()
         self._receive_hosted(self._failures())
 
-    def receive_hosted(self, refused: Optional[ParamillError] = None) -> None:
-        """Waits for what no pump carries; raises `refused` if there is nothing that is to be told before it."""
-        self._receive_hosted([] if refused is None else [refused])
+    def receive_hosted(self) -> None:
+        """Waits for what no pump carries."""
+        self._receive_hosted([])
 
     def wait_for(self, bucket: Bucket) -> None:
         """Waits for one bucket before its parameters are used, and for all if it has to refuse something.

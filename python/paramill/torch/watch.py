@@ -100,7 +100,8 @@ class WatchedBucket(Bucket):
 
     def check_read(self) -> None:
         """Before gradients leave: they must not be of a forward pass that did not wait for the last answer."""
-        if not self.under_way or self.sent:
+        is_ahead = self.lane is not None and self.lane.pump.is_ahead
+        if self.sent or not (self.under_way or is_ahead):
             return
         for slot in self.slots:
             gradient = slot.parameter.grad
@@ -156,8 +157,11 @@ class WatchedBucket(Bucket):
                 parameter.copy_(value)
         self._is_delivered = True
         self._answers += 1
+        compares = self._answers <= COMPARED_ANSWERS
+        if compares and self.lane is not None:
+            self.lane.pump.enter()
         for watch in self._watches:
-            watch.record(self._answers <= COMPARED_ANSWERS)
+            watch.record(compares)
 
 
 class WatchedRows(SparseSlot):
