@@ -9,6 +9,7 @@ __all__ = [
     "Exchange",
     "Handle",
     "Job",
+    "Pump",
     "Server",
     "Slab",
     "Table",
@@ -114,6 +115,41 @@ class Slab:
 class Exchange:
     def wait(self, timeout: Optional[float]) -> None: ...
     def is_due(self) -> bool: ...
+
+@final
+class Pump:
+    def __new__(cls, job: Job, device: int, timeout: float) -> Pump: ...
+    def add(self, slab: Slab, incoming: int) -> int: ...
+    def submit(
+        self,
+        lane: int,
+        stream: int,
+        content: str,
+        parts: Sequence[tuple[int, int]],
+        count: int,
+        codec: str,
+        absent: Sequence[tuple[int, int]],
+    ) -> None: ...
+    @staticmethod
+    def choice_needs(tiles: int, layers: int) -> tuple[int, int]: ...
+    def choose(
+        self,
+        stream: int,
+        values: int,
+        residual: int,
+        tiles: tuple[int, int],
+        layers: tuple[int, int],
+        work: int,
+        places: int,
+        packed: int,
+        half: int,
+    ) -> None: ...
+    def turn(self, stream: int, clock: bool) -> None: ...
+    def enter(self, stream: int) -> None: ...
+    def flush(self) -> None: ...
+    def wait(self, stream: int) -> None: ...
+    def failures(self) -> list[tuple[int, bool, Exception]]: ...
+    def close(self) -> None: ...
 
 @final
 class Server:

@@ -94,3 +94,10 @@ def distributed() -> Iterator[Callable[..., Any]]:
     yield make
     for optimizer in made:
         optimizer.close()
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are carried by the pump of a device that is emulated: its memory is not that of the slabs, as a GPU's is."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr("paramill.torch.devices.number_of", lambda device: -1)

@@ -67,14 +67,9 @@ def test_what_is_chosen_and_what_is_kept_is_what_was_put_in(codec: str) -> None:
     for step in range(3):
         gradient = torch.randn(SIZE, generator=generator)
         compressor.input.copy_(gradient)
-        copies = compressor.encode(step, memory)
-        while copies:
-            for source, target in copies:
-                target.copy_(source)
-            copies = compressor.rest(memory)
+        content, count = compressor.encode(step).place(memory)
         sent = torch.zeros(SIZE)
-        if compressor.content == "places":
-            count = compressor.count
+        if content == "places":
             sent[memory[:count].view(torch.int32).long()] = memory[count : 2 * count]
         else:
             sent.copy_(memory)

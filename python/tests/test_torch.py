@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import paramill as pm
-from paramill.torch.devices import DeviceCopier
 
 DATA = torch.Generator().manual_seed(1)
 X = torch.randn(32, 8, generator=DATA)
@@ -61,28 +60,9 @@ def test_servers_step_as_torch_does(distributed: Any, text: str, reference: Call
     assert_same(model, twin, 1e-5)
 
 
-class SeparateCopier(DeviceCopier):
-    """A device whose memory is not the host's, as a GPU's is."""
-
-    def __init__(self, size: int) -> None:
-        # Zeros stay between the tensors of a pack.
-        self._outgoing, self._incoming = torch.zeros(size), torch.empty(size)
-
-    def outgoing(self, gradient: Tensor) -> Tensor:
-        return self._outgoing
-
-    def home(self) -> Tensor:
-        return self._incoming
-
-    def incoming(self, values: Tensor) -> Tensor:
-        return self._incoming.copy_(values)
-
-
+@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("averaged", [False, True])
-def test_memory_of_a_device_makes_no_difference(
-    distributed: Any, monkeypatch: pytest.MonkeyPatch, averaged: bool
-) -> None:
-    monkeypatch.setattr("paramill.torch.buckets.copier_of", lambda _, size: SeparateCopier(size))
+def test_memory_of_a_device_makes_no_difference(distributed: Any, averaged: bool) -> None:
     model = nn.Sequential(network(), nn.BatchNorm1d(3))
     twin = copy.deepcopy(model)
     of = torch.optim.SGD(model.parameters(), lr=0.1) if averaged else model.named_parameters()

@@ -5,10 +5,12 @@
 
 mod arrays;
 mod condition;
+mod device;
 mod errors;
 mod handle;
 mod job;
 mod policy;
+mod pump;
 mod server;
 mod slab;
 mod table;
@@ -29,6 +31,8 @@ mod _native {
     use super::policy::{check_policies, codec_keeps_residual, codec_stages, models_of_rounds};
     #[pymodule_export]
     use super::policy::{optimizer_parameters, pulls_partially, steps_in_rounds};
+    #[pymodule_export]
+    use super::pump::Pump;
     #[pymodule_export]
     use super::server::Server;
     #[pymodule_export]

@@ -15,7 +15,7 @@ from ..job import Job
 from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, JobOptimizer, check_keywords, check_sync, declare_buffers, joining, names_in
+from .optimizer import JobOptimizer, check_keywords, check_sync, declare_buffers, joining, names_in, pack_bytes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,7 +46,7 @@ class AveragingOptimizer(JobOptimizer):
         accumulate: int = 1,
         overlap: Optional[bool] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[AveragingPolicies],
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -68,6 +68,7 @@ class AveragingOptimizer(JobOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._parameters = self._all_parameters()
+        pack_bytes = pack_bytes or pack_bytes_of(self._parameters)
         with joining(job) as self.job:
             trained: list[Slot] = []
             frozen: list[Slot] = []

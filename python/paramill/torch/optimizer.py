@@ -23,7 +23,9 @@ from .watch import WatchedBucket, WatchedRows
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DEFAULT_PACK_BYTES = 1 << 20
+# Packs are a sixteenth of a model, within these limits: every pack costs Python time, and the last one has nothing to overlap with.
+PACKS_OF_A_MODEL = 16
+LEAST_PACK_BYTES, MOST_PACK_BYTES = 1 << 20, 32 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
 SMALLEST_LR = 1e-30
 
@@ -75,8 +77,9 @@ class DistributedOptimizer(JobOptimizer):
     of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). For optimizers that the servers do not have
     there is :class:`AveragingOptimizer`.
 
-    Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration and waits for the
-    new parameters, unless `non_blocking` is asked for. Initial values are those of rank 0.
+    Gradients leave during the backward pass, as soon as a bucket of them is ready. After ``step`` parameters are the new ones, unless
+    it is `non_blocking`. On a CPU it waits for them; on a GPU nothing but the GPU does, and errors of servers are told by the next
+    ``step`` or :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
     :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. `sync` is without
@@ -85,12 +88,13 @@ class DistributedOptimizer(JobOptimizer):
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
-    :param non_blocking: ``step`` returns at once, and the next forward of a module waits for the module's own parameters. Read
-        parameters between the two after :meth:`synchronize`
+    :param non_blocking: ``step`` returns at once, and the next forward of a module waits for the module's own parameters; on a GPU
+        that of the outermost one for all. Read parameters between the two after :meth:`synchronize`
     :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
     :param buffers: ``model.named_buffers()`` to have them averaged over the workers at every step; else they stay each
         worker's own
-    :param pack_bytes: small parameters are packed into tables of about this many bytes
+    :param pack_bytes: small parameters are packed into tables of at most this many bytes; of a sixteenth of the model, within
+        1 and 32 MB, if not given
     """
 
     POLICIES = OptimizerPolicies
@@ -107,7 +111,7 @@ class DistributedOptimizer(JobOptimizer):
         non_blocking: bool = False,
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[OptimizerPolicies],
     ) -> None:
         if isinstance(params, torch.optim.Optimizer):
@@ -117,9 +121,11 @@ class DistributedOptimizer(JobOptimizer):
             )
         check_keywords(DistributedOptimizer, policies)
         check_is_text(optimizer)
+        self._non_blocking = non_blocking
         sync = policies.get("sync")
         check_sync(sync)
         groups = named_groups(params)
+        pack_bytes = pack_bytes or pack_bytes_of(parameter for group in groups for parameter in group["params"])
         rule, defaults = parse_for_groups(optimizer, groups)
         self._rule = rule
         self._keys = list(defaults)
@@ -166,6 +172,7 @@ class DistributedOptimizer(JobOptimizer):
                 overlap=overlap,
                 device_codec=device_codec,
                 before_first=self._before_iteration,
+                non_blocking=non_blocking,
             )
             self.job.start()
             check_models(self.job)
@@ -175,8 +182,9 @@ class DistributedOptimizer(JobOptimizer):
         self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
         self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
-        self._non_blocking = non_blocking
-        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self._before_save)
+        sparse_ones = {each.slot.parameter for each in rows}
+        carried = {slot.parameter for bucket in [*dense, *means] for slot in bucket.slots}
+        self._forward = ForwardWaits(self._waits(), sparse_ones, self._before_save, sparse_ones | carried)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
         """Ends the iteration: what has not left yet leaves now, and the new parameters are waited for unless `non_blocking`."""
@@ -185,7 +193,7 @@ class DistributedOptimizer(JobOptimizer):
             self._left_over = self._forward.learn()
         try:
             if not self._non_blocking:
-                self._exchanger.receive()
+                self._exchanger.receive_hosted()
             for wait in self._left_over:
                 wait(None)
         except NonFiniteError as error:
@@ -260,6 +268,12 @@ class DistributedOptimizer(JobOptimizer):
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
+            if not self._non_blocking:
+                break
+            if bucket.lane is not None:
+                # The device waits for all of a pump's buckets at once.
+                waits.update((slot.parameter, bucket.lane.pump.enter) for slot in bucket.slots)
+                continue
 
             def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:
                 self._exchanger.wait_for(bucket)
@@ -438,6 +452,12 @@ def parse_for_groups(text: str, groups: list[dict[str, Any]]) -> tuple[str, dict
         # Whichever is written here, that of the group counts.
         text += f"{',' if ':' in text else ':'}lr=1"
     return parse_optimizer(text)
+
+
+def pack_bytes_of(parameters: Iterable[Tensor]) -> int:
+    """How large the packs of a model are, if the script does not say."""
+    total = sum(4 * parameter.numel() for parameter in parameters)
+    return min(max(total // PACKS_OF_A_MODEL, LEAST_PACK_BYTES), MOST_PACK_BYTES)
 
 
 def declare_buffers(
