@@ -1,8 +1,8 @@
 """Steps per second of a GPT-2-small-sized model on one GPU: plain PyTorch, DistributedDataParallel over gloo, and Paramill.
 
 124 million parameters, so 496 MB of gradients per worker and step: what the exchange costs decides. All workers share
-one GPU. Contenders run in turns, and the median of their rounds counts. `default` is `paramill launch` without a flag; the
-others name the data cores of the server (`--cores`). Needs `paramill` installed, beside torch.
+one GPU. Contenders run in turns, and the median of their rounds counts. `default` is `paramill launch` without a flag; others
+name the data cores of the server (`--cores`), or a codec (`--codecs`), without a flag otherwise. Needs `paramill` installed, beside torch.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def work(args):
         import paramill as pm
 
         options = {} if args.codec is None else {"codec": args.codec}
-        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), f"sgd:lr={LR}", **options)
+        optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), f"sgd:lr={LR}", non_blocking=True, **options)
         barrier, settle, rank = optimizer.job.barrier, optimizer.synchronize, optimizer.job.rank
     else:
         if args.work == "ddp":
@@ -102,9 +102,9 @@ def work(args):
 
 def contend(contender, args):
     """Runs one contender; returns the steps per second of its slowest worker."""
-    kind, workers, cores = contender
+    kind, workers, cores, codec = contender
     shape = {name: getattr(args, name) for name in ("layers", "width", "vocabulary", "length", "batch", "steps", "warm_up")}
-    mine = contest.own_line(__file__, work=kind, codec=args.codec if kind == "paramill" else None, **shape)
+    mine = contest.own_line(__file__, work=kind, codec=codec, **shape)
     name = words(contender)
     if kind == "paramill":
         options = [] if cores is None else [f"--cores={cores}"]
@@ -116,9 +116,9 @@ def contend(contender, args):
 
 
 def words(contender):
-    kind, workers, cores = contender
-    data_cores = {"paramill": "default" if cores is None else f"{cores} data cores"}.get(kind, "")
-    return f"{kind}, {workers} workers{', ' if data_cores else ''}{data_cores}"
+    kind, workers, cores, codec = contender
+    parts = [kind, f"{workers} workers", kind == "paramill" and ("default" if cores is None else f"{cores} data cores"), codec]
+    return ", ".join(part for part in parts if part)
 
 
 def main():
@@ -134,7 +134,8 @@ def main():
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     options.add_argument("--servers", type=int, default=1)
     options.add_argument("--cores", type=int, nargs="*", default=[1, 2, 4, 8, 12], help="data cores to try beside the default")
-    options.add_argument("--codec", help="how Paramill's gradients are compressed")
+    options.add_argument("--codecs", nargs="*", default=[], help="codecs to try beside none")
+    options.add_argument("--codec", help=argparse.SUPPRESS)
     options.add_argument("--skip", nargs="*", default=[], choices=["plain", "ddp"], help="contenders to leave out")
     options.add_argument("--minutes", type=float, default=60, help="no contender is begun after so many")
     options.add_argument("--deadline", type=float, default=180, help="seconds that one run may take")
@@ -143,10 +144,11 @@ def main():
     args = options.parse_args()
     if args.work:
         return work(args)
-    contenders = [] if "plain" in args.skip else [("plain", 1, None)]
+    contenders = [] if "plain" in args.skip else [("plain", 1, None, None)]
     for workers in args.workers:
-        contenders += [] if "ddp" in args.skip else [("ddp", workers, None)]
-        contenders += [("paramill", workers, cores) for cores in (None, *args.cores)]
+        contenders += [] if "ddp" in args.skip else [("ddp", workers, None, None)]
+        contenders += [("paramill", workers, cores, None) for cores in (None, *args.cores)]
+        contenders += [("paramill", workers, None, codec) for codec in args.codecs]
     rates = {contender: [] for contender in contenders}
     until = time.monotonic() + 60 * args.minutes
     for _ in range(args.rounds):
@@ -157,16 +159,19 @@ def main():
     # The time may have been over before all had their turn.
     rates = {contender: seen for contender, seen in rates.items() if seen}
     if args.json:
-        rows = [{"kind": kind, "workers": workers, "cores": cores, "rates": seen} for (kind, workers, cores), seen in rates.items()]
+        rows = [
+            {"kind": kind, "workers": workers, "cores": cores, "codec": codec, "rates": seen}
+            for (kind, workers, cores, codec), seen in rates.items()
+        ]
         return print(json.dumps({"rows": rows, "default_of_best": default_of_best(rates)}))
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     print(f"{name}, torch {torch.__version__}, {os.cpu_count()} CPUs; {args.batch} x {args.length} tokens per worker")
-    print("| contender | workers | data cores | steps/s, by round | median |")
-    print("| --- | --- | --- | --- | --- |")
-    for (kind, workers, cores), seen in rates.items():
+    print("| contender | workers | data cores | codec | steps/s, by round | median |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for (kind, workers, cores, codec), seen in rates.items():
         data_cores = "" if kind != "paramill" else "default" if cores is None else cores
         rounds = ", ".join(f"{rate:.2f}" for rate in seen)
-        print(f"| {kind} | {workers} | {data_cores} | {rounds} | {statistics.median(seen):.2f} |")
+        print(f"| {kind} | {workers} | {data_cores} | {codec or ''} | {rounds} | {statistics.median(seen):.2f} |")
     for workers, ratio in default_of_best(rates).items():
         print(f"{workers} workers: without a flag {ratio:.2f} of the best --cores")
 
@@ -175,9 +180,9 @@ def default_of_best(rates):
     """By number of workers: the median rate without a flag over the best median of a named number of data cores."""
     ratios = {}
     medians = {contender: statistics.median(seen) for contender, seen in rates.items() if contender[0] == "paramill"}
-    for workers in sorted({workers for _, workers, _ in medians}):
-        named = [rate for (_, count, cores), rate in medians.items() if count == workers and cores is not None]
-        default = medians.get(("paramill", workers, None))
+    for workers in sorted({workers for _, workers, _, _ in medians}):
+        named = [rate for (_, count, cores, _), rate in medians.items() if count == workers and cores is not None]
+        default = medians.get(("paramill", workers, None, None))
         if named and default is not None:
             ratios[workers] = default / max(named)
     return ratios

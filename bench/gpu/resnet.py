@@ -43,7 +43,7 @@ class Trainer:
             import paramill as pm
 
             text = "momentum:lr=0.01,weight_decay=1e-4"
-            self.optimizer = pm.torch.DistributedOptimizer(self.model.named_parameters(), text)
+            self.optimizer = pm.torch.DistributedOptimizer(self.model.named_parameters(), text, non_blocking=True)
             self.barrier, rank = self.optimizer.job.barrier, self.optimizer.job.rank
             self.settle = self.optimizer.synchronize
         else:

@@ -30,7 +30,7 @@ def work(args):
         if args.work == "slabs":
             slabs = [table.slab() for table in tables]
             for slab in slabs:
-                slab.grad[:] = 0.001
+                slab.gradient[:] = 0.001
 
             def iterate():
                 exchange = job.exchange(slabs)

@@ -52,12 +52,12 @@ def main():
         losses = []
         for _ in trange(args.steps):
             batch = rng.integers(len(x), size=args.batch)
-            p = 1 / (1 + np.exp(-(x[batch] @ w.value)))
+            p = 1 / (1 + np.exp(-(x[batch] @ w.values)))
             losses.append(-np.log(np.where(y[batch] > 0, p, 1 - p) + 1e-9).mean())
             w.update((x[batch].T @ (p - y[batch]) / args.batch).astype(np.float32))
             job.clock()
             w.sync()
-        right = ((x @ w.value > 0) == (y > 0)).mean()
+        right = ((x @ w.values > 0) == (y > 0)).mean()
         print(f"worker {job.rank} of {job.workers}: loss {np.mean(losses[-20:]):.4f}, accuracy {right:.4f}")
         if plt and args.plot and job.rank == 0:
             plt.plot(losses)

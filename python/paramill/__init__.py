@@ -7,10 +7,10 @@ A worker joins a job, creates tables, pushes gradients and pulls parameters. Wit
 >>> job = pm.init()
 >>> w = job.table("w", init=np.zeros(3, np.float32), optimizer="sgd:lr=0.5")
 >>> for step in range(20):
-...     w.update(w.value - np.array([1, 2, 3], np.float32))  # the gradient of |w - (1, 2, 3)|^2 / 2
+...     w.update(w.values - np.array([1, 2, 3], np.float32))  # the gradient of |w - (1, 2, 3)|^2 / 2
 ...     job.clock()
 ...     w.sync()
->>> w.value.round(3).tolist()
+>>> w.values.round(3).tolist()
 [1.0, 2.0, 3.0]
 >>> job.close()
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .errors import ParamillError
-from .job import Exchange, Handle, Job, Slab, Table, init
+from .job import Handle, Job, Slab, Table, init
 from .server import Condition, Server
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __version__ = "0.1.0"
 # Not `torch`, which `from paramill import *` would need then.
 __all__ = [
     "Condition",
-    "Exchange",
     "Handle",
     "Job",
     "ParamillError",

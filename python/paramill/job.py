@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from .policies import Policies
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+# Two matrices whose product a gradient is.
+Factors = Tuple[Any, Any]
+# What a handle's wait returns, from what the native one brought.
+Bring = Callable[[Optional[FloatArray]], FloatArray]
 
 DEFAULT_TIMEOUT = 60.0
 _told_alone = False
@@ -37,14 +42,13 @@ def init(
 
     Without a URL the environment of a launcher names the job (``PARAMILL_URL``). Without that, this process trains alone,
     with a server inside, and says so once. The rank is the one given, or the launcher's (``paramill launch``, torchrun,
-    MPI, Slurm), or the coordinator's choice. `timeout` is in seconds, and holds for every wait.
+    MPI, Slurm), or the coordinator's choice. `timeout` is in seconds, and holds for every wait that is given none of its own.
 
     Create tables next. The first push, pull or ``start`` waits until all workers and servers are here.
     """
     identity = _native.identity()
     if url is not None or _names_a_job():
-        native = _native.Job(url, rank=rank, timeout=timeout, transport=transport, aggregator=aggregator)
-        return Job(native, timeout)
+        return Job(_native.Job(url, rank=rank, timeout=timeout, transport=transport, aggregator=aggregator))
     if identity is not None and (identity[1] or 1) > 1:
         raise EnvironmentError(
             f"{identity[2]} started {identity[1]} workers, but no server is named: run `paramill serve --workers "
@@ -62,7 +66,7 @@ def init(
     )
     _say_alone()
     native = _native.Job(server.url, rank=0, timeout=timeout, transport=transport, aggregator=None)
-    return Job(native, timeout, server)
+    return Job(native, server)
 
 
 def _names_a_job() -> bool:
@@ -97,13 +101,12 @@ class Job:
     >>> import paramill as pm
     >>> with pm.init() as job:
     ...     w = job.table("w", init=[1.0, 2.0])
-    ...     w.value.tolist()
+    ...     w.values.tolist()
     [1.0, 2.0]
     """
 
-    def __init__(self, native: _native.Job, timeout: float, server: Optional[_native.Server] = None) -> None:
+    def __init__(self, native: _native.Job, server: Optional[_native.Server] = None) -> None:
         self._native = native
-        self._timeout = timeout
         self._server = server
         self._started = False
         self._tables: dict[str, Table] = {}
@@ -125,8 +128,8 @@ class Job:
 
     @property
     def timeout(self) -> float:
-        """Seconds that waits take at most."""
-        return self._timeout
+        """Seconds that waits take at most, unless they are given a time-out of their own."""
+        return self._native.timeout
 
     @property
     def rank(self) -> int:
@@ -149,12 +152,7 @@ class Job:
     @property
     def iteration(self) -> int:
         """Iterations completed."""
-        return self._native.current_clock
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes of gradients sent and of parameters received by this worker."""
-        return self._native.traffic()
+        return self._native.iteration
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -187,15 +185,15 @@ class Job:
         shape = tuple(int(side) for side in np.shape(initial))
         if rows and len(shape) < 2:
             raise ShapeError(f"table `{name}` of shape {shape}: a table with rows has at least two dimensions")
-        number = self._native.create_table(name, list(shape), initial, rows=rows, policies=policies)
-        table = Table(self, number, name, shape, rows)
+        native = self._native.table(name, list(shape), initial, rows=rows, policies=policies)
+        table = Table(self, native, name, shape, rows)
         self._tables[name] = table
         return table
 
-    def start(self) -> None:
+    def start(self, timeout: Optional[float] = None) -> None:
         """Waits until all workers and servers are here and initial values are exchanged; does nothing when they are."""
         if not self._started:
-            self._native.start()
+            self._native.start(timeout)
             self._started = True
 
     def clock(self) -> None:
@@ -203,32 +201,54 @@ class Job:
         self.start()
         self._native.clock()
 
-    def exchange(self, slabs: Sequence[Slab]) -> Exchange:
+    def exchange(self, slabs: Sequence[Slab]) -> Handle:
         """Sends the gradients in `slabs` and asks for the parameters that follow them, without copying either.
 
         >>> import paramill as pm
         >>> job = pm.init()
         >>> slab = job.table("w", init=[1.0, 2.0], optimizer="sgd:lr=1").slab()
-        >>> slab.grad[:] = [0.5, 0.5]
+        >>> slab.gradient[:] = [0.5, 0.5]
         >>> exchange = job.exchange([slab])
         >>> job.clock()
         >>> exchange.wait()
-        >>> slab.value.tolist()
+        >>> slab.values.tolist()
         [0.5, 1.5]
         >>> job.close()
         """
         self.start()
-        return Exchange(self, self._native.exchange([slab._native for slab in slabs]), list(slabs))
+        taken = list(slabs)
+
+        def look() -> None:
+            for slab in taken:
+                slab._look()
+
+        return Handle(self._native.exchange([slab._native for slab in taken]), done=look)
 
     def barrier(self, name: str = "barrier", timeout: Optional[float] = None) -> None:
         """Waits for all live workers to come to the same name."""
-        self.start()
-        self._native.arrive(name).wait(self._timeout if timeout is None else timeout)
+        self.arrive(name).wait(timeout)
 
-    def status(self) -> dict[str, Any]:
+    def arrive(self, name: str = "barrier") -> Handle:
+        """Says that this worker is at a barrier; the handle is due when all live workers are."""
+        self.start()
+        return Handle(self._native.arrive(name))
+
+    def status(self, timeout: Optional[float] = None) -> dict[str, Any]:
         """How the job stands: workers, servers, tables, who waits and why."""
-        status: dict[str, Any] = json.loads(self._native.status())
+        status: dict[str, Any] = json.loads(self._native.status(timeout))
         return status
+
+    def report(self) -> dict[str, Any]:
+        """What this worker did so far: ``bytes_pushed`` and ``bytes_pulled`` (of gradients and of parameters), ``clock``, ...
+
+        >>> import paramill as pm
+        >>> job = pm.init()
+        >>> job.report()["bytes_pushed"]
+        0
+        >>> job.close()
+        """
+        report: dict[str, Any] = json.loads(self._native.report())
+        return report
 
     def set(self, *, table: str = "*", server: Optional[int] = None, **policies: Unpack[Policies]) -> str:
         """Changes policies of the tables that match, for all workers, while the job runs. Returns what was done, in words.
@@ -245,7 +265,7 @@ class Job:
         self.start()
         return self._native.set(table, server, policies)
 
-    def close(self) -> None:
+    def close(self, timeout: Optional[float] = None) -> None:
         """Leaves in good order; the others go on without this worker. Closing twice is one close."""
         open_jobs.discard(self)
         try:
@@ -256,7 +276,7 @@ class Job:
             self._abandon()
             raise
         try:
-            self._native.close()
+            self._native.close(timeout)
         finally:
             if self._server is not None:
                 self._server.stop()
@@ -303,13 +323,14 @@ class Table:
     >>> job.close()
     """
 
-    def __init__(self, job: Job, number: int, name: str, shape: tuple[int, ...], rows: bool) -> None:
+    def __init__(self, job: Job, native: _native.Table, name: str, shape: tuple[int, ...], sparse: bool) -> None:
         self._job = job
-        self._number = number
+        self._native = native
         self._pending: list[Handle] = []
         self.name = name
         self.shape = shape
-        self.rows = rows
+        #: Whether it is pushed and pulled by single rows.
+        self.sparse = sparse
 
     @property
     def size(self) -> int:
@@ -317,54 +338,73 @@ class Table:
         return math.prod(self.shape)
 
     @property
-    def value(self) -> FloatArray:
+    def values(self) -> FloatArray:
         """The parameters as last pulled, to be read. They are not copied, and do not change."""
         self._job.start()
-        return self._job._native.values(self._number).reshape(self.shape)
+        return self._native.values().reshape(self.shape)
 
-    def push(self, gradient: Any, rows: Any = None) -> Handle:
-        """Sends a gradient of the current iteration; of single `rows` of a table that has them."""
-        self._job.start()
-        array = as_array(gradient, f"the gradient of table `{self.name}`")
-        if rows is None:
-            self._check_shape(array)
-            native = self._job._native.push(self._number, array, False)
-        else:
-            native = self._job._native.push_rows(self._number, as_rows(rows), array)
-        return self._remember(Handle(self, native))
+    def push(self, gradient: Any, *, rows: Any = None, factors: Optional[Factors] = None) -> Handle:
+        """Sends a gradient of the current iteration; of single `rows` of a sparse table.
 
-    def pull(self, out: Any = None, *, rows: Any = None, now: bool = False) -> Handle:
-        """Asks for the parameters; they are in `out` after the wait, and what the handle's ``wait`` returns.
+        `factors` are two matrices whose product the gradient is, row by row: of shapes (rows, K) and (K, columns). They travel
+        instead of it where the table's codec is ``factors`` and they are shorter.
 
-        With `rows` only these, strictly ascending. With `now` what is there, whatever the consistency model says.
+        >>> import numpy as np, paramill as pm
+        >>> job = pm.init()
+        >>> w = job.table("w", init=np.zeros((2, 3), np.float32), optimizer="sgd:lr=1", codec="factors")
+        >>> errors, inputs = np.array([[1], [2]], np.float32), np.array([[1, 0, -1]], np.float32)
+        >>> w.update(errors @ inputs, factors=(errors, inputs))
+        >>> job.clock()
+        >>> w.sync()
+        >>> w.values.tolist()
+        [[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0]]
+        >>> job.close()
         """
-        self._job.start()
-        if rows is not None:
-            numbers = as_rows(rows)
-            shape = (len(numbers), *self.shape[1:])
-            native = self._job._native.pull_rows(self._number, numbers)
-        else:
-            shape = self.shape
-            native = self._job._native.pull(self._number, now)
-        target = None if out is None else as_output(out, shape, "`out`")
-        return self._remember(Handle(self, native, shape, target, brings_rows=rows is not None or self.rows))
-
-    def push_pull(self, gradient: Any, out: Any = None) -> Handle:
-        """Sends a gradient and asks for the parameters that follow it, in one round."""
+        if rows is None:
+            return self._send(gradient, factors, want=False)
+        if factors is not None:
+            raise ShapeError(f"table `{self.name}`: a gradient is of single rows or a product, not both")
         self._job.start()
         array = as_array(gradient, f"the gradient of table `{self.name}`")
-        self._check_shape(array)
-        target = None if out is None else as_output(out, self.shape, "`out`")
-        native = self._job._native.push(self._number, array, True)
-        return self._remember(Handle(self, native, self.shape, target))
+        return self._remember(Handle(self._native.push_rows(as_rows(rows), array)))
 
-    def update(self, gradient: Any) -> None:
-        """Like :meth:`push_pull`, for those who read :attr:`value` after :meth:`sync`.
+    def push_pull(self, gradient: Any, out: Any = None, *, factors: Optional[Factors] = None) -> Handle:
+        """Sends a gradient and asks for the parameters that follow it, in one round."""
+        target = None if out is None else as_output(out, self.shape, "`out`")
+        handle = self._send(gradient, factors, want=True)
+        handle._bring = self._brings(target)
+        return handle
+
+    def pull(self, out: Any = None) -> Handle:
+        """Asks for the parameters; they are in `out` after the wait, and what the handle's ``wait`` returns."""
+        self._job.start()
+        target = None if out is None else as_output(out, self.shape, "`out`")
+        return self._remember(Handle(self._native.pull(), self._brings(target)))
+
+    def pull_now(self, out: Any = None) -> Handle:
+        """Like :meth:`pull`, for what is there now, whatever the consistency model; for evaluation."""
+        return self._ask(self._native.pull_now, self.shape, out)
+
+    def rows(self, rows: Any, out: Any = None) -> Handle:
+        """Like :meth:`pull`, for single rows of a sparse table, strictly ascending.
+
+        >>> import numpy as np, paramill as pm
+        >>> job = pm.init()
+        >>> e = job.table("e", init=np.arange(6, dtype=np.float32).reshape(3, 2), rows=True)
+        >>> e.rows([0, 2]).wait().tolist()
+        [[0.0, 1.0], [4.0, 5.0]]
+        >>> job.close()
+        """
+        numbers = as_rows(rows)
+        return self._ask(lambda: self._native.rows(numbers), (len(numbers), *self.shape[1:]), out)
+
+    def update(self, gradient: Any, *, factors: Optional[Factors] = None) -> None:
+        """Like :meth:`push_pull`, for those who read :attr:`values` after :meth:`sync`.
 
         What it raises is about this gradient, which was then not sent. An update that was sent and failed later is
         raised by :meth:`sync`, one at a time: those after it are waited for by the next :meth:`sync`.
         """
-        self.push_pull(gradient)
+        self.push_pull(gradient, factors=factors)
 
     def sync(self, timeout: Optional[float] = None) -> None:
         """Waits for everything of this table that is under way. After a time-out it may be called again."""
@@ -374,7 +414,42 @@ class Table:
     def slab(self) -> Slab:
         """Lends the table's gradient and parameters, to be exchanged without being copied (:meth:`Job.exchange`)."""
         self._job.start()
-        return Slab(self, self._job._native.slab(self._number))
+        return Slab(self, self._native.slab())
+
+    def _send(self, gradient: Any, factors: Optional[Factors], want: bool) -> Handle:
+        self._job.start()
+        array = as_array(gradient, f"the gradient of table `{self.name}`")
+        self._check_shape(array)
+        matrices = None
+        if factors is not None:
+            left, right = factors
+            matrices = (as_array(left, "the left factor"), as_array(right, "the right factor"))
+        return self._remember(Handle(self._native.push(array, factors=matrices, want=want)))
+
+    def _ask(self, ask: Callable[[], _native.Handle], shape: tuple[int, ...], out: Any) -> Handle:
+        """Asks for values that the native handle brings."""
+        self._job.start()
+        target = None if out is None else as_output(out, shape, "`out`")
+
+        def bring(brought: Optional[FloatArray]) -> FloatArray:
+            assert brought is not None, "a pull of rows brings them"
+            if target is None:
+                return brought.reshape(shape)
+            target[...] = brought.reshape(target.shape)
+            return target
+
+        return self._remember(Handle(ask(), bring))
+
+    def _brings(self, target: Optional[FloatArray]) -> Bring:
+        """After a pull of the whole table the worker has its parameters."""
+
+        def bring(_: Optional[FloatArray]) -> FloatArray:
+            if target is None:
+                return self.values
+            self._native.read_into(target)
+            return target
+
+        return bring
 
     def _check_shape(self, array: FloatArray) -> None:
         if array.shape != self.shape and not (array.ndim == 1 and array.size == self.size):
@@ -383,28 +458,30 @@ class Table:
     def _remember(self, handle: Handle) -> Handle:
         self._pending = [other for other in self._pending if not other._done]
         self._pending.append(handle)
+        handle._settled = self._forget
         return handle
+
+    def _forget(self, handle: Handle) -> None:
+        if handle in self._pending:
+            self._pending.remove(handle)
 
     def __repr__(self) -> str:
         return f"<paramill.Table {self.name!r} {self.shape}>"
 
 
 class Handle:
-    """A push or pull under way."""
+    """A push, a pull, an exchange or a barrier under way."""
 
     def __init__(
         self,
-        table: Table,
-        native: _native.Handle,
-        shape: Optional[tuple[int, ...]] = None,
-        out: Optional[FloatArray] = None,
-        brings_rows: bool = False,
+        native: Union[_native.Handle, _native.Exchange],
+        bring: Optional[Bring] = None,
+        done: Optional[Callable[[], None]] = None,
     ) -> None:
-        self._table = table
         self._native = native
-        self._shape = shape
-        self._out = out
-        self._brings_rows = brings_rows
+        self._bring = bring
+        self._when_done = done
+        self._settled: Optional[Callable[[Handle], None]] = None
         self._done = False
         self._result: Optional[FloatArray] = None
 
@@ -417,43 +494,30 @@ class Handle:
         """Waits, and returns the parameters that a pull brought. After a time-out it may be called again."""
         if self._done:
             return self._result
-        seconds = self._table._job._timeout if timeout is None else timeout
         try:
-            if self._brings_rows:
-                self._result = self._native.wait_rows(seconds)
-            else:
-                self._native.wait(seconds)
+            brought = self._native.wait(timeout)
         except TimeoutError:
             raise
         except Exception:
             self._settle()
             raise
         self._settle()
-        if self._shape is None:
-            return None
-        if self._brings_rows:
-            assert self._result is not None
-            self._result = self._result.reshape(self._shape)
-            if self._out is not None:
-                self._out[...] = self._result.reshape(self._out.shape)
-                self._result = self._out
-        elif self._out is not None:
-            self._table._job._native.read_into(self._table._number, self._out)
-            self._result = self._out
-        else:
-            self._result = self._table.value
+        if self._bring is not None:
+            self._result = self._bring(brought)
         return self._result
 
     def _settle(self) -> None:
         self._done = True
-        if self in self._table._pending:
-            self._table._pending.remove(self)
+        if self._settled is not None:
+            self._settled(self)
+        if self._when_done is not None:
+            self._when_done()
 
 
 class Slab:
     """A table's gradient and parameters in memory that frames leave from and arrive in.
 
-    Where a server of this host shares that memory, an exchange copies nothing. Write :attr:`grad`, read :attr:`value`;
+    Where a server of this host shares that memory, an exchange copies nothing. Write :attr:`gradient`, read :attr:`values`;
     between :meth:`Job.exchange` and the end of its wait do neither. The table has no other pushes and pulls while it
     is lent.
     """
@@ -465,14 +529,14 @@ class Slab:
         self._look()
 
     @property
-    def grad(self) -> FloatArray:
+    def gradient(self) -> FloatArray:
         """The gradient that the next exchange sends."""
-        return self._grad
+        return self._gradient
 
     @property
-    def value(self) -> FloatArray:
+    def values(self) -> FloatArray:
         """The parameters that the last exchange brought."""
-        return self._value
+        return self._values
 
     def _look(self) -> bool:
         """Makes the arrays anew if the buffers moved, which only an exchange that failed makes them do."""
@@ -480,42 +544,9 @@ class Slab:
         if moves == self._moves:
             return False
         self._moves = moves
-        self._grad = self._native.gradient().reshape(self.table.shape)
-        self._value = self._native.values().reshape(self.table.shape)
+        self._gradient = self._native.gradient().reshape(self.table.shape)
+        self._values = self._native.values().reshape(self.table.shape)
         return True
-
-
-class Exchange:
-    """Slabs under way together."""
-
-    def __init__(self, job: Job, native: _native.Exchange, slabs: list[Slab]) -> None:
-        self._job = job
-        self._native = native
-        self._slabs = slabs
-        self._done = False
-
-    @property
-    def due(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
-        return self._done or self._native.is_due()
-
-    def wait(self, timeout: Optional[float] = None) -> None:
-        """Waits until all parameters are here. After a time-out it may be called again."""
-        if self._done:
-            return
-        try:
-            self._native.wait(self._job._timeout if timeout is None else timeout)
-        except TimeoutError:
-            raise
-        except Exception:
-            self._settle()
-            raise
-        self._settle()
-
-    def _settle(self) -> None:
-        self._done = True
-        for slab in self._slabs:
-            slab._look()
 
 
 # The jobs of this process that were neither closed nor abandoned.

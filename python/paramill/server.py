@@ -35,7 +35,7 @@ class Server:
     >>> import paramill as pm
     >>> with pm.Server(workers=1) as server:
     ...     with pm.init(server.url) as job:
-    ...         job.table("w", init=[1.0]).value.tolist()
+    ...         job.table("w", init=[1.0]).values.tolist()
     [1.0]
 
     Only this machine can join it, unless `listen` is an address that others reach (``"10.0.0.1:7070"``). There is no
@@ -80,6 +80,22 @@ class Server:
             seed=seed,
             quiet=quiet,
         )
+
+    @classmethod
+    def joining(cls, url: str, *, cores: Optional[int] = None, seed: int = 1, quiet: bool = False) -> Server:
+        """A further server of the job at `url`, which was made for several. `placement` of the first says which holds what.
+
+        >>> import paramill as pm
+        >>> with pm.Server(servers=2, cores=1, placement="round_robin") as first, pm.Server.joining(first.url, cores=1):
+        ...     with pm.init(first.url) as job:
+        ...         names = [job.table(name, init=[1.0] * 8).name for name in ("a", "b")]
+        ...         job.start()
+        ...         [sorted(t["name"] for t in shard["tables"]) for shard in job.status()["shards"]]
+        [['a'], ['b']]
+        """
+        server = cls.__new__(cls)
+        server._native = _native.Server.joining(url, cores=cores, seed=seed, quiet=quiet)
+        return server
 
     @property
     def url(self) -> str:

@@ -80,15 +80,24 @@ def launch(command: str, tmp_path: Path) -> Callable[..., list[Any]]:
 
 
 @pytest.fixture
-def distributed() -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
+def distributed() -> Iterator[Callable[..., Any]]:
     """Optimizers of jobs of their own, closed at the end of the test."""
-    made: list[pm.torch.DistributedOptimizer] = []
+    made: list[Any] = []
 
-    def make(*arguments: Any, **options: Any) -> pm.torch.DistributedOptimizer:
+    def make(of: Any, *arguments: Any, **options: Any) -> Any:
         own = {} if "job" in options else {"job": pm.init()}
-        made.append(pm.torch.DistributedOptimizer(*arguments, **own, **options))
+        averages = hasattr(of, "param_groups")
+        kind: Any = pm.torch.AveragingOptimizer if averages else pm.torch.DistributedOptimizer
+        made.append(kind(of, *arguments, **own, **options))
         return made[-1]
 
     yield make
     for optimizer in made:
         optimizer.close()
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are carried by the pump of a device that is emulated: its memory is not that of the slabs, as a GPU's is."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr("paramill.torch.devices.number_of", lambda device: -1)

@@ -46,7 +46,7 @@ def train(codec: str, device_codec: bool) -> tuple[list[bytes], int]:
         optimizer.step()
         optimizer.synchronize()
         seen.append(b"".join(parameter.detach().numpy().tobytes() for parameter in parameters))
-    sent, _ = optimizer.job.traffic
+    sent = optimizer.job.report()["bytes_pushed"]
     optimizer.close()
     return seen, sent
 
@@ -67,14 +67,9 @@ def test_what_is_chosen_and_what_is_kept_is_what_was_put_in(codec: str) -> None:
     for step in range(3):
         gradient = torch.randn(SIZE, generator=generator)
         compressor.input.copy_(gradient)
-        copies = compressor.encode(step, memory)
-        while copies:
-            for source, target in copies:
-                target.copy_(source)
-            copies = compressor.rest(memory)
+        content, count = compressor.encode(step).place(memory)
         sent = torch.zeros(SIZE)
-        if compressor.content == "places":
-            count = compressor.count
+        if content == "places":
             sent[memory[:count].view(torch.int32).long()] = memory[count : 2 * count]
         else:
             sent.copy_(memory)
@@ -122,8 +117,8 @@ def test_what_is_no_number_is_refused_once(codec: str) -> None:
 def test_what_was_prepared_wrongly_is_refused(codec: str, content: str, count: int, places: list[int], why: str) -> None:
     with pm.init() as job:
         slab = job.table("w", init=[0.0] * 8, codec=codec).slab()
-        slab.grad[:] = 1.0
-        slab.grad[: len(places)] = np.array(places, np.int32).view(np.float32)
+        slab.gradient[:] = 1.0
+        slab.gradient[: len(places)] = np.array(places, np.int32).view(np.float32)
         slab._native.contains(content, count, slab._native.codec())
         with pytest.raises(pm.errors.ParamillError, match=why):
             job.exchange([slab])
@@ -145,7 +140,7 @@ def test_gradients_are_averaged_the_same_way() -> None:
         torch.manual_seed(0)
         model = torch.nn.Linear(100, 100)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = pm.torch.DistributedOptimizer(inner, codec="topk:0.05", device_codec=device_codec)
+        optimizer = pm.torch.AveragingOptimizer(inner, codec="topk:0.05", device_codec=device_codec)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(8, 100)).square().mean().backward()
@@ -169,7 +164,7 @@ def test_a_switch_of_codecs_loses_nothing_and_is_seen_in_the_bytes(device_codec:
         total += parameter.grad
         optimizer.step()
         optimizer.synchronize()
-        sent.append(optimizer.job.traffic[0])
+        sent.append(optimizer.job.report()["bytes_pushed"])
     optimizer.close()
     torch.testing.assert_close(parameter.detach(), -total, rtol=0, atol=1e-4)
     before, after = sent[2] - sent[1], sent[5] - sent[4]

@@ -17,12 +17,12 @@ def test_a_worker_trains_against_a_server_process(serve: Callable[..., str]) -> 
         w = job.table("w", init=np.zeros((4, 3), np.float32))
         target = np.arange(12, dtype=np.float32).reshape(4, 3)
         for _ in range(30):
-            w.update(w.value - target)
+            w.update(w.values - target)
             job.clock()
             w.sync()
-        np.testing.assert_allclose(w.value, target, atol=1e-3)
+        np.testing.assert_allclose(w.values, target, atol=1e-3)
         assert (job.rank, job.workers, job.iteration, job.alone) == (0, 1, 30, False)
-        pushed, pulled = job.traffic
+        pushed, pulled = (job.report()[key] for key in ("bytes_pushed", "bytes_pulled"))
         assert pushed == 30 * 48 and pulled >= 30 * 48
 
 
@@ -41,12 +41,12 @@ def test_two_workers_take_the_mean_of_their_gradients(launch: Callable[..., list
     program = """
         job = pm.init()
         w = job.table("w", init=np.full(3, float(os.environ["PARAMILL_RANK"]), np.float32), optimizer="sgd:lr=1")
-        before = w.value.tolist()
+        before = w.values.tolist()
         w.update(np.full(3, 1.0 + 2 * job.rank, np.float32))
         job.clock()
         w.sync()
         job.barrier("end")
-        report([before, w.value.tolist(), job.rank, job.workers])
+        report([before, w.values.tolist(), job.rank, job.workers])
     """
     for rank, (before, after, said, workers) in enumerate(launch(program, 2, 2)):
         assert before == [0.0] * 3, "the initial values of rank 0 count"
@@ -85,14 +85,14 @@ def test_a_worker_that_comes_late_begins_where_the_job_is(serve: Callable[..., s
         thread.join()
         (rank, iteration) = began[0]
         assert rank == 1 and 3 <= iteration < 40
-        assert w.value.tolist() == [-40.0] * 5, "every round made one step, whoever took part in it"
+        assert w.values.tolist() == [-40.0] * 5, "every round made one step, whoever took part in it"
 
 
 def test_slabs_are_exchanged_where_they_are(serve: Callable[..., str]) -> None:
     with pm.init(serve()) as job:
         tables = [job.table(f"t{i}", init=np.zeros(10_000, np.float32), optimizer="sgd:lr=1") for i in range(3)]
         slabs = [table.slab() for table in tables]
-        grads, values = [slab.grad for slab in slabs], [slab.value for slab in slabs]
+        grads, values = [slab.gradient for slab in slabs], [slab.values for slab in slabs]
         for step in range(1, 4):
             for number, grad in enumerate(grads):
                 grad[:] = -number
@@ -109,7 +109,7 @@ def test_arrays_outlive_slabs_tables_and_the_job(serve: Callable[..., str]) -> N
     job = pm.init(serve())
     table = job.table("w", init=np.arange(100_000, dtype=np.float32))
     slab = table.slab()
-    value, grad = slab.value, slab.grad
+    value, grad = slab.values, slab.gradient
     job.close()
     del job, table, slab
     grad[:] = 7
@@ -119,11 +119,11 @@ def test_arrays_outlive_slabs_tables_and_the_job(serve: Callable[..., str]) -> N
 def test_values_are_a_snapshot_and_not_to_be_written(serve: Callable[..., str]) -> None:
     with pm.init(serve()) as job:
         w = job.table("w", init=np.ones(2000, np.float32), optimizer="sgd:lr=1")
-        before = w.value
+        before = w.values
         w.update(np.ones(2000, np.float32))
         job.clock()
         w.sync()
-        assert before.max() == 1 and w.value.max() == 0
+        assert before.max() == 1 and w.values.max() == 0
         with pytest.raises(ValueError, match="read-only"):
             before[0] = 3
 
@@ -134,12 +134,100 @@ def test_rows_of_a_sparse_table(serve: Callable[..., str]) -> None:
         e.push(np.full((2, 4), -1, np.float32), rows=[2, 7])
         job.clock()
         e.sync()
-        rows = e.pull(rows=[1, 2, 7]).wait()
+        rows = e.rows([1, 2, 7]).wait()
         assert rows is not None and rows[:, 0].tolist() == [0, 1, 1]
-        whole = e.pull(now=True).wait()
+        whole = e.pull_now().wait()
         assert whole is not None and whole.sum() == 8
         with pytest.raises(pm.errors.ShapeError, match="strictly ascending"):
-            e.pull(rows=[3, 1])
+            e.rows([3, 1])
+
+
+def test_what_is_pulled_is_put_where_it_is_wanted(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        w = job.table("w", init=np.ones((2, 3), np.float32), optimizer="sgd:lr=1")
+        e = job.table("e", init=np.arange(8, dtype=np.float32).reshape(4, 2), rows=True)
+        assert (w.sparse, e.sparse) == (False, True)
+        out, rows = np.zeros(6, np.float32), np.zeros((2, 2), np.float32)
+        assert w.push_pull(np.ones((2, 3), np.float32), out).wait() is out and out.tolist() == [0.0] * 6
+        out[:] = 5
+        assert w.pull_now(out).wait() is out and out.tolist() == [0.0] * 6
+        handle = e.rows([1, 3], rows)
+        assert handle.wait() is rows and rows.tolist() == [[2, 3], [6, 7]]
+        assert handle.due and handle.wait() is rows, "once it was waited for, it knows what it brought"
+        with pytest.raises(pm.errors.ShapeError, match="`out` has shape"):
+            e.rows([1], rows)
+
+
+def test_factors_travel_instead_of_their_product(serve: Callable[..., str]) -> None:
+    generator = np.random.default_rng(0)
+    errors = generator.standard_normal((64, 2)).astype(np.float32)
+    inputs = generator.standard_normal((2, 64)).astype(np.float32)
+    with pm.init(serve(1, "--optimizer=sgd:lr=1")) as job:
+        w = job.table("w", init=np.zeros((64, 64), np.float32), codec="factors")
+        w.update(errors @ inputs, factors=(errors, inputs))
+        job.clock()
+        w.sync()
+        np.testing.assert_allclose(w.values, -(errors @ inputs), rtol=1e-5, atol=1e-6)
+        assert job.report()["bytes_pushed"] < 64 * 64 * 4 / 4
+        with pytest.raises(pm.errors.ShapeError, match=r"expected factors of shapes \(64, K\) and \(K, 64\)"):
+            w.push(errors @ inputs, factors=(errors[:3], inputs))
+        with pytest.raises(pm.errors.ShapeError, match="of single rows or a product"):
+            w.push(errors @ inputs, rows=[1], factors=(errors, inputs))
+
+
+def test_every_wait_takes_a_time_out_of_its_own(serve: Callable[..., str]) -> None:
+    url = serve(2)
+    jobs = [pm.init(url, rank=rank, timeout=600) for rank in (0, 1)]
+    tables = [job.table("w", init=[0.0]) for job in jobs]
+    assert jobs[0].timeout == 600
+    with pytest.raises(pm.errors.DeadlineError, match="timed out after 0.1 s"):
+        jobs[0].start(timeout=0.1)
+    other = threading.Thread(target=jobs[1].start)
+    other.start()
+    jobs[0].start()
+    other.join()
+    tables[0].update(np.ones(1, np.float32))
+    arrived = jobs[0].arrive("here")
+    for wait in (tables[0].sync, arrived.wait, lambda timeout: jobs[0].barrier("there", timeout)):
+        with pytest.raises(pm.errors.DeadlineError, match="timed out after 0.1 s"):
+            wait(timeout=0.1)
+    tables[1].update(np.ones(1, np.float32))
+    jobs[1].barrier("here", timeout=60)
+    tables[0].sync(timeout=60)
+    arrived.wait(timeout=60)
+    assert jobs[0].status(timeout=60)["phase"] == "running with 2 workers"
+    for job in jobs:
+        job.close(timeout=60)
+
+
+def test_placement_says_which_server_holds_what() -> None:
+    with pm.Server(servers=2, cores=1, placement="round_robin", quiet=True) as first:
+        with pm.Server.joining(first.url, cores=1, quiet=True), pm.init(first.url) as job:
+            for name in ("a", "b", "c"):
+                job.table(name, init=np.zeros(100, np.float32))
+            job.start()
+            held = [sorted(table["name"] for table in shard["tables"]) for shard in job.status()["shards"]]
+            assert held == [["a", "c"], ["b"]]
+            with pytest.raises(pm.errors.PolicyError, match="parameters stay on the servers"):
+                job.set(placement="greedy")
+
+
+def test_a_push_condition_closes_rounds_early(serve: Callable[..., str]) -> None:
+    url = serve(2, "--optimizer=sgd:lr=1")
+    jobs = [pm.init(url, rank=rank, timeout=60) for rank in (0, 1)]
+    tables = [job.table("w", init=[0.0], sync="when:pull=gap < 0,push=count >= n - 1") for job in jobs]
+    other = threading.Thread(target=jobs[1].start)
+    other.start()
+    jobs[0].start()
+    other.join()
+    for _ in range(3):
+        tables[0].update(np.ones(1, np.float32))
+        jobs[0].clock()
+        tables[0].sync()
+    version = [table["version"] for shard in jobs[0].status()["shards"] for table in shard["tables"]]
+    assert version == [3], "the rounds closed without the other worker"
+    for job in jobs:
+        job.close()
 
 
 def test_anything_with_a_buffer_or_dlpack_is_an_array() -> None:
@@ -170,10 +258,10 @@ def test_chunks_of_any_size_train_the_same() -> None:
         with pm.Server(chunk=chunk) as server, pm.init(server.url) as job:
             w = job.table("w", init=np.zeros(5000, np.float32), optimizer="sgd:lr=0.5")
             for _ in range(2):
-                w.update(w.value - np.arange(5000, dtype=np.float32))
+                w.update(w.values - np.arange(5000, dtype=np.float32))
                 job.clock()
                 w.sync()
-            values: list[float] = w.value.tolist()
+            values: list[float] = w.values.tolist()
             return values
 
     assert train("4KB") == train("32KB") == train("1MB")
@@ -192,7 +280,7 @@ def test_optimizers_can_be_changed_while_running(serve: Callable[..., str]) -> N
         w.update(np.ones(2, np.float32))
         job.clock()
         w.sync()
-        assert w.value.tolist() == [-0.25, -0.25]
+        assert w.values.tolist() == [-0.25, -0.25]
         with pytest.raises(pm.errors.PolicyError, match="but not the rule"):
             job.set(optimizer="adam:lr=1")
         assert "1 table now has sync=asp on server 0" in job.set(sync="asp", table="w*", server=0)
@@ -219,7 +307,7 @@ def test_codecs_can_be_changed_while_running(serve: Callable[..., str]) -> None:
         assert job.set(codec="none", answer_codec="f16") == "1 table now has codec=none, answer_codec=f16 on all servers"
         # The worker may hear of it after the first of these. What was kept back arrives with the second at the latest.
         sent = [step(1.0) for _ in range(3)]
-        assert sent[-1] == 4000 and w.value.tolist() == [-4.0] * 1000
+        assert sent[-1] == 4000 and w.values.tolist() == [-4.0] * 1000
         with pytest.raises(pm.errors.PolicyError, match="unknown codec `toppk`"):
             job.set(codec="toppk:0.1")
 

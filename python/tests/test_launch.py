@@ -19,7 +19,7 @@ for name in ("a", "b"):
     with pm.init() as job:
         w = job.table("w", init=np.zeros(2, np.float32), optimizer="sgd:lr=1")
         w.update(np.ones(2, np.float32)); job.clock(); w.sync()
-        assert job.alone and job.workers == 1 and w.value.tolist() == [-1, -1]
+        assert job.alone and job.workers == 1 and w.values.tolist() == [-1, -1]
 """
 
 
@@ -104,12 +104,12 @@ import os, signal, sys
 import numpy as np, paramill as pm
 job = pm.init({url!r}, rank=0)
 w = job.table("w", init=np.zeros(2, np.float32), optimizer="sgd:lr=1")
-w.value
+w.values
 for step in range(job.iteration, 4):
     if step == 2 and sys.argv[1] == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     w.update(np.ones(2, np.float32)); job.clock(); w.sync()
-print(w.value.tolist())
+print(w.values.tolist())
 job.close()
 """
 

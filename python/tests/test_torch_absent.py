@@ -44,15 +44,15 @@ def same_seed() -> None:
 
 
 @pytest.fixture(params=["servers step", "workers step"])
-def make(request: Any) -> Iterator[Callable[..., pm.torch.DistributedOptimizer]]:
+def make(request: Any) -> Iterator[Callable[..., Any]]:
     """Optimizers of a rule, in either form, closed at the end of the test."""
-    made: list[pm.torch.DistributedOptimizer] = []
+    made: list[Any] = []
 
-    def make(model: nn.Module, rule: Rule, **options: Any) -> pm.torch.DistributedOptimizer:
+    def make(model: nn.Module, rule: Rule, **options: Any) -> Any:
         if request.param == "servers step":
             made.append(pm.torch.DistributedOptimizer(model.named_parameters(), rule[0], **options))
         else:
-            made.append(pm.torch.DistributedOptimizer(rule[1](model.parameters()), **options))
+            made.append(pm.torch.AveragingOptimizer(rule[1](model.parameters()), **options))
         return made[-1]
 
     yield make
@@ -255,8 +255,8 @@ def test_two_workers_do_as_ddp_does(launch: Any, rule: Rule, form: str) -> None:
         "adamw": "torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)",
         "momentum": "torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=0.01)",
     }[rule[0].partition(":")[0]]
-    arguments = f'model.named_parameters(), "{rule[0]}"' if form == "servers step" else own
-    make = f"optimizer = pm.torch.DistributedOptimizer({arguments})"
+    servers_step = f'DistributedOptimizer(model.named_parameters(), "{rule[0]}")'
+    make = f"optimizer = pm.torch.{servers_step if form == 'servers step' else f'AveragingOptimizer({own})'}"
     program = PROGRAM.replace("STEP", STEP.strip().replace("\n", "\n    ")).replace("MAKE", make)
     results = launch(program, 2, 1)
     assert results[0] == results[1]
@@ -302,8 +302,9 @@ NO_NUMBERS = """
 @pytest.mark.parametrize("form", ["servers step", "workers step"])
 def test_the_step_of_the_others_is_made_without_who_has_no_numbers(launch: Any, form: str, pack_bytes: int) -> None:
     own = "torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)"
-    arguments = f'model.named_parameters(), "{ADAMW[0]}"' if form == "servers step" else own
-    make = f'optimizer = pm.torch.DistributedOptimizer({arguments}, codec="f16", pack_bytes={pack_bytes})'
+    servers_step = f'DistributedOptimizer(model.named_parameters(), "{ADAMW[0]}"'
+    call = servers_step if form == "servers step" else f"AveragingOptimizer({own}"
+    make = f'optimizer = pm.torch.{call}, codec="f16", pack_bytes={pack_bytes})'
     (first, values), (second, others) = launch(NO_NUMBERS.replace("MAKE", make), 2, 1)
     assert (first, second) == (0, 1) and values == others
     model = nn.ParameterDict({name: nn.Parameter(torch.linspace(-1, 1, 64)) for name in "abc"})

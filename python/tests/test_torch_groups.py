@@ -155,18 +155,24 @@ def test_a_call_that_is_meant_for_torch_is_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("inner", "arguments", "options", "why"),
+    ("inner", "options", "why"),
     [
-        (torch.optim.LBFGS, (), {}, "LBFGS calls its closure for new gradients within a step"),
-        (torch.optim.SGD, (), {"reduce": "sum"}, "AveragingOptimizer takes no `reduce`; known: optimizer, job, .*, sync, codec"),
-        (torch.optim.SGD, ("sgd:lr=0.1",), {}, "SGD steps here, .*takes no rule of the servers besides, and not 'sgd:lr=0.1'"),
+        (torch.optim.LBFGS, {}, "LBFGS calls its closure for new gradients within a step"),
+        (torch.optim.SGD, {"reduce": "sum"}, "AveragingOptimizer takes no `reduce`; known: optimizer, job, .*, sync, codec"),
     ],
 )
-def test_what_averaging_cannot_do_is_refused_in_words(
-    inner: Any, arguments: tuple[Any, ...], options: dict[str, Any], why: str
-) -> None:
+def test_what_averaging_cannot_do_is_refused_in_words(inner: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(pm.errors.PolicyError, match=why):
-        pm.torch.DistributedOptimizer(inner(network().parameters()), *arguments, **options)
+        pm.torch.AveragingOptimizer(inner(network().parameters()), **options)
+
+
+def test_what_is_meant_for_the_other_optimizer_is_refused_in_words() -> None:
+    theirs: Any = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(pm.errors.PolicyError, match=r"not of a SGD: .*make a pm.torch.AveragingOptimizer\(SGD"):
+        pm.torch.DistributedOptimizer(theirs)
+    parameters: Any = network().named_parameters()
+    with pytest.raises(pm.errors.PolicyError, match="a generator is no optimizer: .* or make a DistributedOptimizer"):
+        pm.torch.AveragingOptimizer(parameters)
 
 
 @pytest.mark.parametrize("params", [network(), nn.Linear(1, 1), [nn.Linear(1, 1)]])
@@ -278,7 +284,7 @@ def test_every_parameter_needs_a_name_where_some_have_one(averaged: bool) -> Non
         if averaged:
             inner = torch.optim.SGD(group["params"], lr=0.1)
             inner.param_groups[0]["param_names"] = group["param_names"]
-            pm.torch.DistributedOptimizer(inner)
+            pm.torch.AveragingOptimizer(inner)
         else:
             pm.torch.DistributedOptimizer([group], "sgd")
 

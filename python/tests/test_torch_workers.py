@@ -32,7 +32,7 @@ SERVERS = """
     optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1", order="ranked", pack_bytes=4096)
 """
 AVERAGED = """
-    optimizer = pm.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), order="ranked")
+    optimizer = pm.torch.AveragingOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), order="ranked")
 """
 
 
@@ -132,7 +132,7 @@ def test_means_stay_means_in_a_job_that_adds_up(launch: Any) -> None:
         import torch
         model = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 1, bias=False))
         torch.nn.init.zeros_(model[1].weight)
-        optimizer = pm.torch.DistributedOptimizer(
+        optimizer = pm.torch.AveragingOptimizer(
             torch.optim.SGD(model.parameters(), lr=1.0), buffers=model.named_buffers())
         model(torch.full((4, 2), float(optimizer.job.rank)))
         optimizer.zero_grad()
@@ -190,7 +190,8 @@ def test_gradients_are_compressed(launch: Any) -> None:
             loss = torch.nn.functional.mse_loss(model(x), y) * 10
             loss.backward()
             optimizer.step()
-        report([loss.item(), *optimizer.job.traffic])
+        sent = optimizer.job.report()
+        report([loss.item(), sent["bytes_pushed"], sent["bytes_pulled"]])
     """
     for loss, pushed, pulled in launch(program, 2, 1):
         assert loss < 0.05
@@ -200,9 +201,13 @@ def test_gradients_are_compressed(launch: Any) -> None:
 @pytest.mark.parametrize("sync", ["psp:c=1,b=0.5", "psp:c=1,tau2=20ms"])
 def test_partial_pulls_are_refused(sync: str) -> None:
     model = nn.Linear(2, 2)
-    for of in (model.named_parameters(), torch.optim.SGD(model.parameters(), lr=0.1)):
+    kinds: list[tuple[Any, Any]] = [
+        (pm.torch.DistributedOptimizer, model.named_parameters()),
+        (pm.torch.AveragingOptimizer, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ]
+    for kind, of in kinds:
         with pytest.raises(pm.errors.PolicyError, match="go on without some of the parameters.*leave `b` and `tau2` out"):
-            pm.torch.DistributedOptimizer(of, sync=sync)
+            kind(of, sync=sync)
 
 
 @pytest.mark.parametrize(("sync", "is_refused"), [("psp:c=2,b=0.5", True), ("psp:c=2", False)])

@@ -23,7 +23,7 @@ use crate::link::Link;
 use crate::optimizer::OptimizerPolicy;
 use crate::policy::Order;
 use crate::registry::Registry;
-use crate::role::{Body, Lost, Outbox, Output, Role};
+use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
@@ -277,7 +277,7 @@ impl Aggregator {
     }
 
     fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(line));
+        self.outputs.push_back(Output::Log(Level::Warn, line));
     }
 }
 

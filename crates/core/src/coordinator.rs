@@ -23,7 +23,7 @@ pub use config::JobConfig;
 use crate::address::Addresses;
 use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
-use crate::role::{Lost, Outbox, Output, Role};
+use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
 use crate::status::{MemberState, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
@@ -391,7 +391,7 @@ impl Coordinator {
                     self.workers.run(now, worker);
                     self.inform_worker(worker);
                     if self.workers.is_running(worker) {
-                        self.log(format!("{worker} takes part from clock {clock} on"));
+                        self.note(format!("{worker} takes part from clock {clock} on"));
                     }
                 }
                 Change::Policy(_) => {
@@ -421,7 +421,7 @@ impl Coordinator {
             Ok((sentence, epoch)) => {
                 // A learning rate may follow a schedule from step to step: that is not news.
                 if rule.policies.iter().any(|(axis, _)| axis != Axis::Optimizer) {
-                    self.log(sentence.clone());
+                    self.note(sentence.clone());
                 }
                 self.commands.promise(now, number, epoch, sentence);
                 self.enter(now, Change::Policy(rule));
@@ -486,7 +486,7 @@ impl Coordinator {
         self.barriers.forget(worker);
         let Some(epochs) = &self.epochs else {
             self.workers.remove(worker);
-            return self.log(format!("{worker} went away before the job started; its place is free"));
+            return self.note(format!("{worker} went away before the job started; its place is free"));
         };
         let incarnation = self.workers.incarnation(worker);
         let is_member = |member: &Member| member.is_live() && Some(member.incarnation) == incarnation;
@@ -707,8 +707,12 @@ impl Coordinator {
         self.outputs.push_back(Output::Send { to: to.into(), frame: frame(Kind::Control, message) });
     }
 
+    fn note(&mut self, line: String) {
+        self.outputs.push_back(Output::Log(Level::Info, line));
+    }
+
     fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(line));
+        self.outputs.push_back(Output::Log(Level::Warn, line));
     }
 }
 
@@ -796,7 +800,7 @@ impl Role for Coordinator {
                 Heard::Member { informed: false } => self.inform_worker(id),
                 Heard::Member { informed: true } => {}
             },
-            NodeId::Shard(id) if self.servers.heard(now, id) => self.log(format!("{id} is heard again")),
+            NodeId::Shard(id) if self.servers.heard(now, id) => self.note(format!("{id} is heard again")),
             NodeId::Aggregator(id) if !self.aggregators.heard(now, id) => return,
             NodeId::Admin(number) => self.commands.heard(now, number),
             NodeId::Shard(_) | NodeId::Aggregator(_) | NodeId::Coordinator => {}

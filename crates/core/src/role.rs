@@ -76,6 +76,17 @@ impl Body {
     }
 }
 
+/// How much a line of the log matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// The job goes as it should.
+    Info,
+    /// The job goes on, but something is not as it should be.
+    Warn,
+    /// Something that was asked for is not done.
+    Error,
+}
+
 /// An instruction of a role to its driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
@@ -101,7 +112,7 @@ pub enum Output {
         connection: ConnectionId,
     },
     /// A line for the log.
-    Log(String),
+    Log(Level, String),
     /// The role's work is done, well or badly; the driver may end.
     Stop {
         /// The reason of a failure.
@@ -155,7 +166,7 @@ impl Outbox {
 fn cost(output: &Output) -> usize {
     let own = match output {
         Output::Send { frame, .. } => frame.memory_bytes(),
-        Output::Log(line) => line.len(),
+        Output::Log(_, line) => line.len(),
         Output::Connect { .. } | Output::Disconnect { .. } | Output::Stop { .. } => 0,
     };
     size_of::<Output>() + own
@@ -310,7 +321,7 @@ mod tests {
         outbox.push_back(Output::Disconnect { connection: NodeId::Coordinator.into() });
         let small = outbox.bytes();
         assert_eq!(small, size_of::<Output>());
-        outbox.extend([send(1000), Output::Log("0123456789".into())]);
+        outbox.extend([send(1000), Output::Log(Level::Info, "0123456789".into())]);
         assert_eq!(outbox.bytes(), 3 * small + size_of::<Frame>() + 1000 + 10);
         assert_eq!((outbox.is_empty(), outbox.check()), (false, Ok(())));
         (0..2).for_each(|_| _ = outbox.pop_front());

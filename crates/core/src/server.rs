@@ -18,7 +18,7 @@ use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
 use crate::registry::Registry;
-use crate::role::{Body, Lost, Outbox, Output, Role};
+use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{
     AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
@@ -595,7 +595,7 @@ impl Shard {
     }
 
     fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(line));
+        self.outputs.push_back(Output::Log(Level::Warn, line));
     }
 }
 

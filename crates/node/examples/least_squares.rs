@@ -6,14 +6,14 @@ use paramill_node::client::{Job, JobOptions, TableSpec};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let job = Job::init(JobOptions::from_environment()?)?;
-    let w = job.create_table(TableSpec::dense("w", [1000]), vec![0.0; 1000])?;
+    let w = job.table(TableSpec::dense("w", [1000]), vec![0.0; 1000])?;
     job.start()?;
-    for _ in job.current_clock()..50 {
-        let gradient: Vec<f32> = job.read(w, |w| w.iter().map(|w| w - 3.0).collect())?; // of (w - 3)² / 2
-        job.update(w, &gradient)?; // leaves now; the new parameters follow when the condition allows
+    for _ in job.iteration()..50 {
+        let gradient: Vec<f32> = w.read(|w| w.iter().map(|w| w - 3.0).collect())?; // of (w - 3)² / 2
+        w.update(&gradient)?; // leaves now; the new parameters follow when the condition allows
         job.clock();
-        job.sync(w)?; // waits for them, and says who is missing if they do not come
+        w.sync()?; // waits for them, and says who is missing if they do not come
     }
-    println!("w[0] = {:.3}", job.read(w, |w| w[0])?);
-    Ok(job.finish()?)
+    println!("w[0] = {:.3}", w.read(|w| w[0])?);
+    Ok(job.close()?)
 }

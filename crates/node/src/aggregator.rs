@@ -3,8 +3,8 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
+use crate::log::{Level, Log};
 use crate::server::{announced, random_number};
-use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -45,7 +45,7 @@ pub struct AggregatorConfig {
     /// Decides faults with a probability.
     pub seed: u64,
     /// Where log lines go.
-    pub log: fn(&str),
+    pub log: Log,
 }
 
 impl AggregatorConfig {
@@ -66,7 +66,7 @@ impl AggregatorConfig {
             memory: None,
             faults: FaultPlan::default(),
             seed: 0,
-            log: stderr::log,
+            log: Log::stderr(),
         }
     }
 }
@@ -123,7 +123,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         stop: stop.clone(),
         strangers: Strangers::new(),
         injection: Injection { plan: config.faults.clone(), seed: config.seed },
-        log: config.log,
+        log: config.log.clone(),
     };
     let event_loop = EventLoop::new(role, setup)?;
     let thread = std::thread::Builder::new().name("aggregator".into()).spawn(move || event_loop.run())?;
@@ -141,7 +141,7 @@ fn listeners(config: &AggregatorConfig, process: ProcessId) -> io::Result<(Vec<L
             }
             // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
             Err(error) if config.transport == Transport::Shm => return Err(error),
-            Err(error) => (config.log)(&error.to_string()),
+            Err(error) => config.log.line(Level::Warn, &error.to_string()),
         }
     }
     if config.transport.allows(false) {

@@ -4,17 +4,20 @@
 //! use paramill_node::client::{Job, JobOptions, TableSpec};
 //!
 //! let job = Job::init(JobOptions::at("paramill://localhost:7070/run42".parse()?))?;
-//! let weights = job.create_table(TableSpec::dense("weights", [1000]), vec![0.0; 1000])?;
+//! let weights = job.table(TableSpec::dense("weights", [1000]), vec![0.0; 1000])?;
 //! job.start()?;
 //! for _ in 0..100 {
-//!     let gradient = job.read(weights, |values| values.iter().map(|w| w - 1.0).collect::<Vec<f32>>())?;
-//!     job.update(weights, &gradient)?; // leaves at once; parameters follow when the condition allows
+//!     let gradient = weights.read(|values| values.iter().map(|w| w - 1.0).collect::<Vec<f32>>())?;
+//!     weights.update(&gradient)?; // leaves at once; parameters follow when the condition allows
 //!     job.clock();
-//!     job.sync(weights)?; // waits for them
+//!     weights.sync()?; // waits for them
 //! }
-//! job.finish()?;
+//! job.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! Calls that wait do so for the job's time-out ([`JobOptions::timeout`]). Each has a form whose name ends in `_within`, with a
+//! time-out of its own. After [`ClientError::Timeout`] it may be called again, to wait on.
 
 mod error;
 mod handle;
@@ -23,16 +26,21 @@ mod job;
 mod options;
 mod shared;
 mod slab;
+mod table;
 
 pub use error::ClientError;
 pub use handle::Handle;
 pub use job::Job;
 pub use options::{DEFAULT_TIMEOUT, JobOptions};
+pub use paramill_core::codec::Factors;
 pub use paramill_core::lease::Lease;
-pub use paramill_core::policy::{Axis, NonFinite, Order, Policies, PolicyOverride, Reduce};
+pub use paramill_core::policy::{Axis, Policies, PolicyOverride};
+pub use paramill_core::registry::Registry;
+pub use paramill_core::status::{Status, WorkerReport};
 pub use paramill_core::store::Buffer;
 pub use paramill_core::table::TableSpec;
-pub use paramill_core::types::{TableId, WorkerId};
+pub use paramill_core::types::{Clock, TableId, WorkerId};
 pub use paramill_core::wire::DType;
 pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
-pub use slab::{Exchange, Slab};
+pub use slab::Slab;
+pub use table::Table;

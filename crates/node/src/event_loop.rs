@@ -15,10 +15,11 @@ mod reading;
 mod sending;
 mod strangers;
 
-pub(crate) use injected::Injection;
+pub use injected::Injection;
 pub(crate) use strangers::Strangers;
 
 use crate::clock;
+use crate::log::Log;
 use crate::transport::memory::{Hub, Mailbox};
 use crate::transport::options::SocketOptions;
 use crate::transport::resolver::{Resolve, Resolver};
@@ -111,7 +112,7 @@ pub(crate) struct Setup {
     /// Faults to try.
     pub(crate) injection: Injection,
     /// Where log lines go.
-    pub(crate) log: fn(&str),
+    pub(crate) log: Log,
 }
 
 /// A role with its connections.

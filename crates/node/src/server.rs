@@ -4,9 +4,9 @@ use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers};
 use crate::exhaustion;
 use crate::host;
+use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::ports::{PortSupply, Ports};
-use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
@@ -56,7 +56,7 @@ pub struct ServerConfig {
     /// Decides faults with a probability.
     pub seed: u64,
     /// Where log lines go.
-    pub log: fn(&str),
+    pub log: Log,
 }
 
 impl ServerConfig {
@@ -76,7 +76,7 @@ impl ServerConfig {
             transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
-            log: stderr::log,
+            log: Log::stderr(),
         }
     }
 }
@@ -227,14 +227,15 @@ impl Server {
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
-            log: config.log,
+            log: config.log.clone(),
         };
         let event_loop = EventLoop::new(role, setup)?;
-        let log = config.log;
+        let log = config.log.clone();
         let body = move || {
             // Before anything large is touched: memory lies where that happens first.
             if let Some(Err(error)) = thread.cpu.map(pin_this_thread) {
-                log(&format!("a data core could not be pinned: {error}; it runs without"));
+                let line = format!("a data core could not be pinned: {error}; it runs without");
+                log.line(Level::Warn, &line);
             }
             event_loop.run()
         };
@@ -286,7 +287,7 @@ fn data_listeners(
             }
             // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
             Err(error) if config.transport == Transport::Shm => return Err(error),
-            Err(error) => (config.log)(&error.to_string()),
+            Err(error) => config.log.line(Level::Warn, &error.to_string()),
         }
     }
     Ok((listeners, addresses.into_iter().collect()))

@@ -21,11 +21,6 @@ pub fn line(text: impl fmt::Display) {
     }
 }
 
-/// A line of a role's log, where the application does not take it.
-pub(crate) fn log(text: &str) {
-    line(format_args!("paramill: {text}"));
-}
-
 fn takes_more(stderr: &Stderr) -> bool {
     let mut watched = [PollFd::new(stderr, PollFlags::OUT)];
     // What cannot be watched is written to as it is.

@@ -7,7 +7,7 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::status::Status;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{AggregatorId, WorkerId};
+use paramill_core::types::AggregatorId;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{ClientError, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
@@ -83,13 +83,11 @@ impl Cluster {
             }
         };
         let aggregator = self.aggregators.get(rank as usize / 2).map(|found| found.address().to_owned());
-        JobOptions {
-            rank: Some(WorkerId(rank)),
-            aggregator,
-            transport: self.transport,
-            timeout: Duration::from_secs(30),
-            log: |_| {},
-            ..options
+        let options =
+            options.rank(rank).transport(self.transport).timeout(Duration::from_secs(30)).log(|_, _| {});
+        match aggregator {
+            Some(address) => options.aggregator(address),
+            None => options,
         }
     }
 
@@ -111,22 +109,25 @@ fn gradient(rank: u32, step: u32) -> Vec<f32> {
 }
 
 /// One worker's part; it dies without a word after `dies_after` steps.
-fn work(options: JobOptions, dies_after: Option<u32>) -> Result<(Vec<f32>, Option<Status>), ClientError> {
-    let rank = options.rank.unwrap().0;
+fn work(
+    rank: u32,
+    options: JobOptions,
+    dies_after: Option<u32>,
+) -> Result<(Vec<f32>, Option<Status>), ClientError> {
     let job = Job::init(options)?;
-    let table = job.create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS])?;
+    let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS])?;
     job.start()?;
     for step in 0..dies_after.unwrap_or(STEPS) {
-        job.update(table, &gradient(rank, step))?;
+        table.update(&gradient(rank, step))?;
         job.clock();
-        job.sync(table)?;
+        table.sync()?;
     }
-    let values = job.read(table, <[f32]>::to_vec)?;
+    let values = table.read(<[f32]>::to_vec)?;
     if dies_after.is_some() {
         return Ok((values, None));
     }
     let status = if rank == 0 { Some(job.status()?) } else { None };
-    job.finish()?;
+    job.close()?;
     Ok((values, status))
 }
 
@@ -136,7 +137,7 @@ fn train(cluster: &Cluster, workers: u32, dies: Option<(u32, u32)>) -> (Vec<Vec<
         let start = |rank: u32| {
             let options = cluster.options(rank);
             let dies_after = dies.filter(|(who, _)| *who == rank).map(|(_, step)| step);
-            scope.spawn(move || work(options, dies_after).unwrap())
+            scope.spawn(move || work(rank, options, dies_after).unwrap())
         };
         let workers: Vec<_> = (0..workers).map(start).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()

@@ -6,8 +6,8 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{ServerId, TableId, WorkerId};
-use paramill_node::client::{ClientError, Job, JobOptions, WorkerError};
+use paramill_core::types::ServerId;
+use paramill_node::client::{ClientError, Job, JobOptions, Table, WorkerError};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +34,12 @@ fn start_servers(job: &JobConfig) -> Vec<Server> {
     servers
 }
 
-fn join(servers: &[Server], rank: u32, timeout: Duration) -> (Job, TableId) {
+fn join(servers: &[Server], rank: u32, timeout: Duration) -> (Job, Table) {
     let url = format!("paramill://{}/test", servers[0].coordinator()).parse().unwrap();
-    let rank = Some(WorkerId(rank));
-    let job = Job::init(JobOptions { rank, timeout, log: |_| {}, ..JobOptions::at(url) }).unwrap();
+    let options = JobOptions::at(url).rank(rank).timeout(timeout).log(|_, _| {});
+    let job = Job::init(options).unwrap();
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
-    let table = job.create_table(spec, vec![1.0; ELEMENTS]).unwrap();
+    let table = job.table(spec, vec![1.0; ELEMENTS]).unwrap();
     (job, table)
 }
 
@@ -69,20 +69,20 @@ fn is_refused(error: &ClientError) -> bool {
 fn sync_waits_for_the_updates_after_one_that_failed() {
     let servers = start_servers(&refusing_nan_late(2, "ssp:s=1"));
     let (waiting, table) = join(&servers, 0, Duration::from_millis(200));
-    let (other, _) = join(&servers, 1, TIMEOUT);
+    let (other, others) = join(&servers, 1, TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(|| waiting.start_within(TIMEOUT).unwrap());
         other.start().unwrap();
     });
-    waiting.update(table, &with_nan()).unwrap();
+    table.update(&with_nan()).unwrap();
     waiting.clock();
     // One clock ahead of the other worker, it waits for that one.
-    let sent = waiting.update(table, &vec![1.0; ELEMENTS]);
+    let sent = table.update(&vec![1.0; ELEMENTS]);
     waiting.clock();
     match sent {
         Ok(()) => {
             let refused = loop {
-                match waiting.sync(table).unwrap_err() {
+                match table.sync().unwrap_err() {
                     ClientError::Timeout { .. } => {}
                     error => break error,
                 }
@@ -92,17 +92,17 @@ fn sync_waits_for_the_updates_after_one_that_failed() {
         // The refusal was here already: this one is to be sent once more.
         Err(error) => {
             assert!(matches!(error, ClientError::EarlierUpdate(_)), "{error}");
-            waiting.update(table, &vec![1.0; ELEMENTS]).unwrap();
+            table.update(&vec![1.0; ELEMENTS]).unwrap();
             waiting.clock();
         }
     }
-    let early = waiting.sync(table).unwrap_err();
+    let early = table.sync().unwrap_err();
     assert!(matches!(early, ClientError::Timeout { .. }), "{early}");
     for _ in 0..3 {
-        other.update(table, &vec![1.0; ELEMENTS]).unwrap();
+        others.update(&vec![1.0; ELEMENTS]).unwrap();
         other.clock();
     }
-    while let Err(error) = waiting.sync(table) {
+    while let Err(error) = table.sync() {
         assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     }
     drop((waiting, other));
@@ -114,19 +114,19 @@ fn an_update_says_whether_it_was_sent() {
     let servers = start_servers(&refusing_nan_late(1, "bsp"));
     let (job, table) = join(&servers, 0, TIMEOUT);
     job.start().unwrap();
-    job.update(table, &with_nan()).unwrap();
+    table.update(&with_nan()).unwrap();
     // Answers come in order: behind this one, the refusal is here.
-    job.pull_now(table).unwrap().wait(TIMEOUT).unwrap();
+    table.pull_now().unwrap().wait().unwrap();
     let gradient = vec![0.5; ELEMENTS];
-    let error = job.update(table, &gradient).unwrap_err();
+    let error = table.update(&gradient).unwrap_err();
     assert!(error.to_string().contains("this update was not sent, because an earlier one"), "{error}");
     assert!(matches!(&error, ClientError::EarlierUpdate(earlier) if is_refused(earlier)), "{error:?}");
     // Nothing is wrong with this one.
-    job.update(table, &gradient).unwrap();
+    table.update(&gradient).unwrap();
     job.clock();
-    job.sync(table).unwrap();
-    assert_eq!(job.read(table, |values| values[ELEMENTS - 1]).unwrap(), 0.5);
-    job.finish().unwrap();
+    table.sync().unwrap();
+    assert_eq!(table.read(|values| values[ELEMENTS - 1]).unwrap(), 0.5);
+    job.close().unwrap();
     stop(servers);
 }
 
@@ -135,21 +135,21 @@ fn a_slab_that_is_dropped_is_not_lent_any_more() {
     let servers = start_servers(&config(1, 1, "bsp"));
     let (job, table) = join(&servers, 0, TIMEOUT);
     job.start().unwrap();
-    let mut slab = job.slab(table).unwrap();
+    let mut slab = table.slab().unwrap();
     slab.gradient_mut().fill(1.0);
     drop(slab);
-    job.push_pull(table, &vec![0.25; ELEMENTS]).unwrap().wait(TIMEOUT).unwrap();
+    table.push_pull(&vec![0.25; ELEMENTS]).unwrap().wait().unwrap();
     job.clock();
-    assert_eq!(job.read(table, <[f32]>::to_vec).unwrap(), vec![0.75; ELEMENTS]);
+    assert_eq!(table.read(<[f32]>::to_vec).unwrap(), vec![0.75; ELEMENTS]);
 
     // An exchange that nobody waits for gives its slabs back too, and so does one that was waited for.
-    let mut slabs = vec![job.slab(table).unwrap()];
+    let mut slabs = vec![table.slab().unwrap()];
     slabs[0].gradient_mut().fill(0.25);
-    let mut exchange = job.exchange(&mut slabs).unwrap();
+    let exchange = job.exchange(&mut slabs).unwrap();
     job.clock();
-    drop(exchange.wait(TIMEOUT).unwrap());
-    assert_eq!(job.read(table, <[f32]>::to_vec).unwrap(), vec![0.5; ELEMENTS]);
-    job.finish().unwrap();
+    drop(exchange.wait().unwrap());
+    assert_eq!(table.read(<[f32]>::to_vec).unwrap(), vec![0.5; ELEMENTS]);
+    job.close().unwrap();
     stop(servers);
 }
 
@@ -158,23 +158,23 @@ fn a_slab_that_is_dropped_is_not_lent_any_more() {
 fn a_slab_of_another_job_is_refused_and_both_jobs_go_on() {
     let (one, two) = (start_servers(&config(1, 1, "bsp")), start_servers(&config(1, 1, "bsp")));
     let (first, table) = join(&one, 0, TIMEOUT);
-    let (second, _) = join(&two, 0, TIMEOUT);
+    let (second, seconds) = join(&two, 0, TIMEOUT);
     first.start().unwrap();
     second.start().unwrap();
-    let mut slabs = vec![first.slab(table).unwrap()];
+    let mut slabs = vec![table.slab().unwrap()];
     let error = second.exchange(&mut slabs).unwrap_err();
     assert!(error.to_string().contains("was lent by another worker"), "{error}");
     assert_eq!(slabs.len(), 1, "it stays");
     slabs[0].gradient_mut().fill(0.5);
-    let mut exchange = first.exchange(&mut slabs).unwrap();
+    let exchange = first.exchange(&mut slabs).unwrap();
     first.clock();
-    let slab = exchange.wait(TIMEOUT).unwrap().pop().unwrap();
+    let slab = exchange.wait().unwrap().pop().unwrap();
     assert_eq!(slab.values(), vec![0.5; ELEMENTS]);
-    second.give_back(slab);
-    assert_eq!(first.read(table, |values| values[0]).unwrap(), 0.5, "it is back where it came from");
-    second.push_pull(table, &vec![0.25; ELEMENTS]).unwrap().wait(TIMEOUT).unwrap();
-    first.finish().unwrap();
-    second.finish().unwrap();
+    drop(slab);
+    assert_eq!(table.read(|values| values[0]).unwrap(), 0.5, "it is back where it came from");
+    seconds.push_pull(&vec![0.25; ELEMENTS]).unwrap().wait().unwrap();
+    first.close().unwrap();
+    second.close().unwrap();
     stop(one);
     stop(two);
 }

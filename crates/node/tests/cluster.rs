@@ -8,11 +8,11 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{TableId, WorkerId};
 use paramill_core::worker::Gradient;
 use paramill_node::Hub;
+use paramill_node::Injection;
 use paramill_node::admin::Admin;
-use paramill_node::client::{ClientError, Job, JobOptions};
+use paramill_node::client::{ClientError, Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn options(job: &JobConfig, servers: &[Server], hub: Option<&Hub>, rank: u32) ->
             JobOptions::at(format!("paramill://{}/{}", servers[0].coordinator(), job.job).parse().unwrap())
         }
     };
-    JobOptions { rank: Some(WorkerId(rank)), timeout: Duration::from_secs(20), ..options }
+    options.rank(rank).timeout(Duration::from_secs(20))
 }
 
 fn gradient(rank: u32, step: u32) -> Vec<f32> {
@@ -69,17 +69,16 @@ fn train(job: &JobConfig, cores: u32, hub: Option<&Hub>, steps: u32) -> Vec<Vec<
                 let options = options(job, &servers, hub, rank);
                 scope.spawn(move || {
                     let job = Job::init(options).unwrap();
-                    let table = job
-                        .create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![1.0; ELEMENTS])
-                        .unwrap();
+                    let table =
+                        job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![1.0; ELEMENTS]).unwrap();
                     job.start().unwrap();
                     for step in 0..steps {
-                        job.update(table, &gradient(rank, step)).unwrap();
+                        table.update(&gradient(rank, step)).unwrap();
                         job.clock();
-                        job.sync(table).unwrap();
+                        table.sync().unwrap();
                     }
-                    let values = job.read(table, <[f32]>::to_vec).unwrap();
-                    job.finish().unwrap();
+                    let values = table.read(<[f32]>::to_vec).unwrap();
+                    job.close().unwrap();
                     values
                 })
             })
@@ -117,25 +116,25 @@ fn train_with_slabs(
     let worker = |rank: u32| {
         let job = Job::init(options(job, &servers, hub, rank)).unwrap();
         let spec = TableSpec::dense("w", [ELEMENTS as u64]);
-        let table = job.create_table(spec, vec![1.0; ELEMENTS]).unwrap();
+        let table = job.table(spec, vec![1.0; ELEMENTS]).unwrap();
         job.start().unwrap();
-        let mut slabs = vec![job.slab(table).unwrap()];
+        let mut slabs = vec![table.slab().unwrap()];
         assert_eq!(slabs[0].values(), vec![1.0; ELEMENTS]);
-        let lent = job.read(table, |_| ()).unwrap_err().to_string();
+        let lent = table.read(|_| ()).unwrap_err().to_string();
         assert!(lent.contains("is lent as a slab"), "{lent}");
         for step in 0..steps {
             slabs[0].gradient_mut().copy_from_slice(&gradient(rank, step));
             slabs[0].lacks(lacks(rank)).unwrap();
-            let mut exchange = job.exchange(&mut slabs).unwrap();
+            let exchange = job.exchange(&mut slabs).unwrap();
             assert!(slabs.is_empty());
             job.clock();
-            slabs = exchange.wait(Duration::from_secs(20)).unwrap();
+            slabs = exchange.wait().unwrap();
         }
         let slab = slabs.pop().unwrap();
         let values = slab.values().to_vec();
-        job.give_back(slab);
-        assert!(job.read(table, |read| read == values).unwrap());
-        job.finish().unwrap();
+        drop(slab);
+        assert!(table.read(|read| read == values).unwrap());
+        job.close().unwrap();
         values
     };
     let finals = std::thread::scope(|scope| {
@@ -185,19 +184,19 @@ fn a_slab_that_a_server_refuses_comes_back() {
     let job = job_config(1, 1, "bsp");
     let servers = start_servers(&job, 1, None);
     let client = Job::init(options(&job, &servers, None, 0)).unwrap();
-    let table = client.create_table(TableSpec::dense("w", [20_000]), vec![1.0; 20_000]).unwrap();
+    let table = client.table(TableSpec::dense("w", [20_000]), vec![1.0; 20_000]).unwrap();
     client.start().unwrap();
-    let mut slabs = vec![client.slab(table).unwrap()];
+    let mut slabs = vec![table.slab().unwrap()];
     slabs[0].gradient_mut()[0] = f32::NAN;
-    let mut exchange = client.exchange(&mut slabs).unwrap();
-    let error = exchange.wait(Duration::from_secs(20)).unwrap_err().to_string();
+    let exchange = client.exchange(&mut slabs).unwrap();
+    let error = exchange.wait().unwrap_err().to_string();
     assert!(error.contains("has NaN or Inf in chunk 0"), "{error}");
     slabs = exchange.give_up();
     assert_eq!(slabs[0].values(), vec![1.0; 20_000]);
     // The same clock may be tried again, corrected.
     slabs[0].gradient_mut().fill(1.0);
-    let mut exchange = client.exchange(&mut slabs).unwrap();
-    slabs = exchange.wait(Duration::from_secs(20)).unwrap();
+    let exchange = client.exchange(&mut slabs).unwrap();
+    slabs = exchange.wait().unwrap();
     assert_eq!(slabs[0].values(), vec![0.9; 20_000]);
     drop(client);
     servers.iter().for_each(Server::stop);
@@ -209,11 +208,11 @@ fn status_and_set_work_while_a_job_runs() {
     let job = job_config(1, 2, "bsp");
     let servers = start_servers(&job, 1, None);
     let client = Job::init(options(&job, &servers, None, 0)).unwrap();
-    let table = client.create_table(TableSpec::dense("w", [1000]), vec![0.0; 1000]).unwrap();
+    let table = client.table(TableSpec::dense("w", [1000]), vec![0.0; 1000]).unwrap();
     client.start().unwrap();
-    client.update(table, &vec![1.0; 1000]).unwrap();
+    table.update(&vec![1.0; 1000]).unwrap();
     client.clock();
-    client.sync(table).unwrap();
+    table.sync().unwrap();
 
     let url = format!("paramill://{}/test", servers[0].coordinator()).parse().unwrap();
     let mut admin = Admin::connect(&url, Duration::from_secs(5)).unwrap();
@@ -231,7 +230,7 @@ fn status_and_set_work_while_a_job_runs() {
         assert!(error.contains(expected), "{error}");
     }
     assert!(admin.status().unwrap().shards.iter().all(|shard| shard.tables[0].sync == "ssp:s=3"));
-    client.finish().unwrap();
+    client.close().unwrap();
     servers.into_iter().for_each(|server| server.join().unwrap());
 }
 
@@ -242,7 +241,7 @@ fn a_wait_that_times_out_says_who_is_missing() {
     let start = |rank| {
         let options = options(&job, &servers, None, rank);
         let job = Job::init(options).unwrap();
-        let table = job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+        let table = job.table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
         (job, table)
     };
     let ((first, table), (second, _)) = (start(0), start(1));
@@ -250,8 +249,8 @@ fn a_wait_that_times_out_says_who_is_missing() {
         scope.spawn(|| second.start().unwrap());
         first.start().unwrap();
     });
-    let handle = first.push_pull(table, &[1.0; 10]).unwrap();
-    let error = handle.wait(Duration::from_millis(300)).unwrap_err();
+    let handle = table.push_pull(&[1.0; 10]).unwrap();
+    let error = handle.wait_within(Duration::from_millis(300)).unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }));
     let sentence = error.to_string();
     for part in ["table `w` at clock 0", "server 0 core 0", "progress < v_train", "worker 1"] {
@@ -269,19 +268,19 @@ fn a_worker_that_vanishes_is_left_behind() {
             let options = options(&job, &servers, None, rank);
             scope.spawn(move || {
                 let job = Job::init(options).unwrap();
-                let table = job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+                let table = job.table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
                 job.start().unwrap();
                 if rank == 1 {
                     // Dropped without leaving: to the others it died.
                     return;
                 }
-                job.update(table, &[1.0; 10]).unwrap();
+                table.update(&[1.0; 10]).unwrap();
                 job.clock();
-                job.sync(table).unwrap();
-                assert_eq!(job.read(table, |values| values[0]).unwrap(), -0.1);
+                table.sync().unwrap();
+                assert_eq!(table.read(|values| values[0]).unwrap(), -0.1);
                 let status = job.status().unwrap();
                 assert_eq!(status.phase, "running with 1 workers; 1 declared dead");
-                job.finish().unwrap();
+                job.close().unwrap();
             });
         }
     });
@@ -298,12 +297,12 @@ fn wrong_peers_are_refused_with_a_reason() {
     assert!(wrong_job.unwrap_err().to_string().contains("serves job `test`, not `other`"));
 
     let wrong_rank = Job::init(options(&job, &servers, None, 16_384)).unwrap();
-    wrong_rank.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    wrong_rank.table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
     let error = wrong_rank.start().unwrap_err().to_string();
     assert!(error.contains("rank 16384 is out of range"), "{error}");
     // It may join later, and is told for what it waits until then.
     let too_early = Job::init(options(&job, &servers, None, 7)).unwrap();
-    too_early.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    too_early.table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
     let error = too_early.start_within(Duration::from_millis(300)).unwrap_err().to_string();
     assert!(error.contains("rank 7 can join once it runs"), "{error}");
 
@@ -342,7 +341,7 @@ fn a_coordinator_of_another_release_is_named_at_once() {
         stream.write_all(&answer).unwrap();
     });
     let job = Job::init(JobOptions::at(url)).unwrap();
-    job.create_table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
+    job.table(TableSpec::dense("w", [1]), vec![0.0]).unwrap();
     let error = job.start().unwrap_err().to_string();
     let ours = paramill_core::wire::WIRE_VERSION;
     assert!(
@@ -357,32 +356,29 @@ fn sparse_rows_travel_over_sockets() {
     let job = job_config(1, 2, "asp");
     let servers = start_servers(&job, 2, None);
     let client = Job::init(options(&job, &servers, None, 0)).unwrap();
-    let table = client.create_table(TableSpec::sparse("rows", 10_000, 17), vec![1.0; 170_000]).unwrap();
+    let table = client.table(TableSpec::sparse("rows", 10_000, 17), vec![1.0; 170_000]).unwrap();
     client.start().unwrap();
     let rows = [0, 4_999, 5_000, 9_999];
-    client
-        .push(table, Gradient::Rows { rows: &rows, values: &[10.0; 4 * 17] })
-        .unwrap()
-        .wait(Duration::from_secs(5))
-        .unwrap();
+    let gradient = Gradient::Rows { rows: &rows, values: &[10.0; 4 * 17] };
+    table.push(gradient).unwrap().wait().unwrap();
     client.clock();
-    let pulled = client.pull_rows(table, &[1, 5_000]).unwrap().wait_rows(Duration::from_secs(5)).unwrap();
+    let pulled = table.rows(&[1, 5_000]).unwrap().wait().unwrap();
     assert_eq!(pulled, [[1.0; 17], [0.0; 17]].concat());
-    let all = client.pull_now(table).unwrap().wait_rows(Duration::from_secs(5)).unwrap();
+    let all = table.pull_now().unwrap().wait().unwrap();
     assert_eq!(all.iter().filter(|value| **value == 0.0).count(), 4 * 17);
-    client.finish().unwrap();
+    client.close().unwrap();
     servers.into_iter().for_each(|server| server.join().unwrap());
 }
 
 /// Two workers that have started; the second does nothing by itself.
-fn pair(job: &JobConfig, servers: &[Server]) -> [Job; 2] {
+fn pair(job: &JobConfig, servers: &[Server]) -> [(Job, Table); 2] {
     let jobs = [0, 1].map(|rank| {
         let job = Job::init(options(job, servers, None, rank)).unwrap();
-        job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
-        job
+        let table = job.table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+        (job, table)
     });
     std::thread::scope(|scope| {
-        for job in &jobs {
+        for (job, _) in &jobs {
             scope.spawn(|| job.start().unwrap());
         }
     });
@@ -393,22 +389,21 @@ fn pair(job: &JobConfig, servers: &[Server]) -> [Job; 2] {
 fn a_wait_that_timed_out_can_be_taken_up_again() {
     let config = job_config(2, 1, "bsp");
     let servers = start_servers(&config, 1, None);
-    let [first, second] = pair(&config, &servers);
-    let table = TableId(0);
-    let handle = first.push_pull(table, &[1.0; 10]).unwrap();
+    let [(first, table), (second, other)] = pair(&config, &servers);
+    let handle = table.push_pull(&[1.0; 10]).unwrap();
     first.clock();
     for _ in 0..2 {
-        assert!(matches!(handle.wait(Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
+        assert!(matches!(handle.wait_within(Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
     }
-    assert!(matches!(first.barrier("b", Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
-    second.update(table, &[1.0; 10]).unwrap();
+    assert!(matches!(first.barrier_within("b", Duration::from_millis(50)), Err(ClientError::Timeout { .. })));
+    other.update(&[1.0; 10]).unwrap();
     second.clock();
-    second.sync(table).unwrap();
-    handle.wait(Duration::from_secs(5)).unwrap();
-    assert_eq!(first.read(table, |values| values[0]).unwrap(), -0.1);
+    other.sync().unwrap();
+    handle.wait().unwrap();
+    assert_eq!(table.read(|values| values[0]).unwrap(), -0.1);
     std::thread::scope(|scope| {
-        scope.spawn(|| second.barrier("b", Duration::from_secs(5)).unwrap());
-        first.barrier("b", Duration::from_secs(5)).unwrap();
+        scope.spawn(|| second.barrier("b").unwrap());
+        first.barrier("b").unwrap();
     });
     assert_eq!(first.workers(), Some(2));
 }
@@ -417,18 +412,15 @@ fn a_wait_that_timed_out_can_be_taken_up_again() {
 fn reading_does_not_hold_the_worker_up() {
     let config = job_config(2, 1, "asp");
     let servers = start_servers(&config, 1, None);
-    let [first, _second] = pair(&config, &servers);
-    let table = TableId(0);
+    let [(_first, table), _second] = pair(&config, &servers);
     // A push from inside a read: the values that are read stay as they were.
-    first
-        .read(table, |before| {
-            first.push_pull(table, &[1.0; 10]).unwrap().wait(Duration::from_secs(5)).unwrap();
+    table
+        .read(|before| {
+            table.push_pull(&[1.0; 10]).unwrap().wait().unwrap();
             assert_eq!(before, [0.0; 10]);
         })
         .unwrap();
-    assert_ne!(first.read(table, |after| after[0]).unwrap(), 0.0);
-    let wrong = first.read(TableId(7), |_| ()).unwrap_err().to_string();
-    assert!(wrong.contains("table 7 does not exist"), "{wrong}");
+    assert_ne!(table.read(|after| after[0]).unwrap(), 0.0);
 }
 
 #[test]
@@ -439,18 +431,19 @@ fn delays_over_sockets_hold_a_connection_and_lose_nothing() {
     let faults = FaultPlan::parse(&["worker=1:delay=100ms"]).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            let options = JobOptions { faults: faults.clone(), ..options(&config, &servers, None, rank) };
+            let options =
+                options(&config, &servers, None, rank).inject(Injection { plan: faults.clone(), seed: 0 });
             scope.spawn(move || {
                 let job = Job::init(options).unwrap();
-                let table = job.create_table(TableSpec::dense("w", [5000]), vec![0.0; 5000]).unwrap();
+                let table = job.table(TableSpec::dense("w", [5000]), vec![0.0; 5000]).unwrap();
                 job.start().unwrap();
                 for step in 1..=3 {
-                    job.update(table, &[1.0; 5000]).unwrap();
+                    table.update(&[1.0; 5000]).unwrap();
                     job.clock();
-                    job.sync(table).unwrap();
-                    assert_eq!(job.read(table, |values| values[4999]).unwrap(), -(step as f32));
+                    table.sync().unwrap();
+                    assert_eq!(table.read(|values| values[4999]).unwrap(), -(step as f32));
                 }
-                job.finish().unwrap();
+                job.close().unwrap();
             });
         }
     });

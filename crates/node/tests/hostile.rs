@@ -11,6 +11,7 @@ use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Fault, Flags, HEADER_BYTES, Header, Hello, Kind, Party, Plan, Refusal, Welcome, padded,
 };
+use paramill_node::Log;
 use paramill_node::admin::Admin;
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
@@ -26,7 +27,7 @@ fn start_server(workers: u32) -> Server {
     let policy = Policy::default().with(Axis::Sync, "asp");
     let job = JobConfig { policy, ..JobConfig::new("test", workers, 1) };
     let config =
-        ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+        ServerConfig { coordinate: Some(job), log: Log::none(), ..ServerConfig::new("test", "127.0.0.1:0") };
     server::start(config, &Arc::new(Registry::builtin())).expect("a free port")
 }
 
@@ -241,7 +242,7 @@ fn a_command_that_never_takes_its_answers_is_not_answered_any_more() {
 fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
     let job = JobConfig { worker_timeout: Duration::from_secs(1), ..JobConfig::new("test", 1, 1) };
     let config =
-        ServerConfig { coordinate: Some(job), log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+        ServerConfig { coordinate: Some(job), log: Log::none(), ..ServerConfig::new("test", "127.0.0.1:0") };
     let server = server::start(config, &Arc::new(Registry::builtin())).expect("a free port");
     let mut worker = Raw::connect(server.coordinator());
     let from = Party::Worker { rank: Some(WorkerId(0)) };
@@ -263,11 +264,10 @@ fn a_worker_that_is_declared_dead_is_told_though_it_says_nothing() {
 fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
     let server = start_server(2);
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
-    let options =
-        JobOptions { rank: Some(WorkerId(0)), timeout: TIMEOUT, log: |_| {}, ..JobOptions::at(url) };
+    let options = JobOptions::at(url).rank(0).timeout(TIMEOUT).log(|_, _| {});
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
     let job = Job::init(options).unwrap();
-    let table = job.create_table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
+    let table = job.table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
 
     let mut control = Raw::connect(server.coordinator());
     let incarnation = control.greet(0).incarnation;
@@ -293,16 +293,16 @@ fn who_asks_for_more_than_it_takes_is_held_back_and_others_go_on() {
         asked += 1;
     }
     for _ in 0..5 {
-        job.update(table, &vec![1.0; ELEMENTS]).unwrap();
+        table.update(&vec![1.0; ELEMENTS]).unwrap();
         job.clock();
-        job.sync(table).unwrap();
+        table.sync().unwrap();
     }
     let taken = memory_bytes().saturating_sub(before);
     // 65536 frames that wait take 10 MB, and what was asked for in one go as much again; the rest are buffers.
     assert!(taken < 200 << 20, "{} MB after {asked} bursts of pulls", taken >> 20);
-    assert_eq!(job.read(table, |values| values[0]).unwrap(), -0.25);
+    assert_eq!(table.read(|values| values[0]).unwrap(), -0.25);
     drop((greedy, control));
-    job.finish().unwrap();
+    job.close().unwrap();
     server.stop();
     server.join().unwrap();
 }

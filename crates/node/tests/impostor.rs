@@ -12,13 +12,14 @@ use paramill_core::registry::Registry;
 use paramill_core::role::{Body, Frame};
 use paramill_core::store::Place;
 use paramill_core::table::TableSpec;
-use paramill_core::types::{TableId, WorkerId};
+use paramill_core::types::WorkerId;
 use paramill_core::wire::control::{decode, frame};
 use paramill_core::wire::{
     Control, Descriptor, Flags, HEADER_BYTES, Header, Hello, Kind, Owner, Party, Plan, Welcome, padded,
 };
+use paramill_node::Log;
 use paramill_node::Transport;
-use paramill_node::client::{Job, JobOptions};
+use paramill_node::client::{Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -42,22 +43,16 @@ struct Impostor {
 }
 
 /// A job with an honest worker and one that is not.
-fn job_with_impostor() -> (Server, Job, TableId, Impostor) {
+fn job_with_impostor() -> (Server, Job, Table, Impostor) {
     let policy = Policy::default().with(Axis::Sync, "asp");
     let coordinate = Some(JobConfig { policy, ..JobConfig::new("test", 2, 1) });
-    let config = ServerConfig { coordinate, log: |_| {}, ..ServerConfig::new("test", "127.0.0.1:0") };
+    let config = ServerConfig { coordinate, log: Log::none(), ..ServerConfig::new("test", "127.0.0.1:0") };
     let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
-    let options = JobOptions {
-        rank: Some(WorkerId(0)),
-        transport: Transport::Shm,
-        timeout: TIMEOUT,
-        log: |_| {},
-        ..JobOptions::at(url)
-    };
+    let options = JobOptions::at(url).rank(0).transport(Transport::Shm).timeout(TIMEOUT).log(|_, _| {});
     let job = Job::init(options).unwrap();
     let spec = TableSpec::dense("w", [ELEMENTS as u64]);
-    let table = job.create_table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
+    let table = job.table(spec.clone(), vec![0.0; ELEMENTS]).unwrap();
     let mut control = std::net::TcpStream::connect(server.coordinator()).unwrap();
     control.set_read_timeout(Some(TIMEOUT)).unwrap();
     let incarnation = greet(&mut control, 0).incarnation;
@@ -160,10 +155,10 @@ fn is_hung_up(stream: &mut UnixStream) -> bool {
     }
 }
 
-fn step(job: &Job, table: TableId) {
-    job.update(table, &vec![1.0; ELEMENTS]).unwrap();
+fn step(job: &Job, table: &Table) {
+    table.update(&vec![1.0; ELEMENTS]).unwrap();
     job.clock();
-    job.sync(table).unwrap();
+    table.sync().unwrap();
 }
 
 /// What this process has of peers' memory, and of files. Its own memory has the worker's name.
@@ -184,7 +179,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[test]
 fn liars_are_cut_off_and_leave_nothing_behind() {
     let (server, job, table, impostor) = job_with_impostor();
-    step(&job, table);
+    step(&job, &table);
     let megabyte = 1 << 20;
     let good = |stream: &UnixStream| send_with(stream, &share(1, megabyte), &[sealed(megabyte)]);
 
@@ -216,8 +211,8 @@ fn liars_are_cut_off_and_leave_nothing_behind() {
     rustix::io::pread(&mine, &mut landed, 65536).unwrap();
     let value = f32::from_le_bytes(landed);
     drop((honest, mine));
-    assert_eq!(job.pull_now(table).unwrap().wait(TIMEOUT).ok(), Some(()));
-    assert_eq!(job.read(table, |values| values[0]).unwrap(), value);
+    assert!(table.pull_now().unwrap().wait().is_ok());
+    assert_eq!(table.read(|values| values[0]).unwrap(), value);
 
     wait_until("the honest one's memory is given back", || held().0 == 0);
     let (_, files) = held();
@@ -275,7 +270,7 @@ fn liars_are_cut_off_and_leave_nothing_behind() {
         let mut stream = impostor.connect();
         lie(&mut stream);
         assert!(is_hung_up(&mut stream), "{name}");
-        step(&job, table);
+        step(&job, &table);
     }
     // Half a push, and gone; fifty times.
     for clock in 1..=50 {
@@ -284,8 +279,8 @@ fn liars_are_cut_off_and_leave_nothing_behind() {
         stream.write_all(&push_at(0, clock, 1, 0)).unwrap();
         stream.write_all(&push_at(1, clock, 1, 4096)).unwrap();
     }
-    step(&job, table);
+    step(&job, &table);
     wait_until("nothing is left", || held() == (0, files));
-    job.finish().unwrap();
+    job.close().unwrap();
     server.stop();
 }

@@ -6,7 +6,6 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::MAX_ADDRESSES;
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
-use paramill_core::types::WorkerId;
 use paramill_node::Transport;
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::server::{self, ServerConfig};
@@ -50,23 +49,19 @@ fn connections_are_spread_over_all_interfaces() {
     let is_counted = Barrier::new(WORKERS as usize + 1);
     std::thread::scope(|scope| {
         for rank in 0..WORKERS {
-            let options = JobOptions {
-                rank: Some(WorkerId(rank)),
-                timeout: Duration::from_secs(20),
-                ..JobOptions::at(url.parse().unwrap())
-            };
+            let options = JobOptions::at(url.parse().unwrap()).rank(rank).timeout(Duration::from_secs(20));
             let (all_are_connected, is_counted) = (&all_are_connected, &is_counted);
             scope.spawn(move || {
                 let job = Job::init(options).unwrap();
                 let spec = TableSpec::dense("w", [ELEMENTS as u64]);
-                let table = job.create_table(spec, vec![0.0; ELEMENTS]).unwrap();
+                let table = job.table(spec, vec![0.0; ELEMENTS]).unwrap();
                 job.start().unwrap();
-                job.update(table, &vec![1.0; ELEMENTS]).unwrap();
+                table.update(&vec![1.0; ELEMENTS]).unwrap();
                 job.clock();
-                job.sync(table).unwrap();
+                table.sync().unwrap();
                 all_are_connected.wait();
                 is_counted.wait();
-                job.finish().unwrap();
+                job.close().unwrap();
             });
         }
         all_are_connected.wait();

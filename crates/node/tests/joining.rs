@@ -7,8 +7,7 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::status::{MemberState, WorkerStatus};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{TableId, WorkerId};
-use paramill_node::client::{Job, JobOptions};
+use paramill_node::client::{Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::{Hub, Transport};
 use std::sync::Arc;
@@ -46,24 +45,24 @@ impl Cluster {
             Some(hub) => JobOptions::in_memory(hub, "test"),
             None => JobOptions::at(format!("paramill://{}/test", self.server.coordinator()).parse().unwrap()),
         };
-        JobOptions { rank: Some(WorkerId(rank)), timeout: PATIENCE, transport: self.transport, ..options }
+        options.rank(rank).timeout(PATIENCE).transport(self.transport)
     }
 
     /// A worker that has started. Its values do not count, unless it is worker 0 of the job's beginning.
-    fn worker(&self, rank: u32) -> (Job, TableId) {
+    fn worker(&self, rank: u32) -> (Job, Table) {
         let job = Job::init(self.options(rank)).unwrap();
-        let table = job.create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.5; ELEMENTS]).unwrap();
+        let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.5; ELEMENTS]).unwrap();
         job.start().unwrap();
         (job, table)
     }
 }
 
 /// Makes the steps up to this clock.
-fn train(job: &Job, table: TableId, until: u64) {
-    while job.current_clock() < until {
-        job.update(table, &[1.0; ELEMENTS]).unwrap();
+fn train(job: &Job, table: &Table, until: u64) {
+    while job.iteration() < until {
+        table.update(&[1.0; ELEMENTS]).unwrap();
         job.clock();
-        job.sync(table).unwrap();
+        table.sync().unwrap();
     }
 }
 
@@ -77,10 +76,10 @@ fn await_worker(job: &Job, rank: usize, incarnation: u32) {
 }
 
 /// Every round makes a step of exactly 1, whoever takes part in it.
-fn finish(job: Job, table: TableId) {
+fn finish(job: Job, table: Table) {
     let expected = 0.5 - STEPS as f32;
-    assert!(job.read(table, |values| values.iter().all(|value| *value == expected)).unwrap());
-    job.finish().unwrap();
+    assert!(table.read(|values| values.iter().all(|value| *value == expected)).unwrap());
+    job.close().unwrap();
 }
 
 /// Every way in which workers and servers of a machine can be connected.
@@ -95,26 +94,26 @@ fn a_worker_that_is_gone_without_a_word_is_replaced() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (job, table) = cluster.worker(0);
-                train(&job, table, 3);
+                train(&job, &table, 3);
                 // It would go on alone until the new process has declared its tables.
                 await_worker(&job, 1, 2);
-                train(&job, table, STEPS);
+                train(&job, &table, STEPS);
                 let status = job.status().unwrap();
                 assert_eq!((status.restarts, status.workers[1].incarnation), (1, 2));
                 assert_eq!(status.workers[1].state, MemberState::Running);
-                job.barrier("looked", PATIENCE).unwrap();
+                job.barrier("looked").unwrap();
                 finish(job, table);
             });
             scope.spawn(|| {
                 let (job, table) = cluster.worker(1);
-                train(&job, table, 3);
+                train(&job, &table, 3);
                 drop(job);
                 let (job, table) = cluster.worker(1);
                 // Round 3 is the new process's, unless the other one has begun it.
-                assert!((3..STEPS).contains(&job.current_clock()), "{}", job.current_clock());
-                train(&job, table, STEPS);
+                assert!((3..STEPS).contains(&job.iteration()), "{}", job.iteration());
+                train(&job, &table, STEPS);
                 // The other one looks at the status first.
-                job.barrier("looked", PATIENCE).unwrap();
+                job.barrier("looked").unwrap();
                 finish(job, table);
             });
         });
@@ -131,20 +130,20 @@ fn a_fifth_worker_joins_four() {
                 let cluster = &cluster;
                 scope.spawn(move || {
                     let (job, table) = cluster.worker(rank);
-                    train(&job, table, 5);
+                    train(&job, &table, 5);
                     // The others cannot go on without this one, and the fifth comes meanwhile.
                     if rank == 0 {
                         await_worker(&job, 4, 1);
                     }
-                    train(&job, table, STEPS);
+                    train(&job, &table, STEPS);
                     finish(job, table);
                 });
             }
             scope.spawn(|| {
                 // A rank that the job does not wait for is told to come again until it runs.
                 let (job, table) = cluster.worker(4);
-                assert!((1..STEPS).contains(&job.current_clock()), "{}", job.current_clock());
-                train(&job, table, STEPS);
+                assert!((1..STEPS).contains(&job.iteration()), "{}", job.iteration());
+                train(&job, &table, STEPS);
                 finish(job, table);
             });
         });

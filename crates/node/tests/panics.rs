@@ -12,8 +12,9 @@ use paramill_core::types::{NodeId, WorkerId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{HEADER_BYTES, Header, Kind, Welcome, padded};
 use paramill_node::Transport;
-use paramill_node::client::{Job, JobOptions, TableId};
+use paramill_node::client::{Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::{Level, Log};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use std::time::Duration;
 /// Far longer than anything here takes, and shorter than the 30 s after which a peer that is away is given up.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-fn panicking_log(line: &str) {
+fn panicking_log(_: Level, line: &str) {
     if line.contains("refused a connection") || line.contains("ignored a") {
         panic!("nobody takes `{line}`");
     }
@@ -30,22 +31,22 @@ fn panicking_log(line: &str) {
 
 fn options(address: &str) -> JobOptions {
     let url = format!("paramill://{address}/test").parse().unwrap();
-    JobOptions { rank: Some(WorkerId(0)), timeout: TIMEOUT, log: |_| {}, ..JobOptions::at(url) }
+    JobOptions::at(url).rank(0).timeout(TIMEOUT).log(|_, _| {})
 }
 
-fn started() -> (Server, Job, TableId) {
+fn started() -> (Server, Job, Table) {
     let policy = Policy::default().with(Axis::Sync, "asp");
     let coordinate = Some(JobConfig { policy, ..JobConfig::new("test", 1, 1) });
     let config = ServerConfig {
         coordinate,
         cores: 2,
         transport: Transport::Tcp,
-        log: panicking_log,
+        log: Log::new(panicking_log),
         ..ServerConfig::new("test", "127.0.0.1:0")
     };
     let server = server::start(config, &Arc::new(Registry::builtin())).unwrap();
     let job = Job::init(options(server.coordinator())).unwrap();
-    let table = job.create_table(TableSpec::dense("w", [100]), vec![0.0; 100]).unwrap();
+    let table = job.table(TableSpec::dense("w", [100]), vec![0.0; 100]).unwrap();
     job.start().unwrap();
     (server, job, table)
 }
@@ -62,7 +63,7 @@ fn a_server_whose_coordinator_panics_ends_with_that_sentence_and_so_does_the_job
     let error = server.join().unwrap_err();
     assert!(error.contains("the event loop of `coordinator` panicked: nobody takes `refused"), "{error}");
     let error = loop {
-        let updated = job.update(table, &[1.0; 100]).and_then(|()| job.sync(table));
+        let updated = table.update(&[1.0; 100]).and_then(|()| table.sync());
         job.clock();
         if let Err(error) = updated {
             break error.to_string();
@@ -78,7 +79,7 @@ fn a_server_whose_data_core_panics_ends_with_that_sentence_and_so_does_the_job()
     let error = server.join().unwrap_err();
     assert!(error.contains("the event loop of `data core 1` panicked: nobody takes `refused"), "{error}");
     let error = loop {
-        let updated = job.update(table, &[1.0; 100]).and_then(|()| job.sync(table));
+        let updated = table.update(&[1.0; 100]).and_then(|()| table.sync());
         job.clock();
         if let Err(error) = updated {
             break error.to_string();
@@ -107,8 +108,8 @@ fn take_in_and_confuse(listener: &TcpListener) -> TcpStream {
 fn waits_of_a_worker_whose_loop_panics_end_with_that_sentence() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let job = Job::init(JobOptions { log: panicking_log, ..options(&address) }).unwrap();
-    job.create_table(TableSpec::dense("w", [100]), vec![0.0; 100]).unwrap();
+    let job = Job::init(options(&address).log(panicking_log)).unwrap();
+    job.table(TableSpec::dense("w", [100]), vec![0.0; 100]).unwrap();
     let error = std::thread::scope(|scope| {
         let start = scope.spawn(|| job.start().unwrap_err().to_string());
         let _stream = take_in_and_confuse(&listener);

@@ -39,14 +39,14 @@ fn data_cores_are_where_they_were_told_to_be_and_nobody_else_is() {
     // A job that has started has threads that run.
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
     let job = Job::init(JobOptions::at(url)).unwrap();
-    let _ = job.create_table(TableSpec::dense("w", [20_000]), vec![0.0; 20_000]).unwrap();
+    let _ = job.table(TableSpec::dense("w", [20_000]), vec![0.0; 20_000]).unwrap();
     job.start().unwrap();
     for core in ["data core 0", "data core 1"] {
         assert_eq!(allowed(core), [last], "{core}");
     }
     assert_eq!(allowed("coordinator"), [mine]);
     assert!(server.pinning().contains("pinned to CPUs"), "{}", server.pinning());
-    job.finish().unwrap();
+    job.close().unwrap();
     server.join().unwrap();
 }
 

@@ -5,7 +5,6 @@
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
-use paramill_core::types::WorkerId;
 use paramill_node::client::{Job, JobOptions, TableSpec};
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::{Hub, Transport};
@@ -48,13 +47,13 @@ fn versions_seen(way: Way) -> usize {
         (Some(hub), _) => JobOptions::in_memory(hub, "test"),
         (None, Way::Sockets(transport)) => {
             let url = format!("paramill://{coordinator}/test").parse().unwrap();
-            JobOptions { transport, ..JobOptions::at(url) }
+            JobOptions::at(url).transport(transport)
         }
         (None, Way::Memory) => panic!("it has a hub"),
     };
-    let options = JobOptions { rank: Some(WorkerId(0)), timeout: Duration::from_secs(60), ..options };
+    let options = options.rank(0).timeout(Duration::from_secs(60));
     let job = Job::init(options).unwrap();
-    let table = job.create_table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();
+    let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();
     job.start().unwrap();
 
     let is_over = AtomicBool::new(false);
@@ -63,14 +62,14 @@ fn versions_seen(way: Way) -> usize {
         let glancing = scope.spawn(|| {
             let mut seen = BTreeSet::new();
             while !is_over.load(Ordering::Relaxed) {
-                let version = job.read(table, |values| version_of(way, values)).unwrap();
+                let version = table.read(|values| version_of(way, values)).unwrap();
                 seen.insert(version);
             }
             seen
         });
         let holding = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                let values = job.values(table).unwrap();
+                let values = table.values().unwrap();
                 let version = version_of(way, values.as_slice());
                 for _ in 0..3 {
                     std::thread::yield_now();
@@ -80,17 +79,17 @@ fn versions_seen(way: Way) -> usize {
         });
         let gradient = vec![1.0; ELEMENTS];
         for step in 1..=STEPS {
-            job.update(table, &gradient).unwrap();
+            table.update(&gradient).unwrap();
             job.clock();
-            job.sync(table).unwrap();
-            let own = job.read(table, |values| version_of(way, values)).unwrap();
+            table.sync().unwrap();
+            let own = table.read(|values| version_of(way, values)).unwrap();
             assert_eq!(own, step, "{way:?}: the one that waited sees its step");
         }
         is_over.store(true, Ordering::Relaxed);
         holding.join().unwrap();
         glancing.join().unwrap()
     });
-    job.finish().unwrap();
+    job.close().unwrap();
     first.join().unwrap();
     second.join().unwrap();
     seen.len()

@@ -6,7 +6,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::table::TableSpec;
-use paramill_core::types::WorkerId;
+use paramill_node::Log;
 use paramill_node::Transport;
 use paramill_node::client::{Gradient, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
@@ -21,7 +21,7 @@ fn start(job: &JobConfig, cores: u32, transport: Transport) -> Server {
         coordinate: Some(job.clone()),
         cores,
         transport,
-        log: |_| {},
+        log: Log::none(),
         ..ServerConfig::new("test", "127.0.0.1:0")
     };
     server::start(config, &Arc::new(Registry::builtin())).unwrap()
@@ -29,8 +29,7 @@ fn start(job: &JobConfig, cores: u32, transport: Transport) -> Server {
 
 fn options(server: &Server, rank: u32, transport: Transport) -> JobOptions {
     let url = format!("paramill://{}/test", server.coordinator()).parse().unwrap();
-    let rank = Some(WorkerId(rank));
-    JobOptions { rank, transport, timeout: TIMEOUT, log: |_| {}, ..JobOptions::at(url) }
+    JobOptions::at(url).rank(rank).transport(transport).timeout(TIMEOUT).log(|_, _| {})
 }
 
 /// Trains a dense table with copies, another with slabs, and a sparse one; every worker's final parameters.
@@ -43,26 +42,26 @@ fn train(servers: Transport, workers: Transport) -> Vec<Vec<f32>> {
     let run = |rank: u32| {
         let job = Job::init(options(&server, rank, workers)).unwrap();
         let dense = TableSpec::dense("dense", [ELEMENTS as u64]);
-        let copied = job.create_table(dense.clone(), vec![1.0; ELEMENTS]).unwrap();
-        let lent = job.create_table(TableSpec { name: "lent".into(), ..dense }, vec![2.0; ELEMENTS]).unwrap();
-        let rows = job.create_table(TableSpec::sparse("rows", 1000, 8), vec![3.0; 8000]).unwrap();
+        let copied = job.table(dense.clone(), vec![1.0; ELEMENTS]).unwrap();
+        let lent = job.table(TableSpec { name: "lent".into(), ..dense }, vec![2.0; ELEMENTS]).unwrap();
+        let rows = job.table(TableSpec::sparse("rows", 1000, 8), vec![3.0; 8000]).unwrap();
         job.start().unwrap();
-        let mut slabs = vec![job.slab(lent).unwrap()];
+        let mut slabs = vec![lent.slab().unwrap()];
         for step in 0..4 {
             slabs[0].gradient_mut().copy_from_slice(&gradient(rank, step));
-            let mut exchange = job.exchange(&mut slabs).unwrap();
-            job.update(copied, &gradient(rank, step + 9)).unwrap();
+            let exchange = job.exchange(&mut slabs).unwrap();
+            copied.update(&gradient(rank, step + 9)).unwrap();
             let some = Gradient::Rows { rows: &[1, 500, 999], values: &gradient(rank, step)[..24] };
-            let pushed = job.push(rows, some).unwrap();
+            let pushed = rows.push(some).unwrap();
             job.clock();
-            job.sync(copied).unwrap();
-            pushed.wait(TIMEOUT).unwrap();
-            slabs = exchange.wait(TIMEOUT).unwrap();
+            copied.sync().unwrap();
+            pushed.wait().unwrap();
+            slabs = exchange.wait().unwrap();
         }
-        let mut values = job.read(copied, <[f32]>::to_vec).unwrap();
+        let mut values = copied.read(<[f32]>::to_vec).unwrap();
         values.extend_from_slice(slabs[0].values());
-        values.extend(job.pull_rows(rows, &[0, 1, 500, 999]).unwrap().wait_rows(TIMEOUT).unwrap());
-        job.finish().unwrap();
+        values.extend(rows.rows(&[0, 1, 500, 999]).unwrap().wait().unwrap());
+        job.close().unwrap();
         values
     };
     let finals = std::thread::scope(|scope| {
@@ -94,9 +93,9 @@ fn shared_memory_gives_the_same_bits_as_tcp() {
 #[test]
 fn a_worker_that_must_share_and_cannot_is_told() {
     let server = start(&JobConfig::new("test", 1, 1), 1, Transport::Tcp);
-    let options = JobOptions { timeout: Duration::from_millis(500), ..options(&server, 0, Transport::Shm) };
+    let options = options(&server, 0, Transport::Shm).timeout(Duration::from_millis(500));
     let job = Job::init(options).unwrap();
-    job.create_table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
+    job.table(TableSpec::dense("w", [10]), vec![0.0; 10]).unwrap();
     let error = job.start().unwrap_err().to_string();
     assert!(error.contains("`--transport shm` does not allow 127.0.0.1:"), "{error}");
 }

@@ -1,17 +1,17 @@
 //! A worker's membership in a job.
 
-#![allow(unsafe_code, reason = "arrays look into buffers; see `Job::values`")]
-
 use crate::arrays;
 use crate::condition;
 use crate::errors::{admin, client, raise};
+use crate::handle::Handle;
 use crate::policy::policies as read_policies;
 use crate::slab::{self, Exchange, Slab};
-use crate::waiting::{check_process, duration, timed, until_due};
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyReadonlyArrayDyn, PyReadwriteArrayDyn};
-use paramill_core::types::{ServerId, WorkerId};
+use crate::table::Table;
+use crate::waiting::{ADMIN_DEADLINE, check_process, duration, timed, until_due};
+use numpy::PyReadonlyArrayDyn;
+use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
-use paramill_node::client::{self as node, Gradient, JobOptions, PolicyOverride, TableId, TableSpec};
+use paramill_node::client::{self as node, JobOptions, PolicyOverride, TableSpec};
 use paramill_node::env_vars;
 use paramill_node::identity::Identity;
 use paramill_node::url::JobUrl;
@@ -19,9 +19,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// How long the coordinator may take to change a policy.
-const ADMIN_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The rank that a launcher gave this process, how many it started, and its name.
 #[pyfunction]
@@ -39,12 +36,17 @@ pub(crate) fn environment_url() -> Option<String> {
 /// A worker of a job.
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Job {
+    membership: Arc<Membership>,
+    admin: Mutex<Option<Admin>>,
+}
+
+/// The job as its tables need it too.
+pub(crate) struct Membership {
     /// Gone when it was closed.
     job: Mutex<Option<Arc<node::Job>>>,
     url: JobUrl,
     process: u32,
     timeout: Duration,
-    admin: Mutex<Option<Admin>>,
 }
 
 #[pymethods]
@@ -64,23 +66,32 @@ impl Job {
             Some(url) => JobOptions::at_with_environment(url),
             None => JobOptions::from_environment(),
         };
-        let mut options = options.map_err(|error| raise("EnvironmentError", error))?;
-        options.timeout = duration(timeout)?;
-        options.registry = Arc::new(condition::registry());
-        options.rank = rank.map(WorkerId).or(options.rank);
-        options.aggregator = aggregator.or(options.aggregator);
-        if let Some(transport) = transport {
-            options.transport = transport.parse().map_err(|why| raise("PolicyError", why))?;
+        let options = options.map_err(|error| raise("EnvironmentError", error))?;
+        let mut options = options.timeout(duration(timeout)?).registry(Arc::new(condition::registry()));
+        if let Some(rank) = rank {
+            options = options.rank(rank);
         }
-        let (url, timeout) = (options.url.clone(), options.timeout);
-        let job = Arc::new(node::Job::init(options).map_err(client)?);
-        let admin = Mutex::default();
-        Ok(Job { job: Mutex::new(Some(job)), url, process: std::process::id(), timeout, admin })
+        if let Some(address) = aggregator {
+            options = options.aggregator(address);
+        }
+        if let Some(transport) = transport {
+            options = options.transport(transport.parse().map_err(|why| raise("PolicyError", why))?);
+        }
+        let job = node::Job::init(options).map_err(client)?;
+        let (url, timeout) = (job.url().clone(), job.timeout());
+        let job = Mutex::new(Some(Arc::new(job)));
+        let membership = Arc::new(Membership { job, url, process: std::process::id(), timeout });
+        Ok(Job { membership, admin: Mutex::default() })
     }
 
     #[getter]
     fn url(&self) -> String {
-        self.url.to_string()
+        self.membership.url.to_string()
+    }
+
+    #[getter]
+    fn timeout(&self) -> f64 {
+        self.membership.timeout.as_secs_f64()
     }
 
     #[getter]
@@ -94,24 +105,24 @@ impl Job {
     }
 
     #[getter]
-    fn current_clock(&self) -> PyResult<u64> {
-        Ok(self.job()?.current_clock())
+    fn iteration(&self) -> PyResult<u64> {
+        Ok(self.job()?.iteration())
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.lock().is_none()
+        self.membership.lock().is_none()
     }
 
-    /// Bytes of gradients sent and of parameters received.
-    fn traffic(&self) -> PyResult<(u64, u64)> {
+    /// What this worker did so far, as JSON.
+    fn report(&self) -> PyResult<String> {
         let report = self.job()?.report();
-        Ok((report.bytes_pushed, report.bytes_pulled))
+        serde_json::to_string(&report).map_err(|error| raise("ParamillError", error))
     }
 
-    /// Declares a table; `policies` are the texts of this table alone.
+    /// Creates a table; `policies` are the texts of this table alone.
     #[pyo3(signature = (name, shape, initial, *, rows, policies))]
-    fn create_table(
+    fn table(
         &self,
         py: Python<'_>,
         name: &str,
@@ -119,99 +130,19 @@ impl Job {
         initial: PyReadonlyArrayDyn<'_, f32>,
         rows: bool,
         policies: &Bound<'_, PyDict>,
-    ) -> PyResult<u32> {
+    ) -> PyResult<Table> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
         let spec = TableSpec { rows, policy: read_policies(policies)?, ..TableSpec::dense(name, shape) };
-        Ok(py.detach(|| job.create_table(spec, initial)).map_err(client)?.0)
+        let table = py.detach(|| job.table(spec, initial)).map_err(client)?;
+        Ok(Table::new(table, self.membership.clone()))
     }
 
     /// Waits until all are here and the initial values are exchanged.
-    fn start(&self, py: Python<'_>) -> PyResult<()> {
-        let job = self.job()?;
-        until_due(py, self.timeout, |slice| job.start_is_due_within(slice).map_err(client))?;
-        py.detach(|| job.start_within(Duration::ZERO)).map_err(|error| client(timed(error, self.timeout)))
-    }
-
-    /// Sends a gradient; with `want` asks for the parameters that follow it.
-    fn push(
-        &self,
-        py: Python<'_>,
-        table: u32,
-        gradient: PyReadonlyArrayDyn<'_, f32>,
-        want: bool,
-    ) -> PyResult<Handle> {
-        let (job, table) = (self.job()?, TableId(table));
-        let gradient = arrays::elements(&gradient)?;
-        let handle = py.detach(|| match want {
-            true => job.push_pull(table, gradient),
-            false => job.push(table, Gradient::Dense(gradient)),
-        });
-        self.handle(handle)
-    }
-
-    /// Sends the gradients of single rows of a sparse table.
-    fn push_rows(
-        &self,
-        py: Python<'_>,
-        table: u32,
-        rows: PyReadonlyArray1<'_, u32>,
-        values: PyReadonlyArrayDyn<'_, f32>,
-    ) -> PyResult<Handle> {
-        let job = self.job()?;
-        let rows = rows.as_slice().map_err(|_| raise("ShapeError", "row numbers are not contiguous"))?;
-        let gradient = Gradient::Rows { rows, values: arrays::elements(&values)? };
-        self.handle(py.detach(|| job.push(TableId(table), gradient)))
-    }
-
-    /// Asks for parameters; with `now` for those that are there, whatever the consistency model.
-    fn pull(&self, py: Python<'_>, table: u32, now: bool) -> PyResult<Handle> {
-        let (job, table) = (self.job()?, TableId(table));
-        self.handle(py.detach(|| if now { job.pull_now(table) } else { job.pull(table) }))
-    }
-
-    /// Asks for single rows of a sparse table.
-    fn pull_rows(&self, py: Python<'_>, table: u32, rows: PyReadonlyArray1<'_, u32>) -> PyResult<Handle> {
-        let job = self.job()?;
-        let rows = rows.as_slice().map_err(|_| raise("ShapeError", "row numbers are not contiguous"))?;
-        self.handle(py.detach(|| job.pull_rows(TableId(table), rows)))
-    }
-
-    /// A dense table's parameters as last pulled, without copying them.
-    fn values<'py>(&self, py: Python<'py>, table: u32) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        let values = self.job()?.values(TableId(table)).map_err(client)?;
-        let (start, len) = (values.as_slice().as_ptr(), values.len());
-        let owner = Bound::new(py, Values { _kept: values })?.into_any();
-        // SAFETY: the owner keeps the buffer, and a buffer that somebody keeps is not changed.
-        let array = unsafe { arrays::view(start, len, owner) };
-        array.readwrite().make_nonwriteable();
-        Ok(array)
-    }
-
-    /// Copies a dense table's parameters as last pulled.
-    fn read_into(&self, py: Python<'_>, table: u32, mut out: PyReadwriteArrayDyn<'_, f32>) -> PyResult<()> {
-        let job = self.job()?;
-        let out = arrays::elements_mut(&mut out)?;
-        let outcome = py.detach(|| {
-            job.read(TableId(table), |values| {
-                let lengths = (values.len(), out.len());
-                if lengths.0 == lengths.1 {
-                    out.copy_from_slice(values);
-                }
-                lengths
-            })
-        });
-        match outcome.map_err(client)? {
-            (expected, found) if expected == found => Ok(()),
-            (expected, found) => {
-                Err(raise("ShapeError", format!("expected `out` of {expected} elements, got {found}")))
-            }
-        }
-    }
-
-    /// Lends a dense table's buffers.
-    fn slab(&self, table: u32) -> PyResult<Slab> {
-        Slab::new(self.job()?, TableId(table))
+    fn start(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let (job, timeout) = (self.job()?, self.membership.timeout_or(timeout)?);
+        until_due(py, timeout, |slice| job.start_is_due_within(slice).map_err(client))?;
+        py.detach(|| job.start_within(Duration::ZERO)).map_err(|error| client(timed(error, timeout)))
     }
 
     /// Sends the gradients of slabs and asks for the parameters that follow them.
@@ -227,13 +158,17 @@ impl Job {
 
     /// Says that this worker is at a barrier.
     fn arrive(&self, name: &str) -> PyResult<Handle> {
-        self.handle(self.job()?.arrive(name))
+        let handle = self.job()?.arrive(name).map_err(client)?;
+        Ok(Handle::new(handle, self.membership.timeout))
     }
 
     /// How the job stands, as JSON.
-    fn status(&self, py: Python<'_>) -> PyResult<String> {
-        let job = self.job()?;
-        let status = py.detach(|| job.status()).map_err(client)?;
+    fn status(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<String> {
+        let timeout = self.membership.timeout_or(timeout)?;
+        let handle = self.job()?.query_status().map_err(client)?;
+        until_due(py, timeout, |slice| Ok(handle.is_due_within(slice)))?;
+        let status = py.detach(|| handle.wait_within(Duration::ZERO));
+        let status = status.map_err(|error| client(timed(error, timeout)))?;
         serde_json::to_string(&status).map_err(|error| raise("ParamillError", error))
     }
 
@@ -254,36 +189,26 @@ impl Job {
     }
 
     /// Leaves in good order. Later calls find the job closed.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        check_process(self.process)?;
-        let Some(job) = self.lock().take() else { return Ok(()) };
-        py.detach(|| job.leave()).map_err(client)
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        check_process(self.membership.process)?;
+        let timeout = self.membership.timeout_or(timeout)?;
+        let Some(job) = self.membership.lock().take() else { return Ok(()) };
+        py.detach(|| job.close_within(timeout)).map_err(client)
     }
 
     /// Goes without a word: the others are told that this worker died.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
-        check_process(self.process)?;
-        let job = self.lock().take();
+        check_process(self.membership.process)?;
+        let job = self.membership.lock().take();
         py.detach(|| job.iter().for_each(|job| job.abandon()));
         Ok(())
     }
 }
 
 impl Job {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<node::Job>>> {
-        self.job.lock().expect("no holder of this lock panics")
-    }
-
-    fn job(&self) -> PyResult<Arc<node::Job>> {
-        check_process(self.process)?;
-        self.lock()
-            .clone()
-            .ok_or_else(|| raise("ClosedError", format!("the job at {} was closed here", self.url)))
-    }
-
-    fn handle(&self, handle: Result<node::Handle, node::ClientError>) -> PyResult<Handle> {
-        let handle = Some(handle.map_err(client)?);
-        Ok(Handle { handle: Mutex::new(handle), process: self.process })
+    /// The job, while it may be used here.
+    pub(crate) fn job(&self) -> PyResult<Arc<node::Job>> {
+        self.membership.job()
     }
 
     fn with_admin<T: Send>(
@@ -296,7 +221,7 @@ impl Job {
             let mut admin = self.admin.lock().expect("no holder of this lock panics");
             let answer = match &mut *admin {
                 Some(admin) => ask(admin),
-                none => ask(none.insert(Admin::connect(&self.url, ADMIN_DEADLINE)?)),
+                none => ask(none.insert(Admin::connect(&self.membership.url, ADMIN_DEADLINE)?)),
             };
             if answer.is_err() {
                 *admin = None;
@@ -307,66 +232,29 @@ impl Job {
     }
 }
 
-impl Drop for Job {
-    fn drop(&mut self) {
-        if std::process::id() != self.process {
-            std::mem::forget(self.lock().take());
-        }
-    }
-}
-
-/// Keeps parameters that an array looks at.
-#[pyclass(frozen, module = "paramill._native")]
-struct Values {
-    _kept: node::Lease,
-}
-
-/// A push or pull under way.
-#[pyclass(frozen, module = "paramill._native")]
-pub(crate) struct Handle {
-    /// Gone when it brought its rows.
-    handle: Mutex<Option<node::Handle>>,
-    process: u32,
-}
-
-#[pymethods]
-impl Handle {
-    /// Waits until it is due. After a time-out it may be called again.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+impl Membership {
+    /// The job, while it may be used here.
+    pub(crate) fn job(&self) -> PyResult<Arc<node::Job>> {
         check_process(self.process)?;
-        let timeout = duration(timeout)?;
-        until_due(py, timeout, |slice| Ok(self.with(|handle| handle.is_due_within(slice)).unwrap_or(true)))?;
-        let outcome = py.detach(|| self.with(|handle| handle.wait(Duration::ZERO))).unwrap_or(Ok(()));
-        outcome.map_err(|error| client(timed(error, timeout)))
+        self.lock()
+            .clone()
+            .ok_or_else(|| raise("ClosedError", format!("the job at {} was closed here", self.url)))
     }
 
-    /// The same for a pull of rows, once.
-    fn wait_rows<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Bound<'py, PyArray1<f32>>> {
-        self.wait(py, timeout)?;
-        let handle = self.lock().take();
-        let rows = handle.map(|handle| handle.wait_rows(Duration::ZERO)).transpose().map_err(client)?;
-        let rows = rows.ok_or_else(|| raise("OrderError", "these rows were taken already"))?;
-        Ok(PyArray1::from_vec(py, rows))
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// Whether `wait` would return at once.
-    fn is_due(&self, py: Python<'_>) -> PyResult<bool> {
-        check_process(self.process)?;
-        Ok(py.detach(|| self.with(node::Handle::is_due).unwrap_or(true)))
+    fn timeout_or(&self, seconds: Option<f64>) -> PyResult<Duration> {
+        seconds.map_or(Ok(self.timeout), duration)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<node::Job>>> {
+        self.job.lock().expect("no holder of this lock panics")
     }
 }
 
-impl Handle {
-    fn lock(&self) -> MutexGuard<'_, Option<node::Handle>> {
-        self.handle.lock().expect("no holder of this lock panics")
-    }
-
-    fn with<T>(&self, look: impl FnOnce(&node::Handle) -> T) -> Option<T> {
-        self.lock().as_ref().map(look)
-    }
-}
-
-impl Drop for Handle {
+impl Drop for Membership {
     fn drop(&mut self) {
         if std::process::id() != self.process {
             std::mem::forget(self.lock().take());

@@ -5,11 +5,15 @@
 
 mod arrays;
 mod condition;
+mod device;
 mod errors;
+mod handle;
 mod job;
 mod policy;
+mod pump;
 mod server;
 mod slab;
+mod table;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -20,11 +24,19 @@ mod _native {
     #[pymodule_export]
     use super::condition::register_condition;
     #[pymodule_export]
-    use super::job::{Handle, Job, environment_url, identity};
+    use super::handle::Handle;
     #[pymodule_export]
-    use super::policy::{check_policies, optimizer_parameters, pulls_partially};
+    use super::job::{Job, environment_url, identity};
+    #[pymodule_export]
+    use super::policy::{check_policies, codec_keeps_residual, codec_stages, models_of_rounds};
+    #[pymodule_export]
+    use super::policy::{optimizer_parameters, pulls_partially, steps_in_rounds};
+    #[pymodule_export]
+    use super::pump::Pump;
     #[pymodule_export]
     use super::server::Server;
     #[pymodule_export]
     use super::slab::{Exchange, Slab};
+    #[pymodule_export]
+    use super::table::Table;
 }

@@ -2,9 +2,12 @@
 
 use crate::condition;
 use crate::errors::raise;
-use paramill_core::consistency::{ClientSync, SyncPolicy};
+use paramill_core::codec::{self, Codec};
+use paramill_core::consistency::{Apply, ClientSync, SyncPolicy};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::policy::{Axis, Policies};
+use paramill_core::registry::{self, Param};
+use paramill_core::spec::{Spec, SpecError, split_outside_parentheses};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -54,4 +57,60 @@ pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
         .map_err(|error| raise("PolicyError", error))?;
     let waits = matches!(policy.model.client_sync(), ClientSync::Partial(partial) if !partial.tau2.is_zero());
     Ok(policy.partial_pull().is_some() || waits)
+}
+
+/// The consistency models under which the gradients of a round make one step, so that a round has a mean.
+#[pyfunction]
+pub(crate) fn models_of_rounds() -> Vec<&'static str> {
+    let axis = condition::registry().consistency;
+    let entries = axis.entries().iter();
+    let makes_rounds = |text: &str| {
+        SyncPolicy::parse(&axis, text).is_ok_and(|policy| policy.model.apply() == Apply::OnRound)
+    };
+    entries.filter(|entry| makes_rounds(entry.example)).map(|entry| entry.name).collect()
+}
+
+/// Whether this is one of them.
+#[pyfunction]
+pub(crate) fn steps_in_rounds(sync: &str) -> PyResult<bool> {
+    let policy = SyncPolicy::parse(&condition::registry().consistency, sync)
+        .map_err(|error| raise("PolicyError", error))?;
+    Ok(policy.model.apply() == Apply::OnRound)
+}
+
+/// A stage of a codec: its kind, its name, and every parameter with its value, also those that the text leaves out.
+type Stage = (String, String, Vec<(String, Option<String>)>);
+
+/// The stages of a codec, in order.
+#[pyfunction]
+pub(crate) fn codec_stages(text: &str) -> PyResult<Vec<Stage>> {
+    let axis = condition::registry().codec;
+    let stages = || -> Result<Vec<Stage>, SpecError> {
+        // The chain as a whole makes sense, or is refused as it is everywhere.
+        let text = Codec::parse(&axis, text)?.to_string();
+        let parts = split_outside_parentheses(&text, '+').unwrap_or_default();
+        parts.into_iter().map(|part| stage(&axis, &Spec::parse(part)?)).collect()
+    };
+    stages().map_err(|error| raise("PolicyError", error))
+}
+
+fn stage(axis: &registry::Axis<codec::Stage>, spec: &Spec) -> Result<Stage, SpecError> {
+    let params = axis.params(axis.entry(&spec.name)?);
+    // A value without a key is the first parameter's.
+    let spec = match params.first() {
+        Some(first) => spec.with_positional(first.name)?,
+        None => spec.clone(),
+    };
+    let given = |name: &str| spec.params.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    let value = |param: &Param| given(param.name).or_else(|| param.default.map(str::to_owned));
+    let values = params.iter().map(|param| (param.name.to_owned(), value(param))).collect();
+    let kind = axis.build(&spec)?.kind().to_string();
+    Ok((kind, spec.name.clone(), values))
+}
+
+/// Whether workers keep what a codec does not send, to send it later.
+#[pyfunction]
+pub(crate) fn codec_keeps_residual(text: &str) -> PyResult<bool> {
+    let codec = Codec::parse(&condition::registry().codec, text);
+    Ok(codec.map_err(|error| raise("PolicyError", error))?.keeps_residual())
 }

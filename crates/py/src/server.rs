@@ -1,14 +1,17 @@
 //! A server inside of a Python process: for scripts that run alone, and for conditions written in Python.
 
 use crate::condition;
-use crate::errors::raise;
+use crate::errors::{admin, raise};
 use crate::policy::policies as read_policies;
-use crate::waiting::until_due;
+use crate::waiting::{ADMIN_DEADLINE, until_due};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
+use paramill_core::registry::Registry;
+use paramill_node::admin::Admin;
 use paramill_node::data_cores::Choice;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
+use paramill_node::{Level, Log};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,18 +50,26 @@ impl Server {
             None => Choice::of(listen, &coordinate.size(&registry), "cores=K"),
         };
         let cores = chosen.cores;
-        let mut config =
+        let config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
-        if quiet {
-            config.log = |_| {};
-        }
-        if let Some(why) = &chosen.why {
-            (config.log)(why);
-        }
-        let server =
-            py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;
-        let url = JobUrl { address: server.coordinator().to_owned(), job: job.to_owned() }.to_string();
-        Ok(Server { server: Mutex::new(Some(server)), url, process: std::process::id() })
+        Server::start(py, config, &registry, chosen.why, quiet)
+    }
+
+    /// Starts a further server of the job at `url`.
+    #[staticmethod]
+    #[pyo3(signature = (url, *, cores, seed, quiet))]
+    fn joining(py: Python<'_>, url: &str, cores: Option<u32>, seed: u64, quiet: bool) -> PyResult<Server> {
+        let url: JobUrl = url.parse().map_err(|error| raise("UrlError", error))?;
+        let chosen = match cores {
+            Some(cores) => Choice { cores, why: None },
+            None => {
+                let ask = || Admin::connect(&url, ADMIN_DEADLINE)?.status();
+                let size = py.detach(ask).map_err(admin)?.size;
+                Choice::of(&url.address, &size, "cores=K")
+            }
+        };
+        let config = ServerConfig { cores: chosen.cores, seed, ..ServerConfig::new(&url.job, &url.address) };
+        Server::start(py, config, &Arc::new(condition::registry()), chosen.why, quiet)
     }
 
     #[getter]
@@ -91,6 +102,27 @@ impl Server {
 }
 
 impl Server {
+    /// Starts a server; it listens when this returns. `why` says why it has as many data cores as it has.
+    fn start(
+        py: Python<'_>,
+        mut config: ServerConfig,
+        registry: &Arc<Registry>,
+        why: Option<String>,
+        quiet: bool,
+    ) -> PyResult<Server> {
+        if quiet {
+            config.log = Log::none();
+        }
+        if let Some(why) = &why {
+            config.log.line(Level::Info, why);
+        }
+        let job = config.job.clone();
+        let server =
+            py.detach(|| node::start(config, registry)).map_err(|error| raise("ParamillError", error))?;
+        let url = JobUrl { address: server.coordinator().to_owned(), job }.to_string();
+        Ok(Server { server: Mutex::new(Some(server)), url, process: std::process::id() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<node::Server>> {
         self.server.lock().expect("no holder of this lock panics")
     }

@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, DType, Prepared, TableId};
+use paramill_node::client::{self as node, ClientError, DType, Prepared, WorkerError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -14,12 +14,11 @@ use std::time::Duration;
 /// A table's buffers, lent to Python.
 ///
 /// Its arrays stay valid as long as it lives, whatever happens to the job: the buffers are in `place`, or in the exchange
-/// that is in `place`, or, where an exchange that failed gave back others, in the worker, which `job` keeps.
+/// that is in `place`, or, where an exchange that failed gave back others, in the worker, which `table` keeps.
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Slab {
-    job: Arc<node::Job>,
+    table: node::Table,
     process: u32,
-    table: TableId,
     place: Mutex<Place>,
 }
 
@@ -31,7 +30,7 @@ enum Place {
     },
     /// Under way in an exchange that is kept here, at this address.
     Away {
-        _kept: Arc<Mutex<node::Exchange>>,
+        _kept: Arc<Underway>,
         address: Address,
         moves: u64,
     },
@@ -39,14 +38,16 @@ enum Place {
     Between,
 }
 
+/// Where the elements are, and how many.
 #[derive(Clone, Copy, PartialEq)]
-struct Address {
-    gradient: *const f32,
-    values: *const f32,
-    len: usize,
+pub(crate) struct Address {
+    pub(crate) gradient: *const f32,
+    pub(crate) values: *const f32,
+    pub(crate) len: usize,
 }
 
-// SAFETY: the pointers are only turned into arrays, which is done while the interpreter is held.
+// SAFETY: the pointers are turned into arrays, which is done while the interpreter is held, or handed to a device while no
+// exchange has the buffers.
 unsafe impl Send for Address {}
 
 impl Address {
@@ -77,12 +78,17 @@ impl Slab {
 
     /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
     fn take_halves(&self, takes: bool) -> PyResult<()> {
-        self.here(|slab| slab.take_halves(takes))
+        let told = self.here(|slab| {
+            slab.take_halves(takes);
+            Ok(())
+        });
+        told.map_err(client)
     }
 
     /// The type of the parameters that the last exchange brought: `f32`, `f16` or `bf16`.
     fn values_type(&self) -> PyResult<&'static str> {
-        self.here(|slab| match slab.values_type() {
+        let found = self.here(|slab| Ok(slab.values_type())).map_err(client)?;
+        Ok(match found {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
@@ -91,12 +97,12 @@ impl Slab {
 
     /// The codec that the gradient travels by; empty without one.
     fn codec(&self) -> PyResult<String> {
-        self.job.codec(self.table).map_err(client)
+        self.table.codec().map_err(client)
     }
 
     /// Where the chunks of the table begin.
     fn chunk_starts(&self) -> PyResult<Vec<u64>> {
-        self.job.chunk_starts(self.table).map_err(client)
+        self.table.chunk_starts().map_err(client)
     }
 
     /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
@@ -108,14 +114,13 @@ impl Slab {
             "halves" => Prepared::Halves,
             other => return Err(raise("OrderError", format!("there is no content `{other}`"))),
         };
-        self.here(|slab| slab.contains_by(prepared, codec))
+        self.prepare(prepared, codec).map_err(client)
     }
 
     /// Says of which elements there is no gradient in the next exchange: ascending ranges, from the first element of each to
     /// the one after its last.
     fn lacks(&self, ranges: Vec<(usize, usize)>) -> PyResult<()> {
-        let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
-        self.here(|slab| slab.lacks(ranges))?.map_err(|error| client(error.into()))
+        self.leave_out(ranges).map_err(client)
     }
 
     /// How often the buffers moved: arrays that were made before look at memory that is not used any more.
@@ -128,27 +133,18 @@ impl Slab {
 }
 
 impl Slab {
-    /// Looks at the buffers, which must not be under way.
-    fn here<T>(&self, look: impl FnOnce(&mut node::Slab) -> T) -> PyResult<T> {
-        match &mut *self.lock() {
-            Place::Here { slab, .. } => Ok(look(slab)),
-            Place::Away { .. } | Place::Between => {
-                Err(raise("OrderError", "a slab is under way: wait for its exchange first"))
-            }
-        }
-    }
-
-    pub(crate) fn new(job: Arc<node::Job>, table: TableId) -> PyResult<Slab> {
-        let slab = job.slab(table).map_err(client)?;
+    pub(crate) fn new(table: node::Table) -> PyResult<Slab> {
+        let slab = table.slab().map_err(client)?;
         let place = Mutex::new(Place::Here { slab, moves: 0 });
-        Ok(Slab { job, process: std::process::id(), table, place })
+        Ok(Slab { table, process: std::process::id(), place })
     }
 
     fn lock(&self) -> MutexGuard<'_, Place> {
         self.place.lock().expect("no holder of this lock panics")
     }
 
-    fn address(&self) -> PyResult<Address> {
+    /// Where the elements are now.
+    pub(crate) fn address(&self) -> PyResult<Address> {
         match &mut *self.lock() {
             Place::Here { slab, .. } => Ok(Address::of(slab)),
             Place::Away { address, .. } => Ok(*address),
@@ -156,20 +152,53 @@ impl Slab {
         }
     }
 
+    /// Says what stands in the gradient's memory, by the codec of this text.
+    pub(crate) fn prepare(&self, prepared: Prepared, codec: String) -> Result<(), ClientError> {
+        self.here(|slab| {
+            slab.contains_by(prepared, codec);
+            Ok(())
+        })
+    }
+
+    /// Says of which elements there is no gradient.
+    pub(crate) fn leave_out(&self, ranges: Vec<(usize, usize)>) -> Result<(), ClientError> {
+        let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
+        self.here(|slab| Ok(slab.lacks(ranges)?))
+    }
+
+    /// Makes the gradient zero.
+    pub(crate) fn clear(&self) -> Result<(), ClientError> {
+        self.here(|slab| {
+            slab.gradient_mut().fill(0.0);
+            Ok(())
+        })
+    }
+
+    /// Looks at the buffers, which must not be under way.
+    fn here<T>(
+        &self,
+        visit: impl FnOnce(&mut node::Slab) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        match &mut *self.lock() {
+            Place::Here { slab, .. } => visit(slab),
+            Place::Away { .. } | Place::Between => Err(under_way()),
+        }
+    }
+
     /// Takes the buffers for an exchange.
-    fn send(&self) -> PyResult<(node::Slab, u64)> {
+    fn send(&self) -> Result<(node::Slab, u64), ClientError> {
         let mut place = self.lock();
         match std::mem::replace(&mut *place, Place::Between) {
             Place::Here { slab, moves } => Ok((slab, moves)),
             other => {
                 *place = other;
-                Err(raise("OrderError", "a slab is under way: wait for its exchange first"))
+                Err(under_way())
             }
         }
     }
 
     /// Puts buffers back that an exchange returned.
-    fn put_back(&self, mut slab: node::Slab) {
+    pub(crate) fn put_back(&self, mut slab: node::Slab) {
         let mut place = self.lock();
         let moves = match &*place {
             Place::Away { address, moves, .. } => moves + u64::from(*address != Address::of(&mut slab)),
@@ -192,81 +221,87 @@ impl Drop for Slab {
     }
 }
 
+/// Slabs while an exchange has them.
+pub(crate) type Underway = node::Handle<Vec<node::Slab>>;
+
 /// Slabs under way together.
 #[pyclass(frozen, module = "paramill._native")]
 pub(crate) struct Exchange {
-    exchange: Arc<Mutex<node::Exchange>>,
+    exchange: Arc<Underway>,
     process: u32,
+    timeout: Duration,
     slabs: Vec<Py<Slab>>,
 }
 
 /// Sends the gradients of these slabs; all of them or, on an error, none.
 pub(crate) fn exchange(py: Python<'_>, job: &node::Job, slabs: Vec<Py<Slab>>) -> PyResult<Exchange> {
+    let all: Vec<&Slab> = slabs.iter().map(Py::get).collect();
+    let exchange = py.detach(|| begin(job, &all)).map_err(client)?;
+    Ok(Exchange { exchange, process: std::process::id(), timeout: job.timeout(), slabs })
+}
+
+/// The same without the interpreter. The slabs are put back with [`Slab::put_back`].
+pub(crate) fn begin(job: &node::Job, slabs: &[&Slab]) -> Result<Arc<Underway>, ClientError> {
     let mut taken = Vec::with_capacity(slabs.len());
     let mut moves = Vec::with_capacity(slabs.len());
-    for slab in &slabs {
-        match slab.get().send() {
+    for slab in slabs {
+        match slab.send() {
             Ok((buffers, count)) => {
                 taken.push(buffers);
                 moves.push(count);
             }
             Err(error) => {
-                restore(&slabs, taken);
+                restore(slabs, taken);
                 return Err(error);
             }
         }
     }
     let addresses: Vec<Address> = taken.iter_mut().map(Address::of).collect();
-    let outcome = py.detach(|| job.exchange(&mut taken));
-    let exchange = match outcome {
-        Ok(exchange) => Arc::new(Mutex::new(exchange)),
+    let exchange = match job.exchange(&mut taken) {
+        Ok(exchange) => Arc::new(exchange),
         Err(error) => {
-            restore(&slabs, taken);
-            return Err(client(error));
+            restore(slabs, taken);
+            return Err(error);
         }
     };
     for ((slab, address), moves) in slabs.iter().zip(addresses).zip(moves) {
-        *slab.get().lock() = Place::Away { _kept: exchange.clone(), address, moves };
+        *slab.lock() = Place::Away { _kept: exchange.clone(), address, moves };
     }
-    Ok(Exchange { exchange, process: std::process::id(), slabs })
+    Ok(exchange)
 }
 
 /// Puts buffers back, which are in the order of their slabs: by number, tables of different jobs would be mixed up.
-fn restore(slabs: &[Py<Slab>], taken: Vec<node::Slab>) {
+fn restore(slabs: &[&Slab], taken: Vec<node::Slab>) {
     for (slab, buffers) in slabs.iter().zip(taken) {
-        slab.get().put_back(buffers);
+        slab.put_back(buffers);
     }
+}
+
+fn under_way() -> ClientError {
+    WorkerError::Order("a slab is under way: wait for its exchange first".to_owned()).into()
 }
 
 #[pymethods]
 impl Exchange {
     /// Waits until all parameters are here. After a time-out it may be called again.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         check_process(self.process)?;
-        let timeout = duration(timeout)?;
-        until_due(py, timeout, |slice| Ok(self.lock().is_due_within(slice)))?;
-        let (slabs, outcome) = py.detach(|| {
-            let mut exchange = self.lock();
-            match exchange.wait(Duration::ZERO) {
-                Ok(slabs) => (slabs, Ok(())),
-                Err(error @ node::ClientError::Timeout { .. }) => (Vec::new(), Err(error)),
-                Err(error) => (exchange.give_up(), Err(error)),
-            }
+        let timeout = timeout.map(duration).transpose()?.unwrap_or(self.timeout);
+        until_due(py, timeout, |slice| Ok(self.exchange.is_due_within(slice)))?;
+        let (slabs, outcome) = py.detach(|| match self.exchange.wait_within(Duration::ZERO) {
+            Ok(slabs) => (slabs, Ok(())),
+            Err(error @ node::ClientError::Timeout { .. }) => (Vec::new(), Err(error)),
+            Err(error) => (self.exchange.give_up(), Err(error)),
         });
-        restore(&self.slabs, slabs);
+        let own: Vec<&Slab> = self.slabs.iter().map(Py::get).collect();
+        restore(&own, slabs);
         outcome.map_err(|error| client(timed(error, timeout)))
     }
 
     /// Whether `wait` would return at once.
     fn is_due(&self, py: Python<'_>) -> PyResult<bool> {
         check_process(self.process)?;
-        Ok(py.detach(|| self.lock().is_due_within(Duration::ZERO)))
-    }
-}
-
-impl Exchange {
-    fn lock(&self) -> MutexGuard<'_, node::Exchange> {
-        self.exchange.lock().expect("no holder of this lock panics")
+        Ok(py.detach(|| self.exchange.is_due()))
     }
 }
 

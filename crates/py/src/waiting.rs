@@ -5,6 +5,9 @@ use paramill_node::client::ClientError;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 
+/// How long the coordinator may take to answer a question, or to change a policy.
+pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(10);
+
 /// How long a signal may go unnoticed.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(100);
 

@@ -505,7 +505,7 @@ impl<R: Role> World<R> {
                 Output::Send { to, frame } => self.queue_frame(index, to, frame),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Log(line) => self.note(index, &line),
+                Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
                         self.note(index, error);

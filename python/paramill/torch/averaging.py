@@ -9,31 +9,27 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional, cast
 import torch
 from torch import Tensor
 
+from .. import _native
 from ..errors import OrderError, PolicyError
 from ..job import Job
 from ..policies import AveragingPolicies, Policies
 from .buckets import AveragedBucket, Bucket, PresenceBucket, Slot, pack
 from .exchanger import Exchanger
-from .optimizer import DEFAULT_PACK_BYTES, DistributedOptimizer, check_sync, declare_buffers, joining, names_in
+from .optimizer import JobOptimizer, check_keywords, check_sync, declare_buffers, joining, names_in, pack_bytes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Models under which the gradients of a round make one step.
-ROUND_BASED = ("bsp", "drop", "psp")
 
-
-class AveragingOptimizer(DistributedOptimizer):
+class AveragingOptimizer(JobOptimizer):
     """Has the gradients of all workers averaged, and then lets `optimizer` step.
 
-    Made by ``DistributedOptimizer(torch.optim.SGD(...))``. Its groups and state are those of `optimizer`, so schedulers
+    For optimizers that the servers do not have. Its groups and state are those of `optimizer`, so schedulers
     and checkpoints work on either. ``step`` waits for the mean: the model must be one that makes one step of a round.
 
     >>> import torch, paramill as pm
     >>> model = torch.nn.Linear(1, 1)
-    >>> optimizer = pm.torch.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
-    >>> type(optimizer).__name__
-    'AveragingOptimizer'
+    >>> optimizer = pm.torch.AveragingOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
     >>> model(torch.ones(1)).sum().backward()
     >>> optimizer.step()
     >>> optimizer.job.close()
@@ -50,15 +46,21 @@ class AveragingOptimizer(DistributedOptimizer):
         accumulate: int = 1,
         overlap: Optional[bool] = None,
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[AveragingPolicies],
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise PolicyError(
+                f"a {type(optimizer).__name__} is no optimizer: give one of torch, such as torch.optim.RAdam(model.parameters()), or "
+                "make a DistributedOptimizer, whose steps the servers make"
+            )
+        check_keywords(AveragingOptimizer, policies)
         check_needs_no_closure(optimizer)
         sync = policies.get("sync") or "bsp"
-        if sync.partition(":")[0] not in ROUND_BASED:
+        if not _native.steps_in_rounds(sync):
             raise PolicyError(
-                f"under `{sync}` there is no mean of a round; average under {', '.join(ROUND_BASED)}, or name an optimizer "
-                "of the servers"
+                f"under `{sync}` there is no mean of a round; average under {', '.join(_native.models_of_rounds())}, or name an "
+                "optimizer of the servers"
             )
         check_sync(sync)
         # What torch writes into groups and state while it makes an optimizer is thrown away.
@@ -66,7 +68,7 @@ class AveragingOptimizer(DistributedOptimizer):
         torch.optim.Optimizer.__init__(self, optimizer.param_groups, optimizer.defaults)
         self._optimizer = optimizer
         self._parameters = self._all_parameters()
-        self._watched = []
+        pack_bytes = pack_bytes or pack_bytes_of(self._parameters)
         with joining(job) as self.job:
             trained: list[Slot] = []
             frozen: list[Slot] = []

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, PolicyError
-from ..job import Exchange, Handle, Job, Slab, Table
+from ..job import Handle, Job, Slab, Table
 from ..policies import UNCOMPRESSED, Policies
-from .compression import Chain, Compressor
-from .devices import DeviceCopier, copier_of
+from .compression import Chain, Compressor, Encoded
+from .devices import Lane, Pump
 
 # Every tensor in a pack begins at a cache line.
 ALIGNMENT = 16
@@ -59,6 +59,8 @@ class Bucket:
 
     # Whether what arrives may stay where a device receives it.
     stays = True
+    # Whether it is never carried by a pump.
+    is_of_host = False
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
@@ -72,9 +74,12 @@ class Bucket:
         self._left = False
         self._table: Optional[Table] = None
         self._slab: Optional[Slab] = None
-        self._exchange: Optional[Exchange] = None
+        self._exchange: Optional[Handle] = None
+        #: Its way through the pump of its device, if that has one.
+        self.lane: Optional[Lane] = None
+        # What stands in the memory that frames leave from.
+        self._content = ("gradient", 0)
         self._compressor: Optional[Compressor] = None
-        self._compressed = False
         self._codec = ""
         self._device_codec: Optional[bool] = None
         # What a compressor kept before the codec changed, and what of that is in the gradient that leaves next.
@@ -99,8 +104,13 @@ class Bucket:
         return self.slots[0].name + (f" and {more} more" if more else "")
 
     @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.slots[0].parameter.device
+
+    @property
     def under_way(self) -> bool:
-        """Whether parameters are yet to be received."""
+        """Whether parameters are yet to be received. What a pump carries is waited for by the device."""
         return self._exchange is not None
 
     def declare(self, job: Job, prefix: str, policies: Policies = {}) -> None:
@@ -112,77 +122,71 @@ class Bucket:
         self._job = job
         self._table = job.table(prefix + self.name, init=flat.numpy(), rows=False, **policies)
 
-    def begin(self, device_codec: Optional[bool] = None) -> None:
+    def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         """After the start: takes the table's memory, and the values of rank 0 into the parameters.
 
-        `device_codec` says whether torch compresses gradients; if it is not given, it does so on a GPU where it can.
+        `device_codec` says whether torch compresses gradients; if it is not given, it does so on a GPU where it can. `pump` is
+        the device's, if it has one.
         """
         assert self._table is not None
         self._slab = self._table.slab()
-        device = self.slots[0].parameter.device
-        self._copier: DeviceCopier = copier_of(device, self.size)
         self._device_codec = device_codec
+        self._look()
+        if pump is not None and not self.is_of_host:
+            self.lane = pump.add(self, self._slab)
+            self.lane.home.copy_(self._values)
         codec = self._slab._native.codec()
         self._follow(codec)
         if device_codec and self._compressor is None and codec not in ("", "none"):
             raise PolicyError(f"torch cannot compress by `{codec}`; leave device_codec out, and the worker does it")
-        self._look()
         self._move_in()
         self._deliver()
 
     def take_initial(self) -> None:
         """After the start, for parameters that are never pushed: takes the values of rank 0, and nothing else."""
         assert self._table is not None
-        values = torch.from_numpy(self._table.value.copy())
+        values = torch.from_numpy(self._table.values.copy())
         with torch.no_grad():
             torch._foreach_copy_(self._targets(), self._views(values))
 
-    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
-        """Sends the gradients. `scale` is what they are multiplied by first; with `skip` it is as if there were none."""
+    def send(self, step: int, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+        """Sends the gradients of this step. `scale` is what they are multiplied by first; with `skip` it is as if there were none."""
         if self.under_way:
             self.receive()
         assert self._slab is not None
         codec = self._slab._native.codec()
         if codec != self._codec:
             self._follow(codec)
-        step, compressor = self._job.iteration, self._compressor
-        self._compressed = compressor is not None and compressor.applies(step)
-        flat = compressor.input if compressor and self._compressed else self._copier.outgoing(self._gradient)
+        compressor = self._compressor if self._compressor and self._compressor.applies(step) else None
+        flat = compressor.input if compressor else self._outgoing
+        slots = self.slots
+        gradients = [None if skip else slot.parameter.grad for slot in slots]
         with torch.no_grad():
             views = self._views(flat)
-            self.present = [slot.parameter.grad is not None and not skip for slot in self.slots]
-            present = [(view, slot) for view, slot, here in zip(views, self.slots, self.present) if here]
-            if len(present) < len(self.slots):
+            self.present = [gradient is not None for gradient in gradients]
+            self._absent = []
+            if not all(self.present):
                 flat.zero_()
-            if present:
-                gradients = [_dense(slot.parameter.grad) for _, slot in present]
-                torch._foreach_copy_([view for view, _ in present], gradients)
+                views = [view for view, here in zip(views, self.present) if here]
+                self._absent = [span for span, here in zip(self._spans, self.present) if not here]
+            if views:
+                torch._foreach_copy_(views, [_dense(gradient) for gradient in gradients if gradient is not None])
             if scale is not None and not skip:
                 flat.mul_(scale.to(flat.device))
             self._add_unsent(flat)
-        for slot in self.slots:
+            encoded = compressor.encode(step, self._absent) if compressor else Encoded("gradient", 0, [flat])
+        for slot in slots:
             slot.look()
-        self.sent = True
-        copies = [(flat, self._gradient)]
-        self._absent = [span for span, here in zip(self._spans, self.present) if not here]
-        if compressor and self._compressed:
-            with self._copier.aside(), torch.no_grad():
-                copies = compressor.encode(step, self._gradient, self._absent)
-        self._copier.bring_out(copies)
+        self._submit(encoded)
 
-    def leave(self, block: bool) -> bool:
-        """Hands the gradients to the servers once they are in the host's memory. Whether they have left."""
-        if not self.sent or self._left:
-            return True
-        if not self._copier.is_out(block):
-            return False
+    def leave(self) -> None:
+        """Hands the gradients to the servers, if they are in the host's memory."""
+        if not self.sent or self._left or self.lane is not None:
+            return
         assert self._slab is not None
-        if self._compressor and self._compressed:
-            while copies := self._compressor.rest(self._gradient):
-                self._copier.bring_out(copies)
-                if not self._copier.is_out(block):
-                    return False
-            self._slab._native.contains(self._compressor.content, self._compressor.count, self._codec)
+        content, count = self._content
+        if content != "gradient":
+            self._slab._native.contains(content, count, self._codec)
         if self._absent:
             self._slab._native.lacks(self._absent)
         try:
@@ -190,15 +194,13 @@ class Bucket:
         except NonFiniteError as error:
             # The others wait for this worker: it takes part as if it had no gradients, and the step tells.
             self.refused = error
-            self._unsent = self._added if self._added is not None else self._unsent
+            self.fail(is_refusal=True)
             self._gradient.zero_()
-            self.present = [False] * len(self.slots)
-            if self._compressor and self._compressed:
-                self._slab._native.contains(self._compressor.content, 0, self._codec)
+            if content != "gradient":
+                self._slab._native.contains(content, 0, self._codec)
             self._slab._native.lacks([(0, self.size)])
             self._exchange = self._job.exchange([self._slab])
         self._left = True
-        return True
 
     def receive(self) -> None:
         """Waits for the parameters that follow the gradients, and puts them in place."""
@@ -214,6 +216,19 @@ class Bucket:
                 self._look()
             self._deliver()
 
+    def depart(self) -> None:
+        """Before a pump puts new parameters in place."""
+
+    def arrive(self) -> None:
+        """After the iteration of a pump has ended: what is computed from now on has the new parameters."""
+        self._deliver()
+
+    def fail(self, is_refusal: bool) -> None:
+        """An exchange failed; gradients that were refused here did not leave."""
+        if is_refusal:
+            self._unsent = self._added if self._added is not None else self._unsent
+            self.present = [False] * len(self.slots)
+
     def changed_since_sent(self) -> Optional[Slot]:
         """A parameter whose gradient is no longer the one that left."""
         return next((slot for slot in self.slots if slot.changed()), None)
@@ -227,10 +242,22 @@ class Bucket:
         for slot in self.slots:
             slot.reset()
 
-    def close(self) -> None:
-        """Lets go of what the device holds."""
-        if self._slab is not None:
-            self._copier.close()
+    @property
+    def _outgoing(self) -> Tensor:
+        """Where gradients are to be put that are sent as they are."""
+        return self._gradient if self.lane is None else self.lane.outgoing
+
+    @property
+    def _answer(self) -> Tensor:
+        """The parameters that came last, where they can be copied from."""
+        return self._values if self.lane is None else self.lane.home
+
+    def _submit(self, encoded: Encoded) -> None:
+        if self.lane is not None:
+            self.lane.submit(encoded, self._codec, self._absent)
+        else:
+            self._content = encoded.place(self._gradient)
+        self.sent = True
 
     def _follow(self, codec: str) -> None:
         """Compresses by the codec that holds now, if torch is to. What was kept under another one goes with the next gradient."""
@@ -240,10 +267,11 @@ class Bucket:
             self._unsent = kept if self._unsent is None else kept + self._unsent
         self._codec, self._compressor = codec, None
         self._known_views.clear()
-        chain, device = Chain.read(codec), self.slots[0].parameter.device
+        chain, device = Chain.read(codec), self.device
         on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
         if chain is not None and on_device:
-            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device)
+            pump = self.lane.pump if self.lane is not None else None
+            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device, pump)
 
     def _add_unsent(self, flat: Tensor) -> None:
         """Adds what was kept under another codec, where there is a gradient."""
@@ -261,18 +289,19 @@ class Bucket:
         return [slot.parameter for slot in self.slots]
 
     def _deliver(self) -> None:
-        values = self._copier.incoming(self._values)
-        pairs = zip(self._targets(), self._views(values))
+        pairs = zip(self._targets(), self._views(self._answer))
         apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
         if apart:
+            if self.lane is not None:
+                self.lane.pump.enter()
             with torch.no_grad():
                 torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
 
     def _move_in(self) -> None:
         """Has parameters live where the device receives them, which is written only between two of its computations."""
-        home = self._copier.home()
-        if home is None or not self.stays:
+        if self.lane is None or not self.stays:
             return
+        home = self.lane.home
         for view, slot in zip(self._views(home), self.slots):
             if slot.parameter.dtype == home.dtype and slot.parameter.is_contiguous():
                 slot.parameter.data = view
@@ -280,14 +309,13 @@ class Bucket:
     def _look(self) -> None:
         """Tensors over the slab's memory, made anew if that moved."""
         assert self._slab is not None
-        gradient = self._slab.grad
+        gradient = self._slab.gradient
         if getattr(self, "_looked_at", None) is gradient:
             return
         self._looked_at = gradient
         self._gradient = torch.from_numpy(gradient)
-        self._values = torch.from_numpy(self._slab.value)
+        self._values = torch.from_numpy(self._slab.values)
         self._known_views.clear()
-        self._copier.adopt(self._gradient, self._values)
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         """The parameters' shapes in `flat`. The same few tensors are asked for over and over; views take time to make."""
@@ -313,9 +341,9 @@ class AveragedBucket(Bucket):
     POLICIES: Policies = {"optimizer": "sgd:lr=1,weight_decay=1,absent=zeros", "reduce": "mean"}
     stays = False
 
-    def begin(self, device_codec: Optional[bool] = None) -> None:
+    def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         self._began = False
-        super().begin(device_codec)
+        super().begin(device_codec, pump)
         self._began = True
 
     def _targets(self) -> list[Tensor]:
@@ -342,24 +370,24 @@ class PresenceBucket(Bucket):
 
     POLICIES: Policies = {**AveragedBucket.POLICIES, **UNCOMPRESSED}
     stays = False
+    is_of_host = True
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._of = list(buckets)
         self._parameters = [slot.parameter for bucket in buckets for slot in bucket.slots]
         super().__init__([Slot("gradients", torch.zeros(len(self._parameters), dtype=torch.float32, device="cpu"))])
 
-    def begin(self, device_codec: Optional[bool] = None) -> None:
+    def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         self._began = False
         super().begin()
         self._began = True
 
-    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+    def send(self, step: int, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         if self.under_way:
             self.receive()
         present = [float(here) for bucket in self._of for here in bucket.present]
         self._gradient.copy_(torch.tensor(present, dtype=torch.float32, device="cpu"))
         self.sent = True
-        self._copier.bring_out([(self._gradient, self._gradient)])
 
     def _deliver(self) -> None:
         super()._deliver()
@@ -376,18 +404,16 @@ class BufferBucket(Bucket):
     POLICIES: Policies = {"optimizer": "sgd:lr=1", "reduce": "mean", **UNCOMPRESSED}
     stays = False
 
-    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+    def send(self, step: int, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         if self.under_way:
             self.receive()
-        outgoing = self._copier.outgoing(self._gradient)
-        last = self._copier.incoming(self._values)
+        outgoing, last = self._outgoing, self._answer
         with torch.no_grad():
             torch._foreach_copy_(self._views(outgoing), self._targets())
             torch.sub(last, outgoing, out=outgoing)
             for (start, following), slot in zip(self._spans, self.slots):
                 outgoing[start + slot.parameter.numel() : following].zero_()
-        self.sent = True
-        self._copier.bring_out([(outgoing, self._gradient)])
+        self._submit(Encoded("gradient", 0, [outgoing]))
 
 
 class SparseSlot:
@@ -412,7 +438,7 @@ class SparseSlot:
             return
         self.settle_push()
         # By its rows, since a pull of the whole may be answered before the others' part of the last step.
-        whole = self._table.pull(rows=torch.arange(len(self.slot.parameter), device="cpu").numpy()).wait()
+        whole = self._table.rows(torch.arange(len(self.slot.parameter), device="cpu").numpy()).wait()
         with torch.no_grad():
             self.slot.parameter.copy_(torch.from_numpy(whole))
         self._stale = False
@@ -427,7 +453,7 @@ class SparseSlot:
         rows = torch.unique(indices.detach())
         if rows.numel() == 0:
             return
-        values = self._table.pull(rows=rows.cpu().numpy()).wait()
+        values = self._table.rows(rows.cpu().numpy()).wait()
         parameter = self.slot.parameter
         with torch.no_grad():
             parameter[rows.to(parameter.device)] = torch.from_numpy(values).to(parameter.device, parameter.dtype)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+from .. import _native
+
+if TYPE_CHECKING:
+    from .devices import Pump
 
 # What is left of a chain when its values are chosen and rounded: the worker's own code does it.
 REST = ("auto", "dense", "index", "bitmap", "hybrid", "snappy", "lz4", "zstd", "none")
@@ -16,8 +21,34 @@ CHOOSERS = ("topk", "dvf", "threshold")
 # The parameter that a value without a key is of.
 POSITIONAL = {"topk": "ratio", "dvf": "delta", "threshold": "value", "warmup": "steps"}
 
-# A copy out of the device: from where, and to which tensor over the host's memory.
-Copy = tuple[Tensor, Tensor]
+
+class Encoded(NamedTuple):
+    """What is to be sent: parts that follow each other in the memory that frames leave from.
+
+    They are a `gradient`, or what a codec made of it: `halves`, all `chosen` values with zeros between them, or the `places` of
+    `entries` and their values. Those that are `counted` are, on the device, their number, places, values and all elements.
+    """
+
+    content: str
+    entries: int
+    parts: list[Tensor]
+
+    def place(self, memory: Tensor) -> tuple[str, int]:
+        """Copies it to the host's memory, and waits for that. What stands there then."""
+        content, count, parts = self
+        if content == "counted":
+            count = int(parts[0].item())
+            is_dense = 2 * count > memory.numel()
+            content = "chosen" if is_dense else "places"
+            parts = [parts[3]] if is_dense else [parts[1][:count], parts[2][:count]]
+            count = 0 if is_dense else count
+        target = memory.view(torch.uint8)
+        for part in parts:
+            size = part.numel() * part.element_size()
+            if part.data_ptr() != target.data_ptr():
+                target[:size].view(part.dtype).copy_(part)
+            target = target[size:]
+        return content, count
 
 
 class Chain:
@@ -69,26 +100,36 @@ class Compressor:
     """Follows a chain for one table. The worker's own code chooses the same entries and rounds to the same values.
 
     What is not sent stays here, in the device's memory, and is added to the next gradient. `starts` are the chunks' first
-    elements: each chunk is compressed by itself.
+    elements: each chunk is compressed by itself. The device's own kernels choose the largest entries where a `pump` has them.
     """
 
-    def __init__(self, chain: Chain, size: int, starts: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, chain: Chain, size: int, starts: Sequence[int], device: torch.device, pump: Optional[Pump] = None
+    ) -> None:
         self._chain = chain
         self._size = size
         self._runs = list(_runs(starts, size))
+        kind: Any = {"dtype": torch.float32, "device": device}
         #: Where gradients are to be put.
-        self.input = torch.zeros(size, device=device)
-        self._residual = torch.zeros(size, device=device) if chain.keeps else None
+        self.input = torch.zeros(size, **kind)
+        self._residual = torch.zeros(size, **kind) if chain.keeps else None
+        # How many entries `topk` chooses; the others tell.
+        self._chosen = sum(rows * _share(chain.argument, width) for _, rows, width in self._runs) if chain.name == "topk" else 0
+        is_few = chain.name == "topk" and 2 * self._chosen <= size
         room = 0 if chain.name is None else size
-        self._places = torch.arange(room, dtype=torch.int32, device=device)
+        self._choice: Optional[Choice] = None
+        if pump is not None and is_few and (chain.half is None or device.type == "cuda"):
+            assert self._residual is not None
+            self._choice = Choice(pump, self._runs, chain, self.input, self._residual)
+            room = 0
+        # What is sent stays where it is until it has left.
+        self._halves = torch.empty(size if chain.name is None else 0, dtype=chain.half or torch.float16, device=device)
+        self._all = torch.empty(0 if is_few else room, **kind)
         # One more than there are: whatever does not travel is written there.
+        self._places = torch.arange(room, dtype=torch.int32, device=device)
         self._packed_places = torch.empty(room + 1, dtype=torch.int32, device=device)
-        self._packed_values = torch.empty(room + 1, device=device)
+        self._packed_values = torch.empty(room + 1, **kind)
         self._count = torch.empty(1, dtype=torch.int64, device=device)
-        self._counted = torch.empty(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._chosen: Optional[Tensor] = None
-        self.content = ""
-        self.count = 0
 
     def applies(self, step: int) -> bool:
         """Whether it has something to do at this step; if not, the worker sends :attr:`input` as it is."""
@@ -99,68 +140,50 @@ class Compressor:
         """What was not sent yet."""
         return self._residual
 
-    def encode(self, step: int, memory: Tensor, absent: Sequence[tuple[int, int]] = ()) -> list[Copy]:
-        """Compresses :attr:`input`; returns what is to be copied to `memory`, the host's. :meth:`rest` may have more.
-
-        What was not sent yet of `absent`, ranges without a gradient, waits for their next one. The input is zero there.
+    def encode(self, step: int, absent: Sequence[tuple[int, int]] = ()) -> Encoded:
+        """Compresses :attr:`input`. What was not sent yet of `absent`, ranges without a gradient, waits for their next one.
+        The input is zero there.
         """
-        held: list[Copy] = []
+        held: list[tuple[Tensor, Tensor]] = []
         if self._residual is not None:
             held = [(self._residual[start:end].clone(), self._residual[start:end]) for start, end in absent]
         for _, part in held:
             part.zero_()
-        copies = self._encode(step, memory)
+        encoded = self._encode(step)
         for values, part in held:
             part.copy_(values)
-        return copies
+        return encoded
 
-    def _encode(self, step: int, memory: Tensor) -> list[Copy]:
+    def _encode(self, step: int) -> Encoded:
+        if self._choice is not None:
+            return self._choice.make()
         values = self.input if self._residual is None else self.input.add_(self._residual)
         chain = self._chain
         if chain.name is None:
-            assert chain.half is not None
-            halves = _rounded(values, chain.half)
-            self._keep(values, halves)
-            self.content, self.count = "halves", 0
-            return [(halves, memory.view(chain.half)[: self._size])]
+            _round(values, self._halves)
+            self._keep(values, self._halves)
+            return Encoded("halves", 0, [self._halves])
         # What is no number is chosen, and the worker refuses it.
         mask = self._topk(values) if chain.name == "topk" else (values.abs() <= self._threshold(step)).logical_not_()
         chosen = torch.where(mask, values, 0)
         if chain.half is not None:
-            chosen = _rounded(chosen, chain.half).float()
+            chosen = _round(chosen, torch.empty_like(chosen, dtype=chain.half)).float()
         self._keep(values, chosen)
         if chain.name == "topk":
-            count = sum(rows * _share(chain.argument, width) for _, rows, width in self._runs)
+            count = self._chosen
             if 2 * count > self._size:
-                return self._send_all(chosen, memory)
+                return Encoded("chosen", 0, [self._all.copy_(chosen)])
             self._pack(mask, chosen)
-            return self._send_places(count, memory)
+            return Encoded("places", count, [self._packed_places[:count], self._packed_values[:count]])
         self._pack(mask, chosen)
-        self._chosen = chosen
-        return [(self._count, self._counted)]
-
-    def rest(self, memory: Tensor) -> list[Copy]:
-        """What is to be copied once that which was to be copied before is there; nothing at the end."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is None:
-            return []
-        count = int(self._counted.item())
-        return self._send_all(chosen, memory) if 2 * count > self._size else self._send_places(count, memory)
+        self._all.copy_(chosen)
+        return Encoded("counted", 0, [self._count, self._packed_places, self._packed_values, self._all])
 
     def _keep(self, values: Tensor, sent: Tensor) -> None:
         if self._residual is not None:
             # What is no number is refused, and nothing is sent: what was kept before is kept.
             everything_left = values.isfinite().all()
             torch.where(everything_left, values - sent, self._residual, out=self._residual)
-
-    def _send_all(self, chosen: Tensor, memory: Tensor) -> list[Copy]:
-        self.content, self.count = "chosen", 0
-        return [(chosen, memory)]
-
-    def _send_places(self, count: int, memory: Tensor) -> list[Copy]:
-        self.content, self.count = "places", count
-        places = memory[:count].view(torch.int32)
-        return [(self._packed_places[:count], places), (self._packed_values[:count], memory[count : 2 * count])]
 
     def _pack(self, mask: Tensor, chosen: Tensor) -> None:
         """Puts places and values of what travels next to each other, without asking the device how many there are."""
@@ -190,6 +213,50 @@ class Compressor:
         return mask
 
 
+class Choice:
+    """The largest entries of every chunk, chosen and packed by kernels of the device's pump."""
+
+    def __init__(
+        self, pump: Pump, runs: Sequence[tuple[int, int, int]], chain: Chain, values: Tensor, residual: Tensor
+    ) -> None:
+        self._pump, self._values, self._residual = pump, values, residual
+        self._half = 0 if chain.half is None else list(HALVES.values()).index(chain.half) + 1
+        tile_size, _ = _native.Pump.choice_needs(0, 0)
+        tiles: list[tuple[int, int, int, int]] = []
+        layers: list[tuple[int, int, int, int]] = []
+        base = 0
+        for first, rows, width in runs:
+            for start in range(first, first + rows * width, width):
+                own = [(at, min(tile_size, start + width - at)) for at in range(start, start + width, tile_size)]
+                entries = _share(chain.argument, width)
+                layers.append((len(tiles), len(own), base, entries))
+                tiles += [(len(layers) - 1, at, count, 0) for at, count in own]
+                base += entries
+        device = values.device
+        _, words = _native.Pump.choice_needs(len(tiles), len(layers))
+        self._tiles = torch.tensor(tiles, dtype=torch.int32, device=device)
+        self._layers = torch.tensor(layers, dtype=torch.int32, device=device)
+        self._work = torch.zeros(words, dtype=torch.int32, device=device)
+        places = torch.empty(base, dtype=torch.int32, device=device)
+        self._encoded = Encoded("places", base, [places, torch.empty(base, dtype=torch.float32, device=device)])
+        places, packed = self._encoded.parts
+        self._arguments = (
+            values.data_ptr(),
+            residual.data_ptr(),
+            (self._tiles.data_ptr(), len(tiles)),
+            (self._layers.data_ptr(), len(layers)),
+            self._work.data_ptr(),
+            places.data_ptr(),
+            packed.data_ptr(),
+            self._half,
+        )
+
+    def make(self) -> Encoded:
+        """Chooses among the values and what was kept, and keeps what is not chosen."""
+        self._pump.choose(*self._arguments)
+        return self._encoded
+
+
 def _runs(starts: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
     """Chunks of equal length that follow each other: the first one's start, how many, how long.
 
@@ -212,7 +279,8 @@ def _share(ratio: float, count: int) -> int:
     return min(max(math.ceil(ratio * count), 1), count)
 
 
-def _rounded(values: Tensor, half: torch.dtype) -> Tensor:
-    """The nearest halves. What is beyond the largest becomes it; what is no number stays none."""
-    largest = torch.finfo(half).max
-    return torch.where(values.isfinite(), values.clamp(-largest, largest), values).to(half)
+def _round(values: Tensor, halves: Tensor) -> Tensor:
+    """Writes the nearest halves. What is beyond the largest becomes it; what is no number becomes none."""
+    largest = torch.finfo(halves.dtype).max
+    # Zero times a value is no number where the value is none.
+    return torch.add(values.clamp(-largest, largest), values, alpha=0, out=halves)

@@ -1,127 +1,144 @@
-"""How gradients come from a device into the host's memory, and parameters back."""
+"""How gradients of a GPU come to the servers, and parameters back, beside what the GPU and Python do."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, ContextManager, Iterable, Optional
+import warnings
+from typing import TYPE_CHECKING, Any, Iterator, Optional
 
 import torch
 from torch import Tensor
 
+from .. import _native
+from ..errors import ParamillError
+from ..job import Job, Slab
+from .compression import Encoded
 
-PAGE_BYTES = 4096
+if TYPE_CHECKING:
+    from .buckets import Bucket
 
 
-def copier_of(device: torch.device, size: int) -> DeviceCopier:
-    """The copier between the host's memory and a device."""
-    return CudaCopier(device, size) if device.type == "cuda" else DeviceCopier()
-
-
-class DeviceCopier:
-    """Copies gradients to the host's memory and parameters back. The host's own tensors need no copy; this class also serves
-    devices that have no copier of their own."""
-
-    def adopt(self, gradient: Tensor, values: Tensor) -> None:
-        """Sets the host's memory."""
-
-    def outgoing(self, gradient: Tensor) -> Tensor:
-        """The tensor to put gradients into."""
-        return gradient
-
-    def aside(self) -> ContextManager[Any]:
-        """Runs device work beside the device's main stream, after the work queued there so far."""
-        return contextlib.nullcontext()
-
-    def bring_out(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Begins to copy from the device's memory into the host's."""
-        for source, target in copies:
-            if source is not target:
-                target.copy_(source)
-
-    def is_out(self, block: bool) -> bool:
-        """Whether the last :meth:`bring_out` has finished; waits for it with ``block``."""
-        return True
-
-    def home(self) -> Optional[Tensor]:
-        """The device's own memory that :meth:`incoming` fills, if it does."""
+def number_of(device: torch.device) -> Optional[int]:
+    """The number by which a pump knows a device; None for devices that have none."""
+    if device.type != "cuda":
         return None
+    return torch.cuda.current_device() if device.index is None else device.index
 
-    def incoming(self, values: Tensor) -> Tensor:
-        """The parameters that are in the host's memory, where they can be copied from."""
-        return values
+
+class Pumps:
+    """The pumps of a job: one for each device that has some of its parameters."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pumps: dict[torch.device, Optional[Pump]] = {}
+
+    def of(self, device: torch.device) -> Optional[Pump]:
+        """The pump of a device. What has none is copied by torch, which waits for it."""
+        if device not in self._pumps:
+            self._pumps[device] = self._make(device)
+        return self._pumps[device]
+
+    def __iter__(self) -> Iterator[Pump]:
+        return (pump for pump in self._pumps.values() if pump is not None)
+
+    def _make(self, device: torch.device) -> Optional[Pump]:
+        number = number_of(device)
+        if number is None:
+            return None
+        try:
+            return Pump(_native.Pump(self._job._native, number, self._job.timeout), device)
+        except ParamillError as error:
+            warnings.warn(f"gradients of {device} are copied one after the other, and waited for: {error}", stacklevel=2)
+            return None
+
+
+class Pump:
+    """Carries buckets of one device. Nothing waits for the servers but the device."""
+
+    def __init__(self, native: _native.Pump, device: torch.device) -> None:
+        self._native = native
+        self._device = device
+        self._buckets: list[Bucket] = []
+        self._errors: list[Exception] = []
+        #: Whether new parameters were asked for that nothing waits for yet.
+        self.is_ahead = False
+
+    def add(self, bucket: Bucket, slab: Slab) -> Lane:
+        """Takes on a bucket."""
+        home = torch.empty(bucket.size, dtype=torch.float32, device=self._device)
+        number = self._native.add(slab._native, home.data_ptr())
+        assert number == len(self._buckets), "lanes are numbered in the order in which they are added"
+        self._buckets.append(bucket)
+        return Lane(self, number, home)
+
+    def stream(self) -> int:
+        """The stream that torch computes on."""
+        return torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
+
+    def choose(self, *arguments: Any) -> None:
+        """Chooses entries on the stream that torch computes on (:class:`paramill.torch.compression.Choice`)."""
+        self._native.choose(self.stream(), *arguments)
+
+    def flush(self) -> None:
+        """Waits until all gradients have left."""
+        self._native.flush()
+        self._look()
+
+    def turn(self, clock: bool) -> None:
+        """Ends the iteration: new parameters replace those that were computed with until now. `clock` ends the job's too."""
+        self._native.turn(self.stream(), clock)
+        self.is_ahead = True
+
+    def enter(self, rows: Optional[Tensor] = None) -> None:
+        """What is computed from now on has the new parameters."""
+        if self.is_ahead:
+            self._native.enter(self.stream())
+            self.is_ahead = False
+
+    def wait(self) -> None:
+        """Waits until the parameters of the last iteration are here, or something failed."""
+        self._native.wait(self.stream())
+        self.is_ahead = False
+        self._look()
+
+    def errors(self) -> list[Exception]:
+        """What failed since this was asked last."""
+        self._look()
+        errors, self._errors = self._errors, []
+        return errors
 
     def close(self) -> None:
-        """Undoes :meth:`adopt`."""
+        """Ends its threads."""
+        self._native.close()
+
+    def _look(self) -> None:
+        for number, is_refusal, error in self._native.failures():
+            self._buckets[number].fail(is_refusal)
+            self._errors.append(error)
 
 
-class CudaCopier(DeviceCopier):
-    """Copies on a stream of its own, from and to pinned memory, beside what the device computes."""
+class Lane:
+    """A bucket's way through a pump."""
 
-    def __init__(self, device: torch.device, size: int) -> None:
-        self._device = device
-        self._size = size
+    def __init__(self, pump: Pump, number: int, home: Tensor) -> None:
+        self.pump = pump
+        self._number = number
+        #: The device's memory that answers are put into.
+        self.home = home
         self._outgoing: Optional[Tensor] = None
-        self._incoming = torch.empty(size, dtype=torch.float32, device=device)
-        self._stream = _side_stream(device)
-        self._out = torch.cuda.Event()
-        self._pinned: list[Tensor] = []
+        # What the device copies from must stay until it has.
+        self._sent: Optional[Encoded] = None
 
-    def adopt(self, gradient: Tensor, values: Tensor) -> None:
-        self.close()
-        for memory in (gradient, values):
-            # Memory that begins at a page is the worker's own, and shared with servers of this host: it is pinned where it
-            # is. What is smaller has others on its page.
-            if memory.data_ptr() % PAGE_BYTES == 0:
-                status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * 4, 0)
-                if int(status) == 0:
-                    self._pinned.append(memory)
-
-    def outgoing(self, gradient: Tensor) -> Tensor:
+    @property
+    def outgoing(self) -> Tensor:
+        """Where gradients are to be put that no codec changes."""
         if self._outgoing is None:
             # Zeros stay between the tensors of a pack.
-            self._outgoing = torch.zeros(self._size, dtype=torch.float32, device=self._device)
+            self._outgoing = torch.zeros_like(self.home)
         return self._outgoing
 
-    def aside(self) -> ContextManager[Any]:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        aside: ContextManager[Any] = torch.cuda.stream(self._stream)
-        return aside
-
-    def bring_out(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
-        with self.aside():
-            for source, target in copies:
-                target.copy_(source, non_blocking=True)
-            self._out.record(self._stream)
-
-    def is_out(self, block: bool) -> bool:
-        if block:
-            self._out.synchronize()
-            return True
-        return bool(self._out.query())
-
-    def home(self) -> Tensor:
-        return self._incoming
-
-    def incoming(self, values: Tensor) -> Tensor:
-        current = torch.cuda.current_stream(self._device)
-        # What was computed with the last parameters must be through before they are written over.
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            self._incoming.copy_(values, non_blocking=True)
-        current.wait_stream(self._stream)
-        return self._incoming
-
-    def close(self) -> None:
-        for memory in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
-        self._pinned = []
-
-
-_streams: dict[Optional[int], Any] = {}
-
-
-def _side_stream(device: torch.device) -> Any:
-    index = device.index
-    if index not in _streams:
-        _streams[index] = torch.cuda.Stream(device)
-    return _streams[index]
+    def submit(self, encoded: Encoded, codec: str, absent: list[tuple[int, int]]) -> None:
+        """Sends it, once what was asked of the device before is done."""
+        self._sent = encoded
+        parts = [(part.data_ptr(), part.numel() * part.element_size()) for part in encoded.parts]
+        pump = self.pump
+        pump._native.submit(self._number, pump.stream(), encoded.content, parts, encoded.entries, codec, absent)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import NonFiniteError, OrderError, ParamillError
 from ..job import Job
 from .buckets import Bucket, Slot, SparseSlot
+from .devices import Pumps
 from .forward import FEW
 
 
@@ -20,6 +21,8 @@ class Exchanger:
     `overlap` says whether gradients leave during the backward pass. If it is not given, they do not where there are `FEW`
     buckets, which would gain less than listening costs. Otherwise the first iteration tells: not where gradients are changed
     between the backward pass and the step (clipping, GradScaler), or added to by more backward passes than `accumulate` says.
+
+    With `non_blocking` a device waits for new parameters in the next forward pass, not before.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Exchanger:
         overlap: Optional[bool],
         device_codec: Optional[bool],
         before_first: Callable[[], None] = lambda: None,
+        non_blocking: bool = False,
     ) -> None:
         self.job = job
         self.buckets = list(buckets)
@@ -42,11 +46,13 @@ class Exchanger:
         self._accumulate = accumulate
         self._device_codec = device_codec
         self._before_first = before_first
+        self._non_blocking = non_blocking
         self._began = False
         self._holding = False
         self._hooks: list[Any] = []
-        # What was sent and has not left yet: its copy to the host's memory is under way.
-        self._leaving: list[Bucket] = []
+        self._pumps = Pumps(job)
+        # Iterations that ended. The job's count may lag behind: gradients may be on their way out of a device.
+        self._iteration = 0
         # Whether nothing was sent since the last time that everything was waited for.
         self.is_settled = False
 
@@ -54,8 +60,9 @@ class Exchanger:
         """Waits for the others, takes the values of rank 0, and begins to listen to gradients."""
         self.job.start()
         self.job._before_close.append(self.synchronize)
+        self._iteration = self.job.iteration
         for bucket in [*self.buckets, *self.buffers]:
-            bucket.begin(self._device_codec)
+            bucket.begin(self._device_codec, None if bucket.is_of_host else self._pumps.of(bucket.device))
         for sparse in self.sparse:
             sparse.pull_all()
         for bucket in self.buckets if self.overlap is not False else []:
@@ -63,14 +70,15 @@ class Exchanger:
                 hook = partial(self._on_gradient, bucket, slot)
                 self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
-    def finish(self, grad_scale: Optional[Tensor], found_inf: Optional[Tensor]) -> Optional[NonFiniteError]:
-        """Sends what has not left yet, and ends the iteration. Returns why some gradients did not leave."""
+    def finish(self, grad_scale: Optional[Tensor], found_inf: Optional[Tensor]) -> Optional[ParamillError]:
+        """Sends what has not left yet, and ends the iteration. Returns why some gradients did not leave, or what has failed
+        since the last step on a device that went on meanwhile."""
         self.is_settled = False
         skip = found_inf is not None and bool(found_inf.item())
         scale = None if grad_scale is None else 1.0 / grad_scale
         self._settle_overlap(with_scaler=found_inf is not None)
         # If the last step failed this says so, while nothing of the new one has left.
-        self.receive()
+        self.receive_hosted()
         for bucket in self.buckets:
             if bucket.sent:
                 self._check_unchanged(bucket)
@@ -80,19 +88,44 @@ class Exchanger:
         for sparse in self.sparse:
             self._begin_iteration()
             sparse.send(scale, skip)
-        # Whose gradients are refused is known once they have left, and :class:`PresenceBucket` tells of it.
-        for bucket in self.buckets:
-            bucket.leave(block=True)
         for bucket in self.buffers:
-            self._send(bucket)
-        for bucket in self.buffers:
-            bucket.leave(block=True)
-        self._leaving.clear()
-        self.job.clock()
+            if not bucket.is_of_host:
+                self._send(bucket)
+        pumps, every = list(self._pumps), [*self.buckets, *self.buffers]
+        # One pump alone ends the iteration by itself, as soon as all gradients have left.
+        waits = len(pumps) != 1 or bool(self.sparse) or any(bucket.lane is None for bucket in every)
+        if waits:
+            # Whose gradients are refused is known once they have left, and :class:`PresenceBucket` tells of it.
+            for bucket in every:
+                bucket.leave()
+            for pump in pumps:
+                pump.flush()
+            for bucket in self.buffers:
+                if bucket.is_of_host:
+                    self._send(bucket)
+                    bucket.leave()
+        for bucket in every if pumps else ():
+            bucket.depart()
+        for pump in pumps:
+            pump.turn(clock=not waits)
+            if not self._non_blocking:
+                pump.enter()
+        if waits:
+            self.job.clock()
+        self._iteration += 1
         self._began = False
-        refused = [bucket.refused for bucket in self.buckets] + [sparse.refused for sparse in self.sparse]
-        for bucket in [*self.buckets, *self.buffers]:
+        refused: list[Optional[ParamillError]] = [bucket.refused for bucket in self.buckets]
+        refused += [sparse.refused for sparse in self.sparse]
+        for bucket in every:
             bucket.reset()
+        told = self._failures()
+        for bucket in every if pumps else ():
+            try:
+                if bucket.lane is not None:
+                    bucket.arrive()
+            except OrderError as error:
+                told.append(error)
+        refused += _preferred(told)
         return next((why for why in refused if why is not None), None)
 
     def receive(self) -> None:
@@ -100,7 +133,13 @@ class Exchanger:
 
         What one bucket has to refuse, others often have too: it is told once, when all of them have been waited for.
         """
-        self._receive_all([])
+        for pump in self._pumps:
+            pump.wait()
+        self._receive_hosted(self._failures())
+
+    def receive_hosted(self) -> None:
+        """Waits for what no pump carries."""
+        self._receive_hosted([])
 
     def wait_for(self, bucket: Bucket) -> None:
         """Waits for one bucket before its parameters are used, and for all if it has to refuse something.
@@ -112,7 +151,7 @@ class Exchanger:
         try:
             bucket.receive()
         except (NonFiniteError, OrderError) as error:
-            self._receive_all([error])
+            self._receive_hosted([error])
 
     def synchronize(self) -> None:
         """Waits for everything that is under way, and pulls all rows of sparse parameters."""
@@ -131,17 +170,26 @@ class Exchanger:
             self._holding = False
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stops listening, and ends what carries gradients."""
         self._stop_listening()
-        for bucket in [*self.buckets, *self.buffers]:
-            bucket.close()
+        for pump in self._pumps:
+            pump.close()
 
     def _stop_listening(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
-    def _receive_all(self, refusals: list[ParamillError]) -> None:
+    def _failures(self) -> list[ParamillError]:
+        """What failed in pumps since this was asked last. What is no refusal is raised."""
+        errors = [error for pump in self._pumps for error in pump.errors()]
+        for error in errors:
+            if not isinstance(error, (NonFiniteError, OrderError)):
+                raise error
+        return [error for error in errors if isinstance(error, ParamillError)]
+
+    def _receive_hosted(self, refusals: list[ParamillError]) -> None:
+        """Waits for what no pump carries."""
         for bucket in [*self.buckets, *self.buffers]:
             if bucket.sent:
                 continue
@@ -154,7 +202,7 @@ class Exchanger:
                 with contextlib.suppress(NonFiniteError):
                     sparse.settle_push()
             # What is out of order is refused again at the next wait.
-            raise next((error for error in refusals if isinstance(error, NonFiniteError)), refusals[0])
+            raise _preferred(refusals)[0]
 
     def _on_gradient(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
         if self._holding:
@@ -165,22 +213,19 @@ class Exchanger:
                 "step, or use no_sync() for all but the last"
             )
         slot.fired += 1
-        slot.look(keep=self.overlap is None)
+        # A bucket that is sent looks at all of its gradients then.
+        if not self.overlap or self._accumulate > 1:
+            slot.look(keep=self.overlap is None)
         if slot.fired != self._accumulate or not self.overlap:
             return
         bucket.missing -= 1
         if bucket.missing == 0:
             self._send(bucket)
-            self._let_go()
+            bucket.leave()
 
     def _send(self, bucket: Bucket, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         self._begin_iteration()
-        bucket.send(scale, skip)
-        self._leaving.append(bucket)
-
-    def _let_go(self) -> None:
-        """Hands on what has reached the host's memory meanwhile."""
-        self._leaving = [bucket for bucket in self._leaving if not bucket.leave(block=False)]
+        bucket.send(self._iteration, scale, skip)
 
     def _begin_iteration(self) -> None:
         if not self._began:
@@ -206,3 +251,8 @@ class Exchanger:
                 f"the gradient of `{slot.name}` was changed after it had left (clipping?); give overlap=False, and "
                 "gradients leave at the step"
             )
+
+
+def _preferred(refusals: Sequence[ParamillError]) -> list[ParamillError]:
+    """The one to be told: what is out of order is refused again at the next wait."""
+    return sorted(refusals, key=lambda error: not isinstance(error, NonFiniteError))[:1]

@@ -23,13 +23,20 @@ class ForwardWaits:
     are buffers; one that no module has is left over. If there are `FEW` waits, the outermost modules have them, except for those
     of `sparse` parameters: only their own module knows which rows it is about to use.
 
-    `save` is called before a module's parameters are saved, with the prefix that ``state_dict`` gives them.
+    `save` is called before any of the tensors `saved` of a module is saved, with the prefix that ``state_dict`` gives them.
     """
 
-    def __init__(self, waits: dict[Tensor, Wait], sparse: Container[Tensor], save: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        waits: dict[Tensor, Wait],
+        sparse: Container[Tensor],
+        save: Callable[[str], None],
+        saved: Container[Tensor],
+    ) -> None:
         self._waits = waits
         self._sparse = sparse
         self._save = save
+        self._saved = saved
         self._seen: dict[nn.Module, None] = {}
         self._outermost: dict[nn.Module, None] = {}
         self._depth = 0
@@ -73,7 +80,7 @@ class ForwardWaits:
                 self._hook(inner_one, waits, is_compiled=True)
         # Any part may be saved by itself: what is saved is what the servers answered last.
         for module in dict.fromkeys(child for module in self._outermost for child in module.modules()):
-            if any(p in self._waits for p in _tensors(module)):
+            if any(p in self._saved for p in _tensors(module)):
                 self._hooks.append(module.register_state_dict_pre_hook(lambda _, prefix, __: self._save(prefix)))
         return _distinct(self._waits[p] for p in uncovered if p not in below)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from ..errors import OrderError, ParamillError, PolicyError
+from ..errors import NonFiniteError, OrderError, ParamillError, PolicyError
 from ..job import Job, init, open_jobs
 from ..policies import OptimizerPolicies, Policies
 from .buckets import Bucket, BufferBucket, Slot, pack
@@ -23,21 +23,63 @@ from .watch import WatchedBucket, WatchedRows
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DEFAULT_PACK_BYTES = 1 << 20
+# Packs are a sixteenth of a model, within these limits: every pack costs Python time, and the last one has nothing to overlap with.
+PACKS_OF_A_MODEL = 16
+LEAST_PACK_BYTES, MOST_PACK_BYTES = 1 << 20, 32 << 20
 # Servers take no learning rate of 0, which schedules end or begin with. With this one nothing moves either.
 SMALLEST_LR = 1e-30
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class JobOptimizer(torch.optim.Optimizer):
+    """What both optimizers of a job do alike."""
+
+    # The names and types of the policies that it takes.
+    POLICIES: Any
+    # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others wait for.
+    _step_supports_amp_scaling = True
+    grad_scale: Optional[Tensor]
+    found_inf: Optional[Tensor]
+    #: The job that it trains in.
+    job: Job
+    _exchanger: Exchanger
+    _frozen: list[Bucket]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only for torch, while the optimizer is made: servers take no new parameters later."""
+        if hasattr(self, "_exchanger"):
+            raise OrderError("an optimizer takes no group after it was made; make it anew, with all groups and a new job")
+        super().add_param_group(param_group)
+
+    def no_sync(self) -> ContextManager[None]:
+        """Backward passes in here only add to gradients, as under ``DistributedDataParallel.no_sync``."""
+        return self._exchanger.no_sync()
+
+    def _finish(self, closure: Optional[Callable[[], float]]) -> tuple[Optional[float], Optional[ParamillError]]:
+        """Ends the iteration. The loss that the closure computed, and why gradients were refused, if they were."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for slot in (slot for bucket in self._frozen for slot in bucket.slots):
+            if slot.parameter.grad is not None:
+                raise ParamillError(f"`{slot.name}` has a gradient, but was frozen when the optimizer was made; make it anew")
+        self._check_read()
+        return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+
+    def _check_read(self) -> None:
+        """Refuses gradients that were computed with parameters that were not waited for."""
+
+
+class DistributedOptimizer(JobOptimizer):
     """Trains `params` on servers, with the optimizer that `optimizer` names (``"adamw:lr=1e-3"``).
 
     `params` are ``model.named_parameters()``, or groups of them as torch's optimizers take them; a group may have values
-    of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). Given another ``torch.optim.Optimizer`` instead,
-    servers only average gradients, and that one steps (:class:`AveragingOptimizer`).
+    of its own for every parameter of the rule (``{"params": ..., "weight_decay": 0}``). For optimizers that the servers do not have
+    there is :class:`AveragingOptimizer`.
 
-    Gradients leave during the backward pass, as soon as a bucket of them is ready. ``step`` ends the iteration without
-    waiting; the next forward of a module waits for the module's own parameters. Read parameters between the two after
-    :meth:`synchronize`. Initial values are those of rank 0.
+    Gradients leave during the backward pass, as soon as a bucket of them is ready. After ``step`` parameters are the new ones, unless
+    it is `non_blocking`. On a CPU it waits for them; on a GPU nothing but the GPU does, and errors of servers are told by the next
+    ``step`` or :meth:`synchronize`. Initial values are those of rank 0.
 
     :param job: the job to join; ``paramill.init()`` otherwise
     :param policies: those of these parameters (:class:`paramill.policies.OptimizerPolicies`); the job's otherwise. `sync` is without
@@ -46,31 +88,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         (``topk``, ``threshold``, ``dvf``, ``f16``, ``bf16``); it does so on a GPU if not given. The worker does the rest
     :param accumulate: backward passes per step
     :param overlap: whether gradients leave during the backward pass; found out in the first iteration if not given
+    :param non_blocking: ``step`` returns at once, and the next forward of a module waits for the module's own parameters; on a GPU
+        that of the outermost one for all. Read parameters between the two after :meth:`synchronize`
     :param sparse: names of parameters of which only the rows travel that are used (embeddings with sparse gradients)
     :param buffers: ``model.named_buffers()`` to have them averaged over the workers at every step; else they stay each
         worker's own
-    :param pack_bytes: small parameters are packed into tables of about this many bytes
+    :param pack_bytes: small parameters are packed into tables of at most this many bytes; of a sixteenth of the model, within
+        1 and 32 MB, if not given
     """
 
-    # The names and types of the policies that it takes.
-    POLICIES: Any = OptimizerPolicies
-    # GradScaler hands its scale and what it found to `step`, instead of leaving a step out that others wait for.
-    _step_supports_amp_scaling = True
-    grad_scale: Optional[Tensor]
-    found_inf: Optional[Tensor]
-
-    def __new__(cls, params: Any = None, *arguments: Any, **options: Any) -> DistributedOptimizer:
-        if cls is DistributedOptimizer and isinstance(params, torch.optim.Optimizer):
-            from .averaging import AveragingOptimizer
-
-            cls = AveragingOptimizer
-            if arguments:
-                raise PolicyError(
-                    f"{type(params).__name__} steps here, with gradients that servers average: it takes no rule of the servers "
-                    f"besides, and not {arguments[0]!r}"
-                )
-        check_keywords(cls, options)
-        return object.__new__(cls)
+    POLICIES = OptimizerPolicies
 
     def __init__(
         self,
@@ -81,15 +108,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         device_codec: Optional[bool] = None,
         accumulate: int = 1,
         overlap: Optional[bool] = None,
+        non_blocking: bool = False,
         sparse: Sequence[str] = (),
         buffers: Optional[Iterable[tuple[str, Tensor]]] = None,
-        pack_bytes: int = DEFAULT_PACK_BYTES,
+        pack_bytes: Optional[int] = None,
         **policies: Unpack[OptimizerPolicies],
     ) -> None:
+        if isinstance(params, torch.optim.Optimizer):
+            raise PolicyError(
+                f"the parameters are those of a model, such as model.named_parameters(), and not of a {type(params).__name__}: to "
+                f"step with it here, with gradients that servers average, make a pm.torch.AveragingOptimizer({type(params).__name__}(...))"
+            )
+        check_keywords(DistributedOptimizer, policies)
         check_is_text(optimizer)
+        self._non_blocking = non_blocking
         sync = policies.get("sync")
         check_sync(sync)
         groups = named_groups(params)
+        pack_bytes = pack_bytes or pack_bytes_of(parameter for group in groups for parameter in group["params"])
         rule, defaults = parse_for_groups(optimizer, groups)
         self._rule = rule
         self._keys = list(defaults)
@@ -136,6 +172,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 overlap=overlap,
                 device_codec=device_codec,
                 before_first=self._before_iteration,
+                non_blocking=non_blocking,
             )
             self.job.start()
             check_models(self.job)
@@ -145,28 +182,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._watched = [each for each in [*dense, *rows] if isinstance(each, (WatchedBucket, WatchedRows))]
         self.job._before_close.append(self._stop_watching)
         self._left_over: Optional[list[Any]] = None
-        self._forward = ForwardWaits(self._waits(), {each.slot.parameter for each in rows}, self._before_save)
+        sparse_ones = {each.slot.parameter for each in rows}
+        carried = {slot.parameter for bucket in [*dense, *means] for slot in bucket.slots}
+        self._forward = ForwardWaits(self._waits(), sparse_ones, self._before_save, sparse_ones | carried)
 
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
-        """Ends the iteration: what has not left yet leaves now. Does not wait for new parameters."""
+        """Ends the iteration: what has not left yet leaves now, and the new parameters are waited for unless `non_blocking`."""
         loss, refused = self._finish(closure)
         if self._left_over is None:
             self._left_over = self._forward.learn()
-        for wait in self._left_over:
-            wait(None)
+        try:
+            if not self._non_blocking:
+                self._exchanger.receive_hosted()
+            for wait in self._left_over:
+                wait(None)
+        except NonFiniteError as error:
+            # What a server refused, and what did not leave, are told as one.
+            refused = refused or error
         if refused is not None:
             raise refused
         return loss
-
-    def _finish(self, closure: Optional[Callable[[], float]]) -> tuple[Optional[float], Optional[ParamillError]]:
-        """Ends the iteration. The loss that the closure computed, and why gradients were refused, if they were."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._check_frozen()
-        self._check_read()
-        return loss, self._exchanger.finish(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
     def synchronize(self) -> None:
         """Waits for all parameters that are under way, and pulls all rows of sparse ones.
@@ -177,16 +212,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if isinstance(each, WatchedBucket):
                 each.give_way()
         self._exchanger.synchronize()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only for torch, while the optimizer is made: servers take no new parameters later."""
-        if hasattr(self, "_exchanger"):
-            raise OrderError("an optimizer takes no group after it was made; make it anew, with all groups and a new job")
-        super().add_param_group(param_group)
-
-    def no_sync(self) -> ContextManager[None]:
-        """Backward passes in here only add to gradients, as under ``DistributedDataParallel.no_sync``."""
-        return self._exchanger.no_sync()
 
     def close(self) -> None:
         """Takes the parameters as they are now, lets go of the model, and leaves the job.
@@ -240,14 +265,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
 
-    def _check_frozen(self) -> None:
-        for slot in (slot for bucket in self._frozen for slot in bucket.slots):
-            if slot.parameter.grad is not None:
-                raise ParamillError(f"`{slot.name}` has a gradient, but was frozen when the optimizer was made; make it anew")
-
     def _waits(self) -> dict[Tensor, Wait]:
         waits: dict[Tensor, Wait] = {}
         for bucket in [*self._exchanger.buckets, *self._exchanger.buffers]:
+            if not self._non_blocking:
+                break
+            if bucket.lane is not None:
+                # The device waits for all of a pump's buckets at once.
+                waits.update((slot.parameter, bucket.lane.pump.enter) for slot in bucket.slots)
+                continue
 
             def wait(_: Optional[Tensor], bucket: Bucket = bucket) -> None:
                 self._exchanger.wait_for(bucket)
@@ -319,19 +345,18 @@ def check_is_text(optimizer: Any) -> None:
     given = f"the class {name}" if of_torch else repr(optimizer)
     raise PolicyError(
         f'the optimizer is a text that names a rule of the servers, such as "adamw:lr=1e-3", and not {given}; '
-        f"pm.torch.rule_of({name}, lr=...) gives the text, and DistributedOptimizer({name}(model.parameters(), lr=...)) "
+        f"pm.torch.rule_of({name}, lr=...) gives the text, and AveragingOptimizer({name}(model.parameters(), lr=...)) "
         "steps here with averaged gradients"
     )
 
 
-def check_keywords(kind: type[DistributedOptimizer], options: Iterable[str]) -> None:
-    """Refuses what neither an optimizer nor a policy is called; a subclass that hands keywords on has its own names."""
+def check_keywords(kind: type[JobOptimizer], policies: Iterable[str]) -> None:
+    """Refuses keyword arguments that neither an optimizer nor a policy has."""
     parameters = inspect.signature(kind.__init__).parameters.values()
-    hands_on = any(each.kind is inspect.Parameter.VAR_KEYWORD and each.name != "policies" for each in parameters)
     own = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD][1:]
     known = [*own, *kind.POLICIES.__annotations__]
-    for name in options:
-        if name not in known and not hands_on:
+    for name in policies:
+        if name not in known:
             raise PolicyError(
                 f"{kind.__name__} takes no `{name}`; known: {', '.join(known)}. Parameters of the rule are part of its "
                 'text: DistributedOptimizer(model.named_parameters(), "adamw:lr=1e-3")'
@@ -427,6 +452,12 @@ def parse_for_groups(text: str, groups: list[dict[str, Any]]) -> tuple[str, dict
         # Whichever is written here, that of the group counts.
         text += f"{',' if ':' in text else ':'}lr=1"
     return parse_optimizer(text)
+
+
+def pack_bytes_of(parameters: Iterable[Tensor]) -> int:
+    """How large the packs of a model are, if the script does not say."""
+    total = sum(4 * parameter.numel() for parameter in parameters)
+    return min(max(total // PACKS_OF_A_MODEL, LEAST_PACK_BYTES), MOST_PACK_BYTES)
 
 
 def declare_buffers(

@@ -56,7 +56,7 @@ def rule_of(optimizer: type[torch.optim.Optimizer], **options: Any) -> str:
     paramill.errors.PolicyError: the servers' rule `adam` has no `amsgrad`; ...
     """
     name = optimizer.__name__
-    instead = f"leave it out, or have gradients averaged and step here: DistributedOptimizer(torch.optim.{name}(...))"
+    instead = f"leave it out, or have gradients averaged and step here: AveragingOptimizer(torch.optim.{name}(...))"
     if optimizer not in _CLASSES:
         known = ", ".join(each.__name__ for each in _CLASSES)
         raise PolicyError(f"the servers have no rule for torch's {name} (they have for {known}); {instead}")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import OrderError
 from .buckets import Bucket, Slot, SparseSlot
+from .devices import Pump
 
 # Changes of `.data` are not counted by torch. They are found by comparing values, which is done for so many answers only.
 COMPARED_ANSWERS = 3
@@ -59,13 +60,15 @@ class WatchedBucket(Bucket):
     # At the end the model is the script's own: what was changed stays.
     closing = False
 
-    def begin(self, device_codec: Optional[bool] = None) -> None:
+    def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         self._watches = [Watch(slot) for slot in self.slots]
         self._answers = 0
         self._is_delivered = False
         # Whether an answer is here that was refused to be put in place.
         self._is_held = False
-        super().begin(device_codec)
+        # What was written to before a pump put an answer in place.
+        self._moved: list[Slot] = []
+        super().begin(device_codec, pump)
 
     def check(self) -> None:
         """Before gradients leave: parameters must be what the last answer made them."""
@@ -74,6 +77,14 @@ class WatchedBucket(Bucket):
         if self.under_way or self.sent or not self._is_delivered:
             return
         compares = self._answers <= COMPARED_ANSWERS
+        if not compares and not any(watch.moved for watch in self._watches):
+            return
+        if self.lane is not None:
+            # The answer is to be here before it is looked at.
+            self.lane.pump.wait()
+            self._look()
+            if not self._is_delivered:
+                return
         for watch, value in zip(self._watches, self._views(self._values)):
             if not (compares or watch.moved):
                 continue
@@ -89,7 +100,8 @@ class WatchedBucket(Bucket):
 
     def check_read(self) -> None:
         """Before gradients leave: they must not be of a forward pass that did not wait for the last answer."""
-        if not self.under_way or self.sent:
+        is_ahead = self.lane is not None and self.lane.pump.is_ahead
+        if self.sent or not (self.under_way or is_ahead):
             return
         for slot in self.slots:
             gradient = slot.parameter.grad
@@ -100,9 +112,9 @@ class WatchedBucket(Bucket):
                     "called by itself, or a model that was compiled after the first step. Call optimizer.synchronize() before"
                 )
 
-    def send(self, scale: Optional[Tensor] = None, skip: bool = False) -> None:
+    def send(self, step: int, scale: Optional[Tensor] = None, skip: bool = False) -> None:
         self.check_read()
-        super().send(scale, skip)
+        super().send(step, scale, skip)
 
     def receive(self) -> None:
         # After an exchange that failed nobody knows what is in the memory of the last answer.
@@ -111,14 +123,24 @@ class WatchedBucket(Bucket):
         if self._is_held:
             self._deliver()
 
+    def fail(self, is_refusal: bool) -> None:
+        super().fail(is_refusal)
+        self._is_delivered = self._is_delivered and is_refusal
+
     def give_way(self) -> None:
         """What was changed while an answer was on its way, and refused for that, is given up for the answer."""
         if self._is_held and not self.closing:
+            self._moved = []
             for watch in self._watches:
                 watch.forget()
 
+    def depart(self) -> None:
+        self._moved = [watch.slot for watch in self._watches if watch.moved]
+
     def _deliver(self) -> None:
-        moved = [watch.slot for watch in self._watches if watch.moved]
+        if self.lane is None:
+            self.depart()
+        moved = self._moved
         if moved and not self.closing:
             self._is_held = True
             raise OrderError(
@@ -135,8 +157,11 @@ class WatchedBucket(Bucket):
                 parameter.copy_(value)
         self._is_delivered = True
         self._answers += 1
+        compares = self._answers <= COMPARED_ANSWERS
+        if compares and self.lane is not None:
+            self.lane.pump.enter()
         for watch in self._watches:
-            watch.record(self._answers <= COMPARED_ANSWERS)
+            watch.record(compares)
 
 
 class WatchedRows(SparseSlot):

@@ -9,11 +9,11 @@ use anyhow::{Context, Result, anyhow};
 use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::types::{AggregatorId, ServerId, WorkerId};
-use paramill_node::Hub;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{Job, JobOptions};
 use paramill_node::exhaustion;
 use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::{Hub, Injection};
 use paramill_train::Workload;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -34,18 +34,14 @@ pub(crate) fn run(plan: &JobPlan, registry: &Arc<Registry>, output: &Output) -> 
     let servers = start_servers(plan, &hub, registry)?;
     let aggregators = start_aggregators(plan, &hub, registry)?;
     let join = |rank: u32| -> Result<Job> {
-        let options = JobOptions {
-            rank: Some(WorkerId(rank)),
-            aggregator: plan
-                .cluster
-                .aggregator_of(rank)
-                .map(|number| aggregators[number].address().to_owned()),
-            timeout: plan.cluster.timeout.0,
-            registry: registry.clone(),
-            faults: faults.clone(),
-            seed: plan.seed,
-            ..JobOptions::in_memory(&hub, JOB)
-        };
+        let mut options = JobOptions::in_memory(&hub, JOB)
+            .rank(rank)
+            .timeout(plan.cluster.timeout.0)
+            .registry(registry.clone())
+            .inject(Injection { plan: faults.clone(), seed: plan.seed });
+        if let Some(number) = plan.cluster.aggregator_of(rank) {
+            options = options.aggregator(aggregators[number].address());
+        }
         Job::init(options).with_context(|| format!("worker {rank} cannot start"))
     };
     // All join before any of them waits: one that cannot would be waited for until the time-out.
@@ -87,7 +83,7 @@ fn work(
                 let step = |step| drop(news.send(News::Step(step)));
                 let train = || {
                     let result = worker::run(plan, faults, WorkerId(rank), job, workload, step)?;
-                    job.leave()?;
+                    job.close()?;
                     Ok(result)
                 };
                 let outcome = panic::catch_unwind(AssertUnwindSafe(train));

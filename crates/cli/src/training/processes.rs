@@ -9,9 +9,10 @@ use crate::output::Output;
 use crate::plan::JobPlan;
 use crate::supervisor::workers::{Program, Workers};
 use crate::supervisor::{Event, Supervisor};
-use anyhow::{Context, Result, bail, ensure};
-use paramill_node::client::{Job, JobOptions};
-use paramill_node::{env_vars, stderr};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use paramill_node::client::{Job, JobOptions, WorkerId};
+use paramill_node::identity::Identity;
+use paramill_node::{Injection, env_vars, stderr};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -142,14 +143,14 @@ pub(crate) fn end_with_parent() -> Result<()> {
 /// The worker process: its plan comes on stdin, who it is in the environment, its messages go to stdout.
 pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     end_with_parent()?;
-    let mut options = JobOptions::from_environment()?;
-    let rank = options.rank.context("a training worker needs a rank")?;
+    let identity = Identity::from_environment().map_err(|why| anyhow!(why))?;
+    let rank = WorkerId(identity.context("a training worker needs a rank")?.rank);
     ensure!(rank.0 < plan.cluster.workers, "rank {} of {} workers", rank.0, plan.cluster.workers);
     let faults = faults(&plan.inject)?;
-    options.timeout = plan.cluster.timeout.0;
-    options.faults = faults.clone();
-    options.seed = plan.seed;
-    options.transport = plan.cluster.transport;
+    let options = JobOptions::from_environment()?
+        .timeout(plan.cluster.timeout.0)
+        .transport(plan.cluster.transport)
+        .inject(Injection { plan: faults.clone(), seed: plan.seed });
     let workload = paramill_train::build(&plan.workload_config(rank.0))?;
     let tell = |message: &Message| -> Result<()> {
         Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(message)?)?)
@@ -158,7 +159,7 @@ pub(crate) fn run_worker_process(plan: &JobPlan) -> Result<()> {
     let job = Job::init(options)?;
     let result = worker::run(plan, &faults, rank, &job, workload, |step| drop(tell(&Message::Step(step))))?;
     tell(&Message::Done(result))?;
-    Ok(job.leave()?)
+    Ok(job.close()?)
 }
 
 /// What the first server is told where workers that die are started anew.

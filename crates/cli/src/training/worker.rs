@@ -5,9 +5,8 @@ use anyhow::{Context, Result};
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
-use paramill_core::types::{TableId, WorkerId};
-use paramill_core::worker::Gradient;
-use paramill_node::client::{Handle, Job};
+use paramill_core::types::WorkerId;
+use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
 use paramill_train::{Touched, Workload};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -100,7 +99,7 @@ pub(crate) fn run(
     let began = Instant::now();
     let (mut told, mut recent, mut final_losses) = (Instant::now(), Mean::default(), Mean::default());
     // A worker that joined goes on from where the job is.
-    let first = job.current_clock();
+    let first = job.iteration();
     let work = |clock: u64| {
         let report = job.report();
         Work {
@@ -113,7 +112,7 @@ pub(crate) fn run(
     for step in first..total {
         let touched = workload.prepare(step);
         for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.fetch(job, touched, plan.cluster.timeout.0)?;
+            table.fetch(touched)?;
         }
         let loss = compute(&mut tables, workload.as_mut(), faults, rank, step);
         recent.add(loss);
@@ -121,7 +120,7 @@ pub(crate) fn run(
             final_losses.add(loss);
         }
         for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.send(job, touched, plan.cluster.timeout.0)?;
+            table.send(touched)?;
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -131,12 +130,12 @@ pub(crate) fn run(
         }
     }
     for table in &mut tables {
-        table.settle(job, plan.cluster.timeout.0)?;
+        table.settle()?;
     }
     let seconds = began.elapsed().as_secs_f64();
-    job.barrier("trained", END_TIMEOUT)?;
+    job.barrier_within("trained", END_TIMEOUT)?;
     let end = match rank {
-        WorkerId(0) => Some(judge(job, &tables, workload.as_ref(), plan.cluster.timeout.0)?),
+        WorkerId(0) => Some(judge(job, &tables, workload.as_ref())?),
         _ => None,
     };
     let loss = final_losses.is_some().then(|| final_losses.take());
@@ -146,32 +145,30 @@ pub(crate) fn run(
 }
 
 /// A table as the training loop uses it.
-struct Table {
-    id: TableId,
-    sparse: bool,
+struct Trained {
+    table: Table,
     values: Vec<f32>,
     gradient: Vec<f32>,
     /// The latest push of a sparse table, not yet known to have arrived.
     pushed: Option<Handle>,
 }
 
-fn create_tables(job: &Job, workload: &dyn Workload) -> Result<Vec<Table>> {
-    let create = |(index, spec): (usize, paramill_core::table::TableSpec)| {
-        let sparse = spec.rows;
-        let id = job.create_table(spec, workload.initial(index))?;
-        Ok(Table { id, sparse, values: Vec::new(), gradient: Vec::new(), pushed: None })
+fn create_tables(job: &Job, workload: &dyn Workload) -> Result<Vec<Trained>> {
+    let create = |(index, spec)| {
+        let table = job.table(spec, workload.initial(index))?;
+        Ok(Trained { table, values: Vec::new(), gradient: Vec::new(), pushed: None })
     };
     workload.tables().into_iter().enumerate().map(create).collect()
 }
 
-impl Table {
+impl Trained {
     /// Gets the parameters that the next step needs.
-    fn fetch(&mut self, job: &Job, touched: &Touched, timeout: Duration) -> Result<()> {
+    fn fetch(&mut self, touched: &Touched) -> Result<()> {
         match touched {
-            Touched::Rows(rows) => self.values = job.pull_rows(self.id, rows)?.wait_rows(timeout)?,
+            Touched::Rows(rows) => self.values = self.table.rows(rows)?.wait()?,
             Touched::All => {
-                job.sync(self.id)?;
-                job.read(self.id, |values| {
+                self.table.sync()?;
+                self.table.read(|values| {
                     self.values.clear();
                     self.values.extend_from_slice(values);
                 })?;
@@ -181,30 +178,29 @@ impl Table {
     }
 
     /// Sends the gradient of the step that was computed.
-    fn send(&mut self, job: &Job, touched: &Touched, timeout: Duration) -> Result<()> {
+    fn send(&mut self, touched: &Touched) -> Result<()> {
         match touched {
             Touched::Rows(rows) => {
-                self.settle(job, timeout)?;
-                let gradient = Gradient::Rows { rows, values: &self.gradient };
-                self.pushed = Some(job.push(self.id, gradient)?);
+                self.settle()?;
+                self.pushed = Some(self.table.push(Gradient::Rows { rows, values: &self.gradient })?);
             }
-            Touched::All => job.update(self.id, &self.gradient)?,
+            Touched::All => self.table.update(&self.gradient)?,
         }
         Ok(())
     }
 
     /// Waits for what is under way, so that a push that failed is not taken for one that succeeded.
-    fn settle(&mut self, job: &Job, timeout: Duration) -> Result<()> {
+    fn settle(&mut self) -> Result<()> {
         if let Some(handle) = self.pushed.take() {
-            handle.wait(timeout)?;
+            handle.wait()?;
         }
-        Ok(job.sync(self.id)?)
+        Ok(self.table.sync()?)
     }
 }
 
 /// One step of the model, made longer where a fault says so.
 fn compute(
-    tables: &mut [Table],
+    tables: &mut [Trained],
     workload: &mut dyn Workload,
     faults: &FaultPlan,
     rank: WorkerId,
@@ -227,12 +223,9 @@ fn compute(
 }
 
 /// Evaluates the final parameters and gathers what the servers counted.
-fn judge(job: &Job, tables: &[Table], workload: &dyn Workload, timeout: Duration) -> Result<JobEnd> {
-    let mut finals = Vec::new();
-    for table in tables {
-        let rows = job.pull_now(table.id)?.wait_rows(timeout)?;
-        finals.push(if table.sparse { rows } else { job.read(table.id, <[f32]>::to_vec)? });
-    }
+fn judge(job: &Job, tables: &[Trained], workload: &dyn Workload) -> Result<JobEnd> {
+    let finals = tables.iter().map(|trained| trained.table.pull_now()?.wait());
+    let finals = finals.collect::<Result<Vec<Vec<f32>>, ClientError>>()?;
     let finals: Vec<&[f32]> = finals.iter().map(Vec::as_slice).collect();
     let status = job.status()?;
     let evaluation = workload.evaluate(&finals);

@@ -5,7 +5,7 @@ use super::members::Members;
 use super::routes::{Route, Routes};
 use crate::limits;
 use crate::link::Link;
-use crate::role::{Body, Frame, Outbox, Output};
+use crate::role::{Body, Frame, Level, Outbox, Output};
 use crate::status::AggregatorReport;
 use crate::store::Place;
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, WorkerId};
@@ -26,7 +26,7 @@ impl Out<'_> {
     }
 
     pub(super) fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(control::sentence(line)));
+        self.outputs.push_back(Output::Log(Level::Warn, control::sentence(line)));
     }
 }
 

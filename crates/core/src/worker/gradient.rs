@@ -35,6 +35,24 @@ impl<'a> Gradient<'a> {
     }
 }
 
+impl<'a> From<&'a [f32]> for Gradient<'a> {
+    fn from(values: &'a [f32]) -> Gradient<'a> {
+        Gradient::Dense(values)
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Gradient<'a> {
+    fn from(values: &'a Vec<f32>) -> Gradient<'a> {
+        Gradient::Dense(values)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [f32; N]> for Gradient<'a> {
+    fn from(values: &'a [f32; N]) -> Gradient<'a> {
+        Gradient::Dense(values)
+    }
+}
+
 /// Options of a pull.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PullOptions<'a> {

@@ -3,7 +3,7 @@
 use super::WorkerError;
 use crate::address::Addresses;
 use crate::link::Link;
-use crate::role::{Frame, Lost, Outbox, Output};
+use crate::role::{Frame, Level, Lost, Outbox, Output};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
@@ -225,7 +225,7 @@ impl Session {
     }
 
     pub(super) fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(line));
+        self.outputs.push_back(Output::Log(Level::Warn, line));
     }
 
     pub(super) fn poll_output(&mut self) -> Option<Output> {

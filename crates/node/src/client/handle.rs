@@ -3,28 +3,49 @@
 use super::error::ClientError;
 use super::shared::Shared;
 use paramill_core::worker::Ticket;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A push or pull under way. Dropping it does not undo anything; its end is then not heard of.
-#[derive(Debug)]
-#[must_use = "a handle tells whether the push or pull succeeded"]
-pub struct Handle {
+/// Something under way that brings a `T`: `()` where only its end counts, the rows of a pull, the slabs of an exchange.
+/// Dropping it does not undo anything; its end is then not heard of.
+#[must_use = "a handle tells whether what it stands for succeeded"]
+pub struct Handle<T = ()> {
     pub(super) shared: Arc<Shared>,
     pub(super) ticket: Ticket,
+    take: Take<T>,
 }
 
+/// Takes over what a ticket that is due has brought. Most are functions, for which the box needs no memory.
+type Take<T> = Box<dyn Fn(&Arc<Shared>, Ticket) -> Result<T, ClientError> + Send + Sync>;
+
 impl Handle {
-    /// Waits until it is due. The error names who has not answered and what would release it. After a time-out it may
-    /// be called again, to wait on.
-    pub fn wait(&self, timeout: Duration) -> Result<(), ClientError> {
-        self.shared.wait(self.ticket, timeout)
+    /// Of something that brings nothing.
+    pub(super) fn new(shared: Arc<Shared>, ticket: Ticket) -> Handle {
+        Handle::bringing(shared, ticket, |_, _| Ok(()))
+    }
+}
+
+impl<T> Handle<T> {
+    /// Of something that brings what `take` finds.
+    pub(super) fn bringing(
+        shared: Arc<Shared>,
+        ticket: Ticket,
+        take: impl Fn(&Arc<Shared>, Ticket) -> Result<T, ClientError> + Send + Sync + 'static,
+    ) -> Handle<T> {
+        Handle { shared, ticket, take: Box::new(take) }
     }
 
-    /// Like [`Handle::wait`], for a pull of rows: the rows one after the other.
-    pub fn wait_rows(self, timeout: Duration) -> Result<Vec<f32>, ClientError> {
-        self.wait(timeout)?;
-        Ok(self.shared.lock().worker.redeem(self.ticket))
+    /// Waits until it is due, as long as the job's time-out says, and returns what it brings. A time-out names what has not
+    /// answered and what would release it; the call may then be repeated, to wait on. What it brings, it brings once.
+    pub fn wait(&self) -> Result<T, ClientError> {
+        self.wait_within(self.shared.timeout)
+    }
+
+    /// [`Handle::wait`] with a time-out of its own.
+    pub fn wait_within(&self, timeout: Duration) -> Result<T, ClientError> {
+        self.shared.wait(self.ticket, timeout)?;
+        (self.take)(&self.shared, self.ticket)
     }
 
     /// Whether [`Handle::wait`] would return at once.
@@ -39,7 +60,13 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl<T> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
         self.shared.lock().worker.redeem(self.ticket);
     }

@@ -2,24 +2,23 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
-use super::hands::{self, Threads};
+use super::hands;
 use super::options::JobOptions;
 use super::shared::{Cell, Shared, State, lock};
+use super::table::Table;
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Setup, Strangers};
+use crate::event_loop::{EventLoop, Setup, Strangers};
 use crate::exhaustion;
 use crate::transport::memory::Mailbox;
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp;
+use crate::url::JobUrl;
 use paramill_core::address::Addresses;
-use paramill_core::codec::Factors;
-use paramill_core::lease::Lease;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::table::TableSpec;
-use paramill_core::types::{Clock, TableId, WorkerId};
-use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig, WorkerError};
-use std::collections::BTreeMap;
+use paramill_core::types::{Clock, WorkerId};
+use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -28,16 +27,14 @@ use std::time::Duration;
 
 /// A worker's membership in a job.
 ///
-/// [`Job::finish`] leaves in good order. A job that is dropped without it has died, as far as the others can tell.
+/// [`Job::close`] leaves in good order. A job that is dropped without it has died, as far as the others can tell.
 #[derive(Debug)]
 pub struct Job {
     pub(super) shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<Result<(), String>>>>,
     stop: Arc<AtomicBool>,
-    timeout: Duration,
+    url: JobUrl,
     start: Mutex<Option<Handle>>,
-    /// Updates whose end nobody has seen yet, oldest first.
-    updates: Mutex<BTreeMap<TableId, Vec<Handle>>>,
 }
 
 /// Numbers the workers of this process.
@@ -67,6 +64,7 @@ impl Job {
             state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
             changed: Condvar::new(),
             mailbox: mailbox.clone(),
+            timeout: options.timeout,
         });
         let stop = Arc::new(AtomicBool::new(false));
         let setup = Setup {
@@ -79,38 +77,32 @@ impl Job {
             mailbox,
             stop: stop.clone(),
             strangers: Strangers::new(),
-            injection: Injection { plan: options.faults, seed: options.seed },
+            injection: options.injection,
             log: options.log,
         };
         let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
         let thread =
             std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
         hands::job_begins();
-        Ok(Job {
-            shared,
-            thread: Mutex::new(Some(thread)),
-            stop,
-            timeout: options.timeout,
-            start: Mutex::default(),
-            updates: Mutex::default(),
-        })
+        Ok(Job { shared, thread: Mutex::new(Some(thread)), stop, url: options.url, start: Mutex::default() })
     }
 
-    /// Creates a table with its initial values; those of worker 0 count.
-    pub fn create_table(&self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, ClientError> {
-        Ok(self.shared.lock().worker.declare(spec, initial)?)
+    /// Creates a table with its initial values; those of worker 0 count. All workers create the same, in the same order.
+    pub fn table(&self, spec: TableSpec, initial: Vec<f32>) -> Result<Table, ClientError> {
+        let id = self.shared.lock().worker.declare(spec.clone(), initial)?;
+        Ok(Table::new(self.shared.clone(), id, spec))
     }
 
     /// Waits until all workers and servers are here and the initial values are exchanged. After a time-out it may be
     /// called again, to wait on.
     pub fn start(&self) -> Result<(), ClientError> {
-        self.start_within(self.timeout)
+        self.start_within(self.shared.timeout)
     }
 
-    /// Like [`Job::start`], with a time of its own.
+    /// [`Job::start`] with a time-out of its own.
     pub fn start_within(&self, timeout: Duration) -> Result<(), ClientError> {
         let mut start = lock(&self.start);
-        self.starting(&mut start)?.wait(timeout)
+        self.starting(&mut start)?.wait_within(timeout)
     }
 
     /// Waits a while without an explanation: whether [`Job::start`] would then return at once.
@@ -127,112 +119,20 @@ impl Job {
         })
     }
 
-    /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Job::sync`] waits for them.
-    ///
-    /// Whatever the error, this gradient was not sent, and other workers may wait for it. [`ClientError::EarlierUpdate`]
-    /// says that nothing is wrong with it: an update that was sent before failed, and the next call sends this one.
-    pub fn update(&self, table: TableId, gradient: &[f32]) -> Result<(), ClientError> {
-        self.update_with(table, Gradient::Dense(gradient))
-    }
-
-    /// [`Job::update`] with a gradient that is a product of thin matrices, row by row. They travel instead of it where the
-    /// table's codec is `factors` and they are shorter: a fully connected layer's are its errors and its inputs.
-    pub fn update_factors(
-        &self,
-        table: TableId,
-        gradient: &[f32],
-        factors: Factors<'_>,
-    ) -> Result<(), ClientError> {
-        self.update_with(table, Gradient::Product { values: gradient, factors })
-    }
-
-    fn update_with(&self, table: TableId, gradient: Gradient<'_>) -> Result<(), ClientError> {
-        let mut updates = lock(&self.updates);
-        let pending = updates.entry(table).or_default();
-        while let Some(handle) = pending.first()
-            && handle.is_due()
-        {
-            let handle = pending.remove(0);
-            handle.wait(Duration::ZERO).map_err(|error| ClientError::EarlierUpdate(Box::new(error)))?;
-        }
-        pending.push(self.submit(table, gradient, true)?);
-        Ok(())
-    }
-
     /// Ends the iteration.
     pub fn clock(&self) {
         self.shared.lock().worker.clock();
         self.shared.mailbox.wake_sleeper();
     }
 
-    /// Waits until the table's parameters may be used for the next iteration. After a time-out it may be called again,
-    /// to wait on. The error of an update is given once; those after it are waited for by the next call.
-    pub fn sync(&self, table: TableId) -> Result<(), ClientError> {
-        let mut pending = lock(&self.updates).remove(&table).unwrap_or_default();
-        while let Some(handle) = pending.first() {
-            let outcome = handle.wait(self.timeout);
-            if !matches!(outcome, Err(ClientError::Timeout { .. })) {
-                drop(pending.remove(0));
-            }
-            if outcome.is_err() {
-                lock(&self.updates).entry(table).or_default().splice(0..0, pending);
-                return outcome;
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends a gradient; the handle is due when all servers have it.
-    pub fn push(&self, table: TableId, gradient: Gradient<'_>) -> Result<Handle, ClientError> {
-        self.submit(table, gradient, false)
-    }
-
-    /// Asks for a table's parameters; read them with [`Job::read`] when the handle is due.
-    pub fn pull(&self, table: TableId) -> Result<Handle, ClientError> {
-        self.act(|worker| worker.pull(clock::now(), table, PullOptions::default()))
-    }
-
-    /// Asks for single rows of a sparse table, strictly ascending; the handle brings them.
-    pub fn pull_rows(&self, table: TableId, rows: &[u32]) -> Result<Handle, ClientError> {
-        self.act(|worker| worker.pull(clock::now(), table, PullOptions { rows: Some(rows), now: false }))
-    }
-
-    /// Asks for everything that is there now, whatever the consistency model; for evaluation.
-    pub fn pull_now(&self, table: TableId) -> Result<Handle, ClientError> {
-        self.act(|worker| worker.pull(clock::now(), table, PullOptions { rows: None, now: true }))
-    }
-
-    /// Sends a gradient and asks for the parameters that follow it, in one round.
-    pub fn push_pull(&self, table: TableId, gradient: &[f32]) -> Result<Handle, ClientError> {
-        self.submit(table, Gradient::Dense(gradient), true)
-    }
-
-    /// The codec that a table's gradients travel by; empty without one.
-    pub fn codec(&self, table: TableId) -> Result<String, ClientError> {
-        Ok(self.shared.lock().worker.codec(table)?)
-    }
-
-    /// Where the chunks of a table begin, ascending: each is encoded by itself.
-    pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, ClientError> {
-        Ok(self.shared.lock().worker.chunk_starts(table)?)
-    }
-
-    /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
-    pub fn read<T>(&self, table: TableId, look: impl FnOnce(&[f32]) -> T) -> Result<T, ClientError> {
-        // The lock is let go first: computing may take long, and the worker must go on meanwhile.
-        let values = self.values(table)?;
-        Ok(look(values.as_slice()))
-    }
-
-    /// A dense table's parameters as last pulled. They do not change, and their memory is not used again, as long as they are
-    /// held.
-    pub fn values(&self, table: TableId) -> Result<Lease, ClientError> {
-        Ok(self.shared.lock().worker.shared_values(table)?)
-    }
-
     /// Waits for all live workers to come to the same name.
-    pub fn barrier(&self, name: &str, timeout: Duration) -> Result<(), ClientError> {
-        self.arrive(name)?.wait(timeout)
+    pub fn barrier(&self, name: &str) -> Result<(), ClientError> {
+        self.barrier_within(name, self.shared.timeout)
+    }
+
+    /// [`Job::barrier`] with a time-out of its own.
+    pub fn barrier_within(&self, name: &str, timeout: Duration) -> Result<(), ClientError> {
+        self.arrive(name)?.wait_within(timeout)
     }
 
     /// Says that this worker is at a barrier; the handle is due when all live workers are.
@@ -242,7 +142,31 @@ impl Job {
 
     /// How the job stands.
     pub fn status(&self) -> Result<Status, ClientError> {
-        self.shared.status(self.timeout)
+        self.status_within(self.shared.timeout)
+    }
+
+    /// [`Job::status`] with a time-out of its own.
+    pub fn status_within(&self, timeout: Duration) -> Result<Status, ClientError> {
+        self.query_status()?.wait_within(timeout)
+    }
+
+    /// Asks how the job stands; the handle brings it.
+    pub fn query_status(&self) -> Result<Handle<Status>, ClientError> {
+        let ticket = self.shared.act(|worker| worker.query_status(clock::now()))?;
+        Ok(Handle::bringing(self.shared.clone(), ticket, |shared, ticket| {
+            let status = shared.lock().worker.take_status(ticket);
+            status.ok_or_else(|| WorkerError::Order("this status was taken already".into()).into())
+        }))
+    }
+
+    /// Where the job is.
+    pub fn url(&self) -> &JobUrl {
+        &self.url
+    }
+
+    /// How long calls wait unless told otherwise.
+    pub fn timeout(&self) -> Duration {
+        self.shared.timeout
     }
 
     /// This worker's rank, once it is known.
@@ -256,7 +180,7 @@ impl Job {
     }
 
     /// Iterations completed.
-    pub fn current_clock(&self) -> Clock {
+    pub fn iteration(&self) -> Clock {
         self.shared.lock().worker.current_clock()
     }
 
@@ -265,15 +189,15 @@ impl Job {
         self.shared.lock().worker.report().clone()
     }
 
-    /// Leaves the job in good order.
-    pub fn finish(self) -> Result<(), ClientError> {
-        self.leave()
+    /// Leaves the job in good order. It cannot be used any more, nor can its tables.
+    pub fn close(&self) -> Result<(), ClientError> {
+        self.close_within(self.shared.timeout)
     }
 
-    /// Like [`Job::finish`], for a job that several parts of a program hold. It cannot be used any more.
-    pub fn leave(&self) -> Result<(), ClientError> {
+    /// [`Job::close`] with a time-out of its own. After it the job has ended here, in good order or not.
+    pub fn close_within(&self, timeout: Duration) -> Result<(), ClientError> {
         let handle = self.act(|worker| Ok(worker.leave(clock::now())))?;
-        let left = handle.wait(self.timeout);
+        let left = handle.wait_within(timeout);
         self.end();
         left
     }
@@ -283,23 +207,11 @@ impl Job {
         self.end();
     }
 
-    /// Pushes a gradient. The worker is not held while it is copied or encoded.
-    fn submit(
-        &self,
-        table: TableId,
-        gradient: Gradient<'_>,
-        want_params: bool,
-    ) -> Result<Handle, ClientError> {
-        let mut submission = self.shared.ask(|worker| worker.begin_push(table, gradient, want_params))?;
-        submission.prepare(&Threads::of_one_job());
-        self.act(|worker| worker.finish(clock::now(), &mut submission))
-    }
-
-    pub(super) fn act(
+    fn act(
         &self,
         ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
     ) -> Result<Handle, ClientError> {
-        self.shared.act(ask).map(|ticket| Handle { shared: self.shared.clone(), ticket })
+        self.shared.act(ask).map(|ticket| Handle::new(self.shared.clone(), ticket))
     }
 
     fn end(&self) {

@@ -2,12 +2,12 @@
 
 use super::error::ClientError;
 use crate::env_vars;
+use crate::event_loop::Injection;
 use crate::identity::Identity;
-use crate::stderr;
+use crate::log::{Level, Log};
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
-use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use std::time::Duration;
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How to join a job.
+/// How to join a job: [`JobOptions::at`] or [`JobOptions::from_environment`], then what is to be otherwise.
+///
+/// ```
+/// use paramill_node::client::JobOptions;
+/// use std::time::Duration;
+///
+/// let options = JobOptions::at("paramill://localhost:7070/run42".parse()?)
+///     .rank(3)
+///     .timeout(Duration::from_secs(10))
+///     .log(|level, line| println!("{level:?}: {line}"));
+/// # drop(options);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
+#[must_use = "options join nothing until they are given to `Job::init`"]
 pub struct JobOptions {
-    /// Where the job is.
-    pub url: JobUrl,
-    /// In memory instead of over TCP.
-    pub memory: Option<Hub>,
-    /// How servers may be reached.
-    pub transport: Transport,
-    /// The worker's rank; the coordinator chooses one otherwise.
-    pub rank: Option<WorkerId>,
-    /// The address of the aggregator to go through to the servers, if this worker is to go through one. Several, with
-    /// commas between them, are tried in order, those of this host first.
-    pub aggregator: Option<String>,
-    /// How long calls wait.
-    pub timeout: Duration,
-    /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
-    pub congestion: Option<String>,
-    /// The components that can be named.
-    pub registry: Arc<Registry>,
-    /// Faults to try.
-    pub faults: FaultPlan,
-    /// Decides faults with a probability.
-    pub seed: u64,
-    /// Where log lines go.
-    pub log: fn(&str),
+    pub(super) url: JobUrl,
+    pub(super) memory: Option<Hub>,
+    pub(super) transport: Transport,
+    pub(super) rank: Option<WorkerId>,
+    pub(super) aggregator: Option<String>,
+    pub(super) timeout: Duration,
+    pub(super) congestion: Option<String>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) injection: Injection,
+    pub(super) log: Log,
 }
 
 impl JobOptions {
@@ -56,9 +56,8 @@ impl JobOptions {
             timeout: DEFAULT_TIMEOUT,
             congestion: None,
             registry: Arc::new(Registry::builtin()),
-            faults: FaultPlan::default(),
-            seed: 0,
-            log: stderr::log,
+            injection: Injection::default(),
+            log: Log::default(),
         }
     }
 
@@ -91,6 +90,56 @@ impl JobOptions {
             Err(_) => Transport::default(),
         };
         Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
+    }
+
+    /// How servers may be reached.
+    pub fn transport(mut self, transport: Transport) -> JobOptions {
+        self.transport = transport;
+        self
+    }
+
+    /// The worker's rank. Without one the coordinator chooses.
+    pub fn rank(mut self, rank: u32) -> JobOptions {
+        self.rank = Some(WorkerId(rank));
+        self
+    }
+
+    /// Goes to the servers through the aggregator at this address. Several, with commas between them, are tried in order,
+    /// those of this host first.
+    pub fn aggregator(mut self, address: impl Into<String>) -> JobOptions {
+        self.aggregator = Some(address.into());
+        self
+    }
+
+    /// How long calls wait unless told otherwise; [`DEFAULT_TIMEOUT`] without it.
+    pub fn timeout(mut self, timeout: Duration) -> JobOptions {
+        self.timeout = timeout;
+        self
+    }
+
+    /// TCP's congestion control, by name. Without one: what is best within a host, the system's default beyond it.
+    pub fn congestion(mut self, name: impl Into<String>) -> JobOptions {
+        self.congestion = Some(name.into());
+        self
+    }
+
+    /// The components that can be named; the built-in ones without it.
+    pub fn registry(mut self, registry: Arc<Registry>) -> JobOptions {
+        self.registry = registry;
+        self
+    }
+
+    /// Takes the lines that are written about the job, which go to stderr otherwise. The worker's thread calls it, and
+    /// waits for it.
+    pub fn log(mut self, take: impl Fn(Level, &str) + Send + Sync + 'static) -> JobOptions {
+        self.log = Log::new(take);
+        self
+    }
+
+    /// Tries faults: for tests and experiments.
+    pub fn inject(mut self, injection: Injection) -> JobOptions {
+        self.injection = injection;
+        self
     }
 }
 

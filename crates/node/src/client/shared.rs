@@ -1,13 +1,11 @@
 //! The worker behind its lock: what the application's threads and the event loop share.
 
 use super::error::ClientError;
-use super::handle::Handle;
 use crate::clock;
 use crate::event_loop::RoleCell;
 use crate::transport::memory::Mailbox;
 use paramill_core::limits;
 use paramill_core::standstill;
-use paramill_core::status::Status;
 use paramill_core::worker::{Ticket, Worker, WorkerError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +19,8 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
     pub(super) mailbox: Arc<Mailbox>,
+    /// How long calls wait unless told otherwise.
+    pub(super) timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Shared {
     }
 
     /// The event loop wakes those who wait for tickets that it finds in this list.
-    pub(super) fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
+    fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
         self.lock().waited.push(ticket);
         let outcome = wait();
         let waited = &mut self.lock().waited;
@@ -85,7 +85,7 @@ impl Shared {
         outcome
     }
 
-    pub(super) fn wait_for(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
+    fn wait_for(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
         let mut began = Instant::now();
         let mut state = self.lock();
         loop {
@@ -108,16 +108,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn status(self: &Arc<Shared>, timeout: Duration) -> Result<Status, ClientError> {
-        let ticket = self.act(|worker| worker.query_status(clock::now()))?;
-        let handle = Handle { shared: self.clone(), ticket };
-        handle.wait(timeout)?;
-        let status = self.lock().worker.take_status(ticket);
-        status.ok_or_else(|| ClientError::Ended("the status was taken already".into()))
-    }
-
     /// What the servers say this worker waits for; empty when they say nothing.
-    pub(super) fn servers_reason(&self) -> String {
+    fn servers_reason(&self) -> String {
         let Some(me) = self.lock().worker.id() else { return String::new() };
         let Ok(ticket) = self.act(|worker| worker.query_status(clock::now())) else { return String::new() };
         let began = Instant::now();

@@ -7,12 +7,11 @@ use super::job::Job;
 use super::shared::Shared;
 use crate::clock;
 use paramill_core::types::TableId;
-use paramill_core::worker;
+use paramill_core::worker::{self, Ticket};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Duration;
 
-/// A dense table's gradient and parameters ([`worker::Slab`]), lent by a [`Job`]. Dropping it ends the loan: the table is
+/// A dense table's gradient and parameters ([`worker::Slab`]), lent by [`Table::slab`](super::Table::slab). Dropping it ends the loan: the table is
 /// then pushed and pulled as others are.
 #[derive(Debug)]
 pub struct Slab {
@@ -21,37 +20,27 @@ pub struct Slab {
     shared: Arc<Shared>,
 }
 
-/// Slabs under way. Dropping it does not undo anything: the tables are then pushed and pulled as others are.
-#[derive(Debug)]
-#[must_use = "an exchange tells whether it succeeded, and has the slabs"]
-pub struct Exchange {
-    handle: Handle,
+impl Slab {
+    pub(super) fn lend(shared: &Arc<Shared>, table: TableId) -> Result<Slab, ClientError> {
+        let slab = shared.lock().worker.slab(table)?;
+        // The coordinator is told.
+        shared.mailbox.wake_sleeper();
+        Ok(Slab { slab: Some(slab), shared: shared.clone() })
+    }
 }
 
 impl Job {
-    /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied. An
-    /// exchange waits for all blocks: under psp with b below 1 this is refused.
-    pub fn slab(&self, table: TableId) -> Result<Slab, ClientError> {
-        let slab = self.shared.lock().worker.slab(table)?;
-        // The coordinator is told.
-        self.shared.mailbox.wake_sleeper();
-        Ok(Slab { slab: Some(slab), shared: self.shared.clone() })
-    }
-
-    /// Ends a loan, as dropping the slab does.
-    pub fn give_back(&self, slab: Slab) {
-        drop(slab);
-    }
-
     /// Sends the gradients of these slabs and asks for the parameters that follow them, all in one round. The slabs
-    /// are taken, and come back with [`Exchange::wait`]; on an error they stay, and nothing was sent. NaN and Inf are
+    /// are taken, and come back with [`Handle::wait`]; on an error they stay, and nothing was sent. NaN and Inf are
     /// found by the servers, not here. A slab that another job lent is refused.
-    pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Exchange, ClientError> {
+    ///
+    /// Dropping the handle does not undo anything: the tables are then pushed and pulled as others are.
+    pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Handle<Vec<Slab>>, ClientError> {
         let mut lent: Vec<worker::Slab> = slabs.iter_mut().filter_map(|slab| slab.slab.take()).collect();
         match self.exchange_lent(&mut lent) {
-            Ok(handle) => {
+            Ok(ticket) => {
                 slabs.clear();
-                Ok(Exchange { handle })
+                Ok(Handle::bringing(self.shared.clone(), ticket, |shared, ticket| Ok(redeem(shared, ticket))))
             }
             Err(error) => {
                 slabs.iter_mut().zip(lent).for_each(|(slab, lent)| slab.slab = Some(lent));
@@ -61,15 +50,27 @@ impl Job {
     }
 
     /// The worker is not held while gradients are copied or encoded. After an error the slabs are where they were.
-    fn exchange_lent(&self, lent: &mut Vec<worker::Slab>) -> Result<Handle, ClientError> {
+    fn exchange_lent(&self, lent: &mut Vec<worker::Slab>) -> Result<Ticket, ClientError> {
         let mut submission = self.shared.ask(|worker| worker.begin_exchange(lent))?;
         submission.prepare(&Threads::of_one_job());
-        let finished = self.act(|worker| worker.finish(clock::now(), &mut submission));
+        let finished = self.shared.act(|worker| worker.finish(clock::now(), &mut submission));
         if finished.is_err() {
             *lent = submission.take_slabs();
         }
         finished
     }
+}
+
+impl Handle<Vec<Slab>> {
+    /// Gives up, after an error that is not a time-out: the slabs as they are.
+    pub fn give_up(&self) -> Vec<Slab> {
+        redeem(&self.shared, self.ticket)
+    }
+}
+
+fn redeem(shared: &Arc<Shared>, ticket: Ticket) -> Vec<Slab> {
+    let lent = shared.lock().worker.redeem_slabs(ticket);
+    lent.into_iter().map(|slab| Slab { slab: Some(slab), shared: shared.clone() }).collect()
 }
 
 impl Deref for Slab {
@@ -95,30 +96,5 @@ impl Drop for Slab {
             // Only a slab that was swapped for one of another job is refused; nobody can return that one.
             let _ = state.worker.give_back(slab);
         }
-    }
-}
-
-impl Exchange {
-    /// Waits until all parameters are here. After a time-out it may be called again, to wait on; after another error
-    /// [`Exchange::give_up`] has the slabs.
-    pub fn wait(&mut self, timeout: Duration) -> Result<Vec<Slab>, ClientError> {
-        self.handle.wait(timeout)?;
-        Ok(self.redeem())
-    }
-
-    /// Whether [`Exchange::wait`] would return at once, after waiting a while for that.
-    pub fn is_due_within(&self, timeout: Duration) -> bool {
-        self.handle.is_due_within(timeout)
-    }
-
-    /// Gives up: the slabs as they are.
-    pub fn give_up(&mut self) -> Vec<Slab> {
-        self.redeem()
-    }
-
-    fn redeem(&mut self) -> Vec<Slab> {
-        let Handle { shared, ticket } = &self.handle;
-        let lent = shared.lock().worker.redeem_slabs(*ticket);
-        lent.into_iter().map(|slab| Slab { slab: Some(slab), shared: shared.clone() }).collect()
     }
 }

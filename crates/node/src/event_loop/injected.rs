@@ -6,11 +6,13 @@ use paramill_core::types::{NodeId, Time};
 use paramill_core::wire::Header;
 use std::time::Duration;
 
-/// Which faults to try, and the seed that decides those with a probability.
+/// Faults to try, for tests and experiments.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Injection {
-    pub(crate) plan: FaultPlan,
-    pub(crate) seed: u64,
+pub struct Injection {
+    /// The faults.
+    pub plan: FaultPlan,
+    /// Decides those that have a probability.
+    pub seed: u64,
 }
 
 /// The faults of one node, under way.

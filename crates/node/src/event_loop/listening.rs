@@ -4,6 +4,7 @@ use super::connection::{Connection, State, Wire};
 use super::strangers::Stranger;
 use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell, Setup};
 use crate::clock;
+use crate::log::Level;
 use crate::transport::shm::SharedError;
 use crate::transport::stream::{Stream, StreamConnection};
 use paramill_core::limits;
@@ -32,13 +33,16 @@ impl<C: RoleCell> EventLoop<C> {
                         self.await_hello(stream);
                     }
                 }
-                Ok(Err(stranger)) => (self.setup.log)(&format!("refused a connection: {stranger}")),
+                Ok(Err(stranger)) => {
+                    self.setup.log.line(Level::Warn, &format!("refused a connection: {stranger}"));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // Who hung up while it waited is no reason to keep others waiting.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     // Most likely out of descriptors: the listener would stay readable and the loop would spin.
-                    (self.setup.log)(&format!("cannot take a connection: {error}; see `paramill doctor`"));
+                    let line = format!("cannot take a connection: {error}; see `paramill doctor`");
+                    self.setup.log.line(Level::Error, &line);
                     return self.listen_again_at(Some(clock::now() + ACCEPT_PAUSE));
                 }
             }
@@ -121,7 +125,7 @@ impl<C: RoleCell> EventLoop<C> {
                 None => epoll::add(&self.epoll, listener.as_fd(), data, epoll::EventFlags::IN),
             };
             if let Err(error) = changed {
-                (self.setup.log)(&format!("cannot watch the listener: {error}"));
+                self.setup.log.line(Level::Error, &format!("cannot watch the listener: {error}"));
             }
         }
         self.deaf_until = at;

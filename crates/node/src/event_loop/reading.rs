@@ -4,6 +4,7 @@ use super::connection::{Connection, State, Wire};
 use super::greeting::{greet, welcomed};
 use super::{EventLoop, HANDSHAKE_DEADLINE, Named, RoleCell};
 use crate::clock;
+use crate::log::Level;
 use crate::transport::stream::ReceiveError;
 use paramill_core::limits;
 use paramill_core::role::{Landing, Lost, Role};
@@ -151,7 +152,7 @@ impl<C: RoleCell> EventLoop<C> {
             (Ok(()), None) => Ok(()),
             // A stranger is told why before it is hung up on: its user has to install another release.
             (Err(ReceiveError::Wire(error)), None) if matches!(state, State::AwaitHello { .. }) => {
-                (setup.log)(&format!("refused a connection: {error}"));
+                setup.log.line(Level::Warn, &format!("refused a connection: {error}"));
                 reply = Some(frame(Kind::Error, &Refusal { reason: error.to_string(), retry: false }));
                 *closing = Some(deadline);
                 *state = State::Refused;

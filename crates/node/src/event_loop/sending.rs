@@ -30,7 +30,7 @@ impl<C: RoleCell> EventLoop<C> {
                         self.mark_dirty(key);
                     }
                 }
-                Output::Log(line) => (self.setup.log)(&line),
+                Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {
                     // Last words that an injected delay holds back are heard too.
                     let deadline = self.after_late(clock::now()) + FAREWELL;

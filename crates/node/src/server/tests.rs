@@ -38,10 +38,10 @@ fn a_dead_address_is_passed_over() {
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
     let job = Job::init(JobOptions::at(url)).expect("a worker");
-    let table = job.create_table(TableSpec::dense("w", [100]), vec![1.0; 100]).expect("a table");
+    let table = job.table(TableSpec::dense("w", [100]), vec![1.0; 100]).expect("a table");
     job.start().expect("the other address leads to the server");
-    assert_eq!(job.read(table, |values| values.to_vec()).expect("values"), [1.0; 100]);
-    job.finish().expect("all is well");
+    assert_eq!(table.read(|values| values.to_vec()).expect("values"), [1.0; 100]);
+    job.close().expect("all is well");
     server.join().expect("all is well");
 }
 

@@ -64,7 +64,7 @@ fn drain(role: &mut impl Role) -> Vec<Output> {
             assert_eq!(length, frame.header.payload_bytes as usize, "{:?}", frame.header);
             assert!(length <= frame.header.kind.max_payload_bytes(), "{:?}", frame.header);
         }
-        if let Output::Log(line) = output {
+        if let Output::Log(_, line) = output {
             assert!(line.len() < 4096, "a log line of {} bytes", line.len());
         }
     }

@@ -7,7 +7,7 @@ use crate::args::Transport;
 use crate::training;
 use anyhow::{Context, Result, anyhow};
 use paramill_core::registry::Registry;
-use paramill_core::types::{ServerId, WorkerId};
+use paramill_core::types::ServerId;
 use paramill_node::Hub;
 use paramill_node::client::JobOptions;
 use paramill_node::server::{self, Server, ServerConfig};
@@ -139,18 +139,16 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
         let (mut instructions, mut threads) = (Vec::new(), Vec::new());
         for (rank, options) in workers {
             let (sender, receiver) = mpsc::channel();
-            let options = JobOptions {
-                rank: Some(WorkerId(rank)),
-                timeout: exchange.timeout,
-                transport: exchange.transport.between_processes(),
-                registry: registry.clone(),
-                congestion: Some(exchange.congestion.clone()),
-                ..options
-            };
+            let options = options
+                .rank(rank)
+                .timeout(exchange.timeout)
+                .transport(exchange.transport.between_processes())
+                .registry(registry.clone())
+                .congestion(exchange.congestion.clone());
             instructions.push(sender);
             threads.push(scope.spawn(move || {
                 // A parent that waits for this worker's answer learns of its error by the end of the process.
-                let outcome = worker::run(exchange, options, &receiver);
+                let outcome = worker::run(exchange, rank, options, &receiver);
                 outcome.with_context(|| format!("worker {rank}")).unwrap_or_else(|error| {
                     stderr::line(format_args!("error: {error:#}"));
                     std::process::exit(1)

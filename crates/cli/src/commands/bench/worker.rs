@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use paramill_core::status::Status;
 use paramill_core::store::Buffer;
 use paramill_core::table::{Pack, Packed};
-use paramill_node::client::{Handle, Job, JobOptions, Slab, TableId};
+use paramill_node::client::{ClientError, Handle, Job, JobOptions, Slab, Table};
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ enum Held {
 
 /// Gradients of a table's tensors, each in memory of its own, and room to gather those of several.
 struct OwnTable {
-    table: TableId,
+    table: Table,
     tensors: Vec<Buffer>,
     gathered: Buffer,
 }
@@ -58,53 +58,47 @@ struct OwnTable {
 /// Joins, obeys, leaves.
 pub(super) fn run(
     exchange: &Exchange,
+    rank: u32,
     options: JobOptions,
     instructions: &Receiver<Instruction>,
 ) -> Result<()> {
-    let (rank, timeout) = (options.rank.map_or(0, |rank| rank.0), options.timeout);
     let job = Job::init(options)?;
     let mut values = Values::new(exchange, rank);
     let mut tables = Vec::new();
     for pack in exchange.tables() {
         let spec = pack.spec().clone();
         let initial = values.initial(spec.elements() as usize);
-        tables.push((job.create_table(spec, initial)?, pack));
+        tables.push((job.table(spec, initial)?, pack));
     }
     job.start().context("the job did not start")?;
-    let mut model = hold(&job, &tables, exchange.copy, &mut values)?;
+    let mut model = hold(&tables, exchange.copy, &mut values)?;
     let held = if rank == 0 { Some(held(&job.status()?, exchange)?) } else { None };
     answer(&Answer::Ready { held })?;
     loop {
         match instructions.recv().context("nobody gives instructions any more")? {
             Instruction::Run { iterations } => {
-                answer(&Answer::Ran(iterate(&job, &mut model, &mut values, iterations, timeout)?))?;
+                answer(&Answer::Ran(iterate(&job, &mut model, &mut values, iterations)?))?;
             }
             Instruction::Leave => break,
             Instruction::Flow { .. } => bail!("a worker was told to send without end"),
         }
     }
     let checksum = checksum(&job, &tables, model, &values)?;
-    job.finish()?;
+    job.close()?;
     answer(&Answer::Left { checksum })
 }
 
-fn hold(job: &Job, tables: &[(TableId, Pack)], copy: bool, values: &mut Values) -> Result<Held> {
+fn hold(tables: &[(Table, Pack)], copy: bool, values: &mut Values) -> Result<Held> {
     if copy {
-        let own = |(table, pack): &(TableId, Pack)| OwnTable::new(*table, pack, values);
+        let own = |(table, pack): &(Table, Pack)| OwnTable::new(table.clone(), pack, values);
         return Ok(Held::Own(tables.iter().map(own).collect()));
     }
-    let mut slabs = tables.iter().map(|(table, _)| job.slab(*table)).collect::<Result<Vec<Slab>, _>>()?;
+    let mut slabs = tables.iter().map(|(table, _)| table.slab()).collect::<Result<Vec<Slab>, _>>()?;
     slabs.iter_mut().for_each(|slab| values.fill(slab.gradient_mut()));
     Ok(Held::Lent(slabs))
 }
 
-fn iterate(
-    job: &Job,
-    model: &mut Held,
-    values: &mut Values,
-    iterations: u64,
-    timeout: Duration,
-) -> Result<Ran> {
+fn iterate(job: &Job, model: &mut Held, values: &mut Values, iterations: u64) -> Result<Ran> {
     let stride = iterations.div_ceil(MAX_TIMES as u64).max(1);
     let mut times_us = Vec::with_capacity((iterations / stride) as usize + 1);
     let mut longest = Duration::ZERO;
@@ -116,7 +110,7 @@ fn iterate(
         if model.vary(values) {
             last = Instant::now();
         }
-        exchange_all(job, model, timeout).with_context(|| format!("iteration {iteration}"))?;
+        exchange_all(job, model).with_context(|| format!("iteration {iteration}"))?;
         let now = Instant::now();
         let time = now - last;
         last = now;
@@ -137,18 +131,18 @@ fn payload(job: &Job) -> Payload {
 }
 
 /// One iteration: every tensor leaves, then every tensor is waited for.
-fn exchange_all(job: &Job, model: &mut Held, timeout: Duration) -> Result<()> {
+fn exchange_all(job: &Job, model: &mut Held) -> Result<()> {
     match model {
         Held::Own(tables) => {
-            let push = |own: &mut OwnTable| job.push_pull(own.table, own.gradient());
+            let push = |own: &mut OwnTable| own.push_pull();
             let handles: Vec<Handle> = tables.iter_mut().map(push).collect::<Result<_, _>>()?;
             job.clock();
-            handles.iter().try_for_each(|handle| handle.wait(timeout))?;
+            handles.iter().try_for_each(Handle::wait)?;
         }
         Held::Lent(slabs) => {
-            let mut exchange = job.exchange(slabs)?;
+            let exchange = job.exchange(slabs)?;
             job.clock();
-            *slabs = exchange.wait(timeout)?;
+            *slabs = exchange.wait()?;
         }
     }
     Ok(())
@@ -168,7 +162,7 @@ impl Held {
 }
 
 impl OwnTable {
-    fn new(table: TableId, pack: &Pack, values: &mut Values) -> OwnTable {
+    fn new(table: Table, pack: &Pack, values: &mut Values) -> OwnTable {
         let own = |packed: &Packed| {
             let mut buffer = Buffer::zeroed(packed.place.len());
             values.fill(buffer.as_mut_slice());
@@ -179,10 +173,10 @@ impl OwnTable {
         OwnTable { table, tensors, gathered: Buffer::zeroed(gathered) }
     }
 
-    /// The table's gradient.
-    fn gradient(&mut self) -> &[f32] {
+    /// Sends the table's gradient, and asks for the parameters that follow it.
+    fn push_pull(&mut self) -> Result<Handle, ClientError> {
         if let [tensor] = &self.tensors[..] {
-            return tensor.as_slice();
+            return self.table.push_pull(tensor.as_slice());
         }
         let mut rest = self.gathered.as_mut_slice();
         for tensor in &self.tensors {
@@ -190,7 +184,7 @@ impl OwnTable {
                 rest.split_off_mut(..tensor.len()).expect("the pack's size is the sum of its tensors'");
             place.copy_from_slice(tensor.as_slice());
         }
-        self.gathered.as_slice()
+        self.table.push_pull(self.gathered.as_slice())
     }
 }
 
@@ -209,13 +203,12 @@ fn held(status: &Status, exchange: &Exchange) -> Result<Vec<u64>> {
 
 /// A number that depends on every parameter. A parameter that has not moved since the start is an error: an exchange
 /// that exchanges nothing is fast.
-fn checksum(job: &Job, tables: &[(TableId, Pack)], model: Held, values: &Values) -> Result<u64> {
-    if let Held::Lent(slabs) = model {
-        slabs.into_iter().for_each(|slab| job.give_back(slab));
-    }
+fn checksum(job: &Job, tables: &[(Table, Pack)], model: Held, values: &Values) -> Result<u64> {
+    // Slabs go back first: while they are lent, their tables cannot be read.
+    drop(model);
     let (mut sum, mut still) = (0u64, 0u64);
     for (table, _) in tables {
-        job.read(*table, |parameters| {
+        table.read(|parameters| {
             for value in parameters {
                 sum = sum.rotate_left(5) ^ u64::from(value.to_bits());
                 still += u64::from(!values.has_moved(*value));
@@ -223,9 +216,9 @@ fn checksum(job: &Job, tables: &[(TableId, Pack)], model: Held, values: &Values)
         })?;
     }
     ensure!(
-        still == 0 || job.current_clock() == 0,
+        still == 0 || job.iteration() == 0,
         "{still} parameters did not move in {} iterations, or went out of bounds; give another --optimizer",
-        job.current_clock()
+        job.iteration()
     );
     Ok(sum)
 }

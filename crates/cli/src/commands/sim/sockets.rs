@@ -1,16 +1,15 @@
 //! A scenario over loopback TCP: the same roles, tables, gradients and faults, driven by sockets and the real clock.
 
 use crate::failure::Failure;
-use crate::output::{Align, Output, Table};
+use crate::output::{self, Align, Output};
 use anyhow::{Context, Result, anyhow};
 use paramill_core::consistency::SyncStats;
 use paramill_core::registry::Registry;
-use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, ServerId, TableId, WorkerId};
-use paramill_core::worker::Gradient;
+use paramill_node::Injection;
 use paramill_node::admin::Admin;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
-use paramill_node::client::{Handle, Job, JobOptions};
+use paramill_node::client::{Gradient, Handle, Job, JobOptions, Table};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
 use paramill_sim::compute::ComputeClock;
@@ -87,13 +86,10 @@ fn work_all(
         });
     };
     for rank in (0..scenario.workers).map(WorkerId) {
-        let options = JobOptions {
-            rank: Some(rank),
-            aggregator: aggregator_of(rank),
-            registry: registry.clone(),
-            seed: scenario.seed,
-            ..JobOptions::at(url.clone())
-        };
+        let mut options = JobOptions::at(url.clone()).rank(rank.0).registry(registry.clone());
+        if let Some(address) = aggregator_of(rank) {
+            options = options.aggregator(address);
+        }
         let scenario = scenario.clone();
         start(rank.to_string(), Box::new(move || work(&scenario, rank, options)));
     }
@@ -168,78 +164,67 @@ fn switch_models(scenario: &Scenario, url: &JobUrl, over: &AtomicBool) -> Result
 /// One worker; rank 0 returns the final parameters and what the servers counted.
 fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Option<End>> {
     let faults = scenario.fault_plan()?;
-    let options = JobOptions { faults: faults.clone(), ..options };
-    let timeout = options.timeout;
+    let options = options.inject(Injection { plan: faults.clone(), seed: scenario.seed });
     let (gradients, seed) = (scenario.gradients(), scenario.seed);
     let mut compute = ComputeClock::new(scenario.compute.clone(), faults, seed, rank);
     let job = Job::init(options)?;
-    let specs = scenario.table_specs();
-    for (table, spec) in (0..).map(TableId).zip(&specs) {
-        let initial = (0..spec.elements()).map(|element| gradients.initial(seed, table, element));
-        job.create_table(spec.clone(), initial.collect())?;
+    let mut tables = Vec::new();
+    for (id, spec) in (0..).map(TableId).zip(scenario.table_specs()) {
+        let initial = (0..spec.elements()).map(|element| gradients.initial(seed, id, element));
+        let initial = initial.collect();
+        tables.push(job.table(spec, initial)?);
     }
     job.start()?;
     for clock in 0..scenario.iterations {
         let mut rows: Vec<(Vec<u32>, Vec<f32>)> = Vec::new();
-        for (table, spec) in (0..).map(TableId).zip(&specs) {
-            rows.push(fetch(&job, scenario, rank, clock, table, spec, timeout)?);
+        for table in &tables {
+            rows.push(fetch(table, scenario, rank, clock)?);
         }
         std::thread::sleep(compute.step(clock));
         let mut handles: Vec<Handle> = Vec::new();
-        for ((table, spec), (rows, values)) in (0..).map(TableId).zip(&specs).zip(&rows) {
-            let push = PushId { seed, worker: rank, clock, table };
+        for (table, (rows, values)) in tables.iter().zip(&rows) {
+            let push = PushId { seed, worker: rank, clock, table: table.id() };
             let mut gradient = Vec::with_capacity(values.len());
-            if spec.rows {
-                gradients.extend_rows(&push, rows, spec.row_elements(), values, &mut gradient);
-                handles.push(job.push(table, Gradient::Rows { rows, values: &gradient })?);
+            if table.spec().rows {
+                gradients.extend_rows(&push, rows, table.spec().row_elements(), values, &mut gradient);
+                handles.push(table.push(Gradient::Rows { rows, values: &gradient })?);
             } else {
                 gradients.extend(&push, 0, values, &mut gradient);
-                handles.push(job.push_pull(table, &gradient)?);
+                handles.push(table.push_pull(&gradient)?);
             }
         }
         job.clock();
-        for handle in handles {
-            handle.wait(timeout)?;
-        }
+        handles.iter().try_for_each(Handle::wait)?;
     }
-    job.barrier("done", END_TIMEOUT)?;
+    job.barrier_within("done", END_TIMEOUT)?;
     let end = match rank {
-        WorkerId(0) => Some(judge(&job, &specs, timeout)?),
+        WorkerId(0) => Some(judge(&job, &tables)?),
         _ => None,
     };
-    job.finish()?;
+    job.close()?;
     Ok(end)
 }
 
 /// The values that an iteration works on: a whole dense table, or the touched rows of a sparse one.
-fn fetch(
-    job: &Job,
-    scenario: &Scenario,
-    rank: WorkerId,
-    clock: u64,
-    table: TableId,
-    spec: &TableSpec,
-    timeout: Duration,
-) -> Result<(Vec<u32>, Vec<f32>)> {
-    if !spec.rows {
-        return Ok((Vec::new(), job.read(table, <[f32]>::to_vec)?));
+fn fetch(table: &Table, scenario: &Scenario, rank: WorkerId, clock: u64) -> Result<(Vec<u32>, Vec<f32>)> {
+    if !table.spec().rows {
+        return Ok((Vec::new(), table.read(<[f32]>::to_vec)?));
     }
-    let rows = touched_rows(scenario.seed, rank, clock, table, spec);
-    let values = job.pull_rows(table, &rows)?.wait_rows(timeout)?;
+    let rows = touched_rows(scenario.seed, rank, clock, table.id(), table.spec());
+    let values = table.rows(&rows)?.wait()?;
     Ok((rows, values))
 }
 
-fn judge(job: &Job, specs: &[TableSpec], timeout: Duration) -> Result<End> {
-    let mut tables = Vec::new();
-    for (table, spec) in (0..).map(TableId).zip(specs) {
-        let rows = job.pull_now(table)?.wait_rows(timeout)?;
-        let values = if spec.rows { rows } else { job.read(table, <[f32]>::to_vec)? };
-        tables.push(TableOutcome { name: spec.name.clone(), hash: parameter_hash(&values) });
+fn judge(job: &Job, tables: &[Table]) -> Result<End> {
+    let mut outcomes = Vec::new();
+    for table in tables {
+        let values = table.pull_now()?.wait()?;
+        outcomes.push(TableOutcome { name: table.spec().name.clone(), hash: parameter_hash(&values) });
     }
     let status = job.status()?;
     let mut sync = SyncStats::default();
     status.shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
-    Ok(End { tables, sync })
+    Ok(End { tables: outcomes, sync })
 }
 
 fn print(report: &SocketReport, output: &Output) -> Result<(), Failure> {
@@ -250,7 +235,8 @@ fn print(report: &SocketReport, output: &Output) -> Result<(), Failure> {
         "seed {}: {:.2} s over sockets; {} of {} pulls delayed",
         report.seed, report.seconds, report.sync.dprs, report.sync.pulls
     ))?;
-    let mut table = Table::new([("table", Align::Left), ("hash of the final parameters", Align::Left)]);
+    let mut table =
+        output::Table::new([("table", Align::Left), ("hash of the final parameters", Align::Left)]);
     for outcome in &report.tables {
         table.row([&outcome.name, &outcome.hash]);
     }

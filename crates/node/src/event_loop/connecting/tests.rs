@@ -2,6 +2,7 @@
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
+use crate::log::Log;
 use crate::transport::Transport;
 use crate::transport::memory::Mailbox;
 use crate::transport::options::SocketOptions;
@@ -105,7 +106,7 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
-        log: |_| {},
+        log: Log::none(),
     };
     EventLoop::new(Owned(role), setup).unwrap().run().unwrap_err()
 }

@@ -1,6 +1,7 @@
 //! A role that panics again when it is asked for more: the others are told all the same.
 
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
+use crate::log::{Level, Log};
 use crate::transport::memory::Mailbox;
 use crate::transport::options::SocketOptions;
 use crate::transport::shm::SharedAllocator;
@@ -32,8 +33,10 @@ impl Role for Fragile {
         if self.accepted == 2 {
             let header = Header { payload_bytes: 64, ..frame(Kind::Control, &Control::Leave).header };
             let frame = Frame { header, body: Body::Stored { buffer: 0, start: 0, len: 64 } };
-            self.outputs
-                .extend([Output::Send { to: you.into(), frame }, Output::Log("the last line".into())]);
+            self.outputs.extend([
+                Output::Send { to: you.into(), frame },
+                Output::Log(Level::Info, "the last line".into()),
+            ]);
         }
         Ok(Welcome { you, incarnation: 0 })
     }
@@ -101,7 +104,7 @@ fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),
-        log: |line| panic!("nobody takes `{line}`"),
+        log: Log::new(|_, line| panic!("nobody takes `{line}`")),
     };
     let role = Owned(Fragile { accepted: 0, outputs: VecDeque::new() });
     let running = std::thread::spawn(|| EventLoop::new(role, setup).expect("an event loop").run());

@@ -121,7 +121,7 @@ proptest! {
             };
             prop_assert_eq!(shard.check(), Ok(()));
             // Nothing that a worker says makes a server stop, or call somebody.
-            let stays = |output: &Output| matches!(output, Output::Send { .. } | Output::Log(_));
+            let stays = |output: &Output| matches!(output, Output::Send { .. } | Output::Log(..));
             prop_assert!(outputs.iter().all(stays), "{outputs:?}");
             // Four gradients under way, and the rounds that may be open, each no larger than the tables.
             let rounds = limits::MAX_ROUNDS_AHEAD as usize + 2;

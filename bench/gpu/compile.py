@@ -1,0 +1,42 @@
+"""Makes crates/py/src/device/topk.ptx of topk.cu, with the compiler that comes with torch (NVRTC). Needs no GPU."""
+
+import ctypes
+import pathlib
+import re
+
+import nvidia
+
+SOURCE = pathlib.Path(__file__).parents[2] / "crates/py/src/device/topk.cu"
+# Any GPU from Turing on; what the code asks of the driver is as old.
+ARCHITECTURE, VERSION = "compute_75", "7.0"
+
+
+def main():
+    folders = [pathlib.Path(each) for each in nvidia.__path__]
+    library = next(path for folder in folders for path in folder.glob("**/libnvrtc.so.*"))
+    nvrtc = ctypes.CDLL(str(library))
+    program = ctypes.c_void_p()
+    text = SOURCE.read_bytes()
+    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"topk.cu", 0, None, None))
+    options = [f"--gpu-architecture={ARCHITECTURE}".encode()]
+    outcome = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    check(nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+    log = ctypes.create_string_buffer(size.value)
+    check(nvrtc.nvrtcGetProgramLog(program, log))
+    print(log.value.decode().strip())
+    check(outcome)
+    check(nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size)))
+    ptx = ctypes.create_string_buffer(size.value)
+    check(nvrtc.nvrtcGetPTX(program, ptx))
+    assembly = re.sub(r"^//.*\n", "", ptx.value.decode(), flags=re.MULTILINE).strip()
+    SOURCE.with_suffix(".ptx").write_text(re.sub(r"\.version \S+", f".version {VERSION}", assembly) + "\n")
+
+
+def check(outcome):
+    if outcome:
+        raise SystemExit(f"NVRTC failed: {outcome}")
+
+
+if __name__ == "__main__":
+    main()

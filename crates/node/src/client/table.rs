@@ -1,0 +1,164 @@
+//! A table as the application uses it.
+
+use super::error::ClientError;
+use super::handle::Handle;
+use super::hands::Threads;
+use super::shared::{Shared, lock};
+use super::slab::Slab;
+use crate::clock;
+use paramill_core::lease::Lease;
+use paramill_core::table::TableSpec;
+use paramill_core::types::TableId;
+use paramill_core::worker::{Gradient, PullOptions};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What is trained: an array that lives on the servers. Made by [`Job::table`](super::Job::table); clones are the same
+/// table. It does not keep its job running.
+///
+/// A gradient is a slice, or a [`Gradient`] where it is of single rows or a product of thin matrices.
+#[derive(Debug, Clone)]
+pub struct Table(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    id: TableId,
+    spec: TableSpec,
+    /// Updates whose end nobody has seen yet, oldest first.
+    updates: Mutex<Vec<Handle>>,
+}
+
+impl Table {
+    pub(super) fn new(shared: Arc<Shared>, id: TableId, spec: TableSpec) -> Table {
+        Table(Arc::new(Inner { shared, id, spec, updates: Mutex::default() }))
+    }
+
+    /// Its number in the job.
+    pub fn id(&self) -> TableId {
+        self.0.id
+    }
+
+    /// What it was created as.
+    pub fn spec(&self) -> &TableSpec {
+        &self.0.spec
+    }
+
+    /// Sends a gradient of the current clock and asks for the parameters that follow it. [`Table::sync`] waits for them.
+    ///
+    /// Whatever the error, this gradient was not sent, and other workers may wait for it. [`ClientError::EarlierUpdate`]
+    /// says that nothing is wrong with it: an update that was sent before failed, and the next call sends this one.
+    pub fn update<'g>(&self, gradient: impl Into<Gradient<'g>>) -> Result<(), ClientError> {
+        let mut pending = lock(&self.0.updates);
+        while let Some(handle) = pending.first()
+            && handle.is_due()
+        {
+            let handle = pending.remove(0);
+            let outcome = handle.wait_within(Duration::ZERO);
+            outcome.map_err(|error| ClientError::EarlierUpdate(Box::new(error)))?;
+        }
+        pending.push(self.push_pull(gradient)?);
+        Ok(())
+    }
+
+    /// Waits until the parameters may be used for the next iteration. After a time-out it may be called again, to wait on.
+    /// The error of an update is given once; those after it are waited for by the next call.
+    pub fn sync(&self) -> Result<(), ClientError> {
+        self.sync_within(self.0.shared.timeout)
+    }
+
+    /// [`Table::sync`] with a time-out of its own, which holds for each update that is waited for.
+    pub fn sync_within(&self, timeout: Duration) -> Result<(), ClientError> {
+        let mut pending = std::mem::take(&mut *lock(&self.0.updates));
+        while let Some(handle) = pending.first() {
+            let outcome = handle.wait_within(timeout);
+            if !matches!(outcome, Err(ClientError::Timeout { .. })) {
+                drop(pending.remove(0));
+            }
+            if outcome.is_err() {
+                lock(&self.0.updates).splice(0..0, pending);
+                return outcome;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a gradient; the handle is due when all servers have it.
+    pub fn push<'g>(&self, gradient: impl Into<Gradient<'g>>) -> Result<Handle, ClientError> {
+        self.send(gradient.into(), false)
+    }
+
+    /// Sends a gradient and asks for the parameters that follow it, in one round.
+    pub fn push_pull<'g>(&self, gradient: impl Into<Gradient<'g>>) -> Result<Handle, ClientError> {
+        self.send(gradient.into(), true)
+    }
+
+    /// The worker is not held while the gradient is copied or encoded.
+    fn send(&self, gradient: Gradient<'_>, want: bool) -> Result<Handle, ClientError> {
+        let Inner { shared, id, .. } = &*self.0;
+        let mut submission = shared.ask(|worker| worker.begin_push(*id, gradient, want))?;
+        submission.prepare(&Threads::of_one_job());
+        let ticket = shared.act(|worker| worker.finish(clock::now(), &mut submission))?;
+        Ok(Handle::new(shared.clone(), ticket))
+    }
+
+    /// Asks for a dense table's parameters; read them with [`Table::read`] when the handle is due.
+    pub fn pull(&self) -> Result<Handle, ClientError> {
+        let ticket =
+            self.0.shared.act(|worker| worker.pull(clock::now(), self.0.id, PullOptions::default()))?;
+        Ok(Handle::new(self.0.shared.clone(), ticket))
+    }
+
+    /// Asks for everything that is there now, whatever the consistency model; for evaluation. The handle brings a copy of
+    /// it.
+    pub fn pull_now(&self) -> Result<Handle<Vec<f32>>, ClientError> {
+        let options = PullOptions { rows: None, now: true };
+        let (id, is_sparse) = (self.0.id, self.0.spec.rows);
+        let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), id, options))?;
+        Ok(Handle::bringing(self.0.shared.clone(), ticket, move |shared, ticket| {
+            if is_sparse {
+                return Ok(shared.lock().worker.redeem(ticket));
+            }
+            let values = shared.lock().worker.shared_values(id)?;
+            Ok(values.as_slice().to_vec())
+        }))
+    }
+
+    /// Asks for single rows of a sparse table, strictly ascending; the handle brings them, one after the other.
+    pub fn rows(&self, rows: &[u32]) -> Result<Handle<Vec<f32>>, ClientError> {
+        let options = PullOptions { rows: Some(rows), now: false };
+        let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), self.0.id, options))?;
+        Ok(Handle::bringing(self.0.shared.clone(), ticket, |shared, ticket| {
+            Ok(shared.lock().worker.redeem(ticket))
+        }))
+    }
+
+    /// A dense table's parameters as last pulled. They do not change, and their memory is not used again, as long as they are
+    /// held.
+    pub fn values(&self) -> Result<Lease, ClientError> {
+        Ok(self.0.shared.lock().worker.shared_values(self.0.id)?)
+    }
+
+    /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
+    pub fn read<T>(&self, look: impl FnOnce(&[f32]) -> T) -> Result<T, ClientError> {
+        // The lock is let go first: computing may take long, and the worker must go on meanwhile.
+        let values = self.values()?;
+        Ok(look(values.as_slice()))
+    }
+
+    /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied
+    /// ([`Job::exchange`](super::Job::exchange)). An exchange waits for all blocks: under psp with b below 1 this is refused.
+    pub fn slab(&self) -> Result<Slab, ClientError> {
+        Slab::lend(&self.0.shared, self.0.id)
+    }
+
+    /// The codec that its gradients travel by; empty without one.
+    pub fn codec(&self) -> Result<String, ClientError> {
+        Ok(self.0.shared.lock().worker.codec(self.0.id)?)
+    }
+
+    /// Where its chunks begin, ascending: each is encoded by itself.
+    pub fn chunk_starts(&self) -> Result<Vec<u64>, ClientError> {
+        Ok(self.0.shared.lock().worker.chunk_starts(self.0.id)?)
+    }
+}
