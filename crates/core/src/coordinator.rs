@@ -16,6 +16,7 @@ mod servers;
 mod status_queries;
 mod switching;
 mod vacancy;
+mod warnings;
 mod workers;
 
 pub use config::JobConfig;
@@ -61,6 +62,8 @@ pub struct Coordinator {
     stage: Stage,
     /// Why the job is over, if it failed.
     failure: Option<String>,
+    /// Policies that train badly together, as sentences.
+    warnings: Vec<String>,
     /// A worker without which the job cannot go on is missing.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
@@ -98,6 +101,7 @@ impl Coordinator {
             epochs: None,
             stage: Stage::Starting,
             failure: None,
+            warnings: Vec::new(),
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
@@ -119,6 +123,7 @@ impl Coordinator {
             workers: self.workers.statuses(now),
             shards: self.servers.reports(now),
             aggregators: self.aggregators.statuses(),
+            warnings: self.warnings.clone(),
         }
     }
 
@@ -296,6 +301,7 @@ impl Coordinator {
             self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
         }
         self.epochs = Some(Epochs::new(plan));
+        self.warn();
         self.workers.begin(now);
         self.servers.begin(now);
         let shards: Vec<ShardId> = self.servers.ids().collect();
@@ -425,6 +431,7 @@ impl Coordinator {
                 }
                 self.commands.promise(now, number, epoch, sentence);
                 self.enter(now, Change::Policy(rule));
+                self.warn();
             }
             Err(message) => self.refuse(NodeId::Admin(number), Cause::Policy, message),
         }
@@ -709,6 +716,18 @@ impl Coordinator {
 
     fn note(&mut self, line: String) {
         self.outputs.push_back(Output::Log(Level::Info, line));
+    }
+
+    /// Says which policies train badly together, once.
+    fn warn(&mut self) {
+        let Some(epochs) = &self.epochs else { return };
+        let warnings = warnings::warnings(epochs.newest(), &self.registry);
+        for sentence in &warnings {
+            if !self.warnings.contains(sentence) {
+                self.log(format!("warning: {sentence}"));
+            }
+        }
+        self.warnings = warnings;
     }
 
     fn log(&mut self, line: String) {

@@ -4,10 +4,12 @@
 //! says for which tables, on which server, some of them are others. Command line, config files, scenarios, the plan on the
 //! wire and Python embed these values; nobody else writes the axes down.
 
+mod advice;
 mod axis;
 mod serde_map;
 mod typed;
 
+pub use advice::Advice;
 pub use axis::{AXES, Axis, Info, Scope, Text};
 pub use typed::{Codecs, NonFinite, Order, Reduce};
 

@@ -169,4 +169,7 @@ pub struct Status {
     /// Every aggregator.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_AGGREGATORS as usize }>")]
     pub aggregators: Vec<AggregatorStatus>,
+    /// Policies of tables that train badly together, as sentences with the remedy.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
+    pub warnings: Vec<String>,
 }

@@ -30,6 +30,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     for line in waits(&status) {
         output.text(line)?;
     }
+    for warning in &status.warnings {
+        output.text(format!("warning: {warning}"))?;
+    }
     Ok(())
 }
 

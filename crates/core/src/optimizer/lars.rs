@@ -1,6 +1,6 @@
 //! LARS: a learning rate per layer, in proportion to the layer's weights, for large batches.
 
-use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use super::{Inertia, Optimizer, Rule, Step, require_fraction, require_positive, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -60,6 +60,10 @@ impl Rule for Lars {
         let [velocity] = state(slots);
         let local = Step { lr: step.lr * self.trust_ratio(step), ..*step };
         update(&local, self.beta, parameters, gradient, velocity);
+    }
+
+    fn inertia(&self) -> Option<Inertia> {
+        Inertia::of_velocity(self.beta)
     }
 }
 

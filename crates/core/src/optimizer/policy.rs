@@ -1,6 +1,6 @@
 //! A rule together with what all rules share: learning rate, schedule, weight decay, clipping.
 
-use super::{Gradient, Optimizer, Schedule, Step, require_positive};
+use super::{Gradient, Inertia, Optimizer, Schedule, Step, require_positive};
 use crate::registry::{Axis, Entry, Param};
 use crate::spec::{Spec, SpecError};
 use std::fmt;
@@ -144,6 +144,23 @@ impl OptimizerPolicy {
     /// Whether elements that no gradient of a step has are stepped with zeros, instead of being left out.
     pub fn steps_absent(&self) -> bool {
         self.rule.steps_absent()
+    }
+
+    /// The same rule without momentum, in text form, with a learning rate that takes parameters as far. `None` where it has no
+    /// momentum.
+    pub fn without_inertia(&self) -> Option<String> {
+        let Inertia { parameter, gain } = self.rule.inertia()?;
+        let mut spec = Spec::parse(&self.to_string()).expect("a policy is shown as it is written");
+        // Five digits, so that 0.03 times 10 is shown as 0.3.
+        let lr: f64 =
+            format!("{:.4e}", f64::from(self.lr) * gain).parse().expect("a number that was printed");
+        for (key, value) in [("lr", lr.to_string()), (parameter, "0".to_owned())] {
+            match spec.params.iter_mut().find(|(known, _)| known == key) {
+                Some((_, old)) => *old = value,
+                None => spec.params.push((key.to_owned(), value)),
+            }
+        }
+        Some(spec.to_string())
     }
 
     /// The learning rate of the step that ends `version`.

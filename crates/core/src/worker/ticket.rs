@@ -348,6 +348,7 @@ mod tests {
             workers: vec![],
             shards: vec![],
             aggregators: vec![],
+            warnings: vec![],
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());
