@@ -25,7 +25,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     let registry = Arc::new(Registry::builtin());
     match command {
         Command::Train(args) => train::run(&args, &registry, output),
-        Command::WorkerProcess => train::run_worker(&registry, output),
+        Command::WorkerProcess => train::run_worker(&registry),
         Command::KeeperProcess => keeper::run(),
         Command::Bench(args) => bench::run(&args, &registry, output),
         Command::BenchProcess => bench::run_process(&registry),

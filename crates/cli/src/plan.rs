@@ -4,7 +4,6 @@ mod layer;
 
 use crate::args::JobArgs;
 use crate::duration::Span;
-use crate::output::Output;
 use crate::training;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
@@ -13,7 +12,7 @@ use paramill_core::limits;
 use paramill_core::policy::{Axis, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_node::Transport;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -90,26 +89,18 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(30 * 24 * 3600);
 impl JobPlan {
     /// Works out what the options and the file that they name mean, and refuses what cannot work. The whole job runs on
     /// this host.
-    pub(crate) fn resolve(args: &JobArgs, registry: &Registry, output: &Output) -> Result<JobPlan> {
-        JobPlan::resolve_at("localhost", args, registry, output)
+    pub(crate) fn resolve(args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
+        JobPlan::resolve_at("localhost", args, registry)
     }
 
     /// The same for a job that is found at this address.
-    pub(crate) fn resolve_at(
-        address: &str,
-        args: &JobArgs,
-        registry: &Registry,
-        output: &Output,
-    ) -> Result<JobPlan> {
+    pub(crate) fn resolve_at(address: &str, args: &JobArgs, registry: &Registry) -> Result<JobPlan> {
         let file = match &args.config {
             Some(path) => Layer::read(path)?,
             None => Layer::default(),
         };
-        let (plan, note) = JobPlan::fill(Layer::of(args).over(file), address, registry)?;
+        let plan = JobPlan::fill(Layer::of(args).over(file), address)?;
         plan.check(registry)?;
-        if let Some(note) = note {
-            output.note(note);
-        }
         Ok(plan)
     }
 
@@ -136,9 +127,8 @@ impl JobPlan {
         }
     }
 
-    /// Puts defaults where nothing was said. Those of the workload depend on which it is. Also returns what the user should
-    /// know about a default, if there is anything.
-    fn fill(said: Layer, address: &str, registry: &Registry) -> Result<(JobPlan, Option<String>)> {
+    /// Puts defaults where nothing was said. Those of the workload depend on which it is.
+    fn fill(said: Layer, address: &str) -> Result<JobPlan> {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
@@ -168,13 +158,11 @@ impl JobPlan {
             policy: Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy),
             overrides: said.overrides.unwrap_or_default(),
         };
-        if said.cluster.cores.is_some() {
-            return Ok((plan, None));
+        if said.cluster.cores.is_none() {
+            let job = training::job_config(&plan, training::JOB);
+            plan.cluster.cores = data_cores(address, &job.size());
         }
-        let job = training::job_config(&plan, training::JOB);
-        let chosen = Choice::of(address, &job.size(registry), "--cores K");
-        plan.cluster.cores = chosen.cores;
-        Ok((plan, chosen.why))
+        Ok(plan)
     }
 
     fn check(&self, registry: &Registry) -> Result<()> {
@@ -265,7 +253,7 @@ mod tests {
 
     fn plan(file: &str, args: &JobArgs) -> Result<JobPlan> {
         let registry = Registry::builtin();
-        let (plan, _) = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?), "localhost", &registry)?;
+        let plan = JobPlan::fill(Layer::of(args).over(Layer::parse(file)?), "localhost")?;
         plan.check(&registry)?;
         Ok(plan)
     }
@@ -294,18 +282,6 @@ mod tests {
         let both = plan(FULL, &args).unwrap();
         assert_eq!((both.cluster.workers, both.cluster.processes), (5, false));
         assert_eq!((both.policy.get(Axis::Sync), both.policy.order()), ("bsp", Order::Ranked));
-    }
-
-    #[test]
-    fn an_exception_with_norms_has_one_data_core_too() {
-        let registry = Registry::builtin();
-        let file = "[[override]]\ntable = \"w\"\noptimizer = \"lars:lr=1\"\n";
-        let (plan, note) = JobPlan::fill(Layer::parse(file).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!(plan.cluster.cores, 1);
-        assert!(note.unwrap().starts_with("1 data core, because `lars:lr=1`"));
-        let chosen = format!("[cluster]\ncores = 3\n{file}");
-        let (plan, note) = JobPlan::fill(Layer::parse(&chosen).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!((plan.cluster.cores, note), (3, None));
     }
 
     #[test]

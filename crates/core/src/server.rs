@@ -223,7 +223,7 @@ impl Shard {
             Change::Left { worker } => self.remove_worker(*worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
-                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
+                    if self.tables.get(table).spec().is_meant_by(rule, id.server) {
                         self.set_policy(now, table);
                     }
                 }
@@ -664,7 +664,8 @@ impl Role for Shard {
         // It has one connection to each node.
         let ConnectionId::Node(from) = connection else { return };
         if !has_fitting_type(header) && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
-            let message = format!("{from} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
+            let message =
+                format!("{from} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
             let fault = Fault { cause: Cause::Shape, message };
             return self.delivery.refuse_to(from, header.table, header.request, &fault);
         }

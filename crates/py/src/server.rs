@@ -6,7 +6,7 @@ use crate::policy::policies as read_policies;
 use crate::waiting::until_due;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
 use pyo3::prelude::*;
@@ -42,18 +42,11 @@ impl Server {
         let registry = Arc::new(condition::registry());
         let policy = Policy::default().under(read_policies(policies)?);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
-        let chosen = match cores {
-            Some(cores) => Choice { cores, why: None },
-            None => Choice::of(listen, &coordinate.size(&registry), "cores=K"),
-        };
-        let cores = chosen.cores;
+        let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
         if quiet {
             config.log = |_| {};
-        }
-        if let Some(why) = &chosen.why {
-            (config.log)(why);
         }
         let server =
             py.detach(|| node::start(config, &registry)).map_err(|error| raise("ParamillError", error))?;

@@ -8,9 +8,7 @@ use paramill_core::registry::Registry;
 
 /// Prints the resolved job, as TOML or as JSON.
 pub(crate) fn run(args: &ConfigArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
-    // A note about a default would repeat what is printed.
-    let silent = Output::new(output.json(), true);
-    let plan = JobPlan::resolve(&args.job, registry, &silent).or_usage()?;
+    let plan = JobPlan::resolve(&args.job, registry).or_usage()?;
     if output.json() {
         return Ok(output.object(&plan)?);
     }

@@ -16,7 +16,7 @@ use std::process::Command;
 use std::time::Duration;
 
 pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
-    let plan = check(args, registry, output).or_usage()?;
+    let plan = check(args, registry).or_usage()?;
     let mut processes = Supervisor::with_keeper()?;
     let transport = args.transport.unwrap_or_default();
     let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
@@ -99,7 +99,7 @@ struct Launched {
 }
 
 /// Policies and numbers are checked before anything is started.
-fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobPlan> {
+fn check(args: &LaunchArgs, registry: &Registry) -> Result<JobPlan> {
     let job = crate::args::JobArgs {
         workers: Some(args.workers),
         servers: Some(args.servers),
@@ -108,5 +108,5 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
         policy: args.policy.clone(),
         ..Default::default()
     };
-    JobPlan::resolve(&job, registry, output)
+    JobPlan::resolve(&job, registry)
 }

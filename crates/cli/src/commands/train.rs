@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
-    let plan = JobPlan::resolve(&args.job, registry, output).or_usage()?;
+    let plan = JobPlan::resolve(&args.job, registry).or_usage()?;
     if let Some(path) = &args.plot {
         plot::check(path).or_usage()?;
     }
@@ -31,8 +31,8 @@ pub(crate) fn run(args: &TrainArgs, registry: &Arc<Registry>, output: &Output) -
 }
 
 /// A worker process of `train --processes`.
-pub(crate) fn run_worker(registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run_worker(registry: &Arc<Registry>) -> Result<(), Failure> {
     let from_stdin = JobArgs { config: Some(PathBuf::from("-")), ..JobArgs::default() };
-    let plan = JobPlan::resolve(&from_stdin, registry, output).or_usage()?;
+    let plan = JobPlan::resolve(&from_stdin, registry).or_usage()?;
     Ok(training::run_worker_process(&plan)?)
 }

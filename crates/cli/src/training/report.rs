@@ -216,7 +216,7 @@ mod tests {
     fn a_job_without_a_reported_loss_says_so() {
         let job = JobArgs { workload: Some("mlp".into()), ..JobArgs::default() };
         let registry = Registry::builtin();
-        let plan = JobPlan::resolve(&job, &registry, &Output::new(false, true)).expect("a plan");
+        let plan = JobPlan::resolve(&job, &registry).expect("a plan");
         let end = JobEnd {
             test_loss: 0.5,
             metric: "accuracy".into(),

@@ -2,6 +2,7 @@
 
 mod answer_encoders;
 mod gradient;
+mod norms;
 mod round;
 mod rounds;
 mod sink;

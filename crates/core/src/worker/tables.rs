@@ -7,7 +7,7 @@ use super::slab::Slab;
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
-use crate::table::{TableSpec, glob_matches};
+use crate::table::TableSpec;
 use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::BTreeSet;
@@ -80,7 +80,8 @@ impl Tables {
     ) -> Result<Vec<String>, WorkerError> {
         let mut notes = Vec::new();
         for (table, local) in (0..).map(TableId).zip(&mut self.0) {
-            if !glob_matches(&rule.table, local.name()) {
+            let spec = local.layout().spec();
+            if !spec.is_meant_by(rule, rule.server.unwrap_or(ServerId(0))) {
                 continue;
             }
             // How many blocks to wait for is a matter of all servers together: it is the same on all of them.

@@ -14,6 +14,7 @@ use crate::transport::tcp;
 use paramill_core::address::Addresses;
 use paramill_core::codec::Factors;
 use paramill_core::lease::Lease;
+use paramill_core::policy::JobPolicies;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, TableId, WorkerId};
@@ -92,6 +93,15 @@ impl Job {
             start: Mutex::default(),
             updates: Mutex::default(),
         })
+    }
+
+    /// The policies that the job begins with: small tensors for which they are the same may share a table
+    /// ([`Pack::divide`](paramill_core::table::Pack::divide)). May be asked before [`Job::start`].
+    pub fn policies(&self) -> Result<JobPolicies, ClientError> {
+        let handle = self.act(|worker| worker.query_policies(clock::now()))?;
+        handle.wait(self.timeout)?;
+        let policies = self.shared.lock().worker.take_policies(handle.ticket);
+        policies.ok_or_else(|| ClientError::Ended("the policies were taken already".into()))
     }
 
     /// Creates a table with its initial values; those of worker 0 count.
