@@ -341,16 +341,16 @@ impl Plan {
         if let Some(name) = repeated_name(&self.tables) {
             return Err(format!("two tables are called `{name}`"));
         }
-        let is_whole =
-            |table: &TableId| self.parts.get(table.0 as usize).is_some_and(|parts| parts.len() == 1);
-        if !self.whole.is_sorted_by(|one, next| one < next) || !self.whole.iter().all(is_whole) {
-            return Err("tables that are not to be cut are out of order, or cut".into());
-        }
         let mut chunks = 0;
         for (spec, parts) in self.tables.iter().zip(&self.parts) {
             spec.check()?;
             check_parts(spec, parts, servers)?;
             chunks += chunks_at_most(spec, parts, &self.policy);
+        }
+        let is_whole =
+            |table: &TableId| self.parts.get(table.0 as usize).is_some_and(|parts| parts.len() == 1);
+        if !self.whole.is_sorted_by(|one, next| one < next) || !self.whole.iter().all(is_whole) {
+            return Err("tables that are not to be cut are out of order, or cut".into());
         }
         if chunks > limits::MAX_CHUNKS {
             return Err(format!(
