@@ -13,7 +13,7 @@ use paramill_core::limits;
 use paramill_core::policy::{Advice, Axis, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_node::Transport;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -176,13 +176,10 @@ impl JobPlan {
             policy,
             overrides: said.overrides.unwrap_or_default(),
         };
-        if said.cluster.cores.is_some() {
-            return Ok((plan, notes));
+        if said.cluster.cores.is_none() {
+            let job = training::job_config(&plan, training::JOB);
+            plan.cluster.cores = data_cores(address, &job.size());
         }
-        let job = training::job_config(&plan, training::JOB);
-        let chosen = Choice::of(address, &job.size(registry), "--cores K");
-        plan.cluster.cores = chosen.cores;
-        notes.extend(chosen.why);
         Ok((plan, notes))
     }
 
@@ -303,18 +300,6 @@ mod tests {
         let both = plan(FULL, &args).unwrap();
         assert_eq!((both.cluster.workers, both.cluster.processes), (5, false));
         assert_eq!((both.policy.get(Axis::Sync), both.policy.order()), ("bsp", Order::Ranked));
-    }
-
-    #[test]
-    fn an_exception_with_norms_has_one_data_core_too() {
-        let registry = Registry::builtin();
-        let file = "[[override]]\ntable = \"w\"\noptimizer = \"lars:lr=1\"\n";
-        let (plan, notes) = JobPlan::fill(Layer::parse(file).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!(plan.cluster.cores, 1);
-        assert!(notes.len() == 1 && notes[0].starts_with("1 data core, because `lars:lr=1`"), "{notes:?}");
-        let chosen = format!("[cluster]\ncores = 3\n{file}");
-        let (plan, notes) = JobPlan::fill(Layer::parse(&chosen).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!((plan.cluster.cores, notes), (3, vec![]));
     }
 
     /// The default optimizer of a workload gives way to a codec that its momentum would harm; one that was chosen stays.

@@ -22,11 +22,11 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::policy::{Axis, PolicyOverride};
+use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
-use crate::status::{MemberState, ShardReport, Status, WorkerReport};
+use crate::status::{MemberState, PackNames, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
@@ -117,14 +117,24 @@ impl Coordinator {
         Status {
             job: self.config.job.clone(),
             phase: self.phase(),
-            size: self.config.size(&self.registry),
+            size: self.config.size(),
             epoch: self.epochs.as_ref().map_or(0, |epochs| epochs.newest().epoch),
             restarts: self.workers.restarts(),
             workers: self.workers.statuses(now),
             shards: self.servers.reports(now),
+            packs: self.packs(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
         }
+    }
+
+    fn packs(&self) -> Vec<PackNames> {
+        let names = |table: &TableSpec| PackNames {
+            table: table.name.clone(),
+            layers: table.layers.iter().map(|layer| layer.name.clone()).collect(),
+        };
+        let tables = self.epochs.iter().flat_map(|epochs| &epochs.newest().tables);
+        tables.filter(|table| table.is_pack()).map(names).collect()
     }
 
     /// The job's phase, or what it waits for, as a sentence.
@@ -178,8 +188,16 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
+            Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
+    }
+
+    /// Switches are left out: what tables share was decided with the policies that the job began with.
+    fn tell_policies(&mut self, worker: WorkerId) {
+        let JobConfig { policy, overrides, .. } = &self.config;
+        let policies = JobPolicies { policy: policy.clone(), overrides: overrides.clone() };
+        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(policies)));
     }
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {

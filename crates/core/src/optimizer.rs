@@ -34,9 +34,9 @@ pub struct Step {
     pub gradient_scale: f32,
     /// Weight decay; whether it is added to the gradient or decoupled is the rule's own matter.
     pub weight_decay: f32,
-    /// L2 norm of the shard's parameters; only filled when [`Optimizer::needs_norms`].
+    /// L2 norm of the layer's parameters; only filled when [`Optimizer::needs_norms`].
     pub parameter_norm: f32,
-    /// L2 norm of the shard's scaled gradient; only filled when [`Optimizer::needs_norms`].
+    /// L2 norm of the layer's scaled gradient; only filled when [`Optimizer::needs_norms`].
     pub gradient_norm: f32,
 }
 

@@ -223,7 +223,7 @@ impl Shard {
             Change::Left { worker } => self.remove_worker(*worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
-                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
+                    if self.tables.get(table).spec().is_meant_by(rule, id.server) {
                         self.set_policy(now, table);
                     }
                 }

@@ -38,7 +38,7 @@ pub use ticket::Ticket;
 use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
-use crate::policy::PolicyOverride;
+use crate::policy::{JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -424,6 +424,21 @@ impl Worker {
         Ok(ticket)
     }
 
+    /// Asks the coordinator which policies the job begins with, also before `start`.
+    pub fn query_policies(&mut self, now: Time) -> Result<Ticket, WorkerError> {
+        self.check_alive()?;
+        let ticket = self.tickets.open_policies(now);
+        if self.session.coordinator().is_up() {
+            self.session.tell_coordinator(&Control::PoliciesQuery);
+        }
+        Ok(ticket)
+    }
+
+    /// The policies that [`Worker::query_policies`] asked for under this ticket, once.
+    pub fn take_policies(&mut self, ticket: Ticket) -> Option<JobPolicies> {
+        self.tickets.take_policies(ticket)
+    }
+
     /// The status that [`Worker::query_status`] asked for under this ticket, once.
     pub fn take_status(&mut self, ticket: Ticket) -> Option<Status> {
         self.tickets.take_status(ticket)
@@ -752,6 +767,7 @@ impl Worker {
                 }
             }
             Control::Status(status) => self.tickets.set_status(&status),
+            Control::Policies(policies) => self.tickets.set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(epoch, &change),
             Control::Left => self.tickets.left(),
             Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
@@ -909,6 +925,9 @@ impl Worker {
         }
         for (number, name) in self.barriers.unreached() {
             self.session.tell_coordinator(&Control::Barrier { name, number });
+        }
+        if self.tickets.wants_policies() {
+            self.session.tell_coordinator(&Control::PoliciesQuery);
         }
         if self.tickets.wants_status() {
             self.session.tell_coordinator(&Control::StatusQuery);

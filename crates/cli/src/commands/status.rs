@@ -27,6 +27,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
         output.table(&aggregators(&status.aggregators))?;
     }
     output.table(&tables(&status.shards))?;
+    for pack in &status.packs {
+        output.text(format!("table `{}` is {}", pack.table, pack.layers.join(", ")))?;
+    }
     for line in waits(&status) {
         output.text(line)?;
     }

@@ -224,6 +224,11 @@ impl Codec {
         self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())
     }
 
+    /// Whether it sends factors of a layer's matrix, which one server must have all of.
+    pub fn needs_whole_layers(&self) -> bool {
+        self.low_rank.is_some()
+    }
+
     /// Whether it is made for differences: of values themselves it would send some and lose the others.
     pub fn is_for_differences(&self) -> bool {
         self.keeps_residual() || self.sparsifier.is_some() || self.low_rank.is_some() || self.is_random()

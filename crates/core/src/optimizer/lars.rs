@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "lars",
-    about: "LARS: momentum with the learning rate of each table scaled by trust * |w| / (|g| + weight_decay * |w|).",
+    about: "LARS: momentum with the learning rate of each layer scaled by trust * |w| / (|g| + weight_decay * |w|).",
     params: &[
         Param { name: "beta", default: Some("0.9"), about: "How much of the velocity is kept, below 1." },
         Param {

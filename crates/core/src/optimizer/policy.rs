@@ -14,7 +14,7 @@ pub(super) const COMMON: &[Param] = &[
     Param {
         name: "clip",
         default: Some("off"),
-        about: "Largest L2 norm of a table's gradient on one shard; a longer one is scaled down to it.",
+        about: "Largest L2 norm of a layer's gradient; a longer one is scaled down to it.",
     },
     Param {
         name: "schedule",
@@ -57,7 +57,7 @@ pub struct OptimizerPolicy {
     warmup: u64,
 }
 
-/// One step of a table on one shard.
+/// One step of a layer on one shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepInput {
     /// The table's version before the step; the schedule follows it.
@@ -68,9 +68,9 @@ pub struct StepInput {
     pub scale: f32,
     /// Multiplies the scheduled learning rate, as the linear scaling rule of PSP-SGD asks; otherwise 1.
     pub lr_factor: f32,
-    /// L2 norm of the table's parameters on this shard; read only when [`OptimizerPolicy::needs_norms`].
+    /// L2 norm of the layer's parameters; read only when [`OptimizerPolicy::needs_norms`].
     pub parameter_norm: f64,
-    /// L2 norm of the table's accumulated gradient on this shard, before `scale`; read only when
+    /// L2 norm of the layer's accumulated gradient, before `scale`; read only when
     /// [`OptimizerPolicy::needs_norms`].
     pub gradient_norm: f64,
 }

@@ -3,6 +3,7 @@
 mod answer_encoders;
 mod gradient;
 mod halves;
+mod norms;
 mod round;
 mod rounds;
 mod sink;

@@ -6,7 +6,7 @@ use super::local_table::{LocalTable, Planned, TablePolicies};
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
-use crate::table::{TableSpec, glob_matches};
+use crate::table::TableSpec;
 use crate::types::{ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::BTreeSet;
@@ -79,7 +79,8 @@ impl Tables {
     ) -> Result<Vec<String>, WorkerError> {
         let mut notes = Vec::new();
         for (table, local) in (0..).map(TableId).zip(&mut self.0) {
-            if !glob_matches(&rule.table, local.name()) {
+            let spec = local.layout().spec();
+            if !spec.is_meant_by(rule, rule.server.unwrap_or(ServerId(0))) {
                 continue;
             }
             // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
