@@ -104,6 +104,8 @@ impl Codec {
     /// The same chain for sums of what workers encoded by it: clipping and momentum were theirs, and are not done twice.
     pub fn of_sums(mut self) -> Codec {
         self.filters.retain(|filter| !filter.changes_values());
+        // Sums are encoded chunk by chunk, and only whole layers have factors.
+        self.low_rank = None;
         self.is_relay = true;
         self
     }
@@ -203,6 +205,12 @@ impl Codec {
             || self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.keeps_residual())
             || self.low_rank.as_ref().is_some_and(|low_rank| low_rank.keeps_residual())
             || self.quantiser.as_ref().is_some_and(|quantiser| quantiser.needs_residual())
+    }
+
+    /// Whether something is decided for whole layers at this step.
+    pub(super) fn decides_by_layer(&self, step: u64) -> bool {
+        self.low_rank.is_some()
+            || self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.largest(step, 1).is_some())
     }
 
     /// Whether it compares gradients with the sender's parameters.
