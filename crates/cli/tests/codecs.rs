@@ -35,6 +35,28 @@ fn a_lossless_codec_trains_to_the_same_bits_and_a_lossy_one_pushes_less() {
     assert!(bytes(&few, "bytes_pulled") * 1.8 < bytes(&plain, "bytes_pulled"), "{few}");
 }
 
+/// Fully connected layers offer the errors and the inputs of the batch. One that is smaller than those sends its gradient.
+#[test]
+fn networks_send_their_fully_connected_layers_as_factors_when_asked_to() {
+    for workload in ["mlp", "cnn"] {
+        let run = |codec: &str| {
+            let job =
+                ["train", workload, "--examples=2000", "--epochs=2", "--workers=2", "--seed=3", "--json"];
+            let output = paramill(
+                &[&job[..], &["--quiet", "--order=ranked", "--batch=16", "--codec", codec]].concat(),
+            );
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let figure = |name: &str| report[name].as_f64().unwrap_or_else(|| panic!("{name}: {report}"));
+            (figure("bytes_pushed"), figure("metric"))
+        };
+        let ((plain, accuracy), (factors, same)) = (run("none"), run("factors"));
+        assert!(factors * 3.0 < plain, "{workload}: {factors} of {plain} bytes");
+        // Products are added up in another order than gradients are.
+        assert!((accuracy - same).abs() < 0.02, "{workload}: {accuracy} and {same}");
+    }
+}
+
 #[test]
 fn rows_travel_by_codecs_too() {
     let (plain, few) = (train("lr", &[]), train("lr", &["--codec=dvf:delta=0.1+f16", "--answer-codec=f16"]));

@@ -2,13 +2,14 @@
 
 use crate::plan::JobPlan;
 use anyhow::{Context, Result};
+use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::{TableId, WorkerId};
 use paramill_core::worker::Gradient;
 use paramill_node::client::{Handle, Job};
-use paramill_train::{Touched, Workload};
+use paramill_train::{ProductGradient, Touched, Workload};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -120,8 +121,8 @@ pub(crate) fn run(
         if step >= last_epoch {
             final_losses.add(loss);
         }
-        for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.send(job, touched, plan.cluster.timeout.0)?;
+        for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
+            table.send(job, touched, workload.product(number), plan.cluster.timeout.0)?;
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -180,15 +181,25 @@ impl Table {
         Ok(())
     }
 
-    /// Sends the gradient of the step that was computed.
-    fn send(&mut self, job: &Job, touched: &Touched, timeout: Duration) -> Result<()> {
-        match touched {
-            Touched::Rows(rows) => {
+    /// Sends the gradient of the step that was computed. One that is a product travels as such where the codec is `factors`.
+    fn send(
+        &mut self,
+        job: &Job,
+        touched: &Touched,
+        product: Option<ProductGradient<'_>>,
+        timeout: Duration,
+    ) -> Result<()> {
+        match (touched, product) {
+            (Touched::Rows(rows), _) => {
                 self.settle(job, timeout)?;
                 let gradient = Gradient::Rows { rows, values: &self.gradient };
                 self.pushed = Some(job.push(self.id, gradient)?);
             }
-            Touched::All => job.update(self.id, &self.gradient)?,
+            (Touched::All, Some(ProductGradient { rank, u, v })) => {
+                let factors = Factors { rank: rank as u32, u: &u, v };
+                job.update_factors(self.id, &self.gradient, factors)?;
+            }
+            (Touched::All, None) => job.update(self.id, &self.gradient)?,
         }
         Ok(())
     }
