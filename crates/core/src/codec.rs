@@ -23,7 +23,7 @@ mod encoder;
 mod error;
 mod factors;
 mod feedback;
-mod half;
+pub(crate) mod half;
 mod int8;
 mod layer;
 mod levels;
@@ -62,10 +62,11 @@ pub use payload::PREFIX_BYTES;
 pub use products::{Products, Shape, Thin};
 pub use selection::{Largest, Selection, Stretches};
 
-use crate::kernels::{self, Values};
+use crate::kernels;
 use crate::prng::Prng;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError};
+use crate::wire::DType;
 use std::fmt::Debug;
 
 /// One stage of a chain, as the registry builds it.
@@ -223,8 +224,8 @@ pub trait Quantiser: Send + Sync + Debug {
     /// Fills `values` from as many bytes as they take. The error completes "the payload has ...".
     fn dequantise(&self, bytes: &[u8], values: &mut [f32]) -> Result<(), String>;
 
-    /// The same values as they lie in the bytes, where those are an element type's own. Nothing is checked.
-    fn view<'a>(&self, _bytes: &'a [u8]) -> Option<Values<'a>> {
+    /// The element type whose values the bytes are, where they are just that.
+    fn element_type(&self) -> Option<DType> {
         None
     }
 

@@ -255,12 +255,12 @@ impl<D: Copy, K: Default> Intake<D, K> {
             from: NodeId::Aggregator(from),
             epoch: sum.subject.epoch,
             clock: sum.clock,
-            is_encoded: sum.is_encoded,
+            form: sum.form,
             has_absent: sum.has_absent,
             bytes: payload,
         };
         let (mut values, absent) = self.content.read_chunk(layout, chunk, &payload)?;
-        if !sum.is_encoded {
+        if !sum.form.is_encoded() {
             match self.screen.check(values) {
                 Screened::Finite => {}
                 Screened::Clipped(clipped) => values = Values::F32(clipped).into(),

@@ -24,10 +24,10 @@ use crate::types::{
     AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
-use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum};
+use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, Control, DType, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
     ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
@@ -663,8 +663,9 @@ impl Role for Shard {
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         // It has one connection to each node.
         let ConnectionId::Node(from) = connection else { return };
-        if header.dtype != DType::F32 && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
-            let message = format!("tables hold f32; {from} sent {:?}", header.dtype);
+        if !has_fitting_type(header) && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
+            let message =
+                format!("{from} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
             let fault = Fault { cause: Cause::Shape, message };
             return self.delivery.refuse_to(from, header.table, header.request, &fault);
         }

@@ -899,7 +899,7 @@ impl Role for Worker {
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
-        if is_stale || params.form != Form::Dense || request.shard() != shard || !request.wants_params() {
+        if is_stale || params.form != Form::PLAIN || request.shard() != shard || !request.wants_params() {
             return None;
         }
         let fetch = request.fetch()?;

@@ -95,7 +95,7 @@ pub(crate) struct ExchangeArgs {
     #[arg(long, value_name = "P")]
     pub(crate) placement: Option<String>,
     /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
-    /// them to network namespaces, as bench/lab.py does.
+    /// them to network namespaces, as `bench/lab.py exchange` does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
     pub(crate) run_with: Option<String>,
     /// The address of a server; once for each [default: 127.0.0.1].

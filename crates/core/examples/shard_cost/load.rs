@@ -1,7 +1,7 @@
 //! A shard and the frames of synchronous workers, without sockets: what a data core has to do, and nothing else.
 
 use paramill_core::absence::Absent;
-use paramill_core::codec::{Codec, Context, Encoder};
+use paramill_core::codec::{Codec, Context, Encoder, PREFIX_BYTES};
 use paramill_core::placement::Part;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::prng::Prng;
@@ -12,7 +12,7 @@ use paramill_core::store::Buffer;
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Flags, Header, Kind, Member, Plan, ServedShard, Welcome};
+use paramill_core::wire::{Control, DType, Flags, Header, Kind, Member, Plan, ServedShard, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub(crate) struct Load {
     gradients: Vec<Buffer>,
     /// What a codec makes of a chunk, by its elements; nothing when the tables have none.
     encoded: BTreeMap<usize, Vec<u8>>,
+    /// The element type of what it makes, where that is all it is.
+    elements: Option<DType>,
     clock: Clock,
     /// A chunk that the next round's gradients do not have.
     lacks: Option<usize>,
@@ -111,8 +113,10 @@ impl Load {
             *value = (at % 251) as f32 / 1000.0 - 0.1;
         }
         let gradients = (0..work.workers.min(4)).map(|_| gradient.clone()).collect();
-        let encoded = encoded(work.policy.get(Axis::Codec), chunks.iter().map(|chunk| chunk.3));
-        let mut load = Load { shard, work, chunks, gradients, encoded, clock: 0, lacks: None };
+        let codec = Codec::parse(&Registry::builtin().codec, work.policy.get(Axis::Codec)).expect("a codec");
+        let elements = codec.element_type();
+        let encoded = encoded(codec, chunks.iter().map(|chunk| chunk.3));
+        let mut load = Load { shard, work, chunks, gradients, encoded, elements, clock: 0, lacks: None };
         for index in 0..load.chunks.len() {
             let (header, start, bytes) = load.frame(Kind::Init, index, 0);
             let payload = &load.gradients[0].as_bytes()[start..start + bytes];
@@ -161,7 +165,10 @@ impl Load {
                     let mut payload = &buffer.as_bytes()[start..start + bytes];
                     if let Some(encoded) = self.encoded.get(&self.chunks[index].3) {
                         payload = encoded;
-                        header.flags = header.flags.with(Flags::ENCODED);
+                        match self.elements {
+                            Some(dtype) => header.dtype = dtype,
+                            None => header.flags = header.flags.with(Flags::ENCODED),
+                        }
                         header.payload_bytes = encoded.len() as u32;
                     }
                     let mut list = Vec::new();
@@ -221,17 +228,19 @@ impl Load {
 }
 
 /// What a codec makes of chunks of these lengths: values as gradients have them, most of them small.
-fn encoded(codec: &str, lengths: impl Iterator<Item = usize>) -> BTreeMap<usize, Vec<u8>> {
-    if codec == "none" {
+fn encoded(codec: Codec, lengths: impl Iterator<Item = usize>) -> BTreeMap<usize, Vec<u8>> {
+    if codec.is_none() {
         return BTreeMap::new();
     }
-    let codec = Arc::new(Codec::parse(&Registry::builtin().codec, codec).expect("a codec"));
+    let codec = Arc::new(codec);
     let encode = |len: usize| {
         let mut prng = Prng::new(len as u64);
         let values: Vec<f32> = (0..len).map(|_| prng.normal() as f32 * 0.01).collect();
         let (mut payload, context) =
             (Vec::new(), Context { table_elements: len as u64, ..Context::default() });
         Encoder::new(codec.clone(), len).encode(0, &values, &context, &mut payload).expect("finite values");
+        // Elements travel without a codec's prefix.
+        let payload = if codec.element_type().is_some() { payload.split_off(PREFIX_BYTES) } else { payload };
         (len, payload)
     };
     lengths.collect::<BTreeSet<_>>().into_iter().map(encode).collect()

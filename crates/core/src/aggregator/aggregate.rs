@@ -6,6 +6,7 @@ use crate::intake::GradientFrame;
 use crate::store::Buffer;
 use crate::table::{Layout, LocalChunk};
 use crate::types::{Clock, Time, WorkerId};
+use crate::wire::frame::Form;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,10 +46,11 @@ pub(super) struct Aggregate {
     added: Time,
 }
 
-/// The encoded sum of a chunk.
+/// The sum of a chunk as it travels, where that is not as it lies here.
 #[derive(Debug, Clone)]
 pub(super) struct Payload {
     pub(super) bytes: Vec<u8>,
+    pub(super) form: Form,
     /// The codec, where a residual counts what it made as sent.
     pub(super) counted: Option<Arc<Codec>>,
 }
@@ -156,8 +158,8 @@ impl Aggregate {
         self.payloads[index] = payload;
     }
 
-    pub(super) fn payload(&self, index: usize) -> Option<&[u8]> {
-        self.payloads[index].as_ref().map(|payload| payload.bytes.as_slice())
+    pub(super) fn payload(&self, index: usize) -> Option<&Payload> {
+        self.payloads[index].as_ref()
     }
 
     /// The chunks that a codec made smaller, with what it made.

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::role::{Body, Frame};
 use crate::table::Layout;
 use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
-use crate::wire::frame::{Completed, Subject, Sum};
+use crate::wire::frame::{Completed, Form, Subject, Sum};
 use crate::wire::{Cause, Fault, group};
 use std::collections::BTreeSet;
 
@@ -195,13 +195,14 @@ impl Aggregation {
         let chunk = self.tables[table].layout().chunks()[index];
         let (payload, absent) = (aggregate.payload(index), aggregate.absent(index));
         let (start, len) = (chunk.start * 4, chunk.len * 4);
+        let made = payload.map(|payload| payload.bytes.as_slice());
         let (body, bytes) = if !absent.is_empty() {
             let plain = bytemuck::cast_slice(aggregate.values(&chunk));
-            let payload = absent.payload(chunk.len, payload.unwrap_or(plain));
+            let payload = absent.payload(chunk.len, made.unwrap_or(plain));
             let bytes = payload.len();
             (Body::Bytes(payload), bytes)
-        } else if let Some(payload) = payload {
-            (Body::Bytes(payload.to_vec()), payload.len())
+        } else if let Some(made) = made {
+            (Body::Bytes(made.to_vec()), made.len())
         } else {
             let buffer = Memory::Aggregate { shard: self.shard, id: flight.aggregate }.to_bits();
             (Body::Stored { buffer, start, len }, len)
@@ -212,7 +213,7 @@ impl Aggregation {
             chunk: chunk.number,
             attempt,
             gradients: aggregate.weight(index),
-            is_encoded: payload.is_some(),
+            form: payload.map_or(Form::PLAIN, |payload| payload.form),
             has_absent: !absent.is_empty(),
         };
         Frame { header: sum.header(bytes), body }

@@ -6,7 +6,8 @@ use crate::role::Body;
 use crate::store::{Buffer, floats};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ServerId, ShardId};
-use crate::wire::frame::Params;
+use crate::wire::DType;
+use crate::wire::frame::{Form, Params};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,8 +23,8 @@ struct Copy {
     chunks: Vec<Chunk>,
     /// Plain values, where the shard sent them so.
     values: Buffer,
-    /// Chunks as a codec made them, which pass through here unread; `None` for those in `values`.
-    payloads: Vec<Option<Vec<u8>>>,
+    /// Chunks that pass through here unread, as a codec or in another type; `None` for those in `values`.
+    payloads: Vec<Option<Passing>>,
     /// How each server encodes its answers, where it does.
     codecs: BTreeMap<ServerId, AnswerCodec>,
     seen: Vec<Seen>,
@@ -34,6 +35,13 @@ struct AnswerCodec {
     text: String,
     /// Reads answers that are differences to what is here.
     differences: Option<Decoder>,
+}
+
+/// A chunk of an answer that is passed on as it came.
+#[derive(Debug, Clone)]
+struct Passing {
+    form: Form,
+    bytes: Vec<u8>,
 }
 
 /// Which answer a chunk is of.
@@ -84,10 +92,13 @@ impl Copies {
         }
         let seen = copy.seen[number];
         if seen.edition.is_none_or(|known| is_at_least(edition, known)) {
-            if params.form.is_encoded() {
-                copy.put_encoded(number, chunk, payload)?;
-            } else {
-                copy.put(number, chunk, payload)?;
+            match params.form {
+                Form::Encoded => copy.put_encoded(number, chunk, payload)?,
+                Form::Dense(DType::F32) => copy.put(number, chunk, payload)?,
+                Form::Dense(dtype) if payload.len() == dtype.bytes() * chunk.len as usize => {
+                    copy.pass(number, params.form, payload);
+                }
+                _ => return Err(Unfit::Shape),
             }
             copy.seen[number] = Seen { version: params.version, edition: Some(edition) };
         }
@@ -113,16 +124,16 @@ impl Copies {
         }
     }
 
-    /// The body that brings a chunk to a worker, its length, and whether it is encoded.
-    pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, bool)> {
+    /// The body that brings a chunk to a worker, its length and its form.
+    pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, Form)> {
         let payloads = &self.tables.get(table)?.payloads;
-        if let Some(Some(payload)) = payloads.get(number as usize) {
+        if let Some(Some(Passing { form, bytes })) = payloads.get(number as usize) {
             // A copy, so that what waits for a worker that does not read is counted.
-            return Some((Body::Bytes(payload.clone()), payload.len(), true));
+            return Some((Body::Bytes(bytes.clone()), bytes.len(), *form));
         }
         let (start, len) = self.place(table, number)?;
         let buffer = Memory::Copy { table }.to_bits();
-        Some((Body::Stored { buffer, start, len }, len, false))
+        Some((Body::Stored { buffer, start, len }, len, Form::PLAIN))
     }
 
     /// Whether this answer, or a later one, of these chunks is here whole.
@@ -156,7 +167,9 @@ impl Copies {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let payloads = |copy: &Copy| copy.payloads.iter().flatten().map(Vec::capacity).sum::<usize>();
+        let payloads = |copy: &Copy| {
+            copy.payloads.iter().flatten().map(|passing| passing.bytes.capacity()).sum::<usize>()
+        };
         self.tables.iter().map(|copy| copy.values.memory_bytes() + payloads(copy)).sum()
     }
 }
@@ -187,10 +200,16 @@ impl Copy {
         if payload.len() > codec::PREFIX_BYTES + 4 * len {
             return Err(Unfit::Shape);
         }
-        let kept = self.payloads[number].get_or_insert_default();
-        kept.clear();
-        kept.extend_from_slice(payload);
+        self.pass(number, Form::Encoded, payload);
         Ok(())
+    }
+
+    /// Keeps a chunk as it came.
+    fn pass(&mut self, number: usize, form: Form, payload: &[u8]) {
+        let kept = self.payloads[number].get_or_insert_with(|| Passing { form, bytes: Vec::new() });
+        kept.form = form;
+        kept.bytes.clear();
+        kept.bytes.extend_from_slice(payload);
     }
 }
 
@@ -249,12 +268,12 @@ mod tests {
             |text: &str| Codec::for_answers(&crate::registry::Registry::builtin().codec, text).unwrap();
         let mut copies = copies();
         copies.set_codec(0, SHARD.server, codec("f16"));
-        let encoded = Params { form: crate::wire::frame::Form::Encoded, ..params(0, 0, 1) };
+        let encoded = Params { form: Form::Encoded, ..params(0, 0, 1) };
         copies.take(SHARD, &encoded, 1, &[0; 12]).unwrap();
         copies.set_codec(0, SHARD.server, codec("f16"));
-        assert!(copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., is_encoded)| is_encoded));
+        assert!(copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., form)| form == Form::Encoded));
         copies.set_codec(0, SHARD.server, codec("none"));
-        assert!(!copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., is_encoded)| !is_encoded));
+        assert!(!copies.has(0, 0..1, 1) && copies.body(0, 0).is_some_and(|(.., form)| form == Form::PLAIN));
         assert_eq!(copies.take(SHARD, &encoded, 2, &[0; 12]), Err(Unfit::Shape));
     }
 

@@ -19,8 +19,8 @@ use crate::role::{Body, Lost, Output};
 use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
-use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject};
-use crate::wire::{Cause, DType, Fault, Header, Kind, Refusal};
+use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject, has_fitting_type};
+use crate::wire::{Cause, Fault, Header, Kind, Refusal};
 use std::sync::Arc;
 
 /// One shard, as the workers of an aggregator see it through it.
@@ -194,8 +194,9 @@ impl ShardProxy {
             return self.lose_worker(worker, out);
         }
         let result = match FromWorker::decode(header) {
-            Some(_) if header.dtype != DType::F32 => {
-                let message = format!("tables hold f32; {worker} sent {:?}", header.dtype);
+            Some(_) if !has_fitting_type(header) => {
+                let message =
+                    format!("{worker} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
                 Err(Fault { cause: Cause::Shape, message })
             }
             Some(FromWorker::Push(push)) => {
@@ -369,8 +370,7 @@ impl ShardProxy {
     /// Passes a chunk of an answer on as the copy has it, which may be newer than an answer that was late.
     fn hand_over_chunk(&mut self, params: Params, copies: &Copies, out: &mut Out<'_>) {
         let (table, chunk) = (params.subject.table.0 as usize, params.piece.chunk);
-        let Some((body, len, is_encoded)) = copies.body(table, chunk) else { return };
-        let form = if is_encoded { Form::Encoded } else { Form::Dense };
+        let Some((body, len, form)) = copies.body(table, chunk) else { return };
         let version = copies.version(table, chunk);
         self.hand_over(Params { form, version, ..params }, body, len, out);
     }
@@ -418,7 +418,7 @@ impl ShardProxy {
             for (sequence, &chunk) in (0u32..).zip(&chunks) {
                 let piece = Piece { chunk, sequence, is_last: sequence as usize + 1 == chunks.len() };
                 let params =
-                    Params { subject, clock, version: 0, piece, form: Form::Dense, reply_place: None };
+                    Params { subject, clock, version: 0, piece, form: Form::PLAIN, reply_place: None };
                 self.hand_over_chunk(params, copies, out);
             }
         }

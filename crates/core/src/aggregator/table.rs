@@ -10,7 +10,8 @@ use crate::limits;
 use crate::store::Buffer;
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{Clock, WorkerId};
-use crate::wire::{Cause, Fault, frame};
+use crate::wire::frame::{self, Form};
+use crate::wire::{Cause, DType, Fault};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,11 +125,11 @@ impl Table {
     pub(super) fn set_codec(&mut self, codec: Arc<Codec>, seeds: CodecSeeds, valid_from: u32) {
         self.valid_from = valid_from;
         self.seeds = seeds;
-        let is_plain = codec.is_none();
+        let encodes = codec.element_type().is_none();
         self.codec = Some(codec);
         let before = self.encoder.take().filter(Encoder::has_unsent);
         // Rows are passed on as they are.
-        if before.is_some() || (!is_plain && !self.layout.is_sparse()) {
+        if before.is_some() || (encodes && !self.layout.is_sparse()) {
             let encoder = self.keeper();
             before.into_iter().for_each(|before| encoder.take_over(before));
         }
@@ -329,10 +330,10 @@ impl Table {
         absent: &Absent,
     ) -> Option<Payload> {
         let chunk = self.layout.chunks()[index];
-        let encoder = self.encoder.as_mut()?;
         if absent.covers(chunk.len) {
             return None;
         }
+        let Some(encoder) = self.encoder.as_mut() else { return self.halves(sum) };
         let CodecSeeds { job, sender, table } = self.seeds;
         let context = Context {
             step: clock,
@@ -352,11 +353,23 @@ impl Table {
         // The residual is looked at once for all chunks.
         if index + 1 == self.layout.chunks().len() {
             encoder.settle();
-            if encoder.codec().is_none() && !encoder.counts_what_is_sent() {
+            if encoder.codec().element_type().is_some() && !encoder.counts_what_is_sent() {
                 self.encoder = None;
             }
         }
-        Some(Payload { bytes, counted })
+        Some(Payload { bytes, form: Form::Encoded, counted })
+    }
+
+    /// The sum of a chunk in the shorter elements that pushes have. `None` where it travels as it is.
+    fn halves(&self, sum: &[f32]) -> Option<Payload> {
+        let codec = self.codec.as_ref()?;
+        let dtype = codec.element_type().filter(|&dtype| dtype != DType::F32)?;
+        let mut bytes = vec![0; dtype.bytes() * sum.len()];
+        // The servers decide what becomes of a sum that is not finite.
+        let is_finite = codec::half::write(dtype, sum, &mut bytes);
+        // Each gradient fitted, and their sum may not.
+        let fits = sum.iter().all(|value| value.abs() <= codec.largest());
+        (is_finite && fits).then_some(Payload { bytes, form: Form::Dense(dtype), counted: None })
     }
 
     /// An encoded sum of a chunk was refused, and the gradients in it come again: what is kept is what was kept before them.
@@ -393,7 +406,7 @@ mod tests {
     use super::*;
     use crate::policy::NonFinite;
     use crate::types::{ServerId, ShardId, TableId};
-    use crate::wire::frame::{Form, Piece, Subject};
+    use crate::wire::frame::{Piece, Subject};
 
     const WORKER: WorkerId = WorkerId(0);
 
@@ -409,7 +422,7 @@ mod tests {
             subject: Subject { epoch: 1, table: TableId(0), request: 1 },
             clock,
             piece: Piece { chunk: 0, sequence: 0, is_last: true },
-            form: Form::Dense,
+            form: Form::PLAIN,
             has_absent: false,
             want_params: false,
             reply_place: None,

@@ -5,6 +5,7 @@ use super::{Bound, Bytes, Container, Context, Filter, LowRank, Quantiser, Sparsi
 use crate::limits;
 use crate::registry::Axis;
 use crate::spec::{Spec, SpecError, split_outside_parentheses};
+use crate::wire::DType;
 use std::fmt;
 
 /// The largest error of a quantiser, relative to the values' norm, that a product of what it made can bear.
@@ -104,8 +105,6 @@ impl Codec {
     /// The same chain for sums of what workers encoded by it: clipping and momentum were theirs, and are not done twice.
     pub fn of_sums(mut self) -> Codec {
         self.filters.retain(|filter| !filter.changes_values());
-        // Sums are encoded chunk by chunk, and only whole layers have factors.
-        self.low_rank = None;
         self.is_relay = true;
         self
     }
@@ -189,6 +188,23 @@ impl Codec {
     /// Whether it does nothing at all: values travel as they would without codec.
     pub fn is_none(&self) -> bool {
         self.is_lossless() && self.container.is_none() && self.bytes.is_none()
+    }
+
+    /// The type of elements that values travel as, where that is all it does: such frames are plain ones, and not payloads.
+    pub fn element_type(&self) -> Option<DType> {
+        if self.is_none() {
+            return Some(DType::F32);
+        }
+        self.halves().filter(|_| self.filters.is_empty())
+    }
+
+    /// The type of the halves that it makes of whole stretches, and does not compress any further.
+    pub fn halves(&self) -> Option<DType> {
+        let is_whole = self.sparsifier.is_none()
+            && self.low_rank.is_none()
+            && matches!(self.container, None | Some(Container::Dense))
+            && self.bytes.is_none();
+        self.quantiser.as_ref().filter(|_| is_whole)?.element_type()
     }
 
     /// Whether what is received is what was sent, bit for bit.

@@ -87,7 +87,7 @@ impl Decoder {
             // Values in an element type are added straight from the payload, unless it is not aligned for them.
             let view = match quantiser {
                 None => DType::F32.values(bytes),
-                Some(quantiser) => quantiser.view(bytes),
+                Some(quantiser) => quantiser.element_type().and_then(|dtype| dtype.values(bytes)),
             };
             if let Some(view) = view {
                 return if view.all_finite() { Ok(view.into()) } else { refuse(NOT_FINITE.into()) };

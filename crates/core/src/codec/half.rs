@@ -2,7 +2,7 @@
 
 use super::feedback::Nothing;
 use super::{Bound, Context, Quantiser, Stage};
-use crate::kernels::{Bf16, Element, F16, Values};
+use crate::kernels::{self, Bf16, Element, F16};
 use crate::registry::Entry;
 use crate::wire::DType;
 use multiversion::multiversion;
@@ -51,8 +51,8 @@ impl Quantiser for HalfPrecision {
         Ok(())
     }
 
-    fn view<'a>(&self, bytes: &'a [u8]) -> Option<Values<'a>> {
-        DType::F16.values(bytes)
+    fn element_type(&self) -> Option<DType> {
+        Some(DType::F16)
     }
 
     fn largest(&self) -> f32 {
@@ -85,13 +85,26 @@ impl Quantiser for BrainFloat {
         Ok(())
     }
 
-    fn view<'a>(&self, bytes: &'a [u8]) -> Option<Values<'a>> {
-        DType::Bf16.values(bytes)
+    fn element_type(&self) -> Option<DType> {
+        Some(DType::Bf16)
     }
 
     fn bound(&self, _count: usize) -> Bound {
         // Subnormal numbers have fewer significant bits.
         Bound { of_norm: 2f64.powi(-8), absolute: 2f64.powi(-133) }
+    }
+}
+
+/// Writes values as elements of a type, in one pass. Whether all of them are finite; halves of others come out as anything.
+pub(crate) fn write(dtype: DType, values: &[f32], out: &mut [u8]) -> bool {
+    assert_eq!(out.len(), dtype.bytes() * values.len());
+    match dtype {
+        DType::F32 => {
+            out.copy_from_slice(bytemuck::cast_slice(values));
+            kernels::all_finite(values)
+        }
+        DType::F16 => write_f16(values, out),
+        DType::Bf16 => write_bf16(values, out),
     }
 }
 

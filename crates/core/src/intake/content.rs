@@ -3,12 +3,12 @@
 use super::{GradientFrame, PushFrame};
 use crate::absence::Absent;
 use crate::codec::{Codec, Content, Decoder, LayerRange, Products};
-use crate::kernels::Values;
+use crate::kernels::{self, Values};
 use crate::store::floats;
 use crate::table::{Layout, LocalChunk};
 use crate::types::{Clock, NodeId, WorkerId};
 use crate::wire::frame::Form;
-use crate::wire::{Cause, Fault};
+use crate::wire::{Cause, DType, Fault};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -78,7 +78,8 @@ pub(super) struct ChunkPayload<'a> {
     /// Which codec made it.
     pub(super) epoch: u32,
     pub(super) clock: Clock,
-    pub(super) is_encoded: bool,
+    /// Elements of a type, or what a codec made.
+    pub(super) form: Form,
     pub(super) has_absent: bool,
     pub(super) bytes: &'a [u8],
 }
@@ -145,13 +146,13 @@ impl ContentReader {
             return Err(layout.shape_fault(format!("a push that is not one of {expected}")));
         }
         match push.form {
-            Form::Dense | Form::Encoded => {
+            Form::Dense(_) | Form::Encoded => {
                 let chunk = layout.chunk_in_turn(push.piece)?;
                 let payload = ChunkPayload {
                     from: NodeId::Worker(*worker),
                     epoch: push.subject.epoch,
                     clock: push.clock,
-                    is_encoded: push.form.is_encoded(),
+                    form: push.form,
                     has_absent: push.has_absent,
                     bytes: payload,
                 };
@@ -183,8 +184,8 @@ impl ContentReader {
         chunk: LocalChunk,
         payload: &ChunkPayload<'a>,
     ) -> Result<(Content<'a>, &'a Absent), Fault> {
-        if !payload.has_absent && !payload.is_encoded {
-            return Ok((Values::F32(plain(layout, chunk, payload.bytes)?).into(), Absent::NOTHING));
+        if let (Form::Dense(dtype), false) = (payload.form, payload.has_absent) {
+            return Ok((elements(layout, chunk, dtype, payload.bytes)?.into(), Absent::NOTHING));
         }
         self.read_made_chunk(layout, chunk, payload)
     }
@@ -228,10 +229,10 @@ impl ContentReader {
                 bytes => Err(refuse(format!("{bytes} bytes for a chunk of which everything is absent"))),
             };
         }
-        match payload.is_encoded {
-            true => decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, payload, rest)?
+        match payload.form {
+            Form::Dense(dtype) => kernels::copy(&mut self.values, elements(layout, chunk, dtype, rest)?),
+            _ => decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, payload, rest)?
                 .copy_to(&mut self.values),
-            false => self.values.copy_from_slice(plain(layout, chunk, rest)?),
         }
         self.absent.clear_in(&mut self.values);
         Ok(())
@@ -250,7 +251,7 @@ impl ContentReader {
             from: NodeId::Worker(*worker),
             epoch: push.subject.epoch,
             clock: push.clock,
-            is_encoded: true,
+            form: Form::Encoded,
             has_absent: false,
             bytes: payload,
         };
@@ -276,13 +277,19 @@ impl ContentReader {
     }
 }
 
-/// The values of a chunk as they are.
+/// The values of a chunk as they lie in the payload.
 #[inline]
-fn plain<'a>(layout: &Layout, chunk: LocalChunk, bytes: &'a [u8]) -> Result<&'a [f32], Fault> {
-    match floats(bytes) {
+fn elements<'a>(
+    layout: &Layout,
+    chunk: LocalChunk,
+    dtype: DType,
+    bytes: &'a [u8],
+) -> Result<Values<'a>, Fault> {
+    match dtype.values(bytes) {
         Some(values) if values.len() == chunk.len => Ok(values),
         _ => {
-            let found = format!("{} bytes where a chunk has {} elements", bytes.len(), chunk.len);
+            let found =
+                format!("{} bytes of {dtype:?} where a chunk has {} elements", bytes.len(), chunk.len);
             Err(layout.shape_fault(found))
         }
     }

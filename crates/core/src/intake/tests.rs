@@ -1,10 +1,11 @@
 //! The intake by itself, with a sink that writes down what it gets.
 
 use super::*;
-use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient};
+use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, half};
 use crate::registry::Registry;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
+use crate::wire::DType;
 use crate::wire::frame::{Form, Piece, Subject};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,7 +185,7 @@ fn push(request: u64, clock: Clock, sequence: u32) -> frame::Push {
         subject: Subject { epoch: 1, table: TableId(0), request },
         clock,
         piece: Piece { chunk: sequence, sequence, is_last: sequence + 1 == CHUNKS },
-        form: Form::Dense,
+        form: Form::PLAIN,
         has_absent: false,
         want_params: false,
         reply_place: None,
@@ -378,7 +379,7 @@ fn absent_ranges_are_zeros_whatever_a_codec_makes_of_them() {
     for codec in ["none", "int8"] {
         let mut bench = Bench::new(TableSpec::dense("w", [6]), codec, NonFinite::Reject);
         let (absent, values) = (Absent::in_chunk(std::slice::from_ref(&(0..1)), 0..LEN), [8.0, 8.0]);
-        let form = if codec == "none" { Form::Dense } else { Form::Encoded };
+        let form = if codec == "none" { Form::PLAIN } else { Form::Encoded };
         let gradient = if codec == "none" { Aligned::of(&values) } else { encoded(codec, &values) };
         let payload = Aligned::from_bytes(&absent.payload(LEN, gradient.bytes()));
         let first = frame::Push { form, has_absent: true, ..push(1, 0, 0) };
@@ -411,6 +412,57 @@ fn plain_frames_are_taken_under_every_codec_and_encoded_ones_under_their_own() {
     bench.intake.set_codec(None, 1);
     assert_eq!(bench.frame(0, 0, 2, 3.0), Ok(Taken::Whole));
     assert_eq!(bench.sink.added.len(), 3);
+}
+
+fn halves(dtype: DType, values: &[f32]) -> Aligned {
+    let mut bytes = vec![0; 2 * values.len()];
+    assert!(half::write(dtype, values, &mut bytes));
+    Aligned::from_bytes(&bytes)
+}
+
+#[test]
+fn elements_of_any_type_are_added_from_where_they_lie() {
+    for dtype in [DType::F16, DType::Bf16] {
+        // Whatever the codec is: they are plain values.
+        for codec in ["none", "f16", "topk:0.1"] {
+            let mut bench = Bench::new(TableSpec::dense("w", [6]), codec, NonFinite::Reject);
+            let first = frame::Push { form: Form::Dense(dtype), ..push(1, 0, 0) };
+            let payload = halves(dtype, &[0.5, -2.0]);
+            assert_eq!(bench.take(0, first, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");
+            let (absent, values) = (Absent::in_chunk(&[0..1], 0..LEN), halves(dtype, &[8.0, 4.0]));
+            let payload = Aligned::from_bytes(&absent.payload(LEN, values.bytes()));
+            let second = frame::Push { form: Form::Dense(dtype), has_absent: true, ..push(1, 0, 1) };
+            assert_eq!(bench.take(0, second, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");
+            assert_eq!(bench.frame(0, 0, 2, 3.0), Ok(Taken::Whole));
+            let added: Vec<&[f32]> = bench.sink.added.iter().map(|(.., values)| &values[..]).collect();
+            assert_eq!(added, [&[0.5, -2.0][..], &[0.0, 4.0], &[3.0, 3.0]], "{dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn elements_are_screened_whatever_their_type() {
+    // The infinity and a NaN of each type.
+    for (dtype, bits) in [(DType::F16, [0x7c00u16, 0x7e01]), (DType::Bf16, [0x7f80, 0x7fc1])] {
+        let header = frame::Push { form: Form::Dense(dtype), ..push(1, 0, 0) };
+        let payload = |bits: u16| {
+            let mut bytes = halves(dtype, &[2.0, 2.0]).bytes().to_vec();
+            bytes[2..].copy_from_slice(&bits.to_le_bytes());
+            Aligned::from_bytes(&bytes)
+        };
+        for (bits, clipped) in bits.into_iter().zip([2.0, 0.0]) {
+            let mut bench = Bench::new(TableSpec::dense("w", [6]), "none", NonFinite::Reject);
+            assert_eq!(bench.take(0, header, payload(bits).bytes()), Err(Cause::NonFinite), "{dtype:?}");
+            bench.intake.set_nonfinite(NonFinite::Clip);
+            assert_eq!(bench.take(0, header, payload(bits).bytes()), Ok(Taken::Partly), "{dtype:?}");
+            assert_eq!(bench.sink.added[0].3, [2.0, clipped], "{dtype:?}");
+        }
+        // Four bytes would be a chunk of them, and eight one of f32.
+        let mut bench = Bench::new(TableSpec::dense("w", [6]), "none", NonFinite::Reject);
+        for bytes in [0, 2, 3, 8] {
+            assert_eq!(bench.take(0, header, &Aligned::of(&[0.0; 4]).bytes()[..bytes]), Err(Cause::Shape));
+        }
+    }
 }
 
 /// A gradient of a table of 3 x 20 elements, as two factors: each of the chunks' payloads, and those that come before.
@@ -605,7 +657,7 @@ fn sums_are_read_by_the_same_rules() {
         chunk,
         attempt: 0,
         gradients: 2,
-        is_encoded: false,
+        form: Form::PLAIN,
         has_absent: false,
     };
     let mut read = |chunk, values: &[f32]| {

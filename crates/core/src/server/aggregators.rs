@@ -133,7 +133,7 @@ impl Aggregators {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::frame::Subject;
+    use crate::wire::frame::{Form, Subject};
 
     const ID: AggregatorId = AggregatorId(2);
 
@@ -149,7 +149,7 @@ mod tests {
 
     fn sum(attempt: u32) -> Sum {
         let subject = subject();
-        Sum { subject, clock: 3, chunk: 0, attempt, gradients: 2, is_encoded: false, has_absent: false }
+        Sum { subject, clock: 3, chunk: 0, attempt, gradients: 2, form: Form::PLAIN, has_absent: false }
     }
 
     fn list(attempt: u32) -> Completed {

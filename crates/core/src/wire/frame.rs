@@ -4,7 +4,7 @@
 //! from different senders. Roles do not read it: they decode it once, by who sent it, into a type that has only the
 //! fields which that frame has, and encode such a type to send one. `docs/wire.md` is the table of these types.
 
-use super::{Flags, Header, Kind};
+use super::{DType, Flags, Header, Kind};
 use crate::limits;
 use crate::store::Place;
 use crate::types::{Clock, TableId, WorkerId};
@@ -23,8 +23,8 @@ pub struct Piece {
 /// How the payload of a push or an answer is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// The elements of a chunk.
-    Dense,
+    /// The elements of a chunk, in this type.
+    Dense(DType),
     /// A chunk, encoded by the table's codec.
     Encoded,
     /// Single rows of a sparse table.
@@ -40,6 +40,9 @@ pub enum Form {
 }
 
 impl Form {
+    /// The elements of a chunk as tables hold them.
+    pub const PLAIN: Form = Form::Dense(DType::F32);
+
     /// Whether the table is a sparse one.
     pub fn is_rows(self) -> bool {
         matches!(self, Form::Rows { .. } | Form::EncodedRows { .. })
@@ -52,7 +55,7 @@ impl Form {
 
     fn decode(header: &Header) -> Form {
         match (header.flags.has(Flags::ROWS), header.flags.has(Flags::ENCODED)) {
-            (false, false) => Form::Dense,
+            (false, false) => Form::Dense(header.dtype),
             (false, true) => Form::Encoded,
             (true, false) => Form::Rows { count: header.rows },
             (true, true) => Form::EncodedRows { count: header.rows },
@@ -60,6 +63,9 @@ impl Form {
     }
 
     fn encode(self, header: &mut Header) {
+        if let Form::Dense(dtype) = self {
+            header.dtype = dtype;
+        }
         if self.is_encoded() {
             header.flags = header.flags.with(Flags::ENCODED);
         }
@@ -167,8 +173,8 @@ pub struct Sum {
     pub attempt: u32,
     /// How many gradients are in it.
     pub gradients: u32,
-    /// Whether the table's codec encoded it.
-    pub is_encoded: bool,
+    /// How it is written: the elements of a chunk, or encoded.
+    pub form: Form,
     /// The payload begins with the ranges that no gradient in it has.
     pub has_absent: bool,
 }
@@ -300,8 +306,8 @@ impl Sum {
         header.clock = self.clock;
         header.chunk = self.chunk;
         header.part = self.attempt;
+        self.form.encode(&mut header);
         header.rows = self.gradients;
-        set(&mut header, Flags::ENCODED, self.is_encoded);
         set(&mut header, Flags::ABSENT, self.has_absent);
         header
     }
@@ -391,7 +397,7 @@ impl FromAggregator {
                 chunk: header.chunk,
                 attempt,
                 gradients: header.rows,
-                is_encoded: header.flags.has(Flags::ENCODED),
+                form: Form::decode(header),
                 has_absent: header.flags.has(Flags::ABSENT),
             })),
             (None, Kind::Group) => Some(FromAggregator::Completed(Completed { subject, clock, attempt })),
@@ -425,6 +431,13 @@ impl Piece {
         header.part = self.sequence;
         set(header, Flags::LAST, self.is_last);
     }
+}
+
+/// Whether a data frame may have elements of its type: other types than that of tables are for whole chunks of gradients
+/// and parameters, which no codec made.
+pub fn has_fitting_type(header: &Header) -> bool {
+    let is_whole = !header.flags.has(Flags::ROWS) && !header.flags.has(Flags::ENCODED);
+    header.dtype == DType::F32 || (is_whole && matches!(header.kind, Kind::Push | Kind::Params))
 }
 
 fn set(header: &mut Header, flag: Flags, is_set: bool) {
@@ -471,7 +484,9 @@ mod tests {
 
     fn form() -> impl Strategy<Value = Form> {
         prop_oneof![
-            Just(Form::Dense),
+            Just(Form::PLAIN),
+            Just(Form::Dense(DType::F16)),
+            Just(Form::Dense(DType::Bf16)),
             Just(Form::Encoded),
             any::<u32>().prop_map(|count| Form::Rows { count }),
             any::<u32>().prop_map(|count| Form::EncodedRows { count }),
@@ -531,11 +546,11 @@ mod tests {
 
     fn from_aggregator() -> impl Strategy<Value = FromAggregator> {
         let worker = || (0..limits::MAX_WORKERS).prop_map(WorkerId);
-        let sum = (subject(), any::<u64>(), any::<[u32; 3]>(), any::<(bool, bool)>()).prop_map(
-            |(subject, clock, [chunk, attempt, gradients], (is_encoded, has_absent))| {
-                FromAggregator::Sum(Sum { subject, clock, chunk, attempt, gradients, is_encoded, has_absent })
-            },
-        );
+        let sum = (subject(), any::<u64>(), any::<[u32; 3]>(), form(), any::<bool>())
+            .prop_filter("sums are of dense tables", |(.., form, _)| !form.is_rows())
+            .prop_map(|(subject, clock, [chunk, attempt, gradients], form, has_absent)| {
+                FromAggregator::Sum(Sum { subject, clock, chunk, attempt, gradients, form, has_absent })
+            });
         let completed = (subject(), any::<u64>(), any::<u32>()).prop_map(|(subject, clock, attempt)| {
             FromAggregator::Completed(Completed { subject, clock, attempt })
         });
@@ -588,6 +603,22 @@ mod tests {
         // A sum is of a dense table.
         let rows = Header { flags: Flags::ROWS, ..Header::new(Kind::Push) };
         assert_eq!(FromAggregator::decode(&rows), None);
+    }
+
+    #[test]
+    fn only_whole_chunks_of_gradients_and_parameters_have_another_type() {
+        let of = |kind, flags| Header { dtype: DType::F16, flags, ..Header::new(kind) };
+        let plain = Flags::default();
+        assert!(has_fitting_type(&of(Kind::Push, plain)) && has_fitting_type(&of(Kind::Params, plain)));
+        for header in [
+            of(Kind::Init, plain),
+            of(Kind::Pull, plain),
+            of(Kind::Push, Flags::ROWS),
+            of(Kind::Params, Flags::ENCODED),
+        ] {
+            assert!(!has_fitting_type(&header), "{header:?}");
+            assert!(has_fitting_type(&Header { dtype: DType::F32, ..header }));
+        }
     }
 
     #[test]

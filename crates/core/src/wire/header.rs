@@ -42,9 +42,9 @@ pub enum DType {
     /// 32-bit IEEE 754.
     #[default]
     F32 = 0,
-    /// 16-bit IEEE 754; for gradients only.
+    /// 16-bit IEEE 754; on the wire only.
     F16 = 1,
-    /// bfloat16; for gradients only.
+    /// bfloat16; on the wire only.
     Bf16 = 2,
 }
 

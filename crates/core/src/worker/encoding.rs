@@ -9,7 +9,7 @@ use crate::absence::Absent;
 use crate::codec::{
     self, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
 };
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::limits;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
@@ -26,8 +26,9 @@ use std::sync::Arc;
 pub(super) struct TableCodecs {
     /// The codec of pushes, once there is a plan.
     codec: Option<Arc<Codec>>,
-    /// Pushes travel as they are, unless something is left that another codec had not sent.
-    is_plain: bool,
+    /// The type of the elements that pushes travel as, where they are not encoded; unless something is left that another
+    /// codec had not sent.
+    elements: Option<DType>,
     push: Option<Encoder>,
     /// The encoder has something that another codec had not sent.
     is_carrying: bool,
@@ -112,13 +113,13 @@ impl TableCodecs {
     ) -> Result<TableCodecs, String> {
         let fault = |error| format!("table `{}`: {error}", spec.name);
         let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
-        let is_plain = push.is_none();
+        let elements = push.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32);
         let codec = Arc::new(if spec.rows { push.of_rows() } else { push });
         let base = answer.is_for_differences() && !spec.rows;
         Ok(TableCodecs {
-            push: (!is_plain).then(|| Encoder::new(codec.clone(), spec.elements() as usize)),
+            push: elements.is_none().then(|| Encoder::new(codec.clone(), spec.elements() as usize)),
             codec: Some(codec),
-            is_plain,
+            elements,
             base: base.then(|| vec![0.0; spec.elements() as usize]),
             answer: (!answer.is_none()).then(|| Decoder::new(Arc::new(answer))),
             sender,
@@ -194,9 +195,21 @@ impl TableCodecs {
         }
     }
 
-    /// Whether the next gradient does not travel as it is.
-    pub(super) fn encodes_pushes(&self) -> bool {
-        self.push.is_some() || self.refused.is_some()
+    /// The type of the elements that the next gradient travels as; `None` when it is encoded.
+    pub(super) fn elements(&self) -> Option<DType> {
+        self.elements.filter(|_| self.push.is_none() && self.refused.is_none())
+    }
+
+    /// The type of halves that the application prepared, if they are sent from where they lie: servers take them under every
+    /// codec.
+    pub(super) fn prepared_halves(&self, plain: &Plain<'_>) -> Option<DType> {
+        if plain.prepared != Prepared::Halves || self.is_carrying || self.refused.is_some() {
+            return None;
+        }
+        match plain.followed {
+            Some(text) if !text.is_empty() && text != self.push_codec() => Some(halves_of(text)),
+            _ => self.codec.as_ref()?.halves(),
+        }
     }
 
     pub(super) fn encodes_answers(&self) -> bool {
@@ -205,7 +218,7 @@ impl TableCodecs {
 
     /// The codec of pushes as text; empty without one.
     pub(super) fn push_codec(&self) -> String {
-        let codec = self.codec.as_ref().filter(|_| !self.is_plain);
+        let codec = self.codec.as_ref().filter(|codec| !codec.is_none());
         codec.map_or_else(String::new, |codec| codec.to_string())
     }
 
@@ -229,10 +242,12 @@ impl TableCodecs {
     }
 
     /// Adds a refused gradient that is not pushed again to the residual.
-    fn put_refused_back(&mut self, layout: &Layout) {
+    pub(super) fn put_refused_back(&mut self, layout: &Layout) {
         let Some(Refused { gradient, by, .. }) = self.refused.take() else { return };
         let plain = self.decoded(layout, &gradient, |shard| by.contains(&shard));
         let OutgoingForm::Decoded(places) = &plain.form else { return };
+        // A gradient that the application prepared does not have it.
+        self.is_carrying |= self.elements.is_some();
         let encoder = self.keeper(layout);
         for (number, range) in places.chunks.iter().filter(|(_, range)| !range.is_empty()) {
             let chunk = layout.chunk_at(*number);
@@ -261,7 +276,6 @@ impl TableCodecs {
         nonfinite: NonFinite,
         plain: &Plain<'_>,
     ) -> Result<Made, CodecError> {
-        self.put_refused_back(layout);
         self.payloads.clear();
         if plain.prepared != Prepared::Gradient {
             // The application keeps what is refused of a gradient that it encoded itself.
@@ -272,7 +286,7 @@ impl TableCodecs {
         let payloads = self.encode_chunks(layout, nonfinite, plain)?;
         if let Some(encoder) = &mut self.push {
             encoder.settle();
-            if self.is_plain && !encoder.counts_what_is_sent() {
+            if self.elements.is_some() && !encoder.counts_what_is_sent() {
                 self.push = None;
             }
         }
@@ -284,8 +298,10 @@ impl TableCodecs {
     pub(super) fn sends_plainly(&self, plain: &Plain<'_>) -> bool {
         // A gradient cannot be prepared for no codec: it is refused.
         let followed = plain.followed.filter(|text| !text.is_empty());
-        let is_other = followed.is_some_and(|text| self.is_plain || text != self.push_codec());
-        plain.prepared != Prepared::Gradient && (is_other || self.is_carrying)
+        let is_other = followed.is_some_and(|text| text != self.push_codec());
+        // Entries that are few make halves of nothing.
+        let is_halves = self.elements.is_some_and(|dtype| dtype != DType::F32);
+        plain.prepared != Prepared::Gradient && (is_other || is_halves || self.is_carrying)
     }
 
     /// Decodes a gradient that the application prepared, and adds the residual of an earlier codec.
@@ -304,8 +320,8 @@ impl TableCodecs {
                 }
             }
             Prepared::Halves => {
-                let is_bf16 = plain.followed.is_some_and(|text| text.split('+').any(|stage| stage == "bf16"));
-                let halves = if is_bf16 { DType::Bf16 } else { DType::F16 };
+                let own = || self.codec.as_ref().and_then(|codec| codec.halves()).unwrap_or(DType::F16);
+                let halves = plain.followed.map_or_else(own, halves_of);
                 let bytes = bytemuck::cast_slice::<f32, u8>(words).get(..2 * values.len());
                 kernels::copy(values, bytes.and_then(|bytes| halves.values(bytes)).ok_or_else(misplaced)?);
             }
@@ -322,7 +338,7 @@ impl TableCodecs {
                 values[range.clone()].fill(0.0);
             }
             self.is_carrying = encoder.has_unsent();
-            if self.is_plain && !self.is_carrying {
+            if self.elements.is_some() && !self.is_carrying {
                 self.push = None;
             }
         }
@@ -477,9 +493,9 @@ impl TableCodecs {
     }
 
     /// A chunk came whole: the next difference is one to this.
-    pub(super) fn set_base(&mut self, place: Range<usize>, values: &[f32]) {
+    pub(super) fn set_base(&mut self, place: Range<usize>, values: Values<'_>) {
         if let Some(base) = &mut self.base {
-            base[place].copy_from_slice(values);
+            kernels::copy(&mut base[place], values);
         }
     }
 
@@ -512,6 +528,11 @@ impl TableCodecs {
         self.answer.as_mut()?.decode(payload, &mut values).ok()?;
         Some(values)
     }
+}
+
+/// The type of the halves that a chain makes.
+fn halves_of(text: &str) -> DType {
+    if text.split('+').any(|stage| stage == "bf16") { DType::Bf16 } else { DType::F16 }
 }
 
 fn misplaced() -> CodecError {

@@ -1,21 +1,22 @@
 //! A table as a worker holds it: where it lives, its parameters as last pulled, and memory for gradients under way.
 
 use super::encoding::{Made, Plain, TableCodecs};
-use super::layout::Layout;
+use super::layout::{Layout, elements_of};
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{GradientInFlight, Prepared, Slab, SlabInFlight, ValuesInFlight};
 use super::{Gradient, WorkerError};
-use crate::codec::CodecError;
+use crate::codec::{CodecError, half};
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
-use crate::kernels;
+use crate::kernels::{self, Values};
 use crate::lease::{Lease, Pool};
 use crate::limits;
 use crate::policy::NonFinite;
-use crate::store::{Allocate, Heap, Place};
+use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
+use crate::wire::DType;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -60,6 +61,15 @@ pub(super) struct TablePolicies {
     pub(super) valid_from: u32,
     /// Its codecs, if that epoch is another one than before.
     pub(super) codecs: Option<TableCodecs>,
+}
+
+/// A slab's gradient on its way.
+#[derive(Debug)]
+pub(super) enum SlabGradient {
+    /// Elements of this type, sent from the slab's own memory.
+    InPlace(DType),
+    /// In other memory.
+    Made(Outgoing),
 }
 
 /// A pull of a whole table, and where servers that share memory with this process may put the answer.
@@ -253,7 +263,7 @@ impl LocalTable {
     ) -> Result<Outgoing, WorkerError> {
         let values = gradient.values();
         let missing = Missing::default();
-        if self.codecs.encodes_pushes() {
+        let Some(dtype) = self.codecs.elements() else {
             self.check_finite(kernels::all_finite(values), clock)?;
             let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
             let pool = parameters.pool();
@@ -261,18 +271,36 @@ impl LocalTable {
             let (missing, followed) = (&missing, None);
             let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
             return encode(codecs, layout, *nonfinite, &plain, pool, allocator);
-        }
-        let mut buffer = self.parameters.pool().take(values.len(), allocator);
-        let is_finite = copy_finite(buffer.as_mut_slice(), values);
+        };
+        let buffer = self.make_elements(dtype, values, clock, allocator)?;
+        let form = match gradient {
+            Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense(dtype),
+            Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
+        };
+        Ok(Outgoing { buffer: self.parameters.pool().lend(buffer), form, missing, is_counted: false })
+    }
+
+    /// A gradient as elements of a type, in memory that frames are sent from.
+    fn make_elements(
+        &mut self,
+        dtype: DType,
+        values: &[f32],
+        clock: Clock,
+        allocator: &dyn Allocate,
+    ) -> Result<Buffer, WorkerError> {
+        let len = dtype.bytes() * values.len();
+        let mut buffer = self.parameters.pool().take(len.div_ceil(4), allocator);
+        let bytes = &mut buffer.as_mut_bytes()[..len];
+        let is_finite = write_elements(dtype, values, bytes);
         if let Err(error) = self.check_finite(is_finite, clock) {
             self.parameters.pool().keep(buffer);
             return Err(error);
         }
-        let form = match gradient {
-            Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense,
-            Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
-        };
-        Ok(Outgoing { buffer: self.parameters.pool().lend(buffer), form, missing, is_counted: false })
+        if !is_finite && dtype != DType::F32 {
+            // Servers would not find in halves what is not finite here.
+            write_clipped(dtype, values, bytes, &self.layout);
+        }
+        Ok(buffer)
     }
 
     /// Counts a gradient with NaN or Inf, and refuses it under `reject`.
@@ -316,12 +344,12 @@ impl LocalTable {
     pub(super) fn put_chunk(
         &mut self,
         place: Range<usize>,
-        values: &[f32],
+        values: Values<'_>,
         target: Option<(FetchId, usize)>,
     ) {
         self.codecs.set_base(place.clone(), values);
         if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
-            back.as_mut_slice()[place].copy_from_slice(values);
+            kernels::copy(&mut back.as_mut_slice()[place], values);
         }
     }
 
@@ -407,22 +435,29 @@ impl LocalTable {
     /// NaN and Inf in a slab's gradient are found here only where a codec looks at it: another pass over it would cost as much
     /// as sending it, and servers find them too.
     pub(super) fn check_slab(&mut self, slab: &Slab, clock: Clock) -> Result<(), WorkerError> {
-        if slab.prepared() == Prepared::Gradient && self.codecs.encodes_pushes() {
+        if slab.prepared() == Prepared::Gradient && self.codecs.elements().is_none() {
             return self.check_finite(kernels::all_finite(slab.gradient()), clock);
         }
         Ok(())
     }
 
-    /// A slab's gradient, encoded; `None` when it is sent as it is.
+    /// A slab's gradient as it is sent.
     pub(super) fn encode_slab(
         &mut self,
         slab: &Slab,
         clock: Clock,
         allocator: &dyn Allocate,
-    ) -> Result<Option<Outgoing>, WorkerError> {
+    ) -> Result<SlabGradient, WorkerError> {
         let prepared = slab.prepared();
-        if prepared == Prepared::Gradient && !self.codecs.encodes_pushes() {
-            return Ok(None);
+        match self.codecs.elements().filter(|_| prepared == Prepared::Gradient) {
+            None => {}
+            Some(DType::F32) => return Ok(SlabGradient::InPlace(DType::F32)),
+            Some(dtype) => {
+                let buffer = self.make_elements(dtype, slab.gradient(), clock, allocator)?;
+                let (buffer, form) = (self.parameters.pool().lend(buffer), OutgoingForm::Dense(dtype));
+                let (missing, is_counted) = (slab.missing().clone(), false);
+                return Ok(SlabGradient::Made(Outgoing { buffer, form, missing, is_counted }));
+            }
         }
         let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
         let pool = parameters.pool();
@@ -430,23 +465,26 @@ impl LocalTable {
         // Codecs that compare a gradient with the parameters find them in the slab.
         let (missing, parameters, followed) = (slab.missing(), slab.values(), slab.followed());
         let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
-        encode(codecs, layout, *nonfinite, &plain, pool, allocator).map(Some)
+        if let Some(dtype) = codecs.prepared_halves(&plain) {
+            return Ok(SlabGradient::InPlace(dtype));
+        }
+        encode(codecs, layout, *nonfinite, &plain, pool, allocator).map(SlabGradient::Made)
     }
 
     /// Takes a slab for an exchange: what is sent, and where the answer is received, if one is asked for.
     pub(super) fn begin_exchange(
         &mut self,
         slab: Slab,
-        encoded: Option<Outgoing>,
+        made: SlabGradient,
         clock: Clock,
     ) -> (Outgoing, SlabInFlight, Option<Reply>) {
         let (table, missing) = (slab.table(), slab.missing().clone());
         let (gradient, values, retired) = slab.into_parts();
-        let (outgoing, gradient) = match encoded {
-            Some(encoded) => (encoded, GradientInFlight::Kept(gradient)),
-            None => {
+        let (outgoing, gradient) = match made {
+            SlabGradient::Made(made) => (made, GradientInFlight::Kept(gradient)),
+            SlabGradient::InPlace(dtype) => {
                 let buffer = self.parameters.pool().lend(gradient);
-                let (form, is_counted) = (OutgoingForm::Dense, false);
+                let (form, is_counted) = (OutgoingForm::Dense(dtype), false);
                 let outgoing = Outgoing { buffer: buffer.clone(), form, missing, is_counted };
                 (outgoing, GradientInFlight::Sent(buffer))
             }
@@ -518,6 +556,7 @@ fn encode(
     {
         return Ok(encoded);
     }
+    codecs.put_refused_back(layout);
     let table = || layout.name().to_owned();
     let fault = |why: CodecError| match why {
         CodecError::NonFinite if prepared != Prepared::Gradient => {
@@ -528,7 +567,7 @@ fn encode(
     if codecs.sends_plainly(plain) {
         let mut buffer = pool.take(layout.elements(), allocator);
         codecs.expand(plain, buffer.as_mut_slice()).map_err(fault)?;
-        let (form, missing) = (OutgoingForm::Dense, missing.clone());
+        let (form, missing) = (OutgoingForm::Dense(DType::F32), missing.clone());
         return Ok(Outgoing { buffer: pool.lend(buffer), form, missing, is_counted: false });
     }
     let Made { payloads, is_counted } = codecs.encode(layout, nonfinite, plain).map_err(fault)?;
@@ -543,15 +582,25 @@ fn encode(
     })
 }
 
-/// Copies a gradient while it is in cache for the check. Whether all of it is finite.
-fn copy_finite(buffer: &mut [f32], gradient: &[f32]) -> bool {
-    let blocks = buffer.chunks_mut(limits::BLOCK_ELEMENTS).zip(gradient.chunks(limits::BLOCK_ELEMENTS));
+/// Writes a gradient as elements of a type while it is in cache for the check. Whether all of it is finite.
+fn write_elements(dtype: DType, gradient: &[f32], to: &mut [u8]) -> bool {
+    let blocks = to.chunks_mut(limits::BLOCK_ELEMENTS * dtype.bytes());
     let mut finite = true;
-    for (to, from) in blocks {
-        finite &= kernels::all_finite(from);
-        to.copy_from_slice(from);
+    for (to, from) in blocks.zip(gradient.chunks(limits::BLOCK_ELEMENTS)) {
+        finite &= half::write(dtype, from, to);
     }
     finite
+}
+
+/// The same for a gradient that is clipped, chunk by chunk, as servers do.
+fn write_clipped(dtype: DType, gradient: &[f32], to: &mut [u8], layout: &Layout) {
+    let width = dtype.bytes();
+    for (_, chunk) in layout.chunks() {
+        let place = elements_of(&chunk);
+        let mut values = gradient[place.clone()].to_vec();
+        kernels::clip_non_finite(&mut values);
+        half::write(dtype, &values, &mut to[place.start * width..place.end * width]);
+    }
 }
 
 #[cfg(test)]
@@ -623,7 +672,7 @@ mod tests {
         let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
         slab.values_mut().fill(5.0);
         slab.gradient_mut().fill(1.0);
-        let (outgoing, in_flight, reply) = table.begin_exchange(slab, None, 0);
+        let (outgoing, in_flight, reply) = table.begin_exchange(slab, SlabGradient::InPlace(DType::F32), 0);
         assert!(reply.is_none(), "this model does not ask after the first iteration");
         assert_eq!(outgoing.buffer.as_slice(), [1.0; 4]);
         // A frame is still to be sent.
@@ -653,13 +702,19 @@ mod tests {
         let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
         slab.gradient_mut().fill(f32::NAN);
         assert_eq!(table.check_slab(&slab, 3), Ok(()));
+        let sent = table.encode_slab(&slab, 3, &Heap).unwrap();
+        assert!(matches!(sent, SlabGradient::InPlace(DType::F32)), "{sent:?}");
         let (registry, spec) = (Registry::builtin(), TableSpec::dense("w", [4]));
         let policy = Policy::default().with(crate::policy::Axis::Codec, "f16");
         table.codecs = TableCodecs::new(&registry, &spec, &policy, Default::default()).unwrap();
         let refused = WorkerError::NonFinite { table: "w".into(), clock: 3 };
-        assert_eq!(table.check_slab(&slab, 3), Err(refused));
+        assert_eq!(table.encode_slab(&slab, 3, &Heap).unwrap_err(), refused);
+        slab.contains(Prepared::Halves);
+        let sent = table.encode_slab(&slab, 3, &Heap).unwrap();
+        assert!(matches!(sent, SlabGradient::InPlace(DType::F16)), "{sent:?}");
         slab.contains(Prepared::Chosen);
         assert_eq!(table.check_slab(&slab, 3), Ok(()), "it is looked at when it is encoded");
+        assert_eq!(table.encode_slab(&slab, 3, &Heap).unwrap_err(), refused);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::role::{Body, Frame, Landing};
 use crate::store::{self, Place};
 use crate::table::Chunk;
 use crate::types::{Clock, ShardId, TableId};
+use crate::wire::DType;
 use crate::wire::frame::{Form, Init, Params, Piece, Pull, Push, Subject};
 use std::sync::Arc;
 
@@ -55,8 +56,8 @@ pub(super) struct Outgoing {
 /// Form of a gradient in the memory that it is sent from.
 #[derive(Debug, Clone)]
 pub(super) enum OutgoingForm {
-    /// The whole table.
-    Dense,
+    /// The whole table, as elements of this type.
+    Dense(DType),
     /// The values of these rows, one after the other.
     Rows(Arc<Vec<u32>>),
     /// Encoded chunks.
@@ -240,7 +241,7 @@ impl Request {
             RequestKind::Push { gradient: Some(gradient), want_params } => {
                 let want_params = *want_params && scheduler.overlaps();
                 let piece = Piece { chunk: 0, sequence: 0, is_last: false };
-                let (form, has_absent) = (Form::Dense, false);
+                let (form, has_absent) = (Form::PLAIN, false);
                 let push =
                     Push { subject, clock: self.clock, piece, form, has_absent, want_params, reply_place };
                 gradient.frames(push, self.shard, layout, send);
@@ -339,15 +340,17 @@ impl Request {
         // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
+            // Only plain elements land.
             Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,
             Payload::InPlace => {}
-            Payload::Bytes(bytes) if answer.params.form.is_encoded() => {
-                table.decode_chunk(place, bytes, target)?;
-            }
-            Payload::Bytes(bytes) => {
-                let values = store::floats(bytes).filter(|values| values.len() == place.len())?;
-                table.put_chunk(place, values, target);
-            }
+            Payload::Bytes(bytes) => match answer.params.form {
+                Form::Encoded => table.decode_chunk(place, bytes, target)?,
+                Form::Dense(dtype) => {
+                    let values = dtype.values(bytes).filter(|values| values.len() == place.len())?;
+                    table.put_chunk(place, values, target);
+                }
+                Form::Rows { .. } | Form::EncodedRows { .. } => return None,
+            },
         }
         Some(step)
     }
@@ -362,8 +365,8 @@ impl Request {
     ) -> Option<Step> {
         let decoded = match answer.params.form {
             Form::EncodedRows { count } => Some(table.decode_rows(count as usize, payload)?),
-            Form::Encoded => return None,
-            Form::Dense | Form::Rows { .. } => None,
+            Form::Encoded | Form::Dense(DType::F16 | DType::Bf16) => return None,
+            Form::Dense(DType::F32) | Form::Rows { .. } => None,
         };
         let values = match &decoded {
             Some(decoded) => decoded.as_slice(),
@@ -390,7 +393,7 @@ impl Outgoing {
     /// Hands the frames of a shard's part to `send`. `push` is what they have in common.
     fn frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
         match &self.form {
-            OutgoingForm::Dense => self.dense_frames(push, shard, layout, send),
+            OutgoingForm::Dense(dtype) => self.dense_frames(push, shard, *dtype, layout, send),
             OutgoingForm::Rows(rows) => self.row_frames(push, shard, rows, layout, send),
             OutgoingForm::Encoded(payloads) => {
                 let form =
@@ -401,21 +404,29 @@ impl Outgoing {
                 let row_bytes = 4 + 4 * layout.row_width();
                 let form = |bytes: usize| {
                     let count = (bytes / row_bytes) as u32;
-                    if layout.is_sparse() { Form::Rows { count } } else { Form::Dense }
+                    if layout.is_sparse() { Form::Rows { count } } else { Form::PLAIN }
                 };
                 self.chunk_frames(push, shard, payloads, layout, form, send);
             }
         }
     }
 
-    fn dense_frames(&self, push: Push, shard: ShardId, layout: &Layout, send: &mut impl FnMut(Frame)) {
+    fn dense_frames(
+        &self,
+        push: Push,
+        shard: ShardId,
+        dtype: DType,
+        layout: &Layout,
+        send: &mut impl FnMut(Frame),
+    ) {
         let chunks = layout.chunks_of(shard);
-        let count = chunks.len();
+        let (count, width, form) = (chunks.len(), dtype.bytes(), Form::Dense(dtype));
         for (sequence, (number, chunk)) in (0..).zip(chunks) {
             let place = elements_of(&chunk);
-            let (body, has_absent) = self.missing.body(&chunk, &self.buffer, place.start * 4..place.end * 4);
+            let bytes = place.start * width..place.end * width;
+            let (body, has_absent) = self.missing.body(&chunk, &self.buffer, bytes);
             let piece = Piece { chunk: number, sequence, is_last: sequence as usize + 1 == count };
-            send(push_frame(Push { piece, has_absent, ..push }, body));
+            send(push_frame(Push { piece, form, has_absent, ..push }, body));
         }
     }
 
@@ -430,7 +441,7 @@ impl Outgoing {
         form: impl Fn(usize) -> Form,
         send: &mut impl FnMut(Frame),
     ) {
-        let empty = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::Dense };
+        let empty = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::PLAIN };
         let Payloads { chunks, factors } = payloads;
         let payload_of = |number: u32| chunks.binary_search_by_key(&number, |(of, _)| *of).ok();
         let mine = || layout.chunks_of(shard).filter_map(|(number, _)| payload_of(number));

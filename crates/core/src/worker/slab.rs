@@ -15,7 +15,7 @@ use std::ops::Range;
 ///
 /// All but the first are for tables whose codec the application follows by itself, chunk by chunk: on a GPU, say, so that
 /// only what travels leaves the device. The application keeps the residual; the rest of the chain is the worker's. NaN and
-/// Inf are refused, whatever the table's policy on them.
+/// Inf are refused, whatever the table's policy on them; in halves that are sent as they lie, servers find them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Prepared {
     /// The gradient. The table's codec, if there is one, has everything to do.

@@ -2,8 +2,7 @@
 
 use super::WorkerError;
 use super::encoding::{Sender, TableCodecs};
-use super::local_table::{LocalTable, Planned, TablePolicies};
-use super::request::Outgoing;
+use super::local_table::{LocalTable, Planned, SlabGradient, TablePolicies};
 use super::slab::Slab;
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
@@ -106,7 +105,7 @@ impl Tables {
         slabs: &[Slab],
         clock: Clock,
         allocator: &dyn Allocate,
-    ) -> Result<Vec<Option<Outgoing>>, WorkerError> {
+    ) -> Result<Vec<SlabGradient>, WorkerError> {
         for slab in slabs {
             self[slab.table().0 as usize].check_slab(slab, clock)?;
         }
@@ -120,7 +119,7 @@ impl Tables {
         for (slab, encoded) in slabs.iter().zip(done) {
             let local = &mut self[slab.table().0 as usize];
             let shards: Vec<ShardId> = local.layout().shards().collect();
-            let Some(encoded) = encoded else { continue };
+            let SlabGradient::Made(encoded) = encoded else { continue };
             shards.into_iter().for_each(|shard| local.note_refused(clock, shard, encoded.clone()));
         }
         Err(error)

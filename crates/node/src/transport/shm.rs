@@ -68,8 +68,8 @@ pub(crate) enum SharedError {
     UnknownSegment(u16),
     #[error("the peer refers to {len} bytes at {place:?}, which is not within what it shares")]
     OutOfBounds { place: Place, len: usize },
-    #[error("the peer refers to {0:?}, which is not a multiple of 4")]
-    Misaligned(Place),
+    #[error("the peer refers to {place:?}, which is not a multiple of {multiple}")]
+    Misaligned { place: Place, multiple: usize },
     #[error("the peer refers to {len} bytes at {place:?}, which is memory that is not in use")]
     NotHandedOut { place: Place, len: usize },
     #[error("a {kind:?} frame cannot lie in the segments of its {owner:?}")]
@@ -191,7 +191,7 @@ impl SharedMemory {
             }
             _ => return Err(SharedError::WrongOwner { kind: header.kind, owner }),
         };
-        check_aligned(place)?;
+        check_aligned(header, place)?;
         mapping.slice(place.offset, len).ok_or(SharedError::OutOfBounds { place, len })
     }
 
@@ -207,7 +207,7 @@ impl SharedMemory {
             return Ok(None);
         }
         match &self.side {
-            Side::Sharing { told, .. } => Ok(lies_in(told, body, payload)
+            Side::Sharing { told, .. } => Ok(lies_in(told, header, body, payload)
                 .map(|place| Descriptor { place, owner: Owner::Sender })
                 .filter(|_| header.kind != Kind::Params)),
             Side::Mapping { segments, .. } => {
@@ -215,7 +215,7 @@ impl SharedMemory {
                 else {
                     return Ok(None);
                 };
-                check_aligned(place)?;
+                check_aligned(header, place)?;
                 if !peers(segments, place)?.write(place.offset, payload) {
                     return Err(SharedError::OutOfBounds { place, len: payload.len() });
                 }
@@ -235,18 +235,21 @@ fn peers(segments: &[Mapping], place: Place) -> Result<&Mapping, SharedError> {
     numbered(segments, place).ok_or(SharedError::UnknownSegment(place.segment))
 }
 
-fn check_aligned(place: Place) -> Result<(), SharedError> {
-    if place.offset.is_multiple_of(4) { Ok(()) } else { Err(SharedError::Misaligned(place)) }
+/// Payloads are used where they lie, as elements of their type.
+fn check_aligned(header: &Header, place: Place) -> Result<(), SharedError> {
+    let multiple = header.dtype.bytes();
+    let is_aligned = place.offset.is_multiple_of(multiple as u64);
+    if is_aligned { Ok(()) } else { Err(SharedError::Misaligned { place, multiple }) }
 }
 
 /// Where the peer finds a payload that is in one of these segments. A buffer of another allocator has a place too,
 /// but not the same address.
-fn lies_in(told: &[Arc<Segment>], body: &Body, payload: &[u8]) -> Option<Place> {
+fn lies_in(told: &[Arc<Segment>], header: &Header, body: &Body, payload: &[u8]) -> Option<Place> {
     let Body::Shared { buffer, start, .. } = body else { return None };
     let Place { segment, offset } = buffer.place()?;
     let place = Place { segment, offset: offset + *start as u64 };
     let address = numbered(told, place)?.mapping().address(place.offset, payload.len())?;
-    (address.cast_const() == payload.as_ptr() && place.offset.is_multiple_of(4)).then_some(place)
+    (address.cast_const() == payload.as_ptr() && check_aligned(header, place).is_ok()).then_some(place)
 }
 
 #[cfg(test)]

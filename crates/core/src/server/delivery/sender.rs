@@ -49,7 +49,7 @@ impl Sender<'_> {
                 (Body::Stored { buffer, start: chunk.start, len: chunk.len }, chunk.len)
             }
             Some(payload) => {
-                params.form = if payload.is_encoded { Form::Encoded } else { Form::Dense };
+                params.form = if payload.is_encoded { Form::Encoded } else { Form::PLAIN };
                 let bytes = payload.bytes.len();
                 (Body::Bytes(payload.bytes), bytes)
             }
@@ -102,7 +102,7 @@ impl Sender<'_> {
             clock: reply.clock,
             version: self.table.version(),
             piece,
-            form: Form::Dense,
+            form: Form::PLAIN,
             reply_place: None,
         }
     }

@@ -208,7 +208,7 @@ fn push(clock: u64, request: u64, sequence: u32, value: f32) -> Frame {
         subject,
         clock,
         piece,
-        form: Form::Dense,
+        form: Form::PLAIN,
         has_absent: false,
         want_params: true,
         reply_place: None,
