@@ -11,6 +11,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use paramill_core::policy::Axis;
 use paramill_node::pinning::Pin;
+use paramill_node::ports::Ports;
 use std::path::PathBuf;
 
 /// A parameter server: many workers train one model over ordinary networks.
@@ -180,6 +181,7 @@ Examples:
   paramill serve --workers 8 --servers 2 --sync ssp:s=3   for this machine only
   paramill serve --host 10.0.0.1                          for others that reach this address
   paramill serve --host 10.0.0.1 --host 10.1.0.1          two interfaces, both used
+  paramill serve --host 10.0.0.1 --cores 4 --ports 7100-7103   behind a firewall
   paramill serve --join paramill://10.0.0.1:7070/job")]
 pub(crate) struct ServeArgs {
     /// Where the job is to be found [default: port 7070 of the first --host, or of 127.0.0.1].
@@ -195,6 +197,10 @@ pub(crate) struct ServeArgs {
     /// repeated, and workers then spread their connections over all [default: 127.0.0.1, or the one that routes to the job].
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Vec<String>,
+    /// Ports of the data cores, such as 7100-7115, one each and the same on every --host; those in use are passed over
+    /// [default: the system chooses].
+    #[arg(long, value_name = "A-B")]
+    pub(crate) ports: Option<Ports>,
     /// TCP's congestion control [default: reno within a host, the system's beyond it]. Workers take theirs, and servers
     /// without this option too, from PARAMILL_CONGESTION.
     #[arg(long, value_name = "NAME")]

@@ -71,6 +71,45 @@ fn servers_and_aggregators_listen_on_this_machine_unless_they_are_told_otherwise
 }
 
 #[test]
+fn data_cores_listen_on_the_ports_that_a_firewall_lets_through() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = taken.local_addr().unwrap().port();
+    let common =
+        ["serve", "--listen", "127.0.0.1:0", "--workers=1", "--servers=1", "--cores=2", "--transport=tcp"];
+    let serve = |ports: &str| [&common[..], &["--ports", ports]].concat().join(" ");
+    let refusal = |line: String| {
+        let output = paramill(&line.split(' ').collect::<Vec<_>>());
+        (output.status.code(), text(&output.stderr))
+    };
+    // The port that is taken is passed over; others of the range may be taken too.
+    let line = serve(&format!("{first}-{}", first + 20));
+    let serving = Serve::start(&line.split(' ').collect::<Vec<_>>(), 3);
+    let data = serving.lines[2].strip_prefix("data cores listen on ").unwrap();
+    let ports: Vec<u16> = data
+        .split(", ")
+        .map(|address| address.strip_prefix("127.0.0.1:").unwrap().parse().unwrap())
+        .collect();
+    assert!(
+        ports.len() == 2 && first < ports[0] && ports[0] < ports[1] && ports[1] <= first + 20,
+        "{ports:?}"
+    );
+    // What it holds, and what this test holds, leaves nothing of a range that ends there.
+    let (code, why) = refusal(serve(&format!("{}-{}", ports[1] - 1, ports[1])));
+    assert_eq!(code, Some(1), "{why}");
+    assert!(why.contains("are too few: 2 data cores need one each"), "{why}");
+    assert!(why.contains(&format!("{}; give more ports", ports[1])), "{why}");
+    let (code, why) = refusal(serve(&format!("{first}")));
+    assert_eq!(code, Some(1), "{why}");
+    assert!(why.contains(&format!("ports {first} are 1, and 2 data cores need one each")), "{why}");
+    let (code, why) = refusal(serve("20-10"));
+    assert_eq!(code, Some(2), "{why}");
+    assert!(why.contains("expected ports from 1 to 65535"), "{why}");
+    let (code, why) = refusal(serve("7100-7101").replace("=tcp", "=shm"));
+    assert_eq!(code, Some(2), "{why}");
+    assert!(why.contains("data cores listen on no port then"), "{why}");
+}
+
+#[test]
 fn a_server_says_who_can_connect() {
     let serve = Serve::start(&["serve", "--listen", "127.0.0.1:0", "--workers", "1", "--servers", "1"], 5);
     let who = &serve.lines[4];

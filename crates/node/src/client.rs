@@ -18,6 +18,7 @@
 
 mod error;
 mod handle;
+mod hands;
 mod job;
 mod options;
 mod shared;
@@ -32,5 +33,6 @@ pub use paramill_core::policy::{Axis, NonFinite, Order, Policies, PolicyOverride
 pub use paramill_core::store::Buffer;
 pub use paramill_core::table::TableSpec;
 pub use paramill_core::types::{TableId, WorkerId};
+pub use paramill_core::wire::DType;
 pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
 pub use slab::{Exchange, Slab};

@@ -15,6 +15,7 @@ pub mod exhaustion;
 pub mod host;
 pub mod identity;
 pub mod pinning;
+pub mod ports;
 pub mod server;
 pub mod stderr;
 mod transport;

@@ -5,6 +5,7 @@ use crate::event_loop::{EventLoop, Injection, Owned, RoleCell, Setup, Strangers}
 use crate::exhaustion;
 use crate::host;
 use crate::pinning::{Pin, Pinning, pin_this_thread};
+use crate::ports::{PortSupply, Ports};
 use crate::stderr;
 use crate::transport::memory::{Hub, Mailbox, SCHEME};
 use crate::transport::options::SocketOptions;
@@ -36,6 +37,8 @@ pub struct ServerConfig {
     /// The hosts (addresses of this machine's interfaces) that every data core listens on. Workers spread their
     /// connections over them. None: the one that routes to the coordinator.
     pub hosts: Vec<String>,
+    /// Ports that data cores listen on, one each, the same on all hosts. None: the system chooses.
+    pub ports: Option<Ports>,
     /// Data cores.
     pub cores: u32,
     /// Whether data cores are pinned to CPUs.
@@ -64,6 +67,7 @@ impl ServerConfig {
             coordinate: None,
             coordinator: coordinator.into(),
             hosts: Vec::new(),
+            ports: None,
             cores: 1,
             pin: Pin::Off,
             server: None,
@@ -130,11 +134,15 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
     }
     let process = ProcessId(random_number());
+    let mut ports = PortSupply::new(config.ports, config.cores)?;
     for core in 0..config.cores {
         let name = format!("{SCHEME}{:x}/{core}", process.0);
         let (listeners, addresses) = match &config.memory {
             Some(_) => (Vec::new(), name.as_str().into()),
-            None => data_listeners(&config, &server.coordinator, &format!("{:x}-{core}", process.0))?,
+            None => {
+                let name = format!("{:x}-{core}", process.0);
+                data_listeners(&config, &server.coordinator, &name, &mut ports)?
+            }
         };
         addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let shard = ShardConfig {
@@ -254,6 +262,7 @@ fn data_listeners(
     config: &ServerConfig,
     coordinator: &str,
     name: &str,
+    ports: &mut PortSupply,
 ) -> io::Result<(Vec<Listener>, Addresses)> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     if config.transport.allows(false) {
@@ -261,9 +270,11 @@ fn data_listeners(
             [] => vec![(host_towards(coordinator)?, None)],
             hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
         };
-        for (host, told) in hosts {
-            let listener = tcp::listen(&host::with_port(&host, 0))?;
-            addresses.push(announced(&listener, told)?);
+        // One port on all hosts, so that a firewall has as many to let through as there are data cores.
+        let listen = |port| hosts.iter().map(|(host, _)| tcp::listen(&host::with_port(host, port))).collect();
+        let bound: Vec<TcpListener> = ports.listen(listen)?;
+        for (listener, (_, told)) in bound.into_iter().zip(&hosts) {
+            addresses.push(announced(&listener, *told)?);
             listeners.push(Listener::Tcp(listener));
         }
     }

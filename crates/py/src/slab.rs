@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, Prepared, TableId};
+use paramill_node::client::{self as node, DType, Prepared, TableId};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -75,6 +75,20 @@ impl Slab {
         Ok(unsafe { arrays::view(values, len, this.clone().into_any()) })
     }
 
+    /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
+    fn take_halves(&self, takes: bool) -> PyResult<()> {
+        self.here(|slab| slab.take_halves(takes))
+    }
+
+    /// The type of the parameters that the last exchange brought: `f32`, `f16` or `bf16`.
+    fn values_type(&self) -> PyResult<&'static str> {
+        self.here(|slab| match slab.values_type() {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+        })
+    }
+
     /// The codec that the gradient travels by; empty without one.
     fn codec(&self) -> PyResult<String> {
         self.job.codec(self.table).map_err(client)
@@ -94,23 +108,14 @@ impl Slab {
             "halves" => Prepared::Halves,
             other => return Err(raise("OrderError", format!("there is no content `{other}`"))),
         };
-        let mut place = self.lock();
-        let Place::Here { slab, .. } = &mut *place else {
-            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
-        };
-        slab.contains_by(prepared, codec);
-        Ok(())
+        self.here(|slab| slab.contains_by(prepared, codec))
     }
 
     /// Says of which elements there is no gradient in the next exchange: ascending ranges, from the first element of each to
     /// the one after its last.
     fn lacks(&self, ranges: Vec<(usize, usize)>) -> PyResult<()> {
-        let mut place = self.lock();
-        let Place::Here { slab, .. } = &mut *place else {
-            return Err(raise("OrderError", "a slab is under way: wait for its exchange first"));
-        };
         let ranges = ranges.into_iter().map(|(start, end)| start..end).collect();
-        slab.lacks(ranges).map_err(|error| client(error.into()))
+        self.here(|slab| slab.lacks(ranges))?.map_err(|error| client(error.into()))
     }
 
     /// How often the buffers moved: arrays that were made before look at memory that is not used any more.
@@ -123,6 +128,16 @@ impl Slab {
 }
 
 impl Slab {
+    /// Looks at the buffers, which must not be under way.
+    fn here<T>(&self, look: impl FnOnce(&mut node::Slab) -> T) -> PyResult<T> {
+        match &mut *self.lock() {
+            Place::Here { slab, .. } => Ok(look(slab)),
+            Place::Away { .. } | Place::Between => {
+                Err(raise("OrderError", "a slab is under way: wait for its exchange first"))
+            }
+        }
+    }
+
     pub(crate) fn new(job: Arc<node::Job>, table: TableId) -> PyResult<Slab> {
         let slab = job.slab(table).map_err(client)?;
         let place = Mutex::new(Place::Here { slab, moves: 0 });

@@ -13,6 +13,7 @@ use paramill_core::policy::{Axis, Policies};
 use paramill_core::registry::Registry;
 use paramill_core::status::JobSize;
 use paramill_core::types::ServerId;
+use paramill_node::Transport;
 use paramill_node::admin::{Admin, AdminError};
 use paramill_node::data_cores::Choice;
 use paramill_node::env_vars;
@@ -29,6 +30,11 @@ const ASK_EVERY: Duration = Duration::from_millis(200);
 pub(crate) fn run(args: &ServeArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     if args.end_with_parent {
         training::end_with_parent()?;
+    }
+    if args.ports.is_some() && args.transport == Some(Transport::Shm) {
+        return Err(Failure::Usage(anyhow!(
+            "--ports with --transport shm: data cores listen on no port then"
+        )));
     }
     let config = match &args.join {
         Some(url) => joining(args, &url.parse().or_usage()?, output)?,
@@ -139,6 +145,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
             ..training::job_config(&plan, &args.job)
         }),
         hosts: args.host.clone(),
+        ports: args.ports,
         congestion: congestion(args),
         pin: args.pin.clone(),
         cores: plan.cluster.cores,
@@ -173,6 +180,7 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
     }
     Ok(ServerConfig {
         hosts: args.host.clone(),
+        ports: args.ports,
         congestion: congestion(args),
         pin: args.pin.clone(),
         cores: chosen.cores,

@@ -195,16 +195,12 @@ impl Codec {
         if self.is_none() {
             return Some(DType::F32);
         }
-        self.halves().filter(|_| self.filters.is_empty())
-    }
-
-    /// The type of the halves that it makes of whole stretches, and does not compress any further.
-    pub fn halves(&self) -> Option<DType> {
-        let is_whole = self.sparsifier.is_none()
+        let is_alone = self.sparsifier.is_none()
             && self.low_rank.is_none()
             && matches!(self.container, None | Some(Container::Dense))
-            && self.bytes.is_none();
-        self.quantiser.as_ref().filter(|_| is_whole)?.element_type()
+            && self.bytes.is_none()
+            && self.filters.is_empty();
+        self.quantiser.as_ref().filter(|_| is_alone)?.element_type()
     }
 
     /// Whether what is received is what was sent, bit for bit.

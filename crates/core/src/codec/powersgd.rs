@@ -120,7 +120,11 @@ mod tests {
         };
         step();
         let (thin, mut products) = (step(), Products::default());
-        products.take(PieceHead { layer: 0, shape: thin.shape, piece: 0 }, &thin.values, &[layer.clone()]);
+        products.take(
+            PieceHead { layer: 0, shape: thin.shape, piece: 0 },
+            &thin.values,
+            std::slice::from_ref(&layer),
+        );
         let mut product = vec![0.0; values.len()];
         products.fill(0, &[], &mut product);
         let error: f32 = values.iter().zip(&product).map(|(a, b)| (a - b).powi(2)).sum();

@@ -24,6 +24,8 @@ pub(super) struct Request {
     ticket: Ticket,
     /// The pull of the whole table that this is a part of.
     fetch: Option<FetchId>,
+    /// The type of the elements in the memory that the answer is put to.
+    dtype: DType,
     /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
     /// Its pull waits for the scheduler (without overlap).
@@ -66,9 +68,9 @@ pub(super) enum OutgoingForm {
     Decoded(Arc<Payloads>),
 }
 
-/// A table's part of what is submitted in one go.
+/// A table's part of what is pushed in one go.
 #[derive(Debug)]
-pub(super) struct Submission {
+pub(super) struct TablePush {
     pub(super) table: usize,
     pub(super) gradient: Outgoing,
     /// The parameters that follow are wanted there.
@@ -128,13 +130,25 @@ impl Request {
         ticket: Ticket,
         kind: RequestKind,
     ) -> Request {
-        let (fetch, reply_place, waits_for_scheduler, received) = (None, None, false, 0);
-        Request { shard, table, clock, ticket, fetch, reply_place, waits_for_scheduler, received, kind }
+        let (fetch, dtype, reply_place, waits_for_scheduler, received) = (None, DType::F32, None, false, 0);
+        Request {
+            shard,
+            table,
+            clock,
+            ticket,
+            fetch,
+            dtype,
+            reply_place,
+            waits_for_scheduler,
+            received,
+            kind,
+        }
     }
 
     /// Its answer is a part of a pull of the whole table.
     pub(super) fn with_reply(mut self, reply: Option<Reply>) -> Request {
         self.fetch = reply.map(|reply| reply.fetch);
+        self.dtype = reply.map_or(DType::F32, |reply| reply.dtype);
         self.reply_place = reply.and_then(|reply| reply.place);
         self
     }
@@ -310,6 +324,11 @@ impl Request {
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
+    /// The type of the elements in the memory that the answer is put to.
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Places of the chunks of an answer, from the `first` one on.
     pub(super) fn places(
         &self,
@@ -319,8 +338,8 @@ impl Request {
     ) -> impl Iterator<Item = Landing> {
         (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
             |(chunk, range)| {
-                let place = elements_of(&range);
-                Landing { chunk, bytes: place.start * 4..place.end * 4 }
+                let (place, width) = (elements_of(&range), self.dtype.bytes());
+                Landing { chunk, bytes: place.start * width..place.end * width }
             },
         )
     }
@@ -340,14 +359,16 @@ impl Request {
         // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
-            // Only plain elements land.
-            Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,
+            // Only elements of the memory's own type land.
+            Payload::InPlace if place.len() * self.dtype.bytes() != answer.payload_bytes as usize => {
+                return None;
+            }
             Payload::InPlace => {}
             Payload::Bytes(bytes) => match answer.params.form {
-                Form::Encoded => table.decode_chunk(place, bytes, target)?,
+                Form::Encoded => table.decode_chunk(place, bytes, target, self.dtype)?,
                 Form::Dense(dtype) => {
                     let values = dtype.values(bytes).filter(|values| values.len() == place.len())?;
-                    table.put_chunk(place, values, target);
+                    table.put_chunk(place, values, target, self.dtype);
                 }
                 Form::Rows { .. } | Form::EncodedRows { .. } => return None,
             },

@@ -2,6 +2,7 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
+use super::hands::{self, Threads};
 use super::options::JobOptions;
 use super::shared::{Cell, Shared, State, lock};
 use crate::clock;
@@ -84,6 +85,7 @@ impl Job {
         let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
         let thread =
             std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
+        hands::job_begins();
         Ok(Job {
             shared,
             thread: Mutex::new(Some(thread)),
@@ -153,7 +155,7 @@ impl Job {
             let handle = pending.remove(0);
             handle.wait(Duration::ZERO).map_err(|error| ClientError::EarlierUpdate(Box::new(error)))?;
         }
-        pending.push(self.act(|worker| worker.push(clock::now(), table, gradient, true))?);
+        pending.push(self.submit(table, gradient, true)?);
         Ok(())
     }
 
@@ -182,7 +184,7 @@ impl Job {
 
     /// Sends a gradient; the handle is due when all servers have it.
     pub fn push(&self, table: TableId, gradient: Gradient<'_>) -> Result<Handle, ClientError> {
-        self.act(|worker| worker.push(clock::now(), table, gradient, false))
+        self.submit(table, gradient, false)
     }
 
     /// Asks for a table's parameters; read them with [`Job::read`] when the handle is due.
@@ -202,7 +204,7 @@ impl Job {
 
     /// Sends a gradient and asks for the parameters that follow it, in one round.
     pub fn push_pull(&self, table: TableId, gradient: &[f32]) -> Result<Handle, ClientError> {
-        self.act(|worker| worker.push(clock::now(), table, Gradient::Dense(gradient), true))
+        self.submit(table, Gradient::Dense(gradient), true)
     }
 
     /// The codec that a table's gradients travel by; empty without one.
@@ -281,6 +283,18 @@ impl Job {
         self.end();
     }
 
+    /// Pushes a gradient. The worker is not held while it is copied or encoded.
+    fn submit(
+        &self,
+        table: TableId,
+        gradient: Gradient<'_>,
+        want_params: bool,
+    ) -> Result<Handle, ClientError> {
+        let mut submission = self.shared.ask(|worker| worker.begin_push(table, gradient, want_params))?;
+        submission.prepare(&Threads::of_one_job());
+        self.act(|worker| worker.finish(clock::now(), &mut submission))
+    }
+
     pub(super) fn act(
         &self,
         ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
@@ -300,6 +314,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        hands::job_ends();
         self.end();
     }
 }

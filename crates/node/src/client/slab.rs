@@ -2,6 +2,7 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
+use super::hands::Threads;
 use super::job::Job;
 use super::shared::Shared;
 use crate::clock;
@@ -47,7 +48,7 @@ impl Job {
     /// found by the servers, not here. A slab that another job lent is refused.
     pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Exchange, ClientError> {
         let mut lent: Vec<worker::Slab> = slabs.iter_mut().filter_map(|slab| slab.slab.take()).collect();
-        match self.act(|worker| worker.exchange(clock::now(), &mut lent)) {
+        match self.exchange_lent(&mut lent) {
             Ok(handle) => {
                 slabs.clear();
                 Ok(Exchange { handle })
@@ -57,6 +58,17 @@ impl Job {
                 Err(error)
             }
         }
+    }
+
+    /// The worker is not held while gradients are copied or encoded. After an error the slabs are where they were.
+    fn exchange_lent(&self, lent: &mut Vec<worker::Slab>) -> Result<Handle, ClientError> {
+        let mut submission = self.shared.ask(|worker| worker.begin_exchange(lent))?;
+        submission.prepare(&Threads::of_one_job());
+        let finished = self.act(|worker| worker.finish(clock::now(), &mut submission));
+        if finished.is_err() {
+            *lent = submission.take_slabs();
+        }
+        finished
     }
 }
 

@@ -10,8 +10,13 @@ fn a_dead_address_is_passed_over() {
     let config = ServerConfig { coordinate: Some(job), cores: 0, ..ServerConfig::new("test", "127.0.0.1:0") };
     let mut server = start(config.clone(), &registry).expect("a coordinator");
     let tcp = ServerConfig { transport: Transport::Tcp, ..config.clone() };
-    let (listeners, alive) =
-        data_listeners(&tcp, server.coordinator(), "unused").expect("loopback is always there");
+    let (listeners, alive) = data_listeners(
+        &tcp,
+        server.coordinator(),
+        "unused",
+        &mut PortSupply::new(None, 1).expect("no range"),
+    )
+    .expect("loopback is always there");
     // Bound, so that nobody else gets it; not listening, so that everybody is refused.
     let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     let any: std::net::SocketAddr = ([127, 0, 0, 2], 0).into();
@@ -52,4 +57,33 @@ fn an_address_of_version_6_is_announced_in_brackets() {
     for any in ["::", "[::]", "0.0.0.0"] {
         assert_eq!(told(any), format!("127.0.0.1:{port}"), "{any}");
     }
+}
+
+/// Every data core has the next port that is free on all of its hosts; a port that another program has on one of them is
+/// passed over.
+#[test]
+fn data_cores_listen_on_the_ports_that_were_asked_for() {
+    // Ports that were free a moment ago: another program may have taken one since, which is passed over as well.
+    let taken = TcpListener::bind("127.0.0.2:0").expect("loopback is always there");
+    let first = taken.local_addr().expect("it is bound").port();
+    let ports = format!("{first}-{}", first.saturating_add(20)).parse().expect("a range");
+    let job = JobConfig::new("test", 1, 1);
+    let config = ServerConfig {
+        coordinate: Some(job),
+        hosts: vec!["127.0.0.1".into(), "127.0.0.2".into()],
+        ports: Some(ports),
+        cores: 2,
+        transport: Transport::Tcp,
+        ..ServerConfig::new("test", "127.0.0.1:0")
+    };
+    let server = start(config, &Arc::new(Registry::builtin())).expect("enough ports");
+    let port = |address: &str| address.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+    let bound: Vec<Vec<u16>> =
+        server.data_addresses().iter().map(|core| core.iter().filter_map(port).collect()).collect();
+    assert_eq!(bound.len(), 2);
+    for core in &bound {
+        assert!(core.len() == 2 && core[0] == core[1], "one port on both hosts: {bound:?}");
+        assert!(first < core[0] && core[0] <= first.saturating_add(20), "{bound:?} with {first} taken");
+    }
+    assert!(bound[0][0] < bound[1][0], "in order: {bound:?}");
 }
