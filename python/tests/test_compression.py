@@ -124,7 +124,7 @@ def test_what_was_prepared_wrongly_is_refused(codec: str, content: str, count: i
             job.exchange([slab])
 
 
-@pytest.mark.parametrize("codec", ["none", "qsgd:levels=4", "topk:0.1,select=sampled", "f16+bitmap", "topk:0.1,residual=false"])
+@pytest.mark.parametrize("codec", ["none", "qsgd:levels=4", "topk:0.1,sample=0.5", "f16+bitmap", "topk:0.1,residual=false"])
 def test_what_torch_cannot_follow_is_left_to_the_worker(codec: str) -> None:
     assert Chain.read(codec) is None
 

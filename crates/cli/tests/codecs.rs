@@ -55,6 +55,28 @@ fn momentum_beside_a_codec_that_sends_late_is_warned_of_at_the_start() {
     }
 }
 
+/// Fully connected layers offer the errors and the inputs of the batch. One that is smaller than those sends its gradient.
+#[test]
+fn networks_send_their_fully_connected_layers_as_factors_when_asked_to() {
+    for workload in ["mlp", "cnn"] {
+        let run = |codec: &str| {
+            let job =
+                ["train", workload, "--examples=2000", "--epochs=2", "--workers=2", "--seed=3", "--json"];
+            let output = paramill(
+                &[&job[..], &["--quiet", "--order=ranked", "--batch=16", "--codec", codec]].concat(),
+            );
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let figure = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
+            (figure(&report["bytes_pushed"]), figure(&report["metric"]["value"]))
+        };
+        let ((plain, accuracy), (factors, same)) = (run("none"), run("factors"));
+        assert!(factors * 2.5 < plain, "{workload}: {factors} of {plain} bytes");
+        // Products are added up in another order than gradients are.
+        assert!((accuracy - same).abs() < 0.02, "{workload}: {accuracy} and {same}");
+    }
+}
+
 #[test]
 fn rows_travel_by_codecs_too() {
     let (plain, few) = (train("lr", &[]), train("lr", &["--codec=dvf:delta=0.1+f16", "--answer-codec=f16"]));

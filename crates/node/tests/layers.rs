@@ -6,9 +6,8 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::status::PackNames;
-use paramill_core::types::WorkerId;
 use paramill_node::admin::Admin;
-use paramill_node::client::{Job, JobOptions, JobPolicies, Layer, Pack, TableId, TableSpec};
+use paramill_node::client::{Job, JobOptions, JobPolicies, Layer, Pack, Table, TableSpec};
 use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
 use std::sync::Arc;
@@ -31,8 +30,7 @@ fn start_servers(config: &JobConfig, cores: u32) -> (Vec<Server>, JobUrl) {
 }
 
 fn join(url: &JobUrl, rank: u32) -> Job {
-    let options = JobOptions::at(url.clone());
-    Job::init(JobOptions { rank: Some(WorkerId(rank)), timeout: Duration::from_secs(20), ..options }).unwrap()
+    Job::init(JobOptions::at(url.clone()).rank(rank).timeout(Duration::from_secs(20))).unwrap()
 }
 
 fn values(layer: usize, seed: usize) -> Vec<f32> {
@@ -66,10 +64,10 @@ fn train(servers: u32, cores: u32, packed: bool) -> Vec<f32> {
     let worker = |rank: u32| {
         let job = join(&url, rank);
         let tables = match packed {
-            true => vec![job.create_table(pack(), together(0)).unwrap()],
+            true => vec![job.table(pack(), together(0)).unwrap()],
             false => {
                 let table = |(layer, (name, len)): (usize, (&str, usize))| {
-                    job.create_table(TableSpec::dense(name, [len as u64]), values(layer, 0)).unwrap()
+                    job.table(TableSpec::dense(name, [len as u64]), values(layer, 0)).unwrap()
                 };
                 LAYERS.into_iter().enumerate().map(table).collect()
             }
@@ -77,16 +75,16 @@ fn train(servers: u32, cores: u32, packed: bool) -> Vec<f32> {
         job.start().unwrap();
         for step in 1..=STEPS {
             let seed = 2 * step + rank as usize;
-            for (layer, &table) in tables.iter().enumerate() {
+            for (layer, table) in tables.iter().enumerate() {
                 let gradient = if packed { together(seed) } else { values(layer, seed) };
-                job.update(table, &gradient).unwrap();
+                table.update(&gradient).unwrap();
             }
             job.clock();
-            tables.iter().for_each(|&table| job.sync(table).unwrap());
+            tables.iter().for_each(|table| table.sync().unwrap());
         }
-        let read = |&table| job.read(table, <[f32]>::to_vec).unwrap();
+        let read = |table: &Table| table.read(<[f32]>::to_vec).unwrap();
         let parameters: Vec<f32> = tables.iter().flat_map(read).collect();
-        job.finish().unwrap();
+        job.close().unwrap();
         parameters
     };
     let finals = std::thread::scope(|scope| {
@@ -118,8 +116,8 @@ fn what_would_need_a_cut_table_whole_or_a_part_of_a_pack_is_refused_with_the_rem
     let (servers, url) = start_servers(&config, 1);
     let job = join(&url, 0);
     let spec = TableSpec::dense("cut", [100, 50]);
-    job.create_table(spec, vec![0.0; 5000]).unwrap();
-    job.create_table(pack(), together(0)).unwrap();
+    job.table(spec, vec![0.0; 5000]).unwrap();
+    job.table(pack(), together(0)).unwrap();
     job.start().unwrap();
     let mut admin = Admin::connect(&url, Duration::from_secs(5)).unwrap();
     let mut set = |table: &str, axis: Axis, text: &str| {
@@ -135,7 +133,7 @@ fn what_would_need_a_cut_table_whole_or_a_part_of_a_pack_is_refused_with_the_rem
     let why = set("all", Axis::Sync, "asp").unwrap_err();
     assert!(why.contains("no table matches `all`; the job has cut, fc, fc.bias, scale"), "{why}");
     assert_eq!(set("*", Axis::Sync, "asp").unwrap(), "4 tables now have sync=asp on all servers");
-    job.finish().unwrap();
+    job.close().unwrap();
     servers.into_iter().for_each(|server| server.join().unwrap());
 }
 
@@ -149,10 +147,10 @@ fn small_tensors_are_packed_by_the_policies_that_the_job_has_for_their_names() {
     let policies = job.policies().unwrap();
     assert_eq!(policies, JobPolicies { policy: config.policy.clone(), overrides: config.overrides.clone() });
     let packs = Pack::divide(tensors.clone(), 4, |one, other| policies.are_alike(one, other));
-    let tables: Vec<TableId> =
-        packs.iter().map(|pack| job.create_table(pack.spec().clone(), vec![1.0; 8]).unwrap()).collect();
+    let tables: Vec<Table> =
+        packs.iter().map(|pack| job.table(pack.spec().clone(), vec![1.0; 8]).unwrap()).collect();
     job.start().unwrap();
-    assert_eq!([0, 1].map(|pack| job.codec(tables[pack]).unwrap()), ["f16", ""]);
+    assert_eq!([0, 1].map(|pack| tables[pack].codec().unwrap()), ["f16", ""]);
     let mut admin = Admin::connect(&url, Duration::from_secs(5)).unwrap();
     assert_eq!(
         admin.set(rule("*.scale", "topk:0.5")).unwrap(),
@@ -169,14 +167,14 @@ fn small_tensors_are_packed_by_the_policies_that_the_job_has_for_their_names() {
             names("conv.scale and 1 more", ["conv.scale", "fc.scale"])
         ]
     );
-    job.finish().unwrap();
+    job.close().unwrap();
     servers.into_iter().for_each(|server| server.join().unwrap());
 
     // Packed without a look at the policies.
     let (_servers, url) = start_servers(&config, 1);
     let job = join(&url, 0);
     let packs = Pack::divide(tensors, 4, |_, _| true);
-    job.create_table(packs[0].spec().clone(), vec![1.0; 16]).unwrap();
+    job.table(packs[0].spec().clone(), vec![1.0; 16]).unwrap();
     let why = job.start().unwrap_err().to_string();
     assert!(why.contains("`conv.bias` and `conv.scale` have codec=f16 and codec=none"), "{why}");
 }

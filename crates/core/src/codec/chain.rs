@@ -219,6 +219,12 @@ impl Codec {
             || self.quantiser.as_ref().is_some_and(|quantiser| quantiser.needs_residual())
     }
 
+    /// Whether something is decided for whole layers at this step.
+    pub(super) fn decides_by_layer(&self, step: u64) -> bool {
+        self.low_rank.is_some()
+            || self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.largest(step, 1).is_some())
+    }
+
     /// Whether it compares gradients with the sender's parameters.
     pub fn needs_parameters(&self) -> bool {
         self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())

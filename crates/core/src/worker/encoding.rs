@@ -7,7 +7,9 @@ use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::Prepared;
 use crate::absence::Absent;
-use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
+use crate::codec::{
+    self, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
+};
 use crate::kernels;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
@@ -71,8 +73,23 @@ pub(super) struct Plain<'a> {
     pub(super) parameters: &'a [f32],
 }
 
-/// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
-pub(super) type Payloads = Vec<(u32, Range<usize>)>;
+/// The payloads of a push in a buffer.
+#[derive(Debug, Default)]
+pub(super) struct Payloads {
+    /// Of chunks that have one, ascending: each chunk's number, and its bytes.
+    pub(super) chunks: Vec<(u32, Range<usize>)>,
+    /// Factors of layers. A shard gets them before the first chunk that it holds of the layer.
+    pub(super) factors: Vec<LayerFactors>,
+}
+
+/// The factors of a layer.
+#[derive(Debug)]
+pub(super) struct LayerFactors {
+    /// Numbers of the chunks that have some of the layer.
+    pub(super) chunks: Range<u32>,
+    /// The payload of each of their frames.
+    pub(super) payloads: Vec<Range<usize>>,
+}
 
 /// A push that some servers refused. The residual has counted it: it is sent again as it is, or goes back there.
 #[derive(Debug)]
@@ -204,7 +221,7 @@ impl PushCodec {
         // A gradient that the application prepared does not have it.
         self.is_carrying |= self.elements.is_some();
         let encoder = self.keeper(layout);
-        for (number, range) in places.iter().filter(|(_, range)| !range.is_empty()) {
+        for (number, range) in places.chunks.iter().filter(|(_, range)| !range.is_empty()) {
             let chunk = layout.chunk_at(*number);
             if by.contains(&chunk.shard) {
                 let place = elements_of(&chunk);
@@ -310,62 +327,78 @@ impl PushCodec {
         if layout.is_sparse() {
             return self.payloads.len().div_ceil(4);
         }
-        layout.elements() + layout.chunk_count() * codec::PREFIX_BYTES.div_ceil(4)
+        let most = layout.elements() + layout.chunk_count() * codec::PREFIX_BYTES.div_ceil(4);
+        // A chunk whose factors have no finite product travels beside them.
+        most.max(self.payloads.len().div_ceil(4))
     }
 
-    /// Appends the chunks' payloads; an empty one for a chunk of which everything is missing.
+    /// Appends the chunks' payloads, and factors before them; an empty payload for a chunk of which everything is missing.
     fn encode_chunks(
         &mut self,
         layout: &Layout,
         nonfinite: NonFinite,
         plain: &Plain<'_>,
     ) -> Result<Payloads, CodecError> {
-        let PushCodec { push, sender, payloads, chunk: scratch, .. } = self;
-        let Some(encoder) = push else { return Ok(Vec::new()) };
-        let factors = match plain.gradient {
-            Gradient::Product { factors, .. } => Some(factors),
-            Gradient::Dense(_) | Gradient::Rows { .. } => None,
+        let (values, factors) = match plain.gradient {
+            Gradient::Rows { rows, values } => return self.encode_rows(layout, plain, rows, values),
+            Gradient::Dense(values) => (values, None),
+            Gradient::Product { values, factors } => (values, Some(factors)),
         };
+        let PushCodec { push, sender, payloads, .. } = self;
+        let Some(encoder) = push else { return Ok(Payloads::default()) };
+        let (layers, chunks) = (layout.layers(), layout.ranges());
+        let Sender { seed, worker, table } = *sender;
+        let gradient = TableGradient {
+            values,
+            clips_non_finite: nonfinite != NonFinite::Reject,
+            absent: plain.missing.ranges(),
+            layers: &layers,
+            chunks: &chunks,
+            factors,
+            step: plain.clock,
+            // No chunk has this number.
+            seed: codec::stretch_seed(seed, worker, table, plain.clock, u32::MAX),
+        };
+        let largest = layers.iter().map(|layer| layer.elements.len() as u64).max().unwrap_or(0);
+        let context = |number: usize| {
+            let number = number as u32;
+            let context = context(*sender, layout, plain, number, layout.chunk_at(number));
+            Context { table_elements: largest, ..context }
+        };
+        let (factors, ranges) = encoder.encode_table(&gradient, context, payloads)?;
+        let factors = factors.into_iter().map(|FactorFrames { elements, payloads }| LayerFactors {
+            chunks: layout.chunks_in(&elements),
+            payloads,
+        });
+        Ok(Payloads { chunks: (0..).zip(ranges).collect(), factors: factors.collect() })
+    }
+
+    /// Appends the payloads of chunks that have some of the rows, and of which the codec left something. They are encoded one
+    /// by one: a layer of which only some rows are pushed has no largest entries.
+    fn encode_rows(
+        &mut self,
+        layout: &Layout,
+        plain: &Plain<'_>,
+        rows: &[u32],
+        values: &[f32],
+    ) -> Result<Payloads, CodecError> {
+        let PushCodec { push, sender, payloads, chunk: scratch, .. } = self;
+        let Some(encoder) = push else { return Ok(Payloads::default()) };
         let mut ranges = Vec::new();
         for (number, chunk) in layout.chunks() {
-            let place = elements_of(&chunk);
-            let absent = Absent::in_chunk(plain.missing.ranges(), place.clone());
-            if absent.covers(place.len()) {
-                ranges.push((number, payloads.len()..payloads.len()));
+            if !spread_rows(scratch, layout, &chunk, rows, values) {
                 continue;
             }
-            let values = match plain.gradient {
-                Gradient::Dense(values) | Gradient::Product { values, .. }
-                    if nonfinite == NonFinite::Reject =>
-                {
-                    &values[place.clone()]
-                }
-                Gradient::Dense(values) | Gradient::Product { values, .. } => {
-                    scratch.clear();
-                    scratch.extend_from_slice(&values[place.clone()]);
-                    kernels::clip_non_finite(scratch);
-                    scratch.as_slice()
-                }
-                Gradient::Rows { rows, values } => {
-                    if !spread_rows(scratch, layout, &chunk, rows, values) {
-                        continue;
-                    }
-                    kernels::clip_non_finite(scratch);
-                    scratch.as_slice()
-                }
-            };
-            let context = Context { factors, ..context(*sender, layout, plain, number, chunk) };
-            let before = payloads.len();
-            encoder.holding(place.start, &absent, |encoder| {
-                encoder.encode(place.start, values, &context, payloads)
-            })?;
-            if layout.is_sparse() && codec::is_nothing(&payloads[before..]) {
+            kernels::clip_non_finite(scratch);
+            let (context, before) = (context(*sender, layout, plain, number, chunk), payloads.len());
+            encoder.encode(chunk.start as usize, scratch, &context, payloads)?;
+            if codec::is_nothing(&payloads[before..]) {
                 payloads.truncate(before);
                 continue;
             }
             ranges.push((number, before..payloads.len()));
         }
-        Ok(ranges)
+        Ok(Payloads { chunks: ranges, factors: Vec::new() })
     }
 
     /// Appends the payloads of a gradient that the application prepared.
@@ -418,7 +451,7 @@ impl PushCodec {
         if taken < places.len() {
             return Err(CodecError::Input("places beyond the end of the table".into()));
         }
-        Ok(ranges)
+        Ok(Payloads { chunks: ranges, factors: Vec::new() })
     }
 }
 
@@ -434,8 +467,15 @@ pub(super) fn decoded(
         return gradient.clone();
     };
     let mut decoder = Decoder::new(codec.clone());
-    let (mut bytes, mut places, mut values) = (Vec::new(), Payloads::new(), Vec::new());
-    for (number, range) in payloads.iter() {
+    let (mut bytes, mut places, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let (layers, mut products) = (layout.layers(), Products::default());
+    for range in payloads.factors.iter().flat_map(|layer| &layer.payloads) {
+        let payload = &gradient.buffer.as_bytes()[range.clone()];
+        decoder
+            .take_factors(payload, &layers, &mut products)
+            .expect("what an encoder made is read by its decoder");
+    }
+    for (number, range) in &payloads.chunks {
         let chunk = layout.chunk_at(*number);
         if !is_for(chunk.shard) {
             continue;
@@ -445,7 +485,10 @@ pub(super) fn decoded(
         if !range.is_empty() {
             values.resize(chunk.len as usize, 0.0);
             let payload = &gradient.buffer.as_bytes()[range.clone()];
-            decoder.decode(payload, &mut values).expect("what an encoder made is read by its decoder");
+            decoder
+                .read_chunk(payload, elements_of(&chunk), &products)
+                .expect("what an encoder made is read by its decoder")
+                .copy_to(&mut values);
             append_plain(&mut bytes, &values, layout);
         }
         places.push((*number, start..bytes.len()));
@@ -454,7 +497,7 @@ pub(super) fn decoded(
     buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
     Outgoing {
         buffer: buffer.into(),
-        form: OutgoingForm::Decoded(Arc::new(places)),
+        form: OutgoingForm::Decoded(Arc::new(Payloads { chunks: places, factors: Vec::new() })),
         missing: gradient.missing.clone(),
         is_counted: gradient.is_counted,
     }
@@ -514,10 +557,8 @@ fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, 
         step: plain.clock,
         seed: codec::stretch_seed(seed, worker, table, plain.clock, number),
         table_elements: layout.elements() as u64,
-        start: chunk.start,
-        columns: layout.spec().columns(),
         parameters: plain.parameters.get(elements_of(&chunk)).unwrap_or(&[]),
-        factors: None,
+        plan: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
-use super::encoding::Payloads;
+use super::encoding::{LayerFactors, Payloads};
 use super::layout::{Layout, RowPlace, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
@@ -475,10 +475,18 @@ impl Outgoing {
         send: &mut impl FnMut(Frame),
     ) {
         let empty = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::PLAIN };
-        let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
+        let Payloads { chunks, factors } = payloads;
+        let payload_of = |number: u32| chunks.binary_search_by_key(&number, |(of, _)| *of).ok();
         let mine = || layout.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
         let count = mine().count();
-        for (sequence, (number, range)) in (0..).zip(mine().map(|place| &payloads[place])) {
+        let mut factors = factors.iter().peekable();
+        for (sequence, (number, range)) in (0..).zip(mine().map(|place| &chunks[place])) {
+            while let Some(layer) = factors.next_if(|layer| layer.chunks.start <= *number) {
+                if layer.chunks.end > *number {
+                    let piece = Piece { chunk: *number, sequence, is_last: false };
+                    self.factor_frames(Push { piece, want_params: false, ..push }, layer, send);
+                }
+            }
             let chunk = layout.chunk_at(*number);
             let (body, has_absent) = self.missing.body(&chunk, &self.buffer, range.clone());
             let piece = Piece { chunk: *number, sequence, is_last: sequence as usize + 1 == count };
@@ -487,6 +495,14 @@ impl Outgoing {
         if count == 0 {
             let piece = Piece { is_last: true, ..push.piece };
             send(push_frame(Push { piece, form: empty, ..push }, Body::Empty));
+        }
+    }
+
+    /// The factors of a layer, numbered as the chunk that they go before: a push has as many numbers as chunks.
+    fn factor_frames(&self, push: Push, layer: &LayerFactors, send: &mut impl FnMut(Frame)) {
+        for range in &layer.payloads {
+            let body = Body::Shared { buffer: self.buffer.clone(), start: range.start, len: range.len() };
+            send(push_frame(Push { form: Form::Encoded, ..push }, body));
         }
     }
 

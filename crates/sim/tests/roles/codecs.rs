@@ -291,6 +291,62 @@ fn factors_travel_instead_of_their_product() {
     }
 }
 
+/// A connection that breaks between factors and their chunks: both are sent again, and counted once. Also through an aggregator,
+/// and also where a table is cut.
+#[test]
+fn factors_are_sent_again_after_a_broken_connection() {
+    let (rows, columns) = (40usize, 30usize);
+    let run = |codec: &str, shards: u32, through: &[usize]| {
+        let mut config = with_codecs(2, codec, "none");
+        config.policy = config.policy.with(Axis::Chunk, "1000B");
+        if !through.is_empty() {
+            config.policy = config.policy.with(Axis::Order, Order::Arrival.to_string());
+        }
+        let mut bench = match through {
+            [] => Bench::new(config, shards),
+            _ => Bench::with_aggregators(config, shards, through),
+        };
+        let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
+        bench.declare_and_start(&[(spec, vec![0.0; rows * columns])]);
+        bench.pass(1.0);
+        for round in 0..12 {
+            let mut tickets = Vec::new();
+            if through.is_empty() {
+                bench.freeze();
+            }
+            for worker in 0..2 {
+                let u: Vec<f32> = (0..rows).map(|at| uneven(worker + round, at)).collect();
+                let v: Vec<f32> = (0..columns).map(|at| uneven(worker, at + round)).collect();
+                let values: Vec<f32> =
+                    (0..rows * columns).map(|at| u[at / columns] * v[at % columns]).collect();
+                let factors = Factors { rank: 1, u: &u, v: &v };
+                let (now, gradient) = (bench.now(), Gradient::Product { values: &values, factors });
+                tickets.push(bench.worker_mut(worker).push(now, W, gradient, true).unwrap());
+                bench.worker_mut(worker).clock();
+            }
+            if through.is_empty() {
+                // Some frames are taken, and the others are lost with the connection.
+                let (node, shard) = (bench.worker_node(round % 2), bench.shard_node(0));
+                bench.deliver(node, shard, round % 5);
+                bench.reset(node, shard);
+                bench.thaw();
+            } else {
+                bench.run();
+            }
+            bench.pass(2.0);
+            for (worker, ticket) in tickets.into_iter().enumerate() {
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+            }
+        }
+        (bench.parameters(W, rows * columns), bench.tally.pushed_bytes)
+    };
+    for (shards, through) in [(1, &[][..]), (2, &[]), (1, &[0, 0]), (1, &[0])] {
+        let (plain, encoded) = (run("none", shards, through), run("factors", shards, through));
+        assert_eq!(plain.0, encoded.0, "{shards} shards, {through:?}");
+        assert!(encoded.1 * 2 < plain.1 || !through.is_empty(), "{} of {}", encoded.1, plain.1);
+    }
+}
+
 #[test]
 fn factors_that_do_not_fit_their_table_are_refused() {
     let mut bench = started(with_codecs(1, "factors", "none"), 1, 100);

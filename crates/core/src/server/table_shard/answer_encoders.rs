@@ -151,7 +151,6 @@ impl AnswerCodec {
             // Answers leave nothing to chance.
             seed: 0,
             table_elements: layout.spec().elements(),
-            start: chunk.table_start,
             ..Context::default()
         };
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
