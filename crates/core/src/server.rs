@@ -664,7 +664,8 @@ impl Role for Shard {
         // It has one connection to each node.
         let ConnectionId::Node(from) = connection else { return };
         if !has_fitting_type(header) && matches!(from, NodeId::Worker(_) | NodeId::Aggregator(_)) {
-            let message = format!("{from} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
+            let message =
+                format!("{from} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
             let fault = Fault { cause: Cause::Shape, message };
             return self.delivery.refuse_to(from, header.table, header.request, &fault);
         }

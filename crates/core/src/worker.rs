@@ -28,7 +28,7 @@ mod ticket;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
-pub use session::WorkerConfig;
+pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
 pub use ticket::Ticket;
 
@@ -36,6 +36,7 @@ use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::PolicyOverride;
+use crate::region::Region;
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -102,6 +103,13 @@ impl Worker {
     /// `host`: one that can share them.
     pub fn with_shared_memory(mut self, host: String, memory: Arc<dyn Allocate>) -> Worker {
         self.allocation.offer_shared(host, memory);
+        self
+    }
+
+    /// Spreads its connections over several loops of its driver, each of which takes its own outputs
+    /// ([`Worker::poll_output_of`]).
+    pub fn with_loops(mut self, loops: Loops) -> Worker {
+        self.session.spread(loops);
         self
     }
 
@@ -317,10 +325,17 @@ impl Worker {
         Ok(self.submit(Pending::new(kind, now).with_slabs(in_flight), submissions))
     }
 
+    /// Whether a driver is receiving into slabs of a ticket at this moment, so that what is in them is not known. After an
+    /// error an application waits for a moment before it redeems such a ticket.
+    pub fn is_landing(&self, ticket: Ticket) -> bool {
+        let slabs = self.tickets.get(ticket).map_or(&[][..], Pending::slabs);
+        slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
+    }
+
     /// Forgets a ticket of an exchange and returns its slabs.
     ///
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
-    /// have others.
+    /// have others. See [`Worker::is_landing`].
     pub fn redeem_slabs(&mut self, ticket: Ticket) -> Vec<Slab> {
         let slabs = self.tickets.redeem(ticket).slabs;
         slabs.into_iter().map(|slab| self.end_exchange(slab)).collect()
@@ -432,6 +447,23 @@ impl Worker {
             sentence += &format!("; {}", silent.join(", "));
         }
         sentence
+    }
+
+    // For drivers with several loops.
+
+    /// The next output for a loop. Its connections, and with them its outputs, are its own for as long as the worker lives.
+    pub fn poll_output_of(&mut self, lane: usize) -> Option<Output> {
+        self.session.poll_output(lane)
+    }
+
+    /// [`Role::backlog_bytes`] of the outputs for a loop.
+    pub fn backlog_bytes_of(&self, lane: usize) -> usize {
+        self.session.backlog_bytes(lane)
+    }
+
+    /// The loops that outputs wait for, one bit each.
+    pub fn lanes_with_outputs(&self) -> u64 {
+        self.session.lanes_with_outputs()
     }
 
     fn check_alive(&self) -> Result<(), WorkerError> {
@@ -894,19 +926,20 @@ impl Role for Worker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
-        if is_stale || params.form != Form::PLAIN || request.shard() != shard || !request.wants_params() {
+        let Form::Dense(dtype) = params.form else { return None };
+        if is_stale || request.shard() != shard || !request.wants_params() {
             return None;
         }
         let fetch = request.fetch()?;
         let local = &mut self.tables[request.table()];
-        places.extend(request.places(local.layout(), params.piece.sequence as usize, frames));
+        places.extend(request.places(local.layout(), params.piece.sequence as usize, frames, dtype));
         places.first().filter(|place| {
-            place.chunk == params.piece.chunk && place.bytes.len() == header.payload_bytes as usize
+            place.chunk == params.piece.chunk && place.payload_bytes() == header.payload_bytes as usize
         })?;
         local.back(fetch, shard)
     }
@@ -940,11 +973,11 @@ impl Role for Worker {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        self.session.poll_output()
+        self.session.poll_any_output()
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.session.backlog_bytes()
+        self.session.total_backlog_bytes()
     }
 
     fn check(&self) -> Result<(), String> {

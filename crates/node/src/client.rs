@@ -26,7 +26,7 @@ mod slab;
 pub use error::ClientError;
 pub use handle::Handle;
 pub use job::Job;
-pub use options::{DEFAULT_TIMEOUT, JobOptions};
+pub use options::{DEFAULT_TIMEOUT, JobOptions, parse_loops};
 pub use paramill_core::lease::Lease;
 pub use paramill_core::policy::{Axis, NonFinite, Order, Policies, PolicyOverride, Reduce};
 pub use paramill_core::store::Buffer;

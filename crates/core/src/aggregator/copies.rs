@@ -167,7 +167,9 @@ impl Copies {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let payloads = |copy: &Copy| copy.payloads.iter().flatten().map(|passing| passing.bytes.capacity()).sum::<usize>();
+        let payloads = |copy: &Copy| {
+            copy.payloads.iter().flatten().map(|passing| passing.bytes.capacity()).sum::<usize>()
+        };
         self.tables.iter().map(|copy| copy.values.memory_bytes() + payloads(copy)).sum()
     }
 }

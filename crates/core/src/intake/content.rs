@@ -240,7 +240,8 @@ fn elements<'a>(
     match dtype.values(bytes) {
         Some(values) if values.len() == chunk.len => Ok(values),
         _ => {
-            let found = format!("{} bytes of {dtype:?} where a chunk has {} elements", bytes.len(), chunk.len);
+            let found =
+                format!("{} bytes of {dtype:?} where a chunk has {} elements", bytes.len(), chunk.len);
             Err(layout.shape_fault(found))
         }
     }

@@ -13,6 +13,7 @@ use crate::kernels::{self, Values};
 use crate::lease::{Lease, Pool};
 use crate::limits;
 use crate::policy::NonFinite;
+use crate::region::Region;
 use crate::store::{Allocate, Buffer, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
@@ -332,12 +333,17 @@ impl LocalTable {
     }
 
     /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
-    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<&mut [u8]> {
+    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<Region> {
         if self.codecs.has_base() {
             return None;
         }
         let index = self.layout.index_of(shard)?;
-        Some(self.parameters.back(fetch, index)?.as_mut_bytes())
+        self.parameters.back(fetch, index)
+    }
+
+    /// Whether a driver is receiving into a slab at this moment.
+    pub(super) fn is_landing(&self, slab: &SlabInFlight) -> bool {
+        matches!(slab.values, ValuesInFlight::Awaited(fetch) if self.parameters.is_landing(fetch))
     }
 
     /// Puts a chunk of an answer to its place in the back of a pull; `None` when that is not wanted any more.
@@ -348,8 +354,9 @@ impl LocalTable {
         target: Option<(FetchId, usize)>,
     ) {
         self.codecs.set_base(place.clone(), values);
-        if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
-            kernels::copy(&mut back.as_mut_slice()[place], values);
+        if let Some(mut back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
+            let bytes = back.bytes_mut(place.start * 4..place.end * 4);
+            kernels::copy(bytemuck::cast_slice_mut(bytes), values);
         }
     }
 
@@ -360,8 +367,9 @@ impl LocalTable {
         payload: &[u8],
         target: Option<(FetchId, usize)>,
     ) -> Option<()> {
-        let back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
-        let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
+        let mut back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
+        let bytes = back.as_mut().map(|back| back.bytes_mut(place.start * 4..place.end * 4));
+        let target = bytes.map(bytemuck::cast_slice_mut);
         self.codecs.decode_chunk(place, payload, target)
     }
 
@@ -373,20 +381,20 @@ impl LocalTable {
     /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
     pub(super) fn arrived(&mut self, fetch: FetchId, shard: ShardId, may_go_on: impl Fn(Clock) -> bool) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.arrived(&self.layout, fetch, index, may_go_on);
+            self.parameters.arrived(fetch, index, may_go_on);
         }
     }
 
     /// A shard's answer will not come, or is not wanted.
     pub(super) fn settle(&mut self, fetch: FetchId, shard: ShardId) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.settle(&self.layout, fetch, index);
+            self.parameters.settle(fetch, index);
         }
     }
 
     /// Shows blocks of partial pulls to the application where the worker may go on without the others.
     pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
-        self.parameters.publish_partial(&self.layout, may_go_on);
+        self.parameters.publish_partial(may_go_on);
     }
 
     // Slabs.
@@ -512,7 +520,7 @@ impl LocalTable {
             GradientInFlight::Kept(gradient) => gradient,
             GradientInFlight::Sent(lease) => lease.reclaim().unwrap_or_else(|lease| {
                 let gradient = memory::copied(&lease, allocator.zeroed(lease.len()));
-                retired.push(lease);
+                retired.push(lease.into());
                 gradient
             }),
         };

@@ -310,17 +310,18 @@ impl Request {
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
-    /// Places of the chunks of an answer, from the `first` one on.
+    /// Places of the chunks of an answer, from the `first` one on, which come as elements of this type.
     pub(super) fn places(
         &self,
         layout: &Layout,
         first: usize,
         count: usize,
+        dtype: DType,
     ) -> impl Iterator<Item = Landing> {
         (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
-            |(chunk, range)| {
+            move |(chunk, range)| {
                 let place = elements_of(&range);
-                Landing { chunk, bytes: place.start * 4..place.end * 4 }
+                Landing { chunk, bytes: place.start * 4..place.end * 4, dtype }
             },
         )
     }
@@ -340,9 +341,10 @@ impl Request {
         // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
-            // Only plain elements land.
-            Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,
-            Payload::InPlace => {}
+            Payload::InPlace => match answer.params.form {
+                Form::Dense(dtype) if place.len() * dtype.bytes() == answer.payload_bytes as usize => {}
+                _ => return None,
+            },
             Payload::Bytes(bytes) => match answer.params.form {
                 Form::Encoded => table.decode_chunk(place, bytes, target)?,
                 Form::Dense(dtype) => {

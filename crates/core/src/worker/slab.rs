@@ -4,7 +4,7 @@
 //! [`super::Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
 use super::WorkerError;
-use super::memory::FetchId;
+use super::memory::{FetchId, Retired};
 use super::missing::Missing;
 use crate::lease::Lease;
 use crate::store::Buffer;
@@ -47,7 +47,7 @@ pub struct Slab {
     followed: Option<String>,
     missing: Missing,
     /// Memory that it had in exchanges which failed: the application may know its address.
-    retired: Vec<Lease>,
+    retired: Vec<Retired>,
 }
 
 /// A slab while an exchange has it.
@@ -56,7 +56,7 @@ pub(super) struct SlabInFlight {
     pub(super) table: TableId,
     pub(super) gradient: GradientInFlight,
     pub(super) values: ValuesInFlight,
-    pub(super) retired: Vec<Lease>,
+    pub(super) retired: Vec<Retired>,
 }
 
 /// A slab's gradient during an exchange.
@@ -161,12 +161,12 @@ impl Slab {
     }
 
     /// Its gradient, its parameters, and memory that it had before.
-    pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Lease>) {
+    pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Retired>) {
         (self.gradient, self.values, self.retired)
     }
 
     /// Memory of an exchange that failed stays as long as the slab does.
-    pub(super) fn with_retired(mut self, retired: Vec<Lease>) -> Slab {
+    pub(super) fn with_retired(mut self, retired: Vec<Retired>) -> Slab {
         self.retired = retired;
         self
     }

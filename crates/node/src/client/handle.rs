@@ -41,6 +41,6 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.lock().worker.redeem(self.ticket);
+        self.shared.lock_landed(self.ticket).worker.redeem(self.ticket);
     }
 }

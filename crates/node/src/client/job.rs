@@ -3,9 +3,9 @@
 use super::error::ClientError;
 use super::handle::Handle;
 use super::options::JobOptions;
-use super::shared::{Cell, Shared, State, lock};
+use super::shared::{Cell, Shared, lock};
 use crate::clock;
-use crate::event_loop::{EventLoop, Injection, Setup, Strangers};
+use crate::event_loop::{EventLoop, FIRST_LANE, Injection, Setup, Strangers};
 use crate::exhaustion;
 use crate::transport::memory::Mailbox;
 use crate::transport::options::SocketOptions;
@@ -20,8 +20,8 @@ use paramill_core::types::{Clock, TableId, WorkerId};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, Worker, WorkerConfig, WorkerError};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,8 +31,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Job {
     pub(super) shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<Result<(), String>>>>,
-    stop: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<Result<(), String>>>>,
     timeout: Duration,
     start: Mutex<Option<Handle>>,
     /// Updates whose end nobody has seen yet, oldest first.
@@ -49,7 +48,8 @@ impl Job {
     }
 
     fn begin(options: JobOptions) -> io::Result<Job> {
-        let mailbox = Mailbox::new()?;
+        let loops = options.spread()?;
+        let mailboxes = (0..loops.count()).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let config = WorkerConfig {
             job: options.url.job.clone(),
             rank: options.rank,
@@ -58,40 +58,44 @@ impl Job {
             number: NEXT_WORKER.fetch_add(1, Ordering::Relaxed),
         };
         let memory = SharedAllocator::new();
-        let mut worker = Worker::new(clock::now(), config, options.registry.clone());
+        let mut worker = Worker::new(clock::now(), config, options.registry.clone()).with_loops(loops);
         if let Some(host) = shm::host_prefix().filter(|_| options.transport.allows(true)) {
             worker = worker.with_shared_memory(host, Arc::new(memory.clone()));
         }
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
-            changed: Condvar::new(),
-            mailbox: mailbox.clone(),
-        });
-        let stop = Arc::new(AtomicBool::new(false));
-        let setup = Setup {
+        let shared = Arc::new(Shared::new(worker, mailboxes));
+        let sockets = SocketOptions::new(options.congestion.as_deref())?;
+        let strangers = Strangers::new();
+        let setup = |mailbox: &Arc<Mailbox>| Setup {
             listeners: Vec::new(),
             resolve: tcp::resolve,
-            sockets: SocketOptions::new(options.congestion.as_deref())?,
+            sockets: sockets.clone(),
             transport: options.transport,
-            memory,
+            memory: memory.clone(),
             hub: options.memory.clone().map(|hub| (hub, None)),
-            mailbox,
-            stop: stop.clone(),
-            strangers: Strangers::new(),
-            injection: Injection { plan: options.faults, seed: options.seed },
+            mailbox: mailbox.clone(),
+            stop: shared.stop_flag().clone(),
+            strangers: strangers.clone(),
+            injection: Injection { plan: options.faults.clone(), seed: options.seed },
             log: options.log,
         };
-        let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
-        let thread =
-            std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
-        Ok(Job {
-            shared,
-            thread: Mutex::new(Some(thread)),
-            stop,
+        let job = Job {
+            shared: shared.clone(),
+            threads: Mutex::default(),
             timeout: options.timeout,
             start: Mutex::default(),
             updates: Mutex::default(),
-        })
+        };
+        // If a thread cannot be started, those before it end with the job.
+        for (lane, mailbox) in shared.mailboxes().iter().enumerate() {
+            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(mailbox))?;
+            let name = match lane {
+                FIRST_LANE => "paramill worker".to_owned(),
+                other => format!("paramill worker {other}"),
+            };
+            let thread = std::thread::Builder::new().name(name).spawn(move || event_loop.run())?;
+            lock(&job.threads).push(thread);
+        }
+        Ok(job)
     }
 
     /// Creates a table with its initial values; those of worker 0 count.
@@ -159,8 +163,9 @@ impl Job {
 
     /// Ends the iteration.
     pub fn clock(&self) {
-        self.shared.lock().worker.clock();
-        self.shared.mailbox.wake_sleeper();
+        let mut state = self.shared.lock();
+        state.worker.clock();
+        self.shared.let_go(state);
     }
 
     /// Waits until the table's parameters may be used for the next iteration. After a time-out it may be called again,
@@ -289,9 +294,9 @@ impl Job {
     }
 
     fn end(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.shared.mailbox.wake();
-        if let Some(thread) = lock(&self.thread).take() {
+        self.shared.stop();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
             // Its error, if any, was given to whoever waited.
             let _ = thread.join();
         }

@@ -8,13 +8,18 @@ use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
 use paramill_core::fault::FaultPlan;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
+use paramill_core::worker::Loops;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Loops of a worker that is told no number, at most: eight connections bring as much as memory takes.
+const MOST_LOOPS: usize = 8;
 
 /// How to join a job.
 #[derive(Debug, Clone)]
@@ -32,6 +37,9 @@ pub struct JobOptions {
     pub aggregator: Option<String>,
     /// How long calls wait.
     pub timeout: Duration,
+    /// Threads that this worker's connections are spread over, from 1 to 64. `None`: as many as help, which is half of the CPUs,
+    /// divided by the workers of the job, and up to 8.
+    pub loops: Option<usize>,
     /// TCP's congestion control, by name. `None`: what is best within a host, the system's default beyond it.
     pub congestion: Option<String>,
     /// The components that can be named.
@@ -54,6 +62,7 @@ impl JobOptions {
             rank: None,
             aggregator: None,
             timeout: DEFAULT_TIMEOUT,
+            loops: None,
             congestion: None,
             registry: Arc::new(Registry::builtin()),
             faults: FaultPlan::default(),
@@ -90,8 +99,36 @@ impl JobOptions {
             Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
             Err(_) => Transport::default(),
         };
-        Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
+        let loops = match std::env::var(env_vars::LOOPS) {
+            Ok(text) => Some(parse_loops(&text).map_err(|error| problem(env_vars::LOOPS, &error))?),
+            Err(_) => None,
+        };
+        Ok(JobOptions { rank, aggregator, loops, congestion, transport, ..JobOptions::at(url) })
     }
+
+    /// The loops of the worker. Half of the CPUs are left to its application, or to the servers of a job on one host.
+    pub(super) fn spread(&self) -> io::Result<Loops> {
+        if let Some(loops) = self.loops {
+            check_loops(loops).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+            return Ok(Loops::Exactly(loops));
+        }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Loops::UpTo((cpus / 2).clamp(1, MOST_LOOPS)))
+    }
+}
+
+/// A number of loops, as users write it.
+pub fn parse_loops(text: &str) -> Result<usize, String> {
+    let loops = text.parse().map_err(|_| format!("`{text}` is no number; {NUMBERS_OF_LOOPS}"))?;
+    check_loops(loops).map(|()| loops)
+}
+
+const NUMBERS_OF_LOOPS: &str = "a worker has from 1 to 64 loops";
+const _: () = assert!(limits::MAX_LOOPS == 64, "as the sentence says");
+
+fn check_loops(loops: usize) -> Result<(), String> {
+    let is_possible = (1..=limits::MAX_LOOPS).contains(&loops);
+    if is_possible { Ok(()) } else { Err(format!("{loops} loops: {NUMBERS_OF_LOOPS}")) }
 }
 
 fn problem(name: &str, why: &str) -> ClientError {

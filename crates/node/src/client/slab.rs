@@ -31,9 +31,10 @@ impl Job {
     /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied. An
     /// exchange waits for all blocks: under psp with b below 1 this is refused.
     pub fn slab(&self, table: TableId) -> Result<Slab, ClientError> {
-        let slab = self.shared.lock().worker.slab(table)?;
+        let mut state = self.shared.lock();
+        let slab = state.worker.slab(table)?;
         // The coordinator is told.
-        self.shared.mailbox.wake_sleeper();
+        self.shared.let_go(state);
         Ok(Slab { slab: Some(slab), shared: self.shared.clone() })
     }
 
@@ -106,7 +107,7 @@ impl Exchange {
 
     fn redeem(&mut self) -> Vec<Slab> {
         let Handle { shared, ticket } = &self.handle;
-        let lent = shared.lock().worker.redeem_slabs(*ticket);
+        let lent = shared.lock_landed(*ticket).worker.redeem_slabs(*ticket);
         lent.into_iter().map(|slab| Slab { slab: Some(slab), shared: shared.clone() }).collect()
     }
 }

@@ -143,6 +143,7 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 rank: Some(WorkerId(rank)),
                 timeout: exchange.timeout,
                 transport: exchange.transport.between_processes(),
+                loops: exchange.worker_loops,
                 registry: registry.clone(),
                 congestion: Some(exchange.congestion.clone()),
                 ..options
