@@ -315,6 +315,9 @@ pub(crate) struct LaunchArgs {
     /// memory].
     #[arg(long, value_name = "T")]
     pub(crate) transport: Option<paramill_node::Transport>,
+    /// Threads that each worker's connections are spread over [default: half of the CPUs divided by the workers, up to 8].
+    #[arg(long, value_name = "K", value_parser = paramill_node::client::parse_loops)]
+    pub(crate) loops: Option<usize>,
     /// Start workers that fail anew, up to this many times in all. They join the job that runs.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,

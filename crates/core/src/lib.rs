@@ -22,6 +22,7 @@ pub mod optimizer;
 pub mod placement;
 pub mod policy;
 pub mod prng;
+pub mod region;
 pub mod registry;
 pub mod role;
 pub mod server;

@@ -14,6 +14,8 @@ pub const MAX_DATA_BYTES: usize = 4 << 20;
 pub const MAX_DATA_ELEMENTS: usize = MAX_DATA_BYTES / 8;
 /// Frames that a driver receives where they belong with one system call.
 pub const LANDING_FRAMES: usize = 32;
+/// Loops of a driver that a worker's connections are spread over at most.
+pub const MAX_LOOPS: usize = 64;
 /// Bytes that a peer may be ahead of another before a driver passes it over: so much stays in the nearest caches.
 pub const LONGEST_LEAD: u64 = 128 << 10;
 /// Chunks in one job. Every node keeps a list of them.

@@ -12,9 +12,11 @@
 //! - *Invariants*: `check`.
 //! - *Identity*: `node` and `hello`.
 
+use crate::kernels;
 use crate::lease::Lease;
+use crate::region::Region;
 use crate::types::{ConnectionId, NodeId, Time};
-use crate::wire::{Header, Hello, Refusal, Welcome};
+use crate::wire::{DType, Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -204,15 +206,44 @@ pub struct Landing {
     pub chunk: u32,
     /// Its bytes in that memory.
     pub bytes: Range<usize>,
+    /// Type of the elements there: `f32`, or what arrives.
+    pub memory: DType,
+    /// Type of the elements that arrive. If it is another, they cannot be received to their place without another pass.
+    pub dtype: DType,
 }
 
 impl Landing {
+    /// Bytes of the payload that belongs there.
+    pub fn payload_bytes(&self) -> usize {
+        self.bytes.len() / self.memory.bytes() * self.dtype.bytes()
+    }
+
+    /// Whether payloads can be received to their place.
+    pub fn is_direct(&self) -> bool {
+        self.memory == self.dtype
+    }
+
+    /// Writes a payload to its place. False where it does not fit.
+    pub fn put(&self, region: &mut Region, payload: &[u8]) -> bool {
+        if payload.len() != self.payload_bytes() {
+            return false;
+        }
+        let place = region.bytes_mut(self.bytes.clone());
+        if self.is_direct() {
+            place.copy_from_slice(payload);
+            return true;
+        }
+        let Some(values) = self.dtype.values(payload) else { return false };
+        kernels::copy(bytemuck::cast_slice_mut(place), values);
+        true
+    }
+
     /// Whether `found`, the header of the frame behind `before`, is that of the frame that was foreseen for this place.
     pub fn is_for(&self, before: &Header, found: &Header) -> bool {
         let foreseen = Header {
             chunk: self.chunk,
             part: before.part + 1,
-            payload_bytes: self.bytes.len() as u32,
+            payload_bytes: self.payload_bytes() as u32,
             // These differ from frame to frame: LAST, and each chunk's own version and place.
             flags: found.flags,
             version: found.version,
@@ -248,18 +279,20 @@ pub trait Role {
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]);
 
     /// Memory to receive payloads into: that of a frame whose header has arrived, and those of up to `frames - 1` frames
-    /// expected after it. Their places, ascending in the returned memory, are put into `places`. `None`, the default, when the
+    /// expected after it. Their places, ascending in the returned region, are put into `places`. `None`, the default, when the
     /// payload goes through the driver's own buffer.
     ///
-    /// A driver calls [`Role::handle_landed`] for each frame that it received so. If other frames come than were expected,
-    /// their bytes may be written to these places too: the role MUST NOT give memory whose contents are in use.
+    /// A driver fills the region without the role, which others may use meanwhile. It gives the region up before it calls
+    /// [`Role::handle_landed`] for each frame that it received so, and soon: the role does without that memory until then. If
+    /// other frames come than were expected, their bytes may be written to these places too: the role MUST NOT give memory
+    /// whose contents are in use.
     fn landing(
         &mut self,
         _connection: ConnectionId,
         _header: &Header,
         _frames: usize,
         _places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         None
     }
 
@@ -306,8 +339,11 @@ pub trait Role {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::region::{Divided, Partition};
+    use crate::store::Buffer;
     use crate::types::TableId;
     use crate::wire::{Flags, Kind};
+    use std::sync::Arc;
 
     /// A frame with a payload of so many bytes of its own.
     fn send(bytes: usize) -> Output {
@@ -353,7 +389,7 @@ mod tests {
             payload_bytes: 64,
             ..Header::new(Kind::Params)
         };
-        let landing = Landing { chunk: 8, bytes: 64..192 };
+        let landing = Landing { chunk: 8, bytes: 64..192, memory: DType::F32, dtype: DType::F32 };
         let next = Header { chunk: 8, part: 2, payload_bytes: 128, ..before };
         assert!(landing.is_for(&before, &next));
         let last = Header { flags: Flags::LAST, version: 9, landing: 1 << 20, ..next };
@@ -369,6 +405,23 @@ mod tests {
         ] {
             assert!(!landing.is_for(&before, &other), "another {what}");
         }
+    }
+
+    #[test]
+    fn halves_are_widened_at_their_place() {
+        let partition = Arc::new(Partition::new(32, [vec![8..16, 16..24], vec![0..8, 24..32]]));
+        let divided = Divided::new(Buffer::zeroed(8), partition);
+        let mut region = divided.lend(0).expect("it is free");
+        let before = Header { part: 0, payload_bytes: 8, dtype: DType::F16, ..Header::new(Kind::Params) };
+        let landing = Landing { chunk: 3, bytes: 8..24, memory: DType::F32, dtype: DType::F16 };
+        assert!(landing.is_for(&before, &Header { part: 1, chunk: 3, ..before }));
+        assert!(!landing.is_for(&before, &Header { part: 1, chunk: 3, payload_bytes: 16, ..before }));
+        let halves: [u16; 4] = [0x3c00, 0x4000, 0xbc00, 0];
+        assert!(landing.put(&mut region, bytemuck::cast_slice(&halves)));
+        assert!(!landing.put(&mut region, &[0; 16]), "too many");
+        drop(region);
+        let buffer = divided.reclaim().expect("nothing is lent");
+        assert_eq!(buffer.as_slice(), [0.0, 0.0, 1.0, 2.0, -1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod ticket;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
-pub use session::WorkerConfig;
+pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
 pub use submission::{Alone, Hands, Submission};
 pub use ticket::Ticket;
@@ -39,6 +39,7 @@ use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
+use crate::region::Region;
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -48,7 +49,7 @@ use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId
 use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{Form, Params};
-use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use allocation::Allocation;
 use barriers::Barriers;
 use local_table::LocalTable;
@@ -109,6 +110,13 @@ impl Worker {
     /// `host`: one that can share them.
     pub fn with_shared_memory(mut self, host: String, memory: Arc<dyn Allocate>) -> Worker {
         self.allocation.offer_shared(host, memory);
+        self
+    }
+
+    /// Spreads its connections over several loops of its driver, each of which takes its own outputs
+    /// ([`Worker::poll_output_of`]).
+    pub fn with_loops(mut self, loops: Loops) -> Worker {
+        self.session.spread(loops);
         self
     }
 
@@ -382,10 +390,17 @@ impl Worker {
         Ok(self.begin_submission(SubmissionKind::Exchange, sources))
     }
 
+    /// Whether a driver is receiving into slabs of a ticket at this moment, so that what is in them is not known. After an
+    /// error an application waits for a moment before it redeems such a ticket.
+    pub fn is_landing(&self, ticket: Ticket) -> bool {
+        let slabs = self.tickets.get(ticket).map_or(&[][..], Pending::slabs);
+        slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
+    }
+
     /// Forgets a ticket of an exchange and returns its slabs.
     ///
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
-    /// have others.
+    /// have others. See [`Worker::is_landing`].
     pub fn redeem_slabs(&mut self, ticket: Ticket) -> Vec<Slab> {
         let slabs = self.tickets.redeem(ticket).slabs;
         slabs.into_iter().map(|slab| self.end_exchange(slab)).collect()
@@ -512,6 +527,23 @@ impl Worker {
             sentence += &format!("; {}", silent.join(", "));
         }
         sentence
+    }
+
+    // For drivers with several loops.
+
+    /// The next output for a loop. Its connections, and with them its outputs, are its own for as long as the worker lives.
+    pub fn poll_output_of(&mut self, lane: usize) -> Option<Output> {
+        self.session.poll_output(lane)
+    }
+
+    /// [`Role::backlog_bytes`] of the outputs for a loop.
+    pub fn backlog_bytes_of(&self, lane: usize) -> usize {
+        self.session.backlog_bytes(lane)
+    }
+
+    /// The loops that outputs wait for, one bit each.
+    pub fn lanes_with_outputs(&self) -> u64 {
+        self.session.lanes_with_outputs()
     }
 
     fn check_alive(&self) -> Result<(), WorkerError> {
@@ -1008,23 +1040,22 @@ impl Role for Worker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
-        if is_stale
-            || params.form != Form::Dense(request.dtype())
-            || request.shard() != shard
-            || !request.wants_params()
-        {
+        let Form::Dense(dtype) = params.form else { return None };
+        // What comes as f32 where halves are wanted has to be converted.
+        let fits = dtype == request.dtype() || request.dtype() == DType::F32;
+        if is_stale || !fits || request.shard() != shard || !request.wants_params() {
             return None;
         }
         let fetch = request.fetch()?;
         let local = &mut self.tables[request.table()];
-        places.extend(request.places(local.layout(), params.piece.sequence as usize, frames));
+        places.extend(request.places(local.layout(), params.piece.sequence as usize, frames, dtype));
         places.first().filter(|place| {
-            place.chunk == params.piece.chunk && place.bytes.len() == header.payload_bytes as usize
+            place.chunk == params.piece.chunk && place.payload_bytes() == header.payload_bytes as usize
         })?;
         local.back(fetch, shard)
     }
@@ -1058,11 +1089,11 @@ impl Role for Worker {
     }
 
     fn poll_output(&mut self) -> Option<Output> {
-        self.session.poll_output()
+        self.session.poll_any_output()
     }
 
     fn backlog_bytes(&self) -> usize {
-        self.session.backlog_bytes()
+        self.session.total_backlog_bytes()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -31,7 +31,7 @@ mod table;
 pub use error::ClientError;
 pub use handle::Handle;
 pub use job::Job;
-pub use options::{DEFAULT_TIMEOUT, JobOptions};
+pub use options::{DEFAULT_TIMEOUT, JobOptions, parse_loops};
 pub use paramill_core::codec::Factors;
 pub use paramill_core::lease::Lease;
 pub use paramill_core::policy::{Axis, JobPolicies, Policies, PolicyOverride};

@@ -12,6 +12,8 @@ pub const CONGESTION: &str = "PARAMILL_CONGESTION";
 pub const WORKERS: &str = "PARAMILL_WORKERS";
 /// How the worker may reach the servers: auto, tcp or shm; set by `paramill launch --transport`.
 pub const TRANSPORT: &str = "PARAMILL_TRANSPORT";
+/// Threads that a worker's connections are spread over, from 1 to 64; set by `paramill launch --loops`.
+pub const LOOPS: &str = "PARAMILL_LOOPS";
 /// Threads that OpenMP, and with it PyTorch and numpy, uses in a process; set by `paramill launch` to a worker's share of
 /// the CPUs, unless it is set already.
 pub const THREADS: &str = "OMP_NUM_THREADS";

@@ -2,7 +2,8 @@
 //! the role says.
 //!
 //! A loop belongs to one thread. Its role is its own (a coordinator, a data core) or shared with the application's
-//! threads behind a lock (a worker); [`RoleCell`] hides which.
+//! threads, and with other loops, behind a lock (a worker); [`RoleCell`] hides which. Bytes move without the role: a loop takes it
+//! to ask where they belong, and to hand over all that came with one system call.
 
 mod connecting;
 mod connection;
@@ -49,6 +50,9 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Events taken from the kernel at once.
 const EVENTS_PER_TURN: usize = 64;
 
+/// The loop that keeps its role's time.
+pub(crate) const FIRST_LANE: usize = 0;
+
 const LISTENER: u64 = 0;
 const MAILBOX: u64 = 1;
 
@@ -56,6 +60,9 @@ const MAILBOX: u64 = 1;
 pub(crate) trait RoleCell {
     /// The role.
     type Role: Role;
+
+    /// Whether the order in which the role's peers are read matters to it ([`Role::progress`]).
+    const ORDERS_PEERS: bool = true;
 
     /// Calls `visit` with the role.
     fn with<T>(&mut self, visit: impl FnOnce(&mut Self::Role) -> T) -> T;
@@ -66,11 +73,38 @@ pub(crate) trait RoleCell {
         None
     }
 
-    /// Events were handled; threads that wait for a ticket may find it due.
-    fn progressed(&self) {}
+    /// Which of the role's loops this is. The first one keeps its time.
+    fn lane(&self) -> usize {
+        FIRST_LANE
+    }
+
+    /// The next output for a loop.
+    fn poll_output(role: &mut Self::Role, _lane: usize) -> Option<Output> {
+        role.poll_output()
+    }
+
+    /// Memory of the outputs for a loop.
+    fn backlog_bytes(role: &Self::Role, _lane: usize) -> usize {
+        role.backlog_bytes()
+    }
+
+    /// Events were handled, and the loop is about to sleep: threads that wait for a ticket may find it due, and other loops may have
+    /// something to send.
+    fn rest(&mut self) -> Rest {
+        self.with(|role| Rest { has_work: role.backlog_bytes() > 0, next_timeout: role.next_timeout() })
+    }
 
     /// The loop has ended; nothing will happen any more.
     fn ended(&self, _error: Option<&str>) {}
+}
+
+/// What a loop has to do when nothing else happens.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest {
+    /// There are outputs.
+    pub(crate) has_work: bool,
+    /// When the role wants to be called, if it is this loop that keeps its time.
+    pub(crate) next_timeout: Option<Time>,
 }
 
 /// A role that only its loop touches.
@@ -257,11 +291,7 @@ impl<C: RoleCell> EventLoop<C> {
         }
         self.read_ready();
         let now = clock::now();
-        self.cell.with(|role| {
-            if role.next_timeout().is_some_and(|at| at <= now) {
-                role.handle_timeout(now);
-            }
-        });
+        self.take_outputs(now);
         if self.deaf_until.is_some_and(|until| until <= now) {
             self.listen_again_at(None);
         }
@@ -270,7 +300,6 @@ impl<C: RoleCell> EventLoop<C> {
         if self.next_expiry.is_some_and(|at| at <= now) {
             self.expire(now);
         }
-        self.cell.progressed();
         self.injected.slow_down(began);
         self.ended(now)
     }
@@ -279,13 +308,13 @@ impl<C: RoleCell> EventLoop<C> {
     fn wait_for_events(&mut self, events: &mut Vec<epoll::Event>) -> rustix::io::Result<()> {
         // From here on whoever gives the role something to do also wakes this loop.
         self.setup.mailbox.set_sleeping(true);
-        let has_work = self.cell.with(|role| role.backlog_bytes() > 0);
-        let timeout = if has_work { Duration::ZERO } else { self.sleep_until() };
-        let spec = rustix::event::Timespec {
+        let Rest { has_work, next_timeout } = self.cell.rest();
+        let timeout = if has_work { Some(Duration::ZERO) } else { self.sleep_for(next_timeout) };
+        let spec = timeout.map(|timeout| rustix::event::Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&spec));
+        });
+        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), spec.as_ref());
         self.setup.mailbox.set_sleeping(false);
         match waited {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -299,16 +328,21 @@ impl<C: RoleCell> EventLoop<C> {
         self.leftovers.iter().any(is_ready)
     }
 
-    fn sleep_until(&mut self) -> Duration {
+    /// How long to sleep if nothing happens; `None` until somebody wakes the loop.
+    fn sleep_for(&self, role: Option<Time>) -> Option<Duration> {
         if !self.dirty.is_empty() || self.has_ready_leftovers() {
-            return Duration::ZERO;
+            return Some(Duration::ZERO);
         }
         let now = clock::now();
-        let role = self.cell.with(|role| role.next_timeout());
         let ending = self.ending.as_ref().map(|ending| ending.deadline);
         let late = self.late.keys().next().map(|(at, _)| *at);
         let next = [role, self.next_expiry, ending, late, self.deaf_until, self.injected.next_timeout()];
-        next.into_iter().flatten().min().map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP))
+        match next.into_iter().flatten().min() {
+            Some(at) => Some(at.since(now).min(LONGEST_SLEEP)),
+            // A spare loop of a worker costs nothing as long as it has no connection. Who stops a worker wakes all of its loops.
+            None if self.cell.lane() != FIRST_LANE && self.connections.is_empty() => None,
+            None => Some(LONGEST_SLEEP),
+        }
     }
 
     fn watch(&mut self, key: u64, mut connection: Connection) {

@@ -5,6 +5,7 @@ use crate::operator::Operator;
 use crate::player::Player;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
+use paramill_core::region::Region;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{ConnectionId, NodeId, Time};
@@ -104,7 +105,7 @@ impl Role for Actor {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         self.role_mut().landing(connection, header, frames, places)
     }
 

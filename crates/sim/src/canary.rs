@@ -1,5 +1,6 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
+use paramill_core::region::Region;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
@@ -184,7 +185,7 @@ impl Role for BrokenShard {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         self.shard.landing(connection, header, frames, places)
     }
 

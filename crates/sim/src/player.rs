@@ -8,6 +8,7 @@ use crate::canary::Canary;
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
 use paramill_core::prng::Prng;
+use paramill_core::region::Region;
 use paramill_core::role::{Body, Landing, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
@@ -488,14 +489,20 @@ impl Role for Player {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
-        let memory = self.worker.landing(connection, header, frames, places)?;
+    ) -> Option<Region> {
+        let region = self.worker.landing(connection, header, frames, places)?;
         if self.program.canary == Some(Canary::Reused) && self.read.is_empty() {
             // The bug: what is received is read before all of it is here.
-            let digest = xxhash_rust::xxh3::xxh3_64(memory);
-            self.read = vec![(header.table, digest)];
+            let mut values: Vec<u8> = bytemuck::cast_slice(self.worker.values(header.table)).to_vec();
+            // The values of a slab that is exchanged are nowhere else.
+            let end = region.ranges().last().map_or(0, |range| range.end);
+            values.resize(values.len().max(end), 0);
+            for range in region.ranges() {
+                values[range.clone()].copy_from_slice(region.bytes(range.clone()));
+            }
+            self.read = vec![(header.table, xxhash_rust::xxh3::xxh3_64(&values))];
         }
-        Some(memory)
+        Some(region)
     }
 
     fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {

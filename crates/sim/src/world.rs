@@ -818,10 +818,10 @@ impl<R: Role> World<R> {
             return;
         }
         let mut places = Vec::new();
-        if let Some(memory) = node.role.landing(name, header, 1, &mut places) {
+        if let Some(mut region) = node.role.landing(name, header, 1, &mut places) {
             let start = places[0].bytes.start;
-            let some = bytes.len() / 2;
-            memory[start..start + some].copy_from_slice(&bytes[..some]);
+            let some = (bytes.len() / 2).min(places[0].bytes.len());
+            region.bytes_mut(start..start + some).copy_from_slice(&bytes[..some]);
         }
     }
 
@@ -968,12 +968,12 @@ impl<R: Role> World<R> {
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);
-        let memory = if comes_in_pieces { role.landing(name, header, frames, &mut places) } else { None };
-        let Some(memory) = memory else {
+        let region = if comes_in_pieces { role.landing(name, header, frames, &mut places) } else { None };
+        let Some(mut region) = region else {
             role.handle_frame(now, name, header, payload);
             return Ok(());
         };
-        memory[places[0].bytes.clone()].copy_from_slice(payload);
+        let mut fits = places[0].put(&mut region, payload);
         // One system call also brings what is behind it. What was not foreseen went astray, and is read in its turn.
         let channel = &mut self.connections[connection].channels[side];
         let mut landed = vec![*header];
@@ -982,14 +982,18 @@ impl<R: Role> World<R> {
             let bytes = payload.bytes();
             if !place.is_for(&landed[landed.len() - 1], next) {
                 let some = bytes.len().min(place.bytes.len());
-                memory[place.bytes.start..place.bytes.start + some].copy_from_slice(&bytes[..some]);
+                region.bytes_mut(place.bytes.start..place.bytes.start + some).copy_from_slice(&bytes[..some]);
                 break;
             }
-            memory[place.bytes.clone()].copy_from_slice(bytes);
+            fits &= place.put(&mut region, bytes);
             landed.push(*next);
             if let Some(flight) = channel.read() {
                 self.copies.recycle(flight.payload);
             }
+        }
+        drop(region);
+        if !fits {
+            return Err(format!("a payload does not fit the place that {id} has for it"));
         }
         for header in &landed {
             self.counts.landings += 1;

@@ -60,6 +60,9 @@ pub(crate) struct ExchangeArgs {
     /// How bytes travel. `memory` runs everything as threads of one process.
     #[arg(long, value_name = "T", default_value_t = Transport::Tcp)]
     pub(crate) transport: Transport,
+    /// Threads that each worker's connections are spread over [default: as many as help].
+    #[arg(long, value_name = "K", value_parser = paramill_node::client::parse_loops)]
+    pub(crate) worker_loops: Option<usize>,
     /// Gradients lie in memory of the worker's own and are copied; otherwise they are written where they leave from.
     #[arg(long)]
     pub(crate) copy: bool,

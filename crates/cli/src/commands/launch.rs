@@ -46,6 +46,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
             command.env(env_vars::AGGREGATOR, &aggregators[aggregator]);
         }
         command.env(env_vars::TRANSPORT, transport.to_string());
+        if let Some(loops) = args.loops {
+            command.env(env_vars::LOOPS, loops.to_string());
+        }
         if let Some(threads) = threads {
             command.env(env_vars::THREADS, threads.to_string());
         }

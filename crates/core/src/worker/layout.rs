@@ -2,10 +2,13 @@
 
 use super::{Gradient, WorkerError};
 use crate::codec::{Factors, LayerRange};
+use crate::region::Partition;
 use crate::table::{Chunk, TableSpec};
 use crate::types::ShardId;
+use crate::wire::DType;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows that one shard holds, each with its place in what the application asked for.
 #[derive(Debug)]
@@ -28,11 +31,14 @@ pub(super) struct Layout {
     chunks: Vec<Chunk>,
     /// Chunk numbers of each shard, ascending.
     by_shard: Vec<(ShardId, Vec<u32>)>,
+    /// The bytes of each shard's chunks in memory for the whole table, if that has elements of four bytes, and of two.
+    partitions: [Arc<Partition>; 2],
 }
 
 impl Layout {
     pub(super) fn new(spec: TableSpec) -> Layout {
-        Layout { spec, chunks: Vec::new(), by_shard: Vec::new() }
+        let partitions = [(); 2].map(|()| Arc::new(Partition::new(0, [])));
+        Layout { spec, chunks: Vec::new(), by_shard: Vec::new(), partitions }
     }
 
     /// Takes the plan's word on where the chunks are.
@@ -41,6 +47,14 @@ impl Layout {
         for (number, chunk) in (0..).zip(&chunks) {
             by_shard.entry(chunk.shard).or_default().push(number);
         }
+        self.partitions = [4, 2].map(|width| {
+            let bytes_of = |number: &u32| {
+                let place = elements_of(&chunks[*number as usize]);
+                place.start * width..place.end * width
+            };
+            let parts = by_shard.values().map(|numbers| numbers.iter().map(bytes_of).collect());
+            Arc::new(Partition::new(4 * self.elements(), parts))
+        });
         self.by_shard = by_shard.into_iter().collect();
         self.chunks = chunks;
     }
@@ -94,9 +108,9 @@ impl Layout {
         self.numbers(shard).iter().map(|&number| (number, self.chunks[number as usize]))
     }
 
-    /// The elements of the chunks of one of [`Layout::shards`].
-    pub(super) fn ranges_of(&self, index: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        self.by_shard[index].1.iter().map(|&number| elements_of(&self.chunks[number as usize]))
+    /// The bytes of each of [`Layout::shards`] in memory for the whole table, which has elements of this type.
+    pub(super) fn partition(&self, dtype: DType) -> &Arc<Partition> {
+        &self.partitions[usize::from(dtype != DType::F32)]
     }
 
     /// All chunks with their numbers.
@@ -239,7 +253,7 @@ mod tests {
         assert_eq!((layout.shard_count(), layout.chunk_count(), layout.elements()), (2, 3, 15));
         let of = |server| layout.chunks_of(shard(server)).map(|(number, _)| number).collect::<Vec<_>>();
         assert_eq!((of(0), of(1), of(2)), (vec![1], vec![0, 2], vec![]));
-        assert_eq!(layout.ranges_of(1).collect::<Vec<_>>(), [0..6, 12..15]);
+        assert_eq!(layout.partition(DType::F32).ranges(1), [0..24, 48..60]);
         assert_eq!(layout.chunk_of(shard(1), 1).map(|(number, chunk)| (number, chunk.start)), Some((2, 12)));
         assert_eq!((layout.chunk_of(shard(1), 2), layout.chunk_of(shard(2), 0)), (None, None));
         assert_eq!([0, 1, 2, 3, 4].map(|row| layout.chunk_of_row(row).0), [0, 0, 1, 1, 2]);

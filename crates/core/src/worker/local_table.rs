@@ -15,6 +15,7 @@ use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy}
 use crate::kernels::{self, Values};
 use crate::lease::Lease;
 use crate::policy::NonFinite;
+use crate::region::Region;
 use crate::store::{Allocate, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
@@ -356,12 +357,17 @@ impl LocalTable {
     }
 
     /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
-    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<&mut [u8]> {
+    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<Region> {
         if self.answers.has_base() {
             return None;
         }
         let index = self.layout.index_of(shard)?;
-        Some(self.parameters.back(fetch, index)?.as_mut_bytes())
+        self.parameters.back(fetch, index)
+    }
+
+    /// Whether a driver is receiving into a slab at this moment.
+    pub(super) fn is_landing(&self, slab: &SlabInFlight) -> bool {
+        matches!(slab.values, ValuesInFlight::Awaited(fetch) if self.parameters.is_landing(fetch))
     }
 
     /// Puts a chunk of an answer to its place in the back of a pull, which has elements of this type; `None` when that is not
@@ -374,15 +380,12 @@ impl LocalTable {
         dtype: DType,
     ) {
         self.answers.set_base(place.clone(), values);
-        if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
+        if let Some(mut back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
+            let bytes = back.bytes_mut(bytes_of(&place, dtype));
             match dtype {
-                DType::F32 => kernels::copy(&mut back.as_mut_slice()[place], values),
+                DType::F32 => kernels::copy(bytemuck::cast_slice_mut(bytes), values),
                 // Only what is not finite, or was asked for under another codec, comes as something else.
-                dtype => half::write_any(
-                    dtype,
-                    &values.to_vec(),
-                    &mut back.as_mut_bytes()[bytes_of(&place, dtype)],
-                ),
+                dtype => half::write_any(dtype, &values.to_vec(), bytes),
             }
         }
     }
@@ -395,16 +398,16 @@ impl LocalTable {
         target: Option<(FetchId, usize)>,
         dtype: DType,
     ) -> Option<()> {
-        let back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
+        let mut back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
+        let bytes = back.as_mut().map(|back| back.bytes_mut(bytes_of(&place, dtype)));
         if dtype == DType::F32 {
-            let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
-            return self.answers.decode_chunk(place, payload, target);
+            return self.answers.decode_chunk(place, payload, bytes.map(bytemuck::cast_slice_mut));
         }
         // The codec has changed since the answer was asked for.
         let mut values = vec![0.0; place.len()];
-        self.answers.decode_chunk(place.clone(), payload, Some(&mut values))?;
-        if let Some(back) = back {
-            half::write_any(dtype, &values, &mut back.as_mut_bytes()[bytes_of(&place, dtype)]);
+        self.answers.decode_chunk(place, payload, Some(&mut values))?;
+        if let Some(bytes) = bytes {
+            half::write_any(dtype, &values, bytes);
         }
         Some(())
     }
@@ -417,20 +420,20 @@ impl LocalTable {
     /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
     pub(super) fn arrived(&mut self, fetch: FetchId, shard: ShardId, may_go_on: impl Fn(Clock) -> bool) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.arrived(&self.layout, fetch, index, may_go_on);
+            self.parameters.arrived(fetch, index, may_go_on);
         }
     }
 
     /// A shard's answer will not come, or is not wanted.
     pub(super) fn settle(&mut self, fetch: FetchId, shard: ShardId) {
         if let Some(index) = self.layout.index_of(shard) {
-            self.parameters.settle(&self.layout, fetch, index);
+            self.parameters.settle(fetch, index);
         }
     }
 
     /// Shows blocks of partial pulls to the application where the worker may go on without the others.
     pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
-        self.parameters.publish_partial(&self.layout, may_go_on);
+        self.parameters.publish_partial(may_go_on);
     }
 
     // Slabs.
@@ -506,7 +509,8 @@ impl LocalTable {
             return (outgoing, slab, None);
         }
         self.pulled = clock + 1;
-        let (fetch, place) = self.parameters.begin_slab(clock + 1, values);
+        let partition = self.layout.partition(values_type);
+        let (fetch, place) = self.parameters.begin_slab(clock + 1, values, partition);
         // Servers put what answers consist of there, and nothing else.
         let place = place.filter(|_| self.answers.elements() == Some(values_type));
         let values = ValuesInFlight::Awaited(fetch);
@@ -527,7 +531,7 @@ impl LocalTable {
             GradientInFlight::Kept(gradient) => gradient,
             GradientInFlight::Sent(lease) => lease.reclaim().unwrap_or_else(|lease| {
                 let gradient = memory::copied(&lease, allocator.zeroed(lease.len()));
-                retired.push(lease);
+                retired.push(lease.into());
                 gradient
             }),
         };

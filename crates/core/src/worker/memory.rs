@@ -4,12 +4,16 @@
 //! Every transport receives into the back of the pull that it answers. When all shards have answered, the back becomes the
 //! front: a reader never sees a mixture of two versions. Every piece of memory is in one of three states: *ours* (a
 //! [`Buffer`] that nobody else knows of), *lent* (a [`Lease`]: readers have the front, or the application has a slab), or
-//! *in flight* (the back of a pull that some shards have not answered).
+//! *in flight* (the back of a pull that some shards have not answered). A back is divided by shards: a driver receives into a
+//! [`Region`] while others use the worker. The memory of a region that is out is not used for anything else, whatever becomes
+//! of the pull.
 
 use super::layout::Layout;
 use crate::lease::{Lease, Pool};
+use crate::region::{Divided, Partition, Region};
 use crate::store::{Allocate, Buffer, Place};
 use crate::types::Clock;
+use crate::wire::DType;
 use std::sync::Arc;
 
 /// Backs whose places are told to servers, at most. More pulls may be under way; their answers come by other ways.
@@ -38,6 +42,8 @@ pub(super) struct ParameterMemory {
     /// answer.
     pool: Pool,
     len: usize,
+    /// How backs are divided by shards.
+    partition: Arc<Partition>,
     /// What the application reads; `None` while a slab has the parameters.
     front: Option<Lease>,
     /// Pulls under way, oldest first.
@@ -65,14 +71,32 @@ struct Fetch {
 enum Target {
     /// It becomes the front. It is taken when something arrives, or earlier where servers are told its place.
     Front {
-        back: Option<Buffer>,
+        back: Option<Divided>,
         /// Servers know its place, and write there.
         is_told: bool,
     },
     /// It is a slab's memory, and goes back to the application.
-    Slab(Buffer),
+    Slab(Divided),
     /// The application has other memory since. Servers may still write to this one.
-    Abandoned { _reserved: Option<Lease> },
+    Abandoned { _reserved: Option<Retired> },
+}
+
+/// Memory that is kept and not used: the application may know its address, and others may still write there.
+#[derive(Debug, Clone)]
+pub(super) enum Retired {
+    Lent {
+        _lease: Lease,
+    },
+    /// A driver was receiving into it when it was given up.
+    Divided {
+        _whole: Arc<Divided>,
+    },
+}
+
+impl From<Lease> for Retired {
+    fn from(lease: Lease) -> Retired {
+        Retired::Lent { _lease: lease }
+    }
 }
 
 /// One shard's answer to a pull.
@@ -96,6 +120,7 @@ impl ParameterMemory {
             allocator,
             pool: Pool::new(spare),
             len: 0,
+            partition: Arc::new(Partition::new(0, [])),
             front: None,
             fetches: Vec::new(),
             next_fetch: 0,
@@ -109,6 +134,7 @@ impl ParameterMemory {
         self.allocator = allocator;
         self.len = if layout.is_sparse() { 0 } else { layout.elements() };
         self.front = Some(self.pool.lend(self.allocator.zeroed(self.len)));
+        self.partition = Arc::clone(layout.partition(DType::F32));
         self.front_arrivals = vec![0; layout.shard_count()];
     }
 
@@ -141,12 +167,19 @@ impl ParameterMemory {
         let told = self.fetches.iter().filter(is_told).count();
         let back = (wants_place && is_shared && told < MAX_PLACES).then(|| self.take());
         let place = back.as_ref().and_then(Buffer::place);
+        let back = back.map(|back| Divided::new(back, Arc::clone(&self.partition)));
         (self.insert(clock, is_partial, Target::Front { back, is_told: place.is_some() }), place)
     }
 
-    /// Begins a pull into a slab's memory.
-    pub(super) fn begin_slab(&mut self, clock: Clock, values: Buffer) -> (FetchId, Option<Place>) {
+    /// Begins a pull into a slab's memory, in which the shards' blocks lie so.
+    pub(super) fn begin_slab(
+        &mut self,
+        clock: Clock,
+        values: Buffer,
+        partition: &Arc<Partition>,
+    ) -> (FetchId, Option<Place>) {
         let place = values.place();
+        let values = Divided::new(values, Arc::clone(partition));
         (self.insert(clock, false, Target::Slab(values)), place)
     }
 
@@ -166,63 +199,66 @@ impl ParameterMemory {
         self.fetches.iter().position(|fetch| fetch.id == id)
     }
 
-    /// Where a shard's answer to a pull is received. `None` when it is of no use any more.
-    pub(super) fn back(&mut self, id: FetchId, shard: usize) -> Option<&mut Buffer> {
+    /// Where a shard's answer to a pull is received. `None` when it is of no use any more, or somebody receives it already.
+    pub(super) fn back(&mut self, id: FetchId, shard: usize) -> Option<Region> {
         let index = self.index_of(id)?;
-        let ParameterMemory { pool, len, allocator, fetches, .. } = self;
+        let ParameterMemory { pool, len, partition, allocator, fetches, .. } = self;
         let Fetch { target, blocks, .. } = &mut fetches[index];
         if blocks[shard] == Block::Waiting {
             blocks[shard] = Block::Receiving;
         }
-        match target {
-            Target::Front { back, .. } => Some(back.get_or_insert_with(|| pool.take(*len, &**allocator))),
-            Target::Slab(values) => Some(values),
-            Target::Abandoned { .. } => None,
-        }
+        let back = match target {
+            Target::Front { back, .. } => {
+                back.get_or_insert_with(|| Divided::new(pool.take(*len, &**allocator), Arc::clone(partition)))
+            }
+            Target::Slab(values) => values,
+            Target::Abandoned { .. } => return None,
+        };
+        back.lend(shard)
+    }
+
+    /// Whether a driver is receiving into the slab of a pull at this moment.
+    pub(super) fn is_landing(&self, id: FetchId) -> bool {
+        let target = self.index_of(id).map(|index| &self.fetches[index].target);
+        matches!(target, Some(Target::Slab(values)) if values.is_lent())
     }
 
     /// All of a shard's block is in the back. Publishes what is whole by it; `may_go_on` says whether a partial pull for an
     /// iteration need not wait for the rest.
-    pub(super) fn arrived(
-        &mut self,
-        layout: &Layout,
-        id: FetchId,
-        shard: usize,
-        may_go_on: impl Fn(Clock) -> bool,
-    ) {
+    pub(super) fn arrived(&mut self, id: FetchId, shard: usize, may_go_on: impl Fn(Clock) -> bool) {
         let Some(index) = self.index_of(id) else { return };
         self.arrivals += 1;
         self.fetches[index].blocks[shard] = Block::Arrived { at: self.arrivals };
         let fetch = &self.fetches[index];
         if fetch.waiting() == 0 || fetch.is_partial && may_go_on(fetch.clock) {
-            self.publish(layout, index);
+            self.publish(index);
         }
     }
 
     /// A shard's block will not come, or is not wanted: that part of the front stays.
-    pub(super) fn settle(&mut self, layout: &Layout, id: FetchId, shard: usize) {
+    pub(super) fn settle(&mut self, id: FetchId, shard: usize) {
         let Some(index) = self.index_of(id) else { return };
         if self.fetches[index].is_waiting_for(shard) {
             self.fetches[index].blocks[shard] = Block::Settled;
         }
         if self.fetches[index].waiting() == 0 {
-            self.publish(layout, index);
+            self.publish(index);
         }
     }
 
     /// Blocks of partial pulls become the front without the missing ones where the worker may go on.
-    pub(super) fn publish_partial(&mut self, layout: &Layout, may_go_on: impl Fn(Clock) -> bool) {
+    pub(super) fn publish_partial(&mut self, may_go_on: impl Fn(Clock) -> bool) {
         for index in (0..self.fetches.len()).rev() {
             let fetch = &self.fetches[index];
             if fetch.is_partial && may_go_on(fetch.clock) {
-                self.publish(layout, index);
+                self.publish(index);
             }
         }
     }
 
     /// What has arrived of a pull becomes the front; the rest of the front stays as it is. The pull ends if nothing more is
     /// to come.
-    fn publish(&mut self, layout: &Layout, index: usize) {
+    fn publish(&mut self, index: usize) {
         let fetch = &mut self.fetches[index];
         let is_over = fetch.waiting() == 0;
         let Target::Front { back, is_told } = &mut fetch.target else {
@@ -248,42 +284,52 @@ impl ParameterMemory {
         }
         let is_free = is_over || !*is_told && !fetch.blocks.contains(&Block::Receiving);
         let back = match back.take() {
-            Some(back) if newer.contains(&true) => self.show(layout, back, &newer, is_free),
+            Some(back) if newer.contains(&true) => self.show(back, &newer, is_free),
             other => other,
         };
         let fetch = &mut self.fetches[index];
         match &mut fetch.target {
             Target::Front { back: own, .. } if !is_over => *own = back,
             _ => {
-                back.into_iter().for_each(|back| self.pool.keep(back));
+                // One that somebody still receives into goes back to the system when that ends.
+                back.and_then(|back| back.reclaim().ok()).into_iter().for_each(|back| self.pool.keep(back));
                 self.fetches.remove(index);
             }
         }
     }
 
     /// Makes a front with these shards' blocks of the back, and the other blocks of the old front. Returns the back where it
-    /// did not become the front itself; `is_free` says that it may.
-    fn show(&mut self, layout: &Layout, mut back: Buffer, newer: &[bool], is_free: bool) -> Option<Buffer> {
-        let elements = |wanted: bool| -> usize {
+    /// did not become the front itself; `is_free` says that it may, unless somebody receives into it.
+    fn show(&mut self, mut back: Divided, newer: &[bool], is_free: bool) -> Option<Divided> {
+        let bytes = |wanted: bool| -> usize {
             let shards = (0..newer.len()).filter(|&shard| newer[shard] == wanted);
-            shards.flat_map(|shard| layout.ranges_of(shard)).map(|range| range.len()).sum()
+            shards.flat_map(|shard| self.partition.ranges(shard)).map(|range| range.len()).sum()
         };
+        let is_larger = bytes(true) >= bytes(false);
         let Some(front) = self.front.take() else { return Some(back) };
-        if is_free && elements(true) >= elements(false) {
-            copy_blocks(layout, newer, false, &front, &mut back);
-            self.front = Some(self.pool.lend(back));
-            return None;
+        if is_free && is_larger {
+            match back.reclaim() {
+                Ok(mut next) => {
+                    copy_blocks(&self.partition, newer, false, &front, &mut next);
+                    self.front = Some(self.pool.lend(next));
+                    return None;
+                }
+                Err(busy) => back = busy,
+            }
         }
         // The back is still needed, or has the smaller part.
         let mut next = match front.reclaim() {
             Ok(front) => front,
             Err(front) => {
                 let mut next = self.take();
-                copy_blocks(layout, newer, false, &front, &mut next);
+                copy_blocks(&self.partition, newer, false, &front, &mut next);
                 next
             }
         };
-        copy_blocks(layout, newer, true, &back, &mut next);
+        for shard in (0..newer.len()).filter(|&shard| newer[shard]) {
+            let block = back.lend(shard).expect("nobody receives a block that is whole");
+            copy_region(&block, &mut next);
+        }
         self.front = Some(self.pool.lend(next));
         Some(back)
     }
@@ -301,20 +347,32 @@ impl ParameterMemory {
     }
 
     /// Ends the pull of an exchange: the slab's memory. Where servers may still write to it, that is reserved until they have
-    /// answered, and comes second; the slab has other memory with the same contents.
-    pub(super) fn take_slab(&mut self, id: FetchId) -> Option<(Buffer, Option<Lease>)> {
+    /// answered, and comes second; the slab has other memory with the same contents. While a driver receives a block
+    /// ([`ParameterMemory::is_landing`]) that block's contents are not known, and are zeros.
+    pub(super) fn take_slab(&mut self, id: FetchId) -> Option<(Buffer, Option<Retired>)> {
         let index = self.index_of(id)?;
         let is_over = self.fetches[index].waiting() == 0;
         let target =
             std::mem::replace(&mut self.fetches[index].target, Target::Abandoned { _reserved: None });
         let Target::Slab(values) = target else { return None };
+        let (other, reserved): (Buffer, Retired) = match values.reclaim() {
+            Ok(values) if is_over => {
+                self.fetches.remove(index);
+                return Some((values, None));
+            }
+            Ok(values) => (copied(&values, self.take()), self.pool.lend(values).into()),
+            Err(busy) => {
+                let mut other = self.allocator.zeroed(self.len);
+                let blocks = (0..self.front_arrivals.len()).filter_map(|shard| busy.lend(shard));
+                blocks.for_each(|block| copy_region(&block, &mut other));
+                (other, Retired::Divided { _whole: Arc::new(busy) })
+            }
+        };
         if is_over {
             self.fetches.remove(index);
-            return Some((values, None));
+        } else {
+            self.fetches[index].target = Target::Abandoned { _reserved: Some(reserved.clone()) };
         }
-        let other = copied(&values, self.take());
-        let reserved = self.pool.lend(values);
-        self.fetches[index].target = Target::Abandoned { _reserved: Some(reserved.clone()) };
         Some((other, Some(reserved)))
     }
 
@@ -325,7 +383,7 @@ impl ParameterMemory {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let backs = self.fetches.iter().map(|fetch| match &fetch.target {
-            Target::Front { back: Some(buffer), .. } | Target::Slab(buffer) => buffer.memory_bytes(),
+            Target::Front { back: Some(back), .. } | Target::Slab(back) => back.memory_bytes(),
             Target::Front { back: None, .. } | Target::Abandoned { .. } => 0,
         });
         self.pool.memory_bytes() + backs.sum::<usize>()
@@ -333,10 +391,9 @@ impl ParameterMemory {
 
     /// Leases against what is lent: the front, and memory that is reserved. Readers may have more.
     pub(super) fn check(&self) -> Result<(), String> {
-        let reserved = self
-            .fetches
-            .iter()
-            .filter(|fetch| matches!(fetch.target, Target::Abandoned { _reserved: Some(_) }));
+        let reserved = self.fetches.iter().filter(|fetch| {
+            matches!(fetch.target, Target::Abandoned { _reserved: Some(Retired::Lent { .. }) })
+        });
         let own = usize::from(self.front.is_some()) + reserved.count();
         if self.pool.lent() < own {
             return Err(format!("{} buffers are lent, and {own} leases are here", self.pool.lent()));
@@ -364,11 +421,18 @@ impl Fetch {
 }
 
 /// Copies the blocks of the shards that are chosen.
-fn copy_blocks(layout: &Layout, chosen: &[bool], wanted: bool, from: &Buffer, to: &mut Buffer) {
+fn copy_blocks(partition: &Partition, chosen: &[bool], wanted: bool, from: &Buffer, to: &mut Buffer) {
     for shard in (0..chosen.len()).filter(|&shard| chosen[shard] == wanted) {
-        for range in layout.ranges_of(shard) {
-            to.as_mut_slice()[range.clone()].copy_from_slice(&from.as_slice()[range]);
+        for range in partition.ranges(shard) {
+            to.as_mut_bytes()[range.clone()].copy_from_slice(&from.as_bytes()[range.clone()]);
         }
+    }
+}
+
+/// Copies a shard's block.
+fn copy_region(block: &Region, to: &mut Buffer) {
+    for range in block.ranges() {
+        to.as_mut_bytes()[range.clone()].copy_from_slice(block.bytes(range.clone()));
     }
 }
 
@@ -388,7 +452,7 @@ mod tests {
     const ELEMENTS: usize = 8;
 
     /// Two shards with half of a table each.
-    fn memory() -> (Layout, ParameterMemory) {
+    fn memory() -> ParameterMemory {
         let mut layout = Layout::new(TableSpec::dense("w", [ELEMENTS as u64]));
         let chunk = |server| Chunk {
             shard: ShardId { server: ServerId(server), core: 0 },
@@ -398,7 +462,7 @@ mod tests {
         layout.place(vec![chunk(0), chunk(1)]);
         let mut memory = ParameterMemory::new(Arc::new(Heap), 1);
         memory.fill(Arc::new(Heap), &layout);
-        (layout, memory)
+        memory
     }
 
     fn begin(memory: &mut ParameterMemory, clock: Clock, is_partial: bool) -> FetchId {
@@ -407,26 +471,30 @@ mod tests {
 
     /// A shard's block arrives, full of this value.
     fn receive(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
-        let back = memory.back(fetch, shard).expect("it is wanted");
-        back.as_mut_slice()[shard * 4..shard * 4 + 4].fill(value);
+        let mut block = memory.back(fetch, shard).expect("it is wanted");
+        fill(&mut block, shard, value);
     }
 
-    fn arrive(layout: &Layout, memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
+    fn fill(block: &mut Region, shard: usize, value: f32) {
+        bytemuck::cast_slice_mut(block.bytes_mut(shard * 16..shard * 16 + 16)).fill(value);
+    }
+
+    fn arrive(memory: &mut ParameterMemory, fetch: FetchId, shard: usize, value: f32) {
         receive(memory, fetch, shard, value);
-        memory.arrived(layout, fetch, shard, |_| false);
+        memory.arrived(fetch, shard, |_| false);
         assert_eq!(memory.check(), Ok(()));
     }
 
     #[test]
     fn the_front_changes_when_all_blocks_are_here_and_readers_keep_the_old_one() {
-        let (layout, mut memory) = memory();
+        let mut memory = memory();
         let held: Vec<Lease> = (1..4)
             .map(|version| {
                 let fetch = begin(&mut memory, version, false);
                 let before = memory.values().to_vec();
-                arrive(&layout, &mut memory, fetch, 1, version as f32);
+                arrive(&mut memory, fetch, 1, version as f32);
                 assert_eq!(memory.values(), before, "half of version {version} is not shown");
-                arrive(&layout, &mut memory, fetch, 0, version as f32);
+                arrive(&mut memory, fetch, 0, version as f32);
                 assert_eq!(memory.values(), [version as f32; ELEMENTS]);
                 memory.read().expect("it is not lent")
             })
@@ -440,10 +508,10 @@ mod tests {
 
     #[test]
     fn without_readers_two_buffers_take_turns() {
-        let (layout, mut memory) = memory();
+        let mut memory = memory();
         let step = |memory: &mut ParameterMemory, version: Clock| {
             let fetch = begin(memory, version, false);
-            (0..2).for_each(|shard| arrive(&layout, memory, fetch, shard, version as f32));
+            (0..2).for_each(|shard| arrive(memory, fetch, shard, version as f32));
             (memory.values().as_ptr(), memory.memory_bytes())
         };
         let steps: Vec<_> = (0..4).map(|version| step(&mut memory, version)).collect();
@@ -453,22 +521,22 @@ mod tests {
 
     #[test]
     fn of_two_pulls_the_newest_block_of_every_shard_stays() {
-        let (layout, mut memory) = memory();
+        let mut memory = memory();
         let (slow, fast) = (begin(&mut memory, 1, false), begin(&mut memory, 1, false));
-        arrive(&layout, &mut memory, slow, 0, 1.0);
-        arrive(&layout, &mut memory, fast, 0, 2.0);
-        arrive(&layout, &mut memory, fast, 1, 1.0);
+        arrive(&mut memory, slow, 0, 1.0);
+        arrive(&mut memory, fast, 0, 2.0);
+        arrive(&mut memory, fast, 1, 1.0);
         assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
-        arrive(&layout, &mut memory, slow, 1, 3.0);
+        arrive(&mut memory, slow, 1, 3.0);
         assert_eq!(memory.values(), [2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
     }
 
     #[test]
     fn a_block_that_will_not_come_stays_as_it_was() {
-        let (layout, mut memory) = memory();
+        let mut memory = memory();
         let fetch = begin(&mut memory, 1, false);
-        arrive(&layout, &mut memory, fetch, 0, 1.0);
-        memory.settle(&layout, fetch, 1);
+        arrive(&mut memory, fetch, 0, 1.0);
+        memory.settle(fetch, 1);
         assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
         assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
     }
@@ -476,18 +544,18 @@ mod tests {
     #[test]
     fn a_partial_pull_shows_whole_blocks_once_the_worker_may_go_on() {
         for is_read in [false, true] {
-            let (layout, mut memory) = memory();
+            let mut memory = memory();
             let fetch = begin(&mut memory, 1, true);
-            arrive(&layout, &mut memory, fetch, 0, 1.0);
+            arrive(&mut memory, fetch, 0, 1.0);
             receive(&mut memory, fetch, 1, 7.0);
             let reader = is_read.then(|| memory.read());
-            memory.publish_partial(&layout, |_| false);
+            memory.publish_partial(|_| false);
             assert_eq!(memory.values(), [0.0; ELEMENTS]);
-            memory.publish_partial(&layout, |clock| clock == 1);
+            memory.publish_partial(|clock| clock == 1);
             let half = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0];
             assert_eq!(memory.values(), half, "a block that is being received is not shown");
             // The rest of it comes into the same memory.
-            memory.arrived(&layout, fetch, 1, |_| true);
+            memory.arrived(fetch, 1, |_| true);
             assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 7.0, 7.0, 7.0, 7.0]);
             assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
             let old = reader.flatten().map_or(vec![0.0; ELEMENTS], |reader| reader.as_slice().to_vec());
@@ -497,23 +565,23 @@ mod tests {
 
     #[test]
     fn a_slab_that_is_taken_early_leaves_its_memory_to_those_who_write_there() {
-        let (layout, mut memory) = memory();
+        let mut memory = memory();
         let values = memory.lend_slab().expect("it is not lent");
         assert!(memory.is_lent() && memory.lend_slab().is_none() && memory.read().is_none());
         let address = values.as_slice().as_ptr();
-        let (fetch, _) = memory.begin_slab(1, values);
-        arrive(&layout, &mut memory, fetch, 0, 1.0);
+        let (fetch, _) = memory.begin_slab(1, values, &memory.partition.clone());
+        arrive(&mut memory, fetch, 0, 1.0);
         let (values, reserved) = memory.take_slab(fetch).expect("it is there");
-        let reserved = reserved.expect("a shard has not answered");
+        let Some(Retired::Lent { _lease: reserved }) = reserved else { panic!("a shard has not answered") };
         assert_eq!((reserved.as_slice().as_ptr(), values.as_slice()), (address, reserved.as_slice()));
         assert!(memory.back(fetch, 1).is_none(), "nobody wants the rest");
-        memory.settle(&layout, fetch, 1);
+        memory.settle(fetch, 1);
         assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
 
         // Once all have answered the slab has the same memory.
         let address = values.as_slice().as_ptr();
-        let (fetch, _) = memory.begin_slab(2, values);
-        (0..2).for_each(|shard| arrive(&layout, &mut memory, fetch, shard, 2.0));
+        let (fetch, _) = memory.begin_slab(2, values, &memory.partition.clone());
+        (0..2).for_each(|shard| arrive(&mut memory, fetch, shard, 2.0));
         let (values, reserved) = memory.take_slab(fetch).expect("it is there");
         assert!(reserved.is_none() && values.as_slice().as_ptr() == address);
         memory.return_slab(values);
@@ -523,16 +591,84 @@ mod tests {
     #[test]
     fn blocks_of_a_partial_pull_are_shown_where_they_arrived_if_nobody_writes_there() {
         for is_receiving in [false, true] {
-            let (layout, mut memory) = memory();
+            let mut memory = memory();
             let fetch = begin(&mut memory, 1, true);
-            arrive(&layout, &mut memory, fetch, 0, 1.0);
-            let address = memory.back(fetch, 0).expect("it is wanted").as_slice().as_ptr();
+            arrive(&mut memory, fetch, 0, 1.0);
+            let address = memory.back(fetch, 0).expect("it is wanted").bytes(0..16).as_ptr().cast();
             if is_receiving {
                 receive(&mut memory, fetch, 1, 7.0);
             }
-            memory.publish_partial(&layout, |_| true);
+            memory.publish_partial(|_| true);
             assert_eq!(memory.values().as_ptr() == address, !is_receiving);
             assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+        }
+    }
+
+    /// Both shards of a pull are received at once, by threads that do not have the worker.
+    #[test]
+    fn blocks_are_received_without_their_owner() {
+        let mut memory = memory();
+        let fetch = begin(&mut memory, 1, false);
+        let blocks = [0, 1].map(|shard| memory.back(fetch, shard).expect("it is wanted"));
+        std::thread::scope(|scope| {
+            for (shard, mut block) in blocks.into_iter().enumerate() {
+                scope.spawn(move || fill(&mut block, shard, 1.0 + shard as f32));
+            }
+            assert_eq!(memory.values(), [0.0; ELEMENTS], "the front is read meanwhile");
+        });
+        (0..2).for_each(|shard| memory.arrived(fetch, shard, |_| false));
+        assert_eq!(memory.values(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
+    }
+
+    #[test]
+    fn a_block_that_is_received_when_its_pull_is_given_up_spoils_nothing() {
+        let mut memory = memory();
+        let fetch = begin(&mut memory, 1, false);
+        arrive(&mut memory, fetch, 0, 1.0);
+        let mut late = memory.back(fetch, 1).expect("it is wanted");
+        assert!(memory.back(fetch, 1).is_none(), "one at a time");
+        // Its request is dropped, and the other block is shown.
+        memory.settle(fetch, 1);
+        let front = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0];
+        assert_eq!((memory.values(), memory.waiting(), memory.check()), (&front[..], 0, Ok(())));
+        let next = begin(&mut memory, 2, false);
+        let others: Vec<Region> = (0..2).filter_map(|shard| memory.back(next, shard)).collect();
+        fill(&mut late, 1, 7.0);
+        assert!(others.iter().all(|block| {
+            block
+                .ranges()
+                .iter()
+                .all(|range| !bytemuck::cast_slice::<u8, f32>(block.bytes(range.clone())).contains(&7.0))
+        }));
+        assert_eq!(memory.values(), front);
+    }
+
+    #[test]
+    fn a_slab_that_is_taken_while_a_block_is_received_has_memory_of_its_own() {
+        for is_settled in [false, true] {
+            let mut memory = memory();
+            let mut values = memory.lend_slab().expect("it is not lent");
+            values.as_mut_slice().fill(3.0);
+            let (fetch, _) = memory.begin_slab(1, values, &memory.partition.clone());
+            arrive(&mut memory, fetch, 0, 1.0);
+            assert!(!memory.is_landing(fetch));
+            let mut late = memory.back(fetch, 1).expect("it is wanted");
+            assert!(memory.is_landing(fetch));
+            if is_settled {
+                memory.settle(fetch, 1);
+            }
+            let (values, reserved) = memory.take_slab(fetch).expect("it is there");
+            assert!(
+                matches!(reserved, Some(Retired::Divided { .. })),
+                "the application may know its address"
+            );
+            fill(&mut late, 1, 7.0);
+            assert_eq!(values.as_slice(), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+            if !is_settled {
+                memory.settle(fetch, 1);
+            }
+            memory.return_slab(values);
+            assert_eq!((memory.waiting(), memory.check()), (0, Ok(())));
         }
     }
 }

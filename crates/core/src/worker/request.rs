@@ -341,17 +341,19 @@ impl Request {
         self.dtype
     }
 
-    /// Places of the chunks of an answer, from the `first` one on.
+    /// Places of the chunks of an answer, from the `first` one on, which come as elements of this type.
     pub(super) fn places(
         &self,
         layout: &Layout,
         first: usize,
         count: usize,
+        dtype: DType,
     ) -> impl Iterator<Item = Landing> {
         (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
-            |(chunk, range)| {
-                let (place, width) = (elements_of(&range), self.dtype.bytes());
-                Landing { chunk, bytes: place.start * width..place.end * width }
+            move |(chunk, range)| {
+                let (place, memory) = (elements_of(&range), self.dtype);
+                let bytes = place.start * memory.bytes()..place.end * memory.bytes();
+                Landing { chunk, bytes, memory, dtype }
             },
         )
     }
@@ -371,11 +373,10 @@ impl Request {
         // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
-            // Only elements of the memory's own type land.
-            Payload::InPlace if place.len() * self.dtype.bytes() != answer.payload_bytes as usize => {
-                return None;
-            }
-            Payload::InPlace => {}
+            Payload::InPlace => match answer.params.form {
+                Form::Dense(dtype) if place.len() * dtype.bytes() == answer.payload_bytes as usize => {}
+                _ => return None,
+            },
             Payload::Bytes(bytes) => match answer.params.form {
                 Form::Encoded => table.decode_chunk(place, bytes, target, self.dtype)?,
                 Form::Dense(dtype) => {

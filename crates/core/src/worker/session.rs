@@ -2,12 +2,16 @@
 
 use super::WorkerError;
 use crate::address::Addresses;
+use crate::limits;
 use crate::link::Link;
 use crate::role::{Frame, Level, Lost, Outbox, Output};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The loop that has the coordinator's connection, log lines and timeouts.
+const FIRST: usize = 0;
 
 /// Configuration of a worker.
 #[derive(Debug, Clone)]
@@ -24,6 +28,33 @@ pub struct WorkerConfig {
     pub number: u64,
 }
 
+/// How many loops of a driver a worker's connections are spread over.
+///
+/// The coordinator's connection, log lines and timeouts are the first loop's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loops {
+    /// So many: connections to shards go round.
+    Exactly(usize),
+    /// As many of so many as help. The workers of a job may all be on one host, so each takes its share of the loops.
+    UpTo(usize),
+}
+
+impl Loops {
+    /// How many there are; some may have nothing to do.
+    pub fn count(self) -> usize {
+        let (Loops::Exactly(count) | Loops::UpTo(count)) = self;
+        count.clamp(1, limits::MAX_LOOPS)
+    }
+
+    /// The loop of a job's connection to a shard, which is the `index`th that takes turns.
+    fn of(self, index: usize, workers: u32) -> usize {
+        match self {
+            Loops::Exactly(_) => index % self.count(),
+            Loops::UpTo(_) => index % (self.count() / workers.max(1) as usize).max(1),
+        }
+    }
+}
+
 /// A worker's membership in its job: identity, plan, connections, and what waits to be sent.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -35,11 +66,15 @@ pub(super) struct Session {
     join_waits: Option<String>,
     coordinator: Link,
     shards: BTreeMap<ShardId, Link>,
+    spread: Loops,
+    /// The loop of each shard's connection.
+    lanes: BTreeMap<ShardId, usize>,
     /// Why nothing goes on any more.
     failed: Option<WorkerError>,
     /// The coordinator was told that this worker leaves, though it may not have heard it.
     leave_said: bool,
-    outputs: Outbox,
+    /// For each loop.
+    outputs: Vec<Outbox>,
 }
 
 impl Session {
@@ -52,10 +87,18 @@ impl Session {
             plan: None,
             join_waits: None,
             shards: BTreeMap::new(),
+            spread: Loops::Exactly(1),
+            lanes: BTreeMap::new(),
             failed: None,
             leave_said: false,
-            outputs: Outbox::default(),
+            outputs: vec![Outbox::default()],
         }
+    }
+
+    /// Spreads its connections over several loops. To be called before there is anything to send.
+    pub(super) fn spread(&mut self, loops: Loops) {
+        self.spread = loops;
+        self.outputs.resize_with(loops.count(), Outbox::default);
     }
 
     pub(super) fn id(&self) -> Option<WorkerId> {
@@ -140,6 +183,7 @@ impl Session {
                 Some(aggregator) => aggregator.for_caller(rank),
                 None => addresses.for_caller(rank + shard.core as usize),
             };
+            self.lanes.insert(*shard, self.spread.of(self.lanes.len(), plan.workers));
             self.shards.insert(*shard, Link::new(now, self.connection(*shard), addresses));
         }
         self.plan = Some(plan);
@@ -199,11 +243,11 @@ impl Session {
 
     /// Connects where it is time to. Fails when a peer has been out of reach for too long.
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        let Session { coordinator, shards, outputs, .. } = self;
-        outputs.extend(coordinator.poll(now));
+        let Session { coordinator, shards, lanes, outputs, .. } = self;
+        outputs[FIRST].extend(coordinator.poll(now));
         let mut overdue = coordinator.overdue(now);
-        for link in shards.values_mut() {
-            outputs.extend(link.poll(now));
+        for (shard, link) in shards {
+            outputs[lanes.get(shard).copied().unwrap_or(FIRST)].extend(link.poll(now));
             overdue = overdue.or_else(|| link.overdue(now));
         }
         if let Some(sentence) = overdue {
@@ -217,7 +261,16 @@ impl Session {
     }
 
     pub(super) fn send(&mut self, to: ConnectionId, frame: Frame) {
-        self.outputs.push_back(Output::Send { to, frame });
+        let lane = self.lane_of(to);
+        self.outputs[lane].push_back(Output::Send { to, frame });
+    }
+
+    /// The loop of a connection.
+    fn lane_of(&self, connection: ConnectionId) -> usize {
+        if self.outputs.len() == 1 {
+            return FIRST;
+        }
+        connection.shard().and_then(|shard| self.lanes.get(&shard).copied()).unwrap_or(FIRST)
     }
 
     pub(super) fn tell_coordinator(&mut self, message: &Control) {
@@ -225,27 +278,44 @@ impl Session {
     }
 
     pub(super) fn log(&mut self, line: String) {
-        self.outputs.push_back(Output::Log(Level::Warn, line));
+        self.outputs[FIRST].push_back(Output::Log(Level::Warn, line));
     }
 
-    pub(super) fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+    /// The next output for a loop.
+    pub(super) fn poll_output(&mut self, lane: usize) -> Option<Output> {
+        self.outputs[lane].pop_front()
     }
 
-    pub(super) fn backlog_bytes(&self) -> usize {
-        self.outputs.bytes()
+    /// The next output for any loop.
+    pub(super) fn poll_any_output(&mut self) -> Option<Output> {
+        self.outputs.iter_mut().find_map(Outbox::pop_front)
+    }
+
+    /// Bytes that wait for a loop.
+    pub(super) fn backlog_bytes(&self, lane: usize) -> usize {
+        self.outputs[lane].bytes()
+    }
+
+    /// Bytes that wait for all loops.
+    pub(super) fn total_backlog_bytes(&self) -> usize {
+        self.outputs.iter().map(Outbox::bytes).sum()
+    }
+
+    /// The loops that something waits for, one bit each.
+    pub(super) fn lanes_with_outputs(&self) -> u64 {
+        let bits = self.outputs.iter().zip(0..).map(|(outbox, lane)| u64::from(!outbox.is_empty()) << lane);
+        bits.fold(0, |all, bit| all | bit)
     }
 
     /// The bytes that wait against what waits.
     pub(super) fn check(&self) -> Result<(), String> {
-        self.outputs.check()
+        self.outputs.iter().try_for_each(Outbox::check)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits;
     use crate::placement::Part;
     use crate::policy::Policy;
     use crate::table::TableSpec;
@@ -291,7 +361,7 @@ mod tests {
     /// The connections that it asks for, beside the coordinator's, with their addresses and who it says it is.
     fn attempts(session: &mut Session, now: Time) -> Vec<(ConnectionId, String, Party)> {
         session.handle_timeout(now);
-        let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_output()).collect();
+        let outputs: Vec<Output> = std::iter::from_fn(|| session.poll_any_output()).collect();
         let attempt = |output| match output {
             Output::Connect { connection, address } => {
                 connection.shard().map(|_| (connection, address, session.hello(connection).from))
@@ -332,5 +402,40 @@ mod tests {
         }
         let later = Time::ZERO + limits::RECONNECT_MIN;
         assert_eq!(attempts(&mut session, later), expected([true, false]));
+    }
+
+    #[test]
+    fn connections_go_round_the_loops_and_the_first_has_the_rest() {
+        let mut several = Session::new(Time::ZERO, session(None).config);
+        several.spread(Loops::Exactly(3));
+        let plan = session(None).plan.expect("it has one");
+        several.enter(Time::ZERO, plan, &[shard(0), shard(1), shard(2)].into());
+        several.handle_timeout(Time::ZERO);
+        several.log("a line".into());
+        assert_eq!(several.lanes_with_outputs(), 0b111);
+        let names = |outputs: Vec<Output>| -> Vec<String> {
+            let name = |output: &Output| match output {
+                Output::Connect { connection, .. } => connection.to_string(),
+                other => format!("{other:?}"),
+            };
+            outputs.iter().map(name).collect()
+        };
+        let mut of = |lane| names(std::iter::from_fn(|| several.poll_output(lane)).collect());
+        let shard = |core| ConnectionId::Node(NodeId::Shard(shard(core))).to_string();
+        let first = [ConnectionId::from(NodeId::Coordinator).to_string(), shard(0), "Log(\"a line\")".into()];
+        assert_eq!((of(0), of(1), of(2)), (first.to_vec(), vec![shard(1)], vec![shard(2)]));
+        assert_eq!((several.lanes_with_outputs(), several.total_backlog_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn workers_that_may_be_on_one_host_share_its_loops() {
+        let loops = |spread: Loops, workers| -> Vec<usize> {
+            (0..5).map(|index| spread.of(index, workers)).collect()
+        };
+        assert_eq!(loops(Loops::UpTo(4), 1), [0, 1, 2, 3, 0]);
+        assert_eq!(loops(Loops::UpTo(4), 2), [0, 1, 0, 1, 0]);
+        assert_eq!(loops(Loops::UpTo(4), 9), [0; 5]);
+        assert_eq!(loops(Loops::UpTo(0), 0), [0; 5]);
+        assert_eq!(loops(Loops::Exactly(2), 9), [0, 1, 0, 1, 0]);
     }
 }

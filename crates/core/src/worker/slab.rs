@@ -4,7 +4,7 @@
 //! [`super::Worker::redeem_slabs`] gives it back when gradient and answer are through.
 
 use super::WorkerError;
-use super::memory::FetchId;
+use super::memory::{FetchId, Retired};
 use super::missing::Missing;
 use crate::codec::half;
 use crate::kernels::Values;
@@ -54,7 +54,7 @@ pub struct Slab {
     followed: Option<String>,
     missing: Missing,
     /// Memory that it had in exchanges which failed: the application may know its address.
-    retired: Vec<Lease>,
+    retired: Vec<Retired>,
 }
 
 /// A slab while an exchange has it.
@@ -66,7 +66,7 @@ pub(super) struct SlabInFlight {
     /// The type of the parameters.
     pub(super) values_type: DType,
     pub(super) takes_halves: bool,
-    pub(super) retired: Vec<Lease>,
+    pub(super) retired: Vec<Retired>,
 }
 
 /// A slab's gradient during an exchange.
@@ -201,7 +201,7 @@ impl Slab {
     }
 
     /// Its gradient, its parameters, and memory that it had before.
-    pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Lease>) {
+    pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Retired>) {
         (self.gradient, self.values, self.retired)
     }
 
@@ -226,7 +226,7 @@ impl Slab {
     }
 
     /// Memory of an exchange that failed stays as long as the slab does.
-    pub(super) fn with_retired(mut self, retired: Vec<Lease>) -> Slab {
+    pub(super) fn with_retired(mut self, retired: Vec<Retired>) -> Slab {
         self.retired = retired;
         self
     }

@@ -121,6 +121,11 @@ impl Pending {
     }
 
     /// Slabs that come back with it.
+    /// The slabs that its exchange has.
+    pub(super) fn slabs(&self) -> &[SlabInFlight] {
+        &self.slabs
+    }
+
     pub(super) fn with_slabs(mut self, slabs: Vec<SlabInFlight>) -> Pending {
         self.slabs = slabs;
         self

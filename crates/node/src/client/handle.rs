@@ -68,6 +68,6 @@ impl<T> fmt::Debug for Handle<T> {
 
 impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
-        self.shared.lock().worker.redeem(self.ticket);
+        self.shared.lock_landed(self.ticket).worker.redeem(self.ticket);
     }
 }

@@ -4,10 +4,10 @@ use super::error::ClientError;
 use super::handle::Handle;
 use super::hands;
 use super::options::JobOptions;
-use super::shared::{Cell, Shared, State, lock};
+use super::shared::{Cell, Shared, lock};
 use super::table::Table;
 use crate::clock;
-use crate::event_loop::{EventLoop, Setup, Strangers};
+use crate::event_loop::{EventLoop, FIRST_LANE, Setup, Strangers};
 use crate::exhaustion;
 use crate::transport::memory::Mailbox;
 use crate::transport::options::SocketOptions;
@@ -21,8 +21,8 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, WorkerId};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,8 +32,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Job {
     pub(super) shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<Result<(), String>>>>,
-    stop: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<Result<(), String>>>>,
     url: JobUrl,
     start: Mutex<Option<Handle>>,
 }
@@ -48,7 +47,8 @@ impl Job {
     }
 
     fn begin(options: JobOptions) -> io::Result<Job> {
-        let mailbox = Mailbox::new()?;
+        let loops = options.spread()?;
+        let mailboxes = (0..loops.count()).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
         let config = WorkerConfig {
             job: options.url.job.clone(),
             rank: options.rank,
@@ -57,35 +57,40 @@ impl Job {
             number: NEXT_WORKER.fetch_add(1, Ordering::Relaxed),
         };
         let memory = SharedAllocator::new();
-        let mut worker = Worker::new(clock::now(), config, options.registry.clone());
+        let mut worker = Worker::new(clock::now(), config, options.registry.clone()).with_loops(loops);
         if let Some(host) = shm::host_prefix().filter(|_| options.transport.allows(true)) {
             worker = worker.with_shared_memory(host, Arc::new(memory.clone()));
         }
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State { worker, ended: None, waited: Vec::new() }),
-            changed: Condvar::new(),
-            mailbox: mailbox.clone(),
-            timeout: options.timeout,
-        });
-        let stop = Arc::new(AtomicBool::new(false));
-        let setup = Setup {
+        let shared = Arc::new(Shared::new(worker, mailboxes, options.timeout));
+        let sockets = SocketOptions::new(options.congestion.as_deref())?;
+        let strangers = Strangers::new();
+        let setup = |mailbox: &Arc<Mailbox>| Setup {
             listeners: Vec::new(),
             resolve: tcp::resolve,
-            sockets: SocketOptions::new(options.congestion.as_deref())?,
+            sockets: sockets.clone(),
             transport: options.transport,
-            memory,
+            memory: memory.clone(),
             hub: options.memory.clone().map(|hub| (hub, None)),
-            mailbox,
-            stop: stop.clone(),
-            strangers: Strangers::new(),
-            injection: options.injection,
-            log: options.log,
+            mailbox: mailbox.clone(),
+            stop: shared.stop_flag().clone(),
+            strangers: strangers.clone(),
+            injection: options.injection.clone(),
+            log: options.log.clone(),
         };
-        let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
-        let thread =
-            std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
         hands::job_begins();
-        Ok(Job { shared, thread: Mutex::new(Some(thread)), stop, url: options.url, start: Mutex::default() })
+        let threads = Mutex::default();
+        let job = Job { shared: shared.clone(), threads, url: options.url.clone(), start: Mutex::default() };
+        // If a thread cannot be started, those before it end with the job.
+        for (lane, mailbox) in shared.mailboxes().iter().enumerate() {
+            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(mailbox))?;
+            let name = match lane {
+                FIRST_LANE => "paramill worker".to_owned(),
+                other => format!("paramill worker {other}"),
+            };
+            let thread = std::thread::Builder::new().name(name).spawn(move || event_loop.run())?;
+            lock(&job.threads).push(thread);
+        }
+        Ok(job)
     }
 
     /// The policies that the job begins with: small tensors for which they are the same may share a table
@@ -133,8 +138,9 @@ impl Job {
 
     /// Ends the iteration.
     pub fn clock(&self) {
-        self.shared.lock().worker.clock();
-        self.shared.mailbox.wake_sleeper();
+        let mut state = self.shared.lock();
+        state.worker.clock();
+        self.shared.let_go(state);
     }
 
     /// Waits for all live workers to come to the same name.
@@ -227,9 +233,9 @@ impl Job {
     }
 
     fn end(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.shared.mailbox.wake();
-        if let Some(thread) = lock(&self.thread).take() {
+        self.shared.stop();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
             // Its error, if any, was given to whoever waited.
             let _ = thread.join();
         }

@@ -8,13 +8,18 @@ use crate::log::{Level, Log};
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
+use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
+use paramill_core::worker::Loops;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long calls wait unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Loops of a worker that is told no number, at most: eight connections bring as much as memory takes.
+const MOST_LOOPS: usize = 8;
 
 /// How to join a job: [`JobOptions::at`] or [`JobOptions::from_environment`], then what is to be otherwise.
 ///
@@ -38,6 +43,7 @@ pub struct JobOptions {
     pub(super) rank: Option<WorkerId>,
     pub(super) aggregator: Option<String>,
     pub(super) timeout: Duration,
+    pub(super) loops: Option<usize>,
     pub(super) congestion: Option<String>,
     pub(super) registry: Arc<Registry>,
     pub(super) injection: Injection,
@@ -54,6 +60,7 @@ impl JobOptions {
             rank: None,
             aggregator: None,
             timeout: DEFAULT_TIMEOUT,
+            loops: None,
             congestion: None,
             registry: Arc::new(Registry::builtin()),
             injection: Injection::default(),
@@ -89,7 +96,11 @@ impl JobOptions {
             Ok(text) => text.parse().map_err(|error: String| problem(env_vars::TRANSPORT, &error))?,
             Err(_) => Transport::default(),
         };
-        Ok(JobOptions { rank, aggregator, congestion, transport, ..JobOptions::at(url) })
+        let loops = match std::env::var(env_vars::LOOPS) {
+            Ok(text) => Some(parse_loops(&text).map_err(|error| problem(env_vars::LOOPS, &error))?),
+            Err(_) => None,
+        };
+        Ok(JobOptions { rank, aggregator, loops, congestion, transport, ..JobOptions::at(url) })
     }
 
     /// How servers may be reached.
@@ -141,6 +152,37 @@ impl JobOptions {
         self.injection = injection;
         self
     }
+
+    /// Threads that this worker's connections are spread over, from 1 to 64. Without a number, as many as help: half of the CPUs,
+    /// divided by the workers of the job, and up to 8.
+    pub fn loops(mut self, loops: usize) -> JobOptions {
+        self.loops = Some(loops);
+        self
+    }
+
+    /// The loops of the worker. Half of the CPUs are left to its application, or to the servers of a job on one host.
+    pub(super) fn spread(&self) -> io::Result<Loops> {
+        if let Some(loops) = self.loops {
+            check_loops(loops).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+            return Ok(Loops::Exactly(loops));
+        }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Loops::UpTo((cpus / 2).clamp(1, MOST_LOOPS)))
+    }
+}
+
+/// A number of loops, as users write it.
+pub fn parse_loops(text: &str) -> Result<usize, String> {
+    let loops = text.parse().map_err(|_| format!("`{text}` is no number; {NUMBERS_OF_LOOPS}"))?;
+    check_loops(loops).map(|()| loops)
+}
+
+const NUMBERS_OF_LOOPS: &str = "a worker has from 1 to 64 loops";
+const _: () = assert!(limits::MAX_LOOPS == 64, "as the sentence says");
+
+fn check_loops(loops: usize) -> Result<(), String> {
+    let is_possible = (1..=limits::MAX_LOOPS).contains(&loops);
+    if is_possible { Ok(()) } else { Err(format!("{loops} loops: {NUMBERS_OF_LOOPS}")) }
 }
 
 fn problem(name: &str, why: &str) -> ClientError {

@@ -1,24 +1,32 @@
-//! The worker behind its lock: what the application's threads and the event loop share.
+//! The worker behind its lock: what the application's threads and the event loops share.
 
 use super::error::ClientError;
 use crate::clock;
-use crate::event_loop::RoleCell;
+use crate::event_loop::{FIRST_LANE, Rest, RoleCell};
 use crate::transport::memory::Mailbox;
 use paramill_core::limits;
+use paramill_core::role::{Output, Role};
 use paramill_core::standstill;
+use paramill_core::types::Time;
 use paramill_core::worker::{Ticket, Worker, WorkerError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a timed-out wait asks the servers for their reason.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the application's threads and the event loop share.
+/// The end of a loop that nothing is wrong with.
+const CLOSED: &str = "it was closed";
+
+/// What the application's threads and the event loops share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
-    pub(super) changed: Condvar,
-    pub(super) mailbox: Arc<Mailbox>,
+    changed: Condvar,
+    /// For each loop.
+    mailboxes: Vec<Arc<Mailbox>>,
+    stop: Arc<AtomicBool>,
     /// How long calls wait unless told otherwise.
     pub(super) timeout: Duration,
 }
@@ -27,6 +35,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) worker: Worker,
     pub(super) ended: Option<String>,
+    /// When the first loop calls the worker, as far as it knows.
+    first_wakes: Option<Time>,
     /// Tickets that somebody waits for, each by one thread: only for these is anybody woken.
     pub(super) waited: Vec<Ticket>,
 }
@@ -35,24 +45,77 @@ impl State {
     pub(super) fn is_due(&self, ticket: Ticket) -> bool {
         self.ended.is_some() || self.worker.outcome(ticket).is_some()
     }
+
+    /// The loops that outputs wait for, one bit each, and the first one where the worker wants to be called sooner than that
+    /// loop knows.
+    fn lanes_to_wake(&self) -> u64 {
+        let is_sooner = match (self.worker.next_timeout(), self.first_wakes) {
+            (Some(next), Some(known)) => next < known,
+            (next, None) => next.is_some(),
+            (None, Some(_)) => false,
+        };
+        self.worker.lanes_with_outputs() | u64::from(is_sooner) << FIRST_LANE
+    }
 }
 
 impl Shared {
+    /// One mailbox for each loop.
+    pub(super) fn new(worker: Worker, mailboxes: Vec<Arc<Mailbox>>, timeout: Duration) -> Shared {
+        let state = State { worker, ended: None, first_wakes: None, waited: Vec::new() };
+        let (state, stop) = (Mutex::new(state), Arc::new(AtomicBool::new(false)));
+        Shared { state, changed: Condvar::new(), mailboxes, stop, timeout }
+    }
+
+    /// Of each loop.
+    pub(super) fn mailboxes(&self) -> &[Arc<Mailbox>] {
+        &self.mailboxes
+    }
+
+    /// Ends the loops when it becomes true.
+    pub(super) fn stop_flag(&self) -> &Arc<AtomicBool> {
+        &self.stop
+    }
+
+    /// Ends all loops.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
-    pub(super) fn act(
-        &self,
-        ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
-    ) -> Result<Ticket, ClientError> {
-        let ticket = self.ask(ask)?;
-        self.mailbox.wake_sleeper();
-        Ok(ticket)
+    /// The same at a moment when no loop is receiving into slabs of a ticket. A loop does so for the time of one system call, which
+    /// does not wait, and without the lock.
+    pub(super) fn lock_landed(&self, ticket: Ticket) -> MutexGuard<'_, State> {
+        loop {
+            let state = self.lock();
+            if !state.worker.is_landing(ticket) {
+                return state;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
     }
 
-    /// The same where there is nothing to send yet.
-    pub(super) fn ask<T>(
+    /// Lets the worker go, and wakes the loops that have something to do since.
+    pub(super) fn let_go(&self, state: MutexGuard<'_, State>) {
+        let lanes = state.lanes_to_wake();
+        drop(state);
+        self.wake(lanes);
+    }
+
+    /// Wakes loops, one bit each.
+    fn wake(&self, mut lanes: u64) {
+        while lanes != 0 {
+            self.mailboxes[lanes.trailing_zeros() as usize].wake_sleeper();
+            lanes &= lanes - 1;
+        }
+    }
+
+    /// Asks something of the worker.
+    pub(super) fn act<T>(
         &self,
         ask: impl FnOnce(&mut Worker) -> Result<T, WorkerError>,
     ) -> Result<T, ClientError> {
@@ -60,7 +123,9 @@ impl Shared {
         if let Some(why) = &state.ended {
             return Err(ClientError::Ended(why.clone()));
         }
-        Ok(ask(&mut state.worker)?)
+        let answer = ask(&mut state.worker)?;
+        self.let_go(state);
+        Ok(answer)
     }
 
     pub(super) fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
@@ -74,7 +139,7 @@ impl Shared {
         })
     }
 
-    /// The event loop wakes those who wait for tickets that it finds in this list.
+    /// The event loops wake those who wait for tickets that they find in this list.
     fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
         self.lock().waited.push(ticket);
         let outcome = wait();
@@ -137,25 +202,68 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The worker as its event loop sees it.
-pub(super) struct Cell(pub(super) Arc<Shared>);
+/// The worker as one of its event loops sees it.
+pub(super) struct Cell {
+    shared: Arc<Shared>,
+    lane: usize,
+}
+
+impl Cell {
+    pub(super) fn new(shared: &Arc<Shared>, lane: usize) -> Cell {
+        Cell { shared: Arc::clone(shared), lane }
+    }
+}
 
 impl RoleCell for Cell {
     type Role = Worker;
 
+    const ORDERS_PEERS: bool = false;
+
     fn with<T>(&mut self, visit: impl FnOnce(&mut Worker) -> T) -> T {
-        visit(&mut self.0.lock().worker)
+        visit(&mut self.shared.lock().worker)
     }
 
-    fn progressed(&self) {
-        let state = self.0.lock();
+    fn lane(&self) -> usize {
+        self.lane
+    }
+
+    fn poll_output(worker: &mut Worker, lane: usize) -> Option<Output> {
+        worker.poll_output_of(lane)
+    }
+
+    fn backlog_bytes(worker: &Worker, lane: usize) -> usize {
+        worker.backlog_bytes_of(lane)
+    }
+
+    fn rest(&mut self) -> Rest {
+        let mut state = self.shared.lock();
         if state.waited.iter().any(|ticket| state.worker.outcome(*ticket).is_some()) {
-            self.0.changed.notify_all();
+            self.shared.changed.notify_all();
         }
+        let has_work = state.worker.backlog_bytes_of(self.lane) > 0;
+        let mut next_timeout = None;
+        if self.lane == FIRST_LANE {
+            next_timeout = state.worker.next_timeout();
+            state.first_wakes = next_timeout;
+        }
+        if self.shared.mailboxes.len() > 1 {
+            // This loop has looked at its own outputs.
+            let others = state.lanes_to_wake() & !(1 << self.lane);
+            drop(state);
+            self.shared.wake(others);
+        }
+        Rest { has_work, next_timeout }
     }
 
     fn ended(&self, error: Option<&str>) {
-        self.0.lock().ended = Some(error.unwrap_or("it was closed").to_owned());
-        self.0.changed.notify_all();
+        {
+            let ended = &mut self.shared.lock().ended;
+            // The others end because of the first, and have nothing to say.
+            if ended.as_deref().is_none_or(|known| known == CLOSED) {
+                *ended = Some(error.unwrap_or(CLOSED).to_owned());
+            }
+        }
+        self.shared.stop();
+        self.shared.changed.notify_all();
     }
 }

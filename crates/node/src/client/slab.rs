@@ -22,9 +22,8 @@ pub struct Slab {
 
 impl Slab {
     pub(super) fn lend(shared: &Arc<Shared>, table: TableId) -> Result<Slab, ClientError> {
-        let slab = shared.lock().worker.slab(table)?;
         // The coordinator is told.
-        shared.mailbox.wake_sleeper();
+        let slab = shared.act(|worker| worker.slab(table))?;
         Ok(Slab { slab: Some(slab), shared: shared.clone() })
     }
 }
@@ -51,7 +50,7 @@ impl Job {
 
     /// The worker is not held while gradients are copied or encoded. After an error the slabs are where they were.
     fn exchange_lent(&self, lent: &mut Vec<worker::Slab>) -> Result<Ticket, ClientError> {
-        let mut submission = self.shared.ask(|worker| worker.begin_exchange(lent))?;
+        let mut submission = self.shared.act(|worker| worker.begin_exchange(lent))?;
         submission.prepare(&Threads::of_one_job());
         let finished = self.shared.act(|worker| worker.finish(clock::now(), &mut submission));
         if finished.is_err() {
@@ -69,7 +68,7 @@ impl Handle<Vec<Slab>> {
 }
 
 fn redeem(shared: &Arc<Shared>, ticket: Ticket) -> Vec<Slab> {
-    let lent = shared.lock().worker.redeem_slabs(ticket);
+    let lent = shared.lock_landed(ticket).worker.redeem_slabs(ticket);
     lent.into_iter().map(|slab| Slab { slab: Some(slab), shared: shared.clone() }).collect()
 }
 

@@ -96,7 +96,7 @@ impl Table {
     /// The worker is not held while the gradient is copied or encoded.
     fn send(&self, gradient: Gradient<'_>, want: bool) -> Result<Handle, ClientError> {
         let Inner { shared, id, .. } = &*self.0;
-        let mut submission = shared.ask(|worker| worker.begin_push(*id, gradient, want))?;
+        let mut submission = shared.act(|worker| worker.begin_push(*id, gradient, want))?;
         submission.prepare(&Threads::of_one_job());
         let ticket = shared.act(|worker| worker.finish(clock::now(), &mut submission))?;
         Ok(Handle::new(shared.clone(), ticket))

@@ -57,7 +57,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// How far a peer's work is, for one of which order matters.
     fn progress(&mut self, key: u64) -> Option<u64> {
         match self.connections.get(&key)?.state {
-            State::Open { name } => self.cell.with(|role| role.progress(name)),
+            State::Open { name } if C::ORDERS_PEERS => self.cell.with(|role| role.progress(name)),
             _ => None,
         }
     }
@@ -88,16 +88,27 @@ impl<C: RoleCell> EventLoop<C> {
         if is_congested {
             return Ok(());
         }
-        let now = clock::now();
-        // Bytes are copied out of the kernel before the role is taken, since an application's thread may want it; but
-        // for those that go straight to where the role has its memory.
+        let (now, lane) = (clock::now(), cell.lane());
+        // Bytes are copied out of the kernel without the role, since other threads may want it.
         let filled = match state {
             _ if stream.has_leftovers() => Ok(()),
-            State::Open { name } if stream.is_amid_payload() => cell.with(|role| {
-                stream.fill_landing(role, *name, |role, header| role.handle_landed(now, *name, header))
-            }),
+            State::Open { name } if stream.is_amid_payload() => {
+                stream.fill_landing(|header, frames, places| {
+                    cell.with(|role| role.landing(*name, header, frames, places))
+                })
+            }
             _ => stream.fill(),
         };
+        let is_shared = cell.lend().is_none();
+        if let State::Open { name } = &*state
+            && is_shared
+            && filled.is_ok()
+        {
+            let name = *name;
+            stream.put_ahead(|header, frames, places| {
+                cell.with(|role| role.landing(name, header, frames, places))
+            });
+        }
         let mut reply = None;
         let mut replaced = None;
         let mut opened = None;
@@ -110,9 +121,14 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let received = filled.and_then(|()| {
             cell.with(|role| {
-                stream.handle(limit, |header, payload| {
+                if let State::Open { name } = state {
+                    stream.landed().for_each(|header| role.handle_landed(now, *name, &header));
+                }
+                stream.handle(limit, |header, payload, is_placed| {
                     match state {
-                        State::Open { name } if lies_in_place(role, *name, header, payload, places) => {
+                        State::Open { name }
+                            if is_placed || lies_in_place(role, *name, header, payload, places) =>
+                        {
                             role.handle_landed(now, *name, header);
                         }
                         State::Open { name } => role.handle_frame(now, *name, header, payload),
@@ -143,7 +159,7 @@ impl<C: RoleCell> EventLoop<C> {
                         State::Refused | State::Connecting { .. } => {}
                     }
                     // Answers are taken before more is asked for; so are those to the first words.
-                    role.backlog_bytes() <= limits::MAX_BACKLOG_BYTES && reply.is_none()
+                    C::backlog_bytes(role, lane) <= limits::MAX_BACKLOG_BYTES && reply.is_none()
                 })
             })
         });
@@ -212,7 +228,6 @@ fn lies_in_place<R: Role>(
         return false;
     }
     places.clear();
-    let Some(memory) = role.landing(name, header, 1, places) else { return false };
-    let place = places.first().and_then(|place| memory.get(place.bytes.clone()));
-    place.is_some_and(|place| std::ptr::eq(place, payload))
+    let region = role.landing(name, header, 1, places);
+    region.zip(places.first()).is_some_and(|(region, place)| region.holds(place.bytes.clone(), payload))
 }

@@ -1,7 +1,7 @@
 //! Carrying out what the role says, and moving its frames to the sockets.
 
 use super::connection::{State, Wire};
-use super::{EventLoop, FAREWELL, HANDSHAKE_DEADLINE, Late, Named, RoleCell};
+use super::{EventLoop, FAREWELL, FIRST_LANE, HANDSHAKE_DEADLINE, Late, Named, RoleCell};
 use crate::clock;
 use crate::transport::memory::Letter;
 use crate::transport::stream::Flushed;
@@ -12,10 +12,21 @@ use rustix::event::epoll;
 use std::io;
 
 impl<C: RoleCell> EventLoop<C> {
-    /// Drains the role's outputs and moves bytes.
+    /// Calls the role if it is time, and takes what it says.
+    pub(super) fn take_outputs(&mut self, now: Time) {
+        let EventLoop { cell, outputs, .. } = self;
+        let lane = cell.lane();
+        cell.with(|role| {
+            if lane == FIRST_LANE && role.next_timeout().is_some_and(|at| at <= now) {
+                role.handle_timeout(now);
+            }
+            outputs.extend(std::iter::from_fn(|| C::poll_output(role, lane)));
+        });
+    }
+
+    /// Carries out what the role said, and moves bytes.
     pub(super) fn carry_out(&mut self) {
         let mut outputs = std::mem::take(&mut self.outputs);
-        self.cell.with(|role| outputs.extend(std::iter::from_fn(|| role.poll_output())));
         for output in outputs.drain(..) {
             match output {
                 Output::Connect { connection, address } => self.connect(connection, &address),

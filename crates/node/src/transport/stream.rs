@@ -65,6 +65,8 @@ pub(crate) struct StreamConnection {
     /// A frame whose payload is received where it belongs. The receive buffer is empty then.
     arriving: Option<landing::Arriving>,
     scratch: landing::Scratch,
+    /// First bytes of frames in the receive buffer that were put to where they belong.
+    placed: Vec<usize>,
     /// Bytes that are read at once into the receive buffer at most.
     look_ahead: usize,
     /// Frames are left in the buffer that were not looked at yet.
@@ -106,6 +108,7 @@ impl StreamConnection {
             filled: 0,
             arriving: None,
             scratch: landing::Scratch::default(),
+            placed: Vec::new(),
             look_ahead: RECEIVE_BYTES,
             has_leftovers: false,
             waiting: VecDeque::new(),
@@ -120,17 +123,18 @@ impl StreamConnection {
         }
     }
 
-    /// Calls `handle` with every complete frame that was received until it says that this is enough for now. A payload
-    /// of more than `limit` bytes is an error before memory is taken for it.
+    /// Calls `handle` with every complete frame that was received until it says that this is enough for now, and with whether its
+    /// payload was put to where it belongs. A payload of more than `limit` bytes is an error before memory is taken for it.
     pub(crate) fn handle(
         &mut self,
         limit: usize,
-        mut handle: impl FnMut(&Header, &[u8]) -> bool,
+        mut handle: impl FnMut(&Header, &[u8], bool) -> bool,
     ) -> Result<(), ReceiveError> {
         let bytes: &mut [u8] = cast_slice_mut(self.receive.as_mut_slice());
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
         let mut room_in_cache = HANDLE_BYTES;
+        let mut placed = self.placed.drain(..).peekable();
         self.has_leftovers = false;
         while let Some(head) = bytes[done..self.filled].first_chunk::<HEADER_BYTES>() {
             if !wants_more {
@@ -149,22 +153,24 @@ impl StreamConnection {
                 needed = total;
                 break;
             };
+            let is_placed = placed.next_if_eq(&done).is_some();
             done += total;
             if header.kind == Kind::Share {
                 self.stream.take_segment(self.is_open, &header)?;
             } else if is_elsewhere {
                 let payload = self.stream.payload(&header, body)?;
                 header.flags = header.flags.without(Flags::ELSEWHERE);
-                wants_more = handle(&header, payload);
+                wants_more = handle(&header, payload, false);
                 if header.kind != Kind::Params {
                     // An answer is where it belongs, and is not read.
                     room_in_cache = room_in_cache.saturating_sub(length);
                     wants_more &= room_in_cache > 0;
                 }
             } else {
-                wants_more = handle(&header, &body[..length]);
+                wants_more = handle(&header, &body[..length], is_placed);
             }
         }
+        drop(placed);
         if done == self.filled
             && let Stream::Unix(_, memory) = &mut self.stream
         {

@@ -32,6 +32,8 @@ pub(super) struct Exchange {
     /// Data cores of each server.
     pub(super) cores: u32,
     pub(super) transport: Transport,
+    /// Threads that each worker's connections are spread over; as many as help otherwise.
+    pub(super) worker_loops: Option<usize>,
     /// Whether gradients are copied from the worker's own memory.
     pub(super) copy: bool,
     /// Of every socket.
@@ -91,6 +93,7 @@ impl Exchange {
             servers: args.servers,
             cores,
             transport: args.transport,
+            worker_loops: args.worker_loops,
             copy: args.copy,
             congestion: match &args.congestion {
                 Some(asked) => asked.clone(),

@@ -145,6 +145,10 @@ fn run_workers(exchange: &Exchange, workers: Vec<(u32, JobOptions)>, registry: &
                 .transport(exchange.transport.between_processes())
                 .registry(registry.clone())
                 .congestion(exchange.congestion.clone());
+            let options = match exchange.worker_loops {
+                Some(loops) => options.loops(loops),
+                None => options,
+            };
             instructions.push(sender);
             threads.push(scope.spawn(move || {
                 // A parent that waits for this worker's answer learns of its error by the end of the process.

@@ -7,9 +7,9 @@
 
 use super::{ReceiveError, Stream, StreamConnection, is_passing};
 use paramill_core::limits::LANDING_FRAMES;
-use paramill_core::role::{Landing, Role};
-use paramill_core::types::ConnectionId;
-use paramill_core::wire::{HEADER_BYTES, Header, padded};
+use paramill_core::region::Region;
+use paramill_core::role::Landing;
+use paramill_core::wire::{DESCRIPTOR_BYTES, Flags, HEADER_BYTES, Header, Kind, padded};
 use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::ops::Range;
 
@@ -28,6 +28,18 @@ pub(super) struct Arriving {
     received: usize,
 }
 
+/// Payloads of up to so many bytes are left to those who handle them: asking for their place costs as much as a copy.
+const SHORT_PAYLOAD: usize = 4096;
+
+/// Frames of one answer that come one after the other.
+struct Run {
+    region: Region,
+    /// Which of the places is the next frame's.
+    next: usize,
+    /// The last one of them.
+    before: Header,
+}
+
 /// What a connection keeps for this, for its memory.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
@@ -42,34 +54,73 @@ impl StreamConnection {
         matches!(self.stream, Stream::Tcp(_)) && (self.arriving.is_some() || self.filled >= HEADER_BYTES)
     }
 
-    /// Reads once, to where the role says that the payloads at hand belong; otherwise like [`StreamConnection::fill`].
-    /// `landed` hears of every frame that came whole.
-    pub(crate) fn fill_landing<R: Role>(
+    /// Reads once, to where `ask` says that the payloads at hand belong; otherwise like [`StreamConnection::fill`]. Of the frames
+    /// that came whole [`StreamConnection::landed`] tells.
+    pub(crate) fn fill_landing(
         &mut self,
-        role: &mut R,
-        connection: ConnectionId,
-        mut landed: impl FnMut(&mut R, &Header),
+        ask: impl FnOnce(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
     ) -> Result<(), ReceiveError> {
         let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.landed.clear();
         scratch.places.clear();
         let filled = match self.arriving() {
             None => self.fill(),
-            Some(arriving) => {
-                match role.landing(connection, &arriving.header, LANDING_FRAMES, &mut scratch.places) {
-                    None => {
-                        self.give_up(&arriving);
-                        self.fill()
-                    }
-                    Some(memory) => self.read_landing(arriving, memory, &mut scratch),
+            Some(arriving) => match ask(&arriving.header, LANDING_FRAMES, &mut scratch.places) {
+                Some(mut region) if scratch.places[0].is_direct() => {
+                    self.read_landing(arriving, &mut region, &mut scratch)
                 }
-            }
+                _ => {
+                    self.give_up(&arriving);
+                    self.fill()
+                }
+            },
         };
-        for header in &scratch.landed {
-            landed(role, header);
-        }
         self.scratch = scratch;
         filled
+    }
+
+    /// Hands over the headers of frames that came to where they belong.
+    pub(crate) fn landed(&mut self) -> impl Iterator<Item = Header> + '_ {
+        self.scratch.landed.drain(..)
+    }
+
+    /// Puts payloads that are in the receive buffer, whole, to where `ask` says that they belong: whoever handles the frames has
+    /// nothing long to do then. Frames that come one after the other are asked for together.
+    pub(crate) fn put_ahead(
+        &mut self,
+        mut ask: impl FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
+    ) {
+        let StreamConnection { receive, filled, scratch: Scratch { places, .. }, placed, .. } = self;
+        let bytes: &[u8] = bytemuck::cast_slice(receive.as_slice());
+        let (mut done, mut run) = (0, None::<Run>);
+        placed.clear();
+        while let Some(head) = bytes[done..*filled].first_chunk::<HEADER_BYTES>() {
+            // What does not decode is an error for those who handle frames.
+            let Ok(header) = Header::decode(head) else { break };
+            let (length, begin) = (header.payload_bytes as usize, done + HEADER_BYTES);
+            let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
+            let end = begin + if is_elsewhere { DESCRIPTOR_BYTES } else { padded(length) };
+            if end > *filled {
+                break;
+            }
+            if header.kind == Kind::Params && !is_elsewhere && length > SHORT_PAYLOAD {
+                let is_next =
+                    |run: &Run| places.get(run.next).is_some_and(|place| place.is_for(&run.before, &header));
+                if !run.as_ref().is_some_and(is_next) {
+                    // The part that it has must be free before it is asked for again.
+                    drop(run.take());
+                    places.clear();
+                    let region = ask(&header, LANDING_FRAMES, places);
+                    run = region.map(|region| Run { region, next: 0, before: header });
+                }
+                if let Some(run) = &mut run
+                    && places[run.next].put(&mut run.region, &bytes[begin..begin + length])
+                {
+                    placed.push(done);
+                    (run.next, run.before) = (run.next + 1, header);
+                }
+            }
+            done = end;
+        }
     }
 
     /// The frame that the bytes to come belong to, if its header is here and its payload is not.
@@ -99,7 +150,7 @@ impl StreamConnection {
     fn read_landing(
         &mut self,
         arriving: Arriving,
-        memory: &mut [u8],
+        region: &mut Region,
         scratch: &mut Scratch,
     ) -> Result<(), ReceiveError> {
         let Scratch { places, slots, landed } = scratch;
@@ -107,7 +158,8 @@ impl StreamConnection {
         if self.filled > 0 {
             let bytes: &[u8] = bytemuck::cast_slice(self.receive.as_slice());
             let start = places[0].bytes.start;
-            memory[start..start + received].copy_from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + received]);
+            let place = region.bytes_mut(start..start + received);
+            place.copy_from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + received]);
             self.filled = 0;
         }
         self.look_ahead = LOOK_AHEAD;
@@ -115,7 +167,7 @@ impl StreamConnection {
         let read = {
             let tail: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
             let tail = &mut tail[..LOOK_AHEAD];
-            let mut slices = gather(memory, places, slots, received, tail);
+            let mut slices = gather(region, places, slots, received, tail);
             let Stream::Tcp(stream) = &mut self.stream else { return Ok(()) };
             stream.read_vectored(&mut slices)
         };
@@ -153,7 +205,7 @@ impl StreamConnection {
             match foreseen {
                 Some(found) => (header, received) = (found, 0),
                 None => {
-                    self.put_back(&head[..here], &places[index + 1..], memory, &slots[index + 1..], left);
+                    self.put_back(&head[..here], &places[index + 1..], region, &slots[index + 1..], left);
                     return Ok(());
                 }
             }
@@ -168,7 +220,7 @@ impl StreamConnection {
         &mut self,
         head: &[u8],
         places: &[Landing],
-        memory: &[u8],
+        region: &Region,
         slots: &[[u8; SLOT_BYTES]],
         left: usize,
     ) {
@@ -181,7 +233,7 @@ impl StreamConnection {
         };
         for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
             let padding = padding(&place.bytes);
-            take(&memory[place.bytes.clone()]);
+            take(region.bytes(place.bytes.clone()));
             take(&slot[..if index + 1 < places.len() { padding + HEADER_BYTES } else { padding }]);
         }
         take(bytemuck::cast_slice(self.receive.as_slice()));
@@ -194,25 +246,26 @@ impl StreamConnection {
 
 /// The places of payloads, from byte `received` of the first on, with the slots between them and the tail behind.
 fn gather<'a>(
-    mut memory: &'a mut [u8],
-    places: &[Landing],
+    region: &'a mut Region,
+    places: &'a [Landing],
     slots: &'a mut [[u8; SLOT_BYTES]],
     received: usize,
     tail: &'a mut [u8],
 ) -> Vec<IoSliceMut<'a>> {
     let mut slices = Vec::with_capacity(2 * places.len() + 1);
-    let mut offset = 0;
-    let mut skip = received;
-    for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
-        let here = skip.min(place.bytes.len());
-        let (_, rest) = memory.split_at_mut(place.bytes.start + here - offset);
-        let (payload, rest) = rest.split_at_mut(place.bytes.len() - here);
-        (memory, offset) = (rest, place.bytes.end);
+    let first = places.first().map_or(0, |place| place.bytes.len());
+    let (here, skip) = (received.min(first), received.saturating_sub(first));
+    let left = move |(index, place): (usize, &Landing)| {
+        let skipped = if index == 0 { here } else { 0 };
+        place.bytes.start + skipped..place.bytes.end
+    };
+    let payloads = region.stretches_mut(places.iter().enumerate().map(left));
+    for (index, ((place, payload), slot)) in places.iter().zip(payloads).zip(slots).enumerate() {
         slices.push(IoSliceMut::new(payload));
         let padding = padding(&place.bytes);
         let end = if index + 1 < places.len() { padding + HEADER_BYTES } else { padding };
-        slices.push(IoSliceMut::new(&mut slot[skip - here..end]));
-        skip = 0;
+        let begin = if index == 0 { skip } else { 0 };
+        slices.push(IoSliceMut::new(&mut slot[begin..end]));
     }
     slices.push(IoSliceMut::new(tail));
     slices

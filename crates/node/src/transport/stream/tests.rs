@@ -19,7 +19,7 @@ fn push(request: u64, body: Body) -> Frame {
 fn take(connection: &mut StreamConnection, seen: &mut Vec<(u64, u8)>) {
     connection.fill().unwrap();
     connection
-        .handle(usize::MAX, |header, payload| {
+        .handle(usize::MAX, |header, payload, _| {
             assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
             seen.push((header.request, payload[0]));
             true
@@ -94,7 +94,7 @@ fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
             core.fill().unwrap();
         }
         let mut handled = 0;
-        core.handle(usize::MAX, |_, _| {
+        core.handle(usize::MAX, |_, _, _| {
             handled += 1;
             true
         })

@@ -2,16 +2,20 @@
 
 use super::*;
 use paramill_core::prng::Prng;
-use paramill_core::role::{Lost, Output};
+use paramill_core::region::{Divided, Partition, Region};
+use paramill_core::role::{Lost, Output, Role};
+use paramill_core::store::Buffer;
 use paramill_core::types::{ConnectionId, NodeId, ServerId, ShardId, Time};
+use paramill_core::wire::DType;
 use paramill_core::wire::{Hello, Kind, Refusal, Welcome};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 
 /// Takes chunks of given lengths, in order, and notes what else came between them.
 struct Taker {
     lengths: Vec<usize>,
-    memory: Vec<u8>,
+    memory: Divided,
     next: usize,
     /// Without this it knows no places, from then on.
     foresees: bool,
@@ -32,7 +36,10 @@ impl Taker {
         assert_eq!(header.chunk as usize, self.next);
         let place = self.place(self.next);
         match payload {
-            Some(payload) => self.memory[place].copy_from_slice(payload),
+            Some(payload) => {
+                let mut region = self.memory.lend(0).unwrap();
+                region.bytes_mut(place).copy_from_slice(payload);
+            }
             None => self.landed += 1,
         }
         self.next += 1;
@@ -76,13 +83,19 @@ impl Role for Taker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Region> {
         if header.kind != Kind::Params || !self.foresees {
             return None;
         }
-        let chunks = self.next..self.lengths.len().min(self.next + frames);
-        places.extend(chunks.map(|chunk| Landing { chunk: chunk as u32, bytes: self.place(chunk) }));
-        Some(&mut self.memory)
+        let first = header.chunk as usize;
+        let chunks = first..self.lengths.len().min(first + frames);
+        places.extend(chunks.map(|chunk| Landing {
+            chunk: chunk as u32,
+            bytes: self.place(chunk),
+            memory: DType::F32,
+            dtype: DType::F32,
+        }));
+        self.memory.lend(0)
     }
 
     fn handle_landed(&mut self, _: Time, _: ConnectionId, header: &Header) {
@@ -124,9 +137,10 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
     let (stream, _) = listener.accept().unwrap();
     let mut connection = StreamConnection::new(Stream::Tcp(stream));
     connection.opened();
+    let whole = Partition::new(total, [std::iter::once(0..total).collect()]);
     let mut role = Taker {
         lengths: lengths.to_vec(),
-        memory: vec![0; total],
+        memory: Divided::new(Buffer::zeroed(total / 4), Arc::new(whole)),
         next: 0,
         foresees: true,
         landed: 0,
@@ -143,23 +157,29 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
             role.foresees = prng.chance(0.7);
         }
         if connection.is_amid_payload() {
-            connection.fill_landing(&mut role, from, |role, header| {
-                role.handle_landed(Time::ZERO, from, header);
-            })
+            connection.fill_landing(|header, frames, places| role.landing(from, header, frames, places))
         } else {
             connection.fill()
         }
         .unwrap();
+        connection.landed().for_each(|header| role.handle_landed(Time::ZERO, from, &header));
+        if prng.chance(0.5) {
+            connection.put_ahead(|header, frames, places| role.landing(from, header, frames, places));
+        }
         connection
-            .handle(usize::MAX, |header, payload| {
-                role.handle_frame(Time::ZERO, from, header, payload);
+            .handle(usize::MAX, |header, payload, is_placed| {
+                if is_placed {
+                    role.handle_landed(Time::ZERO, from, header);
+                } else {
+                    role.handle_frame(Time::ZERO, from, header, payload);
+                }
                 true
             })
             .unwrap();
     }
     assert_eq!(role.others, others, "seed {seed}");
     if !blinks {
-        assert!(role.memory == contents, "seed {seed}");
+        assert!(role.memory.lend(0).unwrap().bytes(0..total) == contents, "seed {seed}");
     }
     role.landed
 }

@@ -1,0 +1,199 @@
+//! Workers whose connections are spread over several loops: the same bits as with one, and one end for all of them.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
+
+use paramill_core::coordinator::JobConfig;
+use paramill_core::fault::FaultPlan;
+use paramill_core::policy::{Axis, Policy};
+use paramill_core::registry::Registry;
+use paramill_core::table::TableSpec;
+use paramill_node::client::{ClientError, Gradient, Job, JobOptions, Slab};
+use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::{Hub, Injection, Log, Transport};
+use std::sync::Arc;
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const ELEMENTS: usize = 200_000;
+const CORES: u32 = 5;
+
+/// Where a job runs, and how many loops its workers have.
+struct Place {
+    hub: Option<Hub>,
+    transport: Transport,
+    loops: Option<usize>,
+    faults: FaultPlan,
+}
+
+impl Place {
+    fn over(transport: Transport, loops: usize) -> Place {
+        Place { hub: None, transport, loops: Some(loops), faults: FaultPlan::default() }
+    }
+
+    fn start(&self, workers: u32, answer_codec: &str) -> Server {
+        let policy = Policy::default()
+            .with(Axis::Order, "ranked")
+            .with(Axis::Optimizer, "momentum:lr=0.1")
+            .with(Axis::AnswerCodec, answer_codec);
+        let config = ServerConfig {
+            coordinate: Some(JobConfig { policy, ..JobConfig::new("test", workers, 1) }),
+            cores: CORES,
+            memory: self.hub.clone(),
+            transport: self.transport,
+            log: Log::none(),
+            ..ServerConfig::new("test", "127.0.0.1:0")
+        };
+        server::start(config, &Arc::new(Registry::builtin())).unwrap()
+    }
+
+    fn options(&self, server: &Server, rank: u32) -> JobOptions {
+        let options = match &self.hub {
+            Some(hub) => JobOptions::in_memory(hub, "test"),
+            None => JobOptions::at(format!("paramill://{}/test", server.coordinator()).parse().unwrap()),
+        };
+        let injection = Injection { plan: self.faults.clone(), seed: 0 };
+        let options = options.rank(rank).transport(self.transport).inject(injection).timeout(TIMEOUT);
+        let options = options.log(|_, _| {});
+        match self.loops {
+            Some(loops) => options.loops(loops),
+            None => options,
+        }
+    }
+}
+
+fn gradient(rank: u32, step: u32) -> Vec<f32> {
+    (0..ELEMENTS).map(|i| (i % 103) as f32 / 7.0 - (rank * 3 + step) as f32).collect()
+}
+
+/// Trains a table that is copied, another one in slabs and one of rows; every worker's final parameters.
+fn train(place: &Place, answer_codec: &str) -> Vec<Vec<f32>> {
+    let workers = 2;
+    let server = place.start(workers, answer_codec);
+    let run = |rank: u32| {
+        let job = Job::init(place.options(&server, rank)).unwrap();
+        let dense = TableSpec::dense("dense", [ELEMENTS as u64]);
+        let copied = job.table(dense.clone(), vec![1.0; ELEMENTS]).unwrap();
+        let lent = job.table(TableSpec { name: "lent".into(), ..dense }, vec![2.0; ELEMENTS]).unwrap();
+        let rows = job.table(TableSpec::sparse("rows", 100_000, 2), vec![3.0; ELEMENTS]).unwrap();
+        job.start().unwrap();
+        let mut slabs = vec![lent.slab().unwrap()];
+        let mut pulled = Vec::new();
+        for step in 0..6 {
+            slabs[0].gradient_mut().copy_from_slice(&gradient(rank, step));
+            let exchange = job.exchange(&mut slabs).unwrap();
+            copied.update(&gradient(rank, step + 9)).unwrap();
+            let some = Gradient::Rows { rows: &[1, 50_000, 99_999], values: &gradient(rank, step)[..6] };
+            let pushed = rows.push(some).unwrap();
+            job.clock();
+            copied.sync().unwrap();
+            pushed.wait().unwrap();
+            slabs = exchange.wait().unwrap();
+            pulled = rows.rows(&[1, 50_000, 99_999]).unwrap().wait().unwrap();
+        }
+        let mut finals = copied.read(<[f32]>::to_vec).unwrap();
+        finals.extend_from_slice(slabs[0].values());
+        finals.extend(pulled);
+        drop(slabs);
+        job.close().unwrap();
+        finals
+    };
+    let finals = std::thread::scope(|scope| {
+        let run = &run;
+        let workers: Vec<_> = (0..workers).map(|rank| scope.spawn(move || run(rank))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    server.join().unwrap();
+    finals
+}
+
+#[test]
+fn any_number_of_loops_gives_the_same_bits_over_every_transport() {
+    let expected = train(&Place::over(Transport::Tcp, 1), "none");
+    assert_eq!(expected[0], expected[1]);
+    let memory = Place { hub: Some(Hub::new()), ..Place::over(Transport::Auto, 3) };
+    let default = Place { loops: None, ..Place::over(Transport::Tcp, 1) };
+    let places =
+        [Place::over(Transport::Tcp, 3), Place::over(Transport::Tcp, 9), Place::over(Transport::Shm, 4)];
+    for place in places.into_iter().chain([memory, default]) {
+        assert!(train(&place, "none") == expected, "{:?} with {:?} loops", place.transport, place.loops);
+    }
+}
+
+#[test]
+fn answers_that_have_to_be_decoded_are_the_same_with_several_loops() {
+    for codec in ["f16", "int8"] {
+        let expected = train(&Place::over(Transport::Tcp, 1), codec);
+        assert!(train(&Place::over(Transport::Tcp, 3), codec) == expected, "{codec}");
+    }
+}
+
+#[test]
+fn connections_of_all_loops_are_made_anew_when_they_break() {
+    let expected = train(&Place::over(Transport::Tcp, 1), "none");
+    let faults = FaultPlan::parse(&["link:reset,p=0.01"]).unwrap();
+    let broken = Place { faults, ..Place::over(Transport::Tcp, 3) };
+    assert!(train(&broken, "none") == expected);
+}
+
+/// Readers and an application that gives exchanges up work while answers are received.
+#[test]
+fn an_exchange_that_is_given_up_while_its_answer_comes_leaves_everything_usable() {
+    let place = Place::over(Transport::Tcp, 4);
+    let server = place.start(1, "none");
+    let job = Job::init(place.options(&server, 0)).unwrap();
+    let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();
+    job.start().unwrap();
+    let mut slabs: Vec<Slab> = vec![table.slab().unwrap()];
+    for step in 0..40u64 {
+        slabs[0].gradient_mut().fill(1.0);
+        let exchange = job.exchange(&mut slabs).unwrap();
+        job.clock();
+        if step % 2 == 0 {
+            std::thread::sleep(Duration::from_micros(50 * step));
+            slabs = exchange.give_up();
+            // What had not arrived is what was there before, or newer: nothing else.
+            assert!(slabs[0].values().iter().all(|value| value.is_finite() && *value <= 0.0));
+        } else {
+            slabs = exchange.wait().unwrap();
+            let first = slabs[0].values()[0];
+            assert!(first < 0.0 && slabs[0].values().iter().all(|value| *value == first), "step {step}");
+        }
+    }
+    drop(slabs);
+    job.close().unwrap();
+    server.join().unwrap();
+}
+
+#[test]
+fn a_crash_ends_all_loops_and_says_why() {
+    let place = Place {
+        faults: FaultPlan::parse(&["worker=0:crash@200ms"]).unwrap(),
+        ..Place::over(Transport::Tcp, 3)
+    };
+    let server = place.start(1, "none");
+    let job = Job::init(place.options(&server, 0)).unwrap();
+    let table = job.table(TableSpec::dense("w", [ELEMENTS as u64]), vec![0.0; ELEMENTS]).unwrap();
+    let error = match job.start() {
+        Err(error) => error,
+        Ok(()) => loop {
+            if let Err(error) = table.pull().and_then(|pull| pull.wait()) {
+                break error;
+            }
+        },
+    };
+    assert!(matches!(&error, ClientError::Ended(why) if why.contains("crashed, as injected")), "{error}");
+    // All threads end: this waits for them.
+    job.abandon();
+    drop(server);
+}
+
+#[test]
+fn a_number_of_loops_that_cannot_be_is_refused_with_a_sentence() {
+    let place = Place::over(Transport::Tcp, 0);
+    let server = place.start(1, "none");
+    for loops in [0, 65] {
+        let options = place.options(&server, 0).loops(loops);
+        let error = Job::init(options).unwrap_err().to_string();
+        assert!(error.contains(&format!("{loops} loops")) && error.contains("from 1 to 64"), "{error}");
+    }
+}
