@@ -48,6 +48,19 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("pack_bytes", [4, 1 << 20])
+def test_parameters_can_be_read_after_a_step(distributed: Any, pack_bytes: int) -> None:
+    model, twin = network(), network()
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=pack_bytes)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(5):
+        train(model, optimizer, 1)
+        train(twin, plain, 1)
+        # As they are: saving a model would wait for them.
+        for own, other in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("steps", [0, 1, 10])
 def test_a_checkpoint_that_is_loaded_after_the_optimizer_was_made_is_refused(
