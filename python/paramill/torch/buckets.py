@@ -223,6 +223,9 @@ class Bucket:
         """After the iteration of a pump has ended: what is computed from now on has the new parameters."""
         self._deliver()
 
+    def enter(self) -> None:
+        """When its new parameters are about to be used that a pump has put in place meanwhile."""
+
     def fail(self, is_refusal: bool) -> None:
         """An exchange failed; gradients that were refused here did not leave."""
         if is_refusal:
@@ -293,7 +296,7 @@ class Bucket:
         apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
         if apart:
             if self.lane is not None:
-                self.lane.pump.enter()
+                self.lane.pump.order()
             with torch.no_grad():
                 torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
 
