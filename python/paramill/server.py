@@ -42,8 +42,7 @@ class Server:
     authentication yet: whoever reaches it can read and change parameters and end the job.
 
     `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
-    elsewhere if `listen` is not on loopback; one where `optimizer` uses norms (``lars``, ``clip=``), which are of what one data
-    core holds. It cannot know what scripts give to their tables: pass ``cores=1`` for those that use norms.
+    elsewhere if `listen` is not on loopback.
 
     `policies` are those of every table that does not say its own (:class:`paramill.policies.JobPolicies`).
 

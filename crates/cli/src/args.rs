@@ -215,7 +215,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "M")]
     pub(crate) servers: Option<u32>,
     /// Data cores of this server [default: by the CPUs that it may use, less those of the job's workers and other servers
-    /// if it listens on loopback; 1 where the optimizer uses norms].
+    /// if it listens on loopback].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// How workers exchange gradients and parameters with this server: auto, tcp or shm [default: auto, which is shared
@@ -305,7 +305,7 @@ pub(crate) struct LaunchArgs {
     /// Servers.
     #[arg(short = 's', long, value_name = "M", default_value_t = 1)]
     pub(crate) servers: u32,
-    /// Data cores of each server [default: by the CPUs that servers and workers share; 1 where the optimizer uses norms].
+    /// Data cores of each server [default: by the CPUs that servers and workers share].
     #[arg(long, value_name = "K")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].

@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use layer::Layer;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
-use paramill_core::policy::{Axis, Policy, PolicyOverride};
+use paramill_core::policy::{Advice, Axis, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_node::Transport;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_train::WorkloadConfig;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -105,11 +105,9 @@ impl JobPlan {
             Some(path) => Layer::read(path)?,
             None => Layer::default(),
         };
-        let (plan, note) = JobPlan::fill(Layer::of(args).over(file), address, registry)?;
+        let (plan, notes) = JobPlan::fill(Layer::of(args).over(file), address, registry)?;
         plan.check(registry)?;
-        if let Some(note) = note {
-            output.note(note);
-        }
+        notes.into_iter().for_each(|note| output.note(note));
         Ok(plan)
     }
 
@@ -137,11 +135,21 @@ impl JobPlan {
     }
 
     /// Puts defaults where nothing was said. Those of the workload depend on which it is. Also returns what the user should
-    /// know about a default, if there is anything.
-    fn fill(said: Layer, address: &str, registry: &Registry) -> Result<(JobPlan, Option<String>)> {
+    /// know about defaults.
+    fn fill(said: Layer, address: &str, registry: &Registry) -> Result<(JobPlan, Vec<String>)> {
         let name = said.workload.name.unwrap_or_else(|| "mlp".to_owned());
         let info = paramill_train::find(&name)?;
         let defaults = WorkloadConfig::new(&name)?;
+        let has_optimizer = said.policy.get(Axis::Optimizer).is_some();
+        let mut policy = Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy);
+        let mut notes = Vec::new();
+        // A default must not harm what was chosen.
+        if let Some(Advice { why, optimizer }) = policy.advice(registry).filter(|_| !has_optimizer) {
+            notes.push(format!(
+                "{why}: the optimizer of {name} is {optimizer} here, unless --optimizer says otherwise"
+            ));
+            policy.set(Axis::Optimizer, optimizer)?;
+        }
         let mut plan = JobPlan {
             seed: said.seed.unwrap_or(1),
             inject: said.inject.unwrap_or_default(),
@@ -165,16 +173,14 @@ impl JobPlan {
                 transport: said.cluster.transport.unwrap_or_default(),
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
-            policy: Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy),
+            policy,
             overrides: said.overrides.unwrap_or_default(),
         };
-        if said.cluster.cores.is_some() {
-            return Ok((plan, None));
+        if said.cluster.cores.is_none() {
+            let job = training::job_config(&plan, training::JOB);
+            plan.cluster.cores = data_cores(address, &job.size());
         }
-        let job = training::job_config(&plan, training::JOB);
-        let chosen = Choice::of(address, &job.size(registry), "--cores K");
-        plan.cluster.cores = chosen.cores;
-        Ok((plan, chosen.why))
+        Ok((plan, notes))
     }
 
     fn check(&self, registry: &Registry) -> Result<()> {
@@ -296,16 +302,27 @@ mod tests {
         assert_eq!((both.policy.get(Axis::Sync), both.policy.order()), ("bsp", Order::Ranked));
     }
 
+    /// The default optimizer of a workload gives way to a codec that its momentum would harm; one that was chosen stays.
     #[test]
-    fn an_exception_with_norms_has_one_data_core_too() {
+    fn a_default_optimizer_has_no_momentum_beside_a_codec_that_sends_late() {
         let registry = Registry::builtin();
-        let file = "[[override]]\ntable = \"w\"\noptimizer = \"lars:lr=1\"\n";
-        let (plan, note) = JobPlan::fill(Layer::parse(file).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!(plan.cluster.cores, 1);
-        assert!(note.unwrap().starts_with("1 data core, because `lars:lr=1`"));
-        let chosen = format!("[cluster]\ncores = 3\n{file}");
-        let (plan, note) = JobPlan::fill(Layer::parse(&chosen).unwrap(), "localhost", &registry).unwrap();
-        assert_eq!((plan.cluster.cores, note), (3, None));
+        for (policy, optimizer, told) in [
+            ("codec = \"topk:0.01\"", "adam:lr=0.001,beta1=0", true),
+            ("codec = \"f16\"", "adam:lr=0.001", false),
+            ("codec = \"topk:0.01\"\noptimizer = \"adam:lr=0.001\"", "adam:lr=0.001", false),
+        ] {
+            let file = format!("[workload]\nname = \"cnn\"\n[cluster]\ncores = 1\n[policy]\n{policy}");
+            let (plan, notes) = JobPlan::fill(Layer::parse(&file).unwrap(), "localhost", &registry).unwrap();
+            assert_eq!(
+                (plan.policy.get(Axis::Optimizer), notes.len()),
+                (optimizer, usize::from(told)),
+                "{policy}"
+            );
+            assert!(
+                notes.iter().all(|note| note.contains("the optimizer of cnn is adam:lr=0.001,beta1=0")),
+                "{notes:?}"
+            );
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The binary as people and scripts meet it: what it prints where, and its exit codes.
 
 use paramill_core::status::JobSize;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -150,8 +150,8 @@ fn a_reproduction_lists_claims_and_refuses_a_seed_without_effect() {
 #[test]
 fn the_default_job_is_a_file() {
     // The one default that depends on the machine.
-    let size = JobSize { workers: 4, servers: 2, norms: None };
-    let cores = Choice::of("localhost", &size, "").cores;
+    let size = JobSize { workers: 4, servers: 2 };
+    let cores = data_cores("localhost", &size);
     let expected = format!(
         "\
 seed = 1

@@ -150,51 +150,14 @@ fn a_further_server_says_that_the_job_is_not_there_yet() {
     assert!(line.contains("trying again for 30 s"), "{line}");
 }
 
-/// What a process that is ended once it has written a line to stdout had written to stderr by then.
-fn told_before_the_first_line(arguments: &[&str]) -> String {
-    let mut child =
-        Command::new(PARAMILL).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    child.kill().unwrap();
-    let mut told = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-    child.wait().unwrap();
-    told
-}
-
-/// The number of data cores followed from the CPUs, and the norms of `clip` and `lars` from the number of data cores.
+/// A joining server did not know how many workers there are.
 #[test]
-fn a_policy_with_norms_has_one_data_core_unless_told_otherwise() {
-    for optimizer in ["lars:lr=0.1", "sgd:lr=0.1,clip=1"] {
-        let line = format!("1 data core, because `{optimizer}` uses norms of what one data core holds");
-        let of_a_server = ["serve", "--listen", "127.0.0.1:0", "--optimizer", optimizer];
-        let of_a_launch = ["launch", "-n", "1", "--optimizer", optimizer, "--", "sh", "-c", "echo started"];
-        let train = ["train", "lr", "--examples", "64", "--epochs", "1", "--optimizer", optimizer];
-        for arguments in [&of_a_server[..], &of_a_launch, &train] {
-            let told = told_before_the_first_line(arguments);
-            assert_eq!(told.matches(&line).count(), 1, "{arguments:?}: {told}");
-            assert!(told.contains("--cores K chooses otherwise"), "{told}");
-        }
-        let chosen = told_before_the_first_line(&[&train[..], &["--cores", "2"]].concat());
-        assert!(!chosen.contains("data core"), "{chosen}");
-    }
-    let without_norms = told_before_the_first_line(&["train", "lr", "--examples", "64", "--epochs", "1"]);
-    assert!(!without_norms.contains("data core"), "{without_norms}");
-}
-
-/// A joining server did not know how many workers there are, nor the job's policies.
-#[test]
-fn a_further_server_asks_the_job_before_it_chooses_its_data_cores() {
-    let first = ["serve", "--listen", "127.0.0.1:0", "--workers", "3", "--optimizer", "lars:lr=0.1"];
-    let serve = Serve::start(&first, 2);
+fn a_further_server_asks_the_job_for_its_size() {
+    let serve = Serve::start(&["serve", "--listen", "127.0.0.1:0", "--workers", "3"], 2);
     let url = serve.lines[1].strip_prefix("the job is at ").unwrap();
     let status = text(&paramill(&["status", url, "--json"]).stdout);
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-    let size = serde_json::json!({ "workers": 3, "servers": 2, "norms": "lars:lr=0.1" });
-    assert_eq!(status["size"], size, "{status}");
-    let told = told_before_the_first_line(&["serve", "--join", url]);
-    assert!(told.contains("1 data core, because `lars:lr=0.1` uses norms"), "{told}");
+    assert_eq!(status["size"], serde_json::json!({ "workers": 3, "servers": 2 }), "{status}");
 }
 
 #[test]

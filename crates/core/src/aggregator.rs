@@ -490,6 +490,7 @@ mod tests {
                 epoch: 1,
                 tables: vec![TableSpec::dense("w", [4])],
                 parts: vec![vec![Part { server: SHARD.server, start: 0, len: 4 }]],
+                whole: vec![],
                 shards: vec![ServedShard {
                     shard: SHARD,
                     process: ProcessId(1),

@@ -5,9 +5,10 @@
 //! [`Bytes`] squeezes what is left. Each kind stands in a chain at most once (filters as often as one likes), in this
 //! order; [`Codec::parse`] refuses chains that make no sense and says why.
 //!
-//! A chain is encoded stretch by stretch: a chunk of a table is one, whatever its length. What the sender must remember
-//! (what it did not send, its momentum) lives in an [`Encoder`]. A [`Decoder`] remembers nothing. It checks a payload
-//! whole before it changes anything, and takes no more memory than the stretch has.
+//! A chain is encoded stretch by stretch: a chunk of a table is one, whatever its length. What has to be decided for a whole
+//! layer (the threshold of its largest entries, its factors) is decided before, in a [`Plan`] that its chunks follow. What
+//! the sender must remember (what it did not send, its momentum) lives in an [`Encoder`]. A [`Decoder`] remembers nothing.
+//! It checks a payload whole before it changes anything, and takes no more memory than the stretch has.
 
 mod bytes;
 mod chain;
@@ -24,6 +25,7 @@ mod factors;
 mod feedback;
 pub(crate) mod half;
 mod int8;
+mod layer;
 mod levels;
 mod lossless;
 mod lz4;
@@ -33,8 +35,10 @@ mod min_size;
 mod onebit;
 mod payload;
 mod powersgd;
+mod products;
 mod qsgd;
 mod randk;
+mod selection;
 mod significance;
 mod snappy;
 mod terngrad;
@@ -48,12 +52,15 @@ pub use chain::{Codec, Kind};
 pub use container::Container;
 pub use content::{Content, Sparse};
 pub use decoder::Decoder;
-pub use encoder::Encoder;
+pub use encoder::{ChunkState, Encoder, FactorFrames, Scratch};
 pub use error::CodecError;
 pub use factors::Factors;
+pub use layer::{LayerRange, Plan, TableGradient};
 pub use mask::Mask;
-pub use matrix::LowRank;
+pub use matrix::{LowRank, Matrix};
 pub use payload::PREFIX_BYTES;
+pub use products::{Products, Shape, Thin};
+pub use selection::{Largest, Selection, Stretches};
 
 use crate::kernels;
 use crate::prng::Prng;
@@ -100,16 +107,12 @@ pub struct Context<'a> {
     pub step: u64,
     /// Seed of the random choices of this stretch at this step.
     pub seed: u64,
-    /// Elements of the whole table.
+    /// Elements of the whole table, or of its largest layer.
     pub table_elements: u64,
-    /// The stretch's first element in the table.
-    pub start: u64,
-    /// Elements in a row of the table, seen as a matrix; 0 when it is none.
-    pub columns: usize,
     /// The stretch's parameters as the sender knows them; empty when it knows none.
     pub parameters: &'a [f32],
-    /// The table's gradient as a product of thin matrices, when its layer offers that.
-    pub factors: Option<Factors<'a>>,
+    /// What was decided for the layers that the stretch is of; nothing when it is a layer by itself.
+    pub plan: Option<&'a Plan>,
 }
 
 /// How far what is received may be from what was sent, for any values.
@@ -164,6 +167,12 @@ pub trait Sparsifier: Send + Sync + Debug {
 
     /// How far the entries that travel are from all, among `count`.
     fn bound(&self, count: usize) -> Bound;
+
+    /// How many of a layer's `count` entries travel at this step, where they are the largest ones: these are chosen for the
+    /// whole layer before its chunks are encoded, and [`Sparsifier::select`] chooses only where there is no layer.
+    fn largest(&self, _step: u64, _count: usize) -> Option<Largest> {
+        None
+    }
 
     /// Whether what does not travel is added to the next values.
     fn keeps_residual(&self) -> bool {
@@ -292,6 +301,11 @@ pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) ->
 /// Whether a payload says that nothing of its stretch travels.
 pub fn is_nothing(payload: &[u8]) -> bool {
     payload::Prefix::decode(payload).is_ok_and(|(prefix, _)| prefix.count == 0)
+}
+
+/// Whether a payload is a piece of a layer's factors, and so no chunk's.
+pub fn is_factors(payload: &[u8]) -> bool {
+    payload::Prefix::decode(payload).is_ok_and(|(prefix, _)| prefix.layout == payload::Layout::Factors)
 }
 
 /// The part of entries that travels: `0 < ratio <= 1`.

@@ -16,16 +16,17 @@ mod servers;
 mod status_queries;
 mod switching;
 mod vacancy;
+mod warnings;
 mod workers;
 
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::policy::{Axis, PolicyOverride};
+use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
-use crate::status::{MemberState, ShardReport, Status, WorkerReport};
+use crate::status::{MemberState, PackNames, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
@@ -61,6 +62,8 @@ pub struct Coordinator {
     stage: Stage,
     /// Why the job is over, if it failed.
     failure: Option<String>,
+    /// Policies that train badly together, as sentences.
+    warnings: Vec<String>,
     /// A worker without which the job cannot go on is missing.
     vacancy: Option<Vacancy>,
     /// Without overlap: the barrier between push and pull.
@@ -98,6 +101,7 @@ impl Coordinator {
             epochs: None,
             stage: Stage::Starting,
             failure: None,
+            warnings: Vec::new(),
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
@@ -113,13 +117,24 @@ impl Coordinator {
         Status {
             job: self.config.job.clone(),
             phase: self.phase(),
-            size: self.config.size(&self.registry),
+            size: self.config.size(),
             epoch: self.epochs.as_ref().map_or(0, |epochs| epochs.newest().epoch),
             restarts: self.workers.restarts(),
             workers: self.workers.statuses(now),
             shards: self.servers.reports(now),
+            packs: self.packs(),
             aggregators: self.aggregators.statuses(),
+            warnings: self.warnings.clone(),
         }
+    }
+
+    fn packs(&self) -> Vec<PackNames> {
+        let names = |table: &TableSpec| PackNames {
+            table: table.name.clone(),
+            layers: table.layers.iter().map(|layer| layer.name.clone()).collect(),
+        };
+        let tables = self.epochs.iter().flat_map(|epochs| &epochs.newest().tables);
+        tables.filter(|table| table.is_pack()).map(names).collect()
     }
 
     /// The job's phase, or what it waits for, as a sentence.
@@ -173,8 +188,16 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
+            Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
+    }
+
+    /// Switches are left out: what tables share was decided with the policies that the job began with.
+    fn tell_policies(&mut self, worker: WorkerId) {
+        let JobConfig { policy, overrides, .. } = &self.config;
+        let policies = JobPolicies { policy: policy.clone(), overrides: overrides.clone() };
+        self.send(NodeId::Worker(worker), &Control::Policies(Box::new(policies)));
     }
 
     fn handle_shard(&mut self, now: Time, id: ShardId, message: Control) {
@@ -296,6 +319,7 @@ impl Coordinator {
             self.scheduler = Some(Scheduler::new(sync, workers, plan.seed));
         }
         self.epochs = Some(Epochs::new(plan));
+        self.warn();
         self.workers.begin(now);
         self.servers.begin(now);
         let shards: Vec<ShardId> = self.servers.ids().collect();
@@ -425,6 +449,7 @@ impl Coordinator {
                 }
                 self.commands.promise(now, number, epoch, sentence);
                 self.enter(now, Change::Policy(rule));
+                self.warn();
             }
             Err(message) => self.refuse(NodeId::Admin(number), Cause::Policy, message),
         }
@@ -709,6 +734,18 @@ impl Coordinator {
 
     fn note(&mut self, line: String) {
         self.outputs.push_back(Output::Log(Level::Info, line));
+    }
+
+    /// Says which policies train badly together, once.
+    fn warn(&mut self) {
+        let Some(epochs) = &self.epochs else { return };
+        let warnings = warnings::warnings(epochs.newest(), &self.registry);
+        for sentence in &warnings {
+            if !self.warnings.contains(sentence) {
+                self.log(format!("warning: {sentence}"));
+            }
+        }
+        self.warnings = warnings;
     }
 
     fn log(&mut self, line: String) {

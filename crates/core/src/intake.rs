@@ -15,11 +15,12 @@ pub(crate) use gradient::GradientFrame;
 pub(crate) use under_way::Push;
 
 use crate::absence::Absent;
-use crate::codec::{Codec, Content};
+use crate::codec::{self, Codec, Content};
 use crate::kernels::Values;
 use crate::policy::NonFinite;
 use crate::table::Layout;
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
+use crate::wire::frame::Form;
 use crate::wire::{Cause, Fault, frame};
 use content::{ChunkPayload, ContentReader};
 use screen::{FiniteScreen, Screened};
@@ -81,7 +82,7 @@ pub(crate) trait Sink {
 /// Outcome of a push frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// Nothing of it is needed: it was taken before, or its attempt was refused.
+    /// Nothing of it is added: it was taken before, its attempt was refused, or it has factors that later frames need.
     Ignored,
     /// More frames of this push are to come.
     Partly,
@@ -159,10 +160,15 @@ impl<D: Copy, K: Default> Intake<D, K> {
         sink: &mut S,
     ) -> Result<Taken, Fault> {
         let (worker, clock, piece) = (frame.worker, frame.push.clock, frame.push.piece);
+        if is_factors(frame) {
+            self.content.keep_factors(sink.layout(), frame)?;
+            return Ok(Taken::Ignored);
+        }
         let so_far = self.under_way.at(worker, clock).map(|push| push.destination());
         let destination = match sink.admit(frame, so_far)? {
             Admission::Take(destination) => destination,
             Admission::Duplicate if piece.is_last => {
+                self.content.forget_factors(worker);
                 sink.repeat(frame);
                 return Ok(Taken::Whole);
             }
@@ -196,6 +202,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
                 return Ok(taken);
             }
             under_way.remove(worker);
+            content.forget_factors(worker);
             sink.complete(frame, push);
             return Ok(Taken::Whole);
         };
@@ -204,6 +211,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
             return Ok(taken);
         }
         let push = under_way.remove(worker).expect("a frame of it was just taken");
+        content.forget_factors(worker);
         sink.complete(frame, push);
         Ok(Taken::Whole)
     }
@@ -282,10 +290,19 @@ impl<D: Copy, K: Default> Intake<D, K> {
         if self.under_way.at(worker, clock).is_some() {
             self.under_way.remove(worker);
         }
+        if self.content.has_factors(worker, clock) {
+            self.content.forget_factors(worker);
+        }
+    }
+
+    /// Whether factors of this push came, which its chunks will need.
+    pub(crate) fn has_factors(&self, worker: WorkerId, clock: Clock) -> bool {
+        self.content.has_factors(worker, clock)
     }
 
     /// A worker is gone for good. The clock of the push that it was at.
     pub(crate) fn remove_worker(&mut self, worker: WorkerId) -> Option<Clock> {
+        self.content.forget_factors(worker);
         self.under_way.remove(worker).map(|push| push.clock())
     }
 
@@ -298,6 +315,13 @@ impl<D: Copy, K: Default> Intake<D, K> {
     pub(crate) fn check(&self) -> Result<(), String> {
         self.under_way.check()
     }
+}
+
+/// Whether a frame has factors of a layer, and no gradient of a chunk.
+#[inline]
+fn is_factors(frame: &PushFrame<'_>) -> bool {
+    // A payload with absent ranges begins with these.
+    frame.push.form == Form::Encoded && !frame.push.has_absent && codec::is_factors(frame.payload)
 }
 
 /// Hands over the gradient of a push's next frame, if there is something in it.

@@ -5,21 +5,19 @@
 //! brings it back to the pool when it is dropped.
 
 use crate::store::{Allocate, Buffer};
-use std::cell::RefCell;
 use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Buffers of one use: those that are free, and how many are lent.
-///
-/// It belongs to one thread. Leases may be dropped on others: they say so by mail, which is looked at when the pool is used.
+/// Buffers of one use: those that are free, and how many are lent. Clones are of the same pool, on whichever thread.
+#[derive(Debug, Clone)]
+pub struct Pool(Arc<Shelf>);
+
+/// What the clones of a pool, and its leases, share.
 #[derive(Debug)]
-pub struct Pool {
-    mailbox: Receiver<Ended>,
-    address: Sender<Ended>,
+struct Shelf {
     /// Free buffers that are kept at most; more are given back to the system.
     keep: usize,
-    stock: RefCell<Stock>,
+    stock: Mutex<Stock>,
 }
 
 #[derive(Debug, Default)]
@@ -29,20 +27,13 @@ struct Stock {
     lent_bytes: usize,
 }
 
-/// A loan has ended. The buffer comes with it, unless its owner has taken that back.
-#[derive(Debug)]
-struct Ended {
-    buffer: Option<Buffer>,
-    bytes: usize,
-}
-
 /// What the leases of one buffer share.
 #[derive(Debug)]
 struct Loan {
     /// Gone once the owner has taken it back.
     buffer: Option<Buffer>,
     bytes: usize,
-    home: Option<Sender<Ended>>,
+    home: Option<Pool>,
 }
 
 /// A buffer that may be read and is not changed. The last lease of a buffer brings it home.
@@ -52,60 +43,70 @@ pub struct Lease(Arc<Loan>);
 impl Pool {
     /// An empty pool that keeps up to `keep` free buffers.
     pub fn new(keep: usize) -> Pool {
-        let (address, mailbox) = channel();
-        Pool { mailbox, address, keep, stock: RefCell::default() }
+        Pool(Arc::new(Shelf { keep, stock: Mutex::default() }))
     }
 
     /// A buffer of `len` elements, whose contents are any.
     pub fn take(&self, len: usize, memory: &dyn Allocate) -> Buffer {
-        self.open_mail();
-        let free = &mut self.stock.borrow_mut().free;
-        match free.iter().position(|buffer| buffer.len() == len) {
-            Some(index) => free.swap_remove(index),
-            None => memory.zeroed(len),
-        }
+        let kept = {
+            let free = &mut self.stock().free;
+            free.iter().position(|buffer| buffer.len() == len).map(|index| free.swap_remove(index))
+        };
+        kept.unwrap_or_else(|| memory.zeroed(len))
     }
 
     /// Keeps a buffer that is of no use at the moment.
     pub fn keep(&self, buffer: Buffer) {
-        let free = &mut self.stock.borrow_mut().free;
-        if free.len() < self.keep {
-            free.push(buffer);
-        }
+        let surplus = self.0.put(&mut self.stock(), Some(buffer));
+        drop(surplus);
     }
 
     /// Lends a buffer. It comes home when the last lease is dropped.
     pub fn lend(&self, buffer: Buffer) -> Lease {
         let bytes = buffer.memory_bytes();
-        let mut stock = self.stock.borrow_mut();
+        let mut stock = self.stock();
         stock.lent += 1;
         stock.lent_bytes += bytes;
-        Lease(Arc::new(Loan { buffer: Some(buffer), bytes, home: Some(self.address.clone()) }))
+        Lease(Arc::new(Loan { buffer: Some(buffer), bytes, home: Some(self.clone()) }))
     }
 
     /// Buffers that are lent.
     pub fn lent(&self) -> usize {
-        self.open_mail();
-        self.stock.borrow().lent
+        self.stock().lent
     }
 
     /// Bytes of all its buffers, lent ones included.
     pub fn memory_bytes(&self) -> usize {
-        self.open_mail();
-        let stock = self.stock.borrow();
+        let stock = self.stock();
         stock.lent_bytes + stock.free.iter().map(Buffer::memory_bytes).sum::<usize>()
     }
 
-    /// Takes in what has come home.
-    fn open_mail(&self) {
-        for Ended { buffer, bytes } in self.mailbox.try_iter() {
-            let mut stock = self.stock.borrow_mut();
+    /// A loan has ended. The buffer comes with it, unless its owner has taken that back.
+    fn end_loan(&self, buffer: Option<Buffer>, bytes: usize) {
+        let surplus = {
+            let mut stock = self.stock();
             stock.lent -= 1;
             stock.lent_bytes -= bytes;
-            if stock.free.len() < self.keep {
-                stock.free.extend(buffer);
-            }
+            self.0.put(&mut stock, buffer)
+        };
+        drop(surplus);
+    }
+
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        // Nothing that holds it can panic half-way.
+        self.0.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shelf {
+    /// Puts a buffer to the free ones, or returns it when there are enough: giving it back to the system takes a while, and
+    /// others may wait for the stock.
+    fn put(&self, stock: &mut Stock, buffer: Option<Buffer>) -> Option<Buffer> {
+        if stock.free.len() >= self.keep {
+            return buffer;
         }
+        stock.free.extend(buffer);
+        None
     }
 }
 
@@ -142,8 +143,7 @@ impl PartialEq for Lease {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
-            // Without a pool there is nowhere to go: the buffer is given back to the system.
-            let _ = home.send(Ended { buffer: self.buffer.take(), bytes: self.bytes });
+            home.end_loan(self.buffer.take(), self.bytes);
         }
     }
 }

@@ -34,9 +34,9 @@ pub struct Step {
     pub gradient_scale: f32,
     /// Weight decay; whether it is added to the gradient or decoupled is the rule's own matter.
     pub weight_decay: f32,
-    /// L2 norm of the shard's parameters; only filled when [`Optimizer::needs_norms`].
+    /// L2 norm of the layer's parameters; only filled when [`Optimizer::needs_norms`].
     pub parameter_norm: f32,
-    /// L2 norm of the shard's scaled gradient; only filled when [`Optimizer::needs_norms`].
+    /// L2 norm of the layer's scaled gradient; only filled when [`Optimizer::needs_norms`].
     pub gradient_norm: f32,
 }
 
@@ -75,6 +75,29 @@ pub trait Optimizer: Send + Sync + fmt::Debug {
     fn steps_absent(&self) -> bool {
         false
     }
+
+    /// Momentum, if the rule has any.
+    fn inertia(&self) -> Option<Inertia> {
+        None
+    }
+}
+
+/// Momentum of a rule: it goes on moving parameters by a gradient in later steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Inertia {
+    /// The parameter of the rule that says how much; with 0 there is none.
+    pub parameter: &'static str,
+    /// How many times as far as by its first step parameters move by a gradient in the end.
+    pub gain: f64,
+}
+
+impl Inertia {
+    /// Of a velocity that is kept by this part in every step, and to which gradients are added.
+    fn of_velocity(beta: f32) -> Option<Inertia> {
+        // In decimal, as users write it: 0.9 has the gain 10.
+        let beta: f64 = beta.to_string().parse().expect("a number that was printed");
+        (beta > 0.0).then(|| Inertia { parameter: "beta", gain: 1.0 / (1.0 - beta) })
+    }
 }
 
 /// The most state arrays that a rule keeps. An array of that many views needs no allocation.
@@ -94,6 +117,11 @@ pub trait Rule: Send + Sync + fmt::Debug {
     /// [`Optimizer::steps_absent`].
     fn steps_absent(&self) -> bool {
         false
+    }
+
+    /// [`Optimizer::inertia`].
+    fn inertia(&self) -> Option<Inertia> {
+        None
     }
 }
 
@@ -130,6 +158,10 @@ impl<R: Rule> Optimizer for R {
 
     fn steps_absent(&self) -> bool {
         Rule::steps_absent(self)
+    }
+
+    fn inertia(&self) -> Option<Inertia> {
+        Rule::inertia(self)
     }
 }
 

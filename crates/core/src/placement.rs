@@ -6,7 +6,8 @@ mod round_robin;
 mod uniform;
 
 use crate::registry::Axis;
-use crate::types::ServerId;
+use crate::table::TableSpec;
+use crate::types::{ServerId, TableId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -15,7 +16,8 @@ use std::fmt;
 pub struct TableSize {
     /// Number of parameters, at least 1.
     pub elements: u64,
-    /// Parameters that must stay together (a row of a sparse table; 1 when any cut will do). Divides `elements`.
+    /// Parameters that must stay together (a row of a sparse table, a table that is not cut; 1 when any cut will do).
+    /// Divides `elements`.
     pub row: u64,
 }
 
@@ -41,6 +43,22 @@ pub trait Placement: Send + Sync + fmt::Debug {
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Placement> {
     Axis::new("placement", &[], vec![uniform::ENTRY, round_robin::ENTRY, greedy::ENTRY, heuristic::ENTRY])
+}
+
+/// The parts of a job's tables. Those of `whole`, ascending, are not cut, whatever the strategy.
+pub fn place_tables(
+    strategy: &dyn Placement,
+    tables: &[TableSpec],
+    whole: &[TableId],
+    servers: u32,
+) -> Vec<Vec<Part>> {
+    let size = |(number, table): (u32, &TableSpec)| {
+        let elements = table.elements();
+        let is_whole = whole.binary_search(&TableId(number)).is_ok();
+        TableSize { elements, row: if is_whole { elements } else { table.row_elements() } }
+    };
+    let sizes: Vec<TableSize> = (0..).zip(tables).map(size).collect();
+    strategy.place(&sizes, servers)
 }
 
 /// Elements on each of `servers` servers.
@@ -71,6 +89,18 @@ fn whole(table: &TableSize, server: u32) -> Vec<Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_that_is_needed_whole_is_cut_by_no_strategy() {
+        let tables = ["a", "b", "c", "d"].map(|name| TableSpec::dense(name, [1000]));
+        for entry in axis().entries() {
+            let strategy = (entry.build)(&crate::spec::Spec::parse(entry.example).unwrap()).unwrap();
+            let parts = place_tables(&*strategy, &tables, &[TableId(1), TableId(3)], 4);
+            assert_eq!([parts[1].len(), parts[3].len()], [1, 1], "{}", entry.name);
+            assert_ne!(parts[1][0].server, parts[3][0].server, "{}", entry.name);
+            assert!(entry.name != "uniform" || parts[0].len() == 4);
+        }
+    }
 
     #[test]
     fn loads_add_up_the_parts_of_a_server() {

@@ -4,10 +4,12 @@
 //! says for which tables, on which server, some of them are others. Command line, config files, scenarios, the plan on the
 //! wire and Python embed these values; nobody else writes the axes down.
 
+mod advice;
 mod axis;
 mod serde_map;
 mod typed;
 
+pub use advice::Advice;
 pub use axis::{AXES, Axis, Info, Scope, Text};
 pub use typed::{Codecs, NonFinite, Order, Reduce};
 
@@ -16,8 +18,10 @@ use crate::limits;
 use crate::optimizer::OptimizerPolicy;
 use crate::registry::Registry;
 use crate::spec::SpecError;
-use crate::table::glob_matches;
+use crate::table::{TableSpec, glob_matches};
 use crate::types::ServerId;
+use crate::wire::bounded::sequence;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -180,9 +184,37 @@ impl Policy {
         if self.get(Axis::NonFinite) == "clip" { NonFinite::Clip } else { NonFinite::Reject }
     }
 
+    /// Whether servers need the layers of a table whole: steps depend on their norms, or gradients arrive as factors of
+    /// their matrices. Such a table is not cut; see [`JobConfig::whole_tables`](crate::coordinator::JobConfig::whole_tables).
+    pub fn needs_whole_layers(&self, registry: &Registry) -> Result<bool, SpecError> {
+        Ok(self.optimizer(registry)?.needs_norms() || self.codecs(registry)?.push.needs_whole_layers())
+    }
+
     /// Parameters in one chunk; whole rows, and at least one, of a table of rows.
     pub fn chunk_elements(&self) -> usize {
         typed::elements_in(self.get(Axis::Chunk)).expect("texts are checked when they are written down")
+    }
+}
+
+/// The policies that a job begins with, for those who declare tables: which ones may share a table depends on them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct JobPolicies {
+    /// Policies of every table.
+    pub policy: Policy,
+    /// Exceptions from them.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
+    pub overrides: Vec<PolicyOverride>,
+}
+
+impl JobPolicies {
+    /// Whether two tables have the same policies on all servers.
+    pub fn are_alike(&self, one: &TableSpec, other: &TableSpec) -> bool {
+        let named = self.overrides.iter().filter_map(|rule| rule.server);
+        // A server that no exception names stands for all of these.
+        let free =
+            (0..=limits::MAX_SERVERS).map(ServerId).find(|server| named.clone().all(|it| it != *server));
+        let of = |table: &TableSpec, server| table.policy_on(server, &self.policy, &self.overrides);
+        named.clone().chain(free).all(|server| of(one, server) == of(other, server))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::wire::{
     ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
-use delivery::{Backlog, Delivery, NewChunk, PendingPull};
+use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use members::Members;
 use std::sync::Arc;
 use tables::Tables;
@@ -223,7 +223,7 @@ impl Shard {
             Change::Left { worker } => self.remove_worker(*worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
-                    if rule.is_for(&self.tables.get(table).spec().name, id.server) {
+                    if self.tables.get(table).spec().is_meant_by(rule, id.server) {
                         self.set_policy(now, table);
                     }
                 }
@@ -736,14 +736,16 @@ impl Role for Shard {
     fn refresh(&self, header: &mut Header) {
         // Chunks are read from the store when they leave, also after a switch to a codec that makes the next answers.
         if header.kind == Kind::Params {
-            header.version = self.tables.get(header.table.0 as usize).version_of(header.part as usize);
+            let table = self.tables.get(header.table.0 as usize);
+            header.version = table.version_sent(header.part as usize, header.dtype);
         }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         match body {
             Body::Stored { buffer, start, len } => {
-                &self.tables.get(*buffer as usize).parameter_bytes()[*start..*start + *len]
+                let StoredTable { table, dtype } = StoredTable::from_bits(*buffer);
+                &self.tables.get(table.0 as usize).stored_bytes(dtype)[*start..*start + *len]
             }
             elsewhere => elsewhere.bytes().expect("all else has its bytes with it"),
         }

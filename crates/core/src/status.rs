@@ -143,9 +143,16 @@ pub struct JobSize {
     pub workers: u32,
     /// Servers of the job.
     pub servers: u32,
-    /// An optimizer among the job's policies whose steps depend on norms (`lars`, `clip`), in text form. Norms are of the part
-    /// of a table that one data core holds, so that results depend on the number of data cores.
-    pub norms: Option<String>,
+}
+
+/// The names that globs find in a table of several tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackNames {
+    /// The table's name, as shards report it.
+    pub table: String,
+    /// Its layers.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_LAYERS }>")]
+    pub layers: Vec<String>,
 }
 
 /// The whole job.
@@ -166,7 +173,13 @@ pub struct Status {
     pub workers: Vec<WorkerStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,
+    /// The tables that are packs, with the names of their layers.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+    pub packs: Vec<PackNames>,
     /// Every aggregator.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_AGGREGATORS as usize }>")]
     pub aggregators: Vec<AggregatorStatus>,
+    /// Policies of tables that train badly together, as sentences with the remedy.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_OVERRIDES }>")]
+    pub warnings: Vec<String>,
 }

@@ -8,11 +8,10 @@ mod pack;
 pub use chunking::{Chunk, chunks, chunks_at_most};
 pub use layer::{Layer, LayerRef};
 pub(crate) use layer::{repeated_name, tables};
-pub(crate) use layout::{Layout, LocalChunk};
+pub(crate) use layout::{Layout, LocalChunk, Segment};
 pub use pack::{Pack, Packed};
 
 use crate::limits;
-use crate::placement::TableSize;
 use crate::policy::{Policies, Policy, PolicyOverride};
 use crate::types::ServerId;
 use crate::wire::bounded::sequence;
@@ -68,6 +67,37 @@ impl TableSpec {
         if self.shape.len() > 1 { (self.elements() / rows) as usize } else { 0 }
     }
 
+    /// Whether the table consists of several tensors.
+    pub fn is_pack(&self) -> bool {
+        !self.layers.is_empty()
+    }
+
+    /// The table's layers in the order of their elements: those of a pack, and a plain table itself. The declaration must
+    /// have passed [`TableSpec::check`].
+    pub fn layers(&self) -> impl Iterator<Item = LayerRef<'_>> {
+        let plain = (!self.is_pack()).then(|| LayerRef {
+            name: &self.name,
+            shape: &self.shape,
+            range: 0..self.elements() as usize,
+        });
+        let packed = self.layers.iter().map(|layer| LayerRef {
+            name: &layer.name,
+            shape: &layer.shape,
+            range: layer.start as usize..(layer.start + layer.elements()) as usize,
+        });
+        plain.into_iter().chain(packed)
+    }
+
+    /// The name that globs are matched with: all layers of a pack have the same policies, so the first one stands for them.
+    fn policy_name(&self) -> &str {
+        self.layers.first().map_or(&self.name, |layer| &layer.name)
+    }
+
+    /// Whether a rule holds for this table on a server.
+    pub fn is_meant_by(&self, rule: &PolicyOverride, server: ServerId) -> bool {
+        rule.is_for(self.policy_name(), server)
+    }
+
     /// The policy of this table on a server: the job's, then the table's own, then the job's exceptions.
     pub fn policy_on<'a>(
         &self,
@@ -76,12 +106,7 @@ impl TableSpec {
         overrides: impl IntoIterator<Item = &'a PolicyOverride>,
     ) -> Policy {
         let own = job.clone().under(self.policy.clone());
-        PolicyOverride::resolve(own, overrides, &self.name, server)
-    }
-
-    /// The table's size, as placement sees it.
-    pub fn size(&self) -> TableSize {
-        TableSize { elements: self.elements(), row: self.row_elements() }
+        PolicyOverride::resolve(own, overrides, self.policy_name(), server)
     }
 
     /// Whether the declaration can be used; the error says why not.
@@ -102,7 +127,7 @@ impl TableSpec {
                 limits::MAX_ROW_ELEMENTS
             ));
         }
-        self.check_layers()
+        layer::check_layers(self)
     }
 }
 

@@ -8,6 +8,7 @@
 //! servers apply it once.
 
 mod allocation;
+mod answers;
 mod barriers;
 mod encoding;
 mod error;
@@ -23,6 +24,7 @@ mod requests;
 mod scheduler;
 mod session;
 mod slab;
+mod submission;
 mod tables;
 mod ticket;
 
@@ -30,12 +32,13 @@ pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
 pub use session::WorkerConfig;
 pub use slab::{Prepared, Slab};
+pub use submission::{Alone, Hands, Submission};
 pub use ticket::Ticket;
 
 use crate::consistency::ServerPush;
 use crate::lease::Lease;
 use crate::limits;
-use crate::policy::PolicyOverride;
+use crate::policy::{JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
@@ -51,12 +54,13 @@ use barriers::Barriers;
 use local_table::LocalTable;
 use partial_pull::PartialPulls;
 use reporter::Reporter;
-use request::{Answer, Payload, Request, RequestKind, Submission};
+use request::{Answer, Payload, Request, RequestKind, TablePush};
 use requests::Requests;
 use scheduler::Scheduler;
 use session::Session;
 use slab::SlabInFlight;
 use std::sync::Arc;
+use submission::{Sent, Source, SubmissionKind};
 use tables::Tables;
 use ticket::{Outstanding, Pending, TicketKind, Tickets};
 
@@ -75,6 +79,8 @@ pub struct Worker {
     partial_pulls: PartialPulls,
     scheduler: Scheduler,
     requests: Requests,
+    /// The clocks of submissions that are being prepared.
+    submitting: Vec<Clock>,
     tickets: Tickets,
     barriers: Barriers,
     reporter: Reporter,
@@ -92,6 +98,7 @@ impl Worker {
             partial_pulls: PartialPulls::default(),
             scheduler: Scheduler::new(),
             requests: Requests::default(),
+            submitting: Vec::new(),
             tickets: Tickets::default(),
             barriers: Barriers::default(),
             reporter: Reporter::new(now),
@@ -195,9 +202,21 @@ impl Worker {
         gradient: Gradient<'_>,
         want_params: bool,
     ) -> Result<Ticket, WorkerError> {
+        let mut submission = self.begin_push(table, gradient, want_params)?;
+        submission.prepare(&Alone);
+        self.finish(now, &mut submission)
+    }
+
+    /// Begins [`Worker::push`]: [`Submission::prepare`] comes next, which needs no worker, and then [`Worker::finish`].
+    pub fn begin_push<'a>(
+        &mut self,
+        table: TableId,
+        gradient: Gradient<'a>,
+        want_params: bool,
+    ) -> Result<Submission<'a>, WorkerError> {
         self.check_started()?;
         let (index, clock) = (self.tables.index(table)?, self.clock);
-        let local = &mut self.tables[index];
+        let local = &self.tables[index];
         local.check_gradient(&gradient, clock)?;
         if want_params && local.layout().is_sparse() {
             return Err(WorkerError::Order(format!(
@@ -205,14 +224,58 @@ impl Worker {
                 local.name()
             )));
         }
-        let gradient = local.prepare(clock, gradient, &**self.allocation.allocator())?;
-        let is_partial = local.partial_pull().is_some();
-        let wants = want_params && local.asks_after(clock);
-        let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
-        let submission = Submission { table: index, gradient, reply };
-        let pending = Pending::new(TicketKind::Push { table: index, clock }, now);
-        let pending = pending.with_partial(is_partial.then_some(clock + 1));
-        Ok(self.submit(pending, [submission]))
+        let source = (index, Source::Given(gradient));
+        Ok(self.begin_submission(SubmissionKind::Push { want_params }, [source]))
+    }
+
+    /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
+    pub fn finish(&mut self, now: Time, submission: &mut Submission<'_>) -> Result<Ticket, WorkerError> {
+        self.end_submission(submission);
+        let Submission { clock, kind, parts, error } = submission;
+        let clock = *clock;
+        if let Err(why) = error.take().map_or_else(|| self.check_alive(), Err) {
+            for part in parts {
+                let local = &mut self.tables[part.table];
+                local.forget_pushed(clock);
+                if let Some(Sent::Made(outgoing)) = &part.sent {
+                    local.keep_unsent(clock, outgoing);
+                }
+            }
+            self.report_pushed();
+            self.say_leave();
+            return Err(why);
+        }
+        let mut pending = match kind {
+            SubmissionKind::Push { .. } => {
+                Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
+            }
+            SubmissionKind::Exchange => {
+                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now)
+            }
+        };
+        let (mut pushes, mut in_flight) = (Vec::with_capacity(parts.len()), Vec::new());
+        for part in parts {
+            let (table, local) = (part.table, &mut self.tables[part.table]);
+            let Some(sent) = part.sent.take() else { continue };
+            match (part.source.take_slab(), sent) {
+                (Some(slab), sent) => {
+                    let (gradient, slab, reply) = local.begin_exchange(slab, sent, clock);
+                    pushes.push(TablePush { table, gradient, reply });
+                    in_flight.push(slab);
+                }
+                (None, Sent::Made(gradient)) => {
+                    let is_partial = local.partial_pull().is_some();
+                    pending = pending.with_partial(is_partial.then_some(clock + 1));
+                    let wants =
+                        *kind == SubmissionKind::Push { want_params: true } && local.asks_after(clock);
+                    let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
+                    pushes.push(TablePush { table, gradient, reply });
+                }
+                // Only a slab has memory that frames are sent from.
+                (None, Sent::InPlace(_)) => {}
+            }
+        }
+        Ok(self.submit(pending.with_slabs(in_flight), clock, pushes))
     }
 
     /// Asks for a table's parameters, or for some of its rows.
@@ -275,7 +338,8 @@ impl Worker {
     pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
         self.check_started()?;
         let index = self.tables.index(table)?;
-        let is_busy = self.requests.values().any(|request| request.table() == index);
+        let is_busy = self.tables[index].is_submitting()
+            || self.requests.values().any(|request| request.table() == index);
         let lender = self.session.number();
         let slab = self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())?;
         self.note_lent();
@@ -297,24 +361,25 @@ impl Worker {
     /// Gradients are checked for NaN and Inf by the servers only: a pass over them here would cost as much as sending
     /// them.
     pub fn exchange(&mut self, now: Time, slabs: &mut Vec<Slab>) -> Result<Ticket, WorkerError> {
+        let mut submission = self.begin_exchange(slabs)?;
+        submission.prepare(&Alone);
+        let finished = self.finish(now, &mut submission);
+        if finished.is_err() {
+            *slabs = submission.take_slabs();
+        }
+        finished
+    }
+
+    /// Begins [`Worker::exchange`], and takes the slabs unless there is an error: [`Submission::prepare`] comes next, which
+    /// needs no worker, and then [`Worker::finish`].
+    pub fn begin_exchange(&mut self, slabs: &mut Vec<Slab>) -> Result<Submission<'static>, WorkerError> {
         self.check_started()?;
-        let clock = self.clock;
         for slab in slabs.iter() {
             slab.check_lender(self.session.number())?;
-            self.tables[self.tables.index(slab.table())?].check_clock(clock)?;
+            self.tables[self.tables.index(slab.table())?].check_clock(self.clock)?;
         }
-        slabs.iter_mut().for_each(Slab::clear_missing);
-        let encoded = self.tables.encode_slabs(slabs, clock, &**self.allocation.allocator())?;
-        let (mut submissions, mut in_flight) =
-            (Vec::with_capacity(slabs.len()), Vec::with_capacity(slabs.len()));
-        for (slab, encoded) in slabs.drain(..).zip(encoded) {
-            let table = slab.table().0 as usize;
-            let (gradient, slab, reply) = self.tables[table].begin_exchange(slab, encoded, clock);
-            submissions.push(Submission { table, gradient, reply });
-            in_flight.push(slab);
-        }
-        let kind = TicketKind::Exchange { clock, tables: in_flight.len() };
-        Ok(self.submit(Pending::new(kind, now).with_slabs(in_flight), submissions))
+        let sources = slabs.drain(..).map(|slab| (slab.table().0 as usize, Source::Slab(Some(slab))));
+        Ok(self.begin_submission(SubmissionKind::Exchange, sources))
     }
 
     /// Forgets a ticket of an exchange and returns its slabs.
@@ -357,6 +422,21 @@ impl Worker {
             self.session.tell_coordinator(&Control::StatusQuery);
         }
         Ok(ticket)
+    }
+
+    /// Asks the coordinator which policies the job begins with, also before `start`.
+    pub fn query_policies(&mut self, now: Time) -> Result<Ticket, WorkerError> {
+        self.check_alive()?;
+        let ticket = self.tickets.open_policies(now);
+        if self.session.coordinator().is_up() {
+            self.session.tell_coordinator(&Control::PoliciesQuery);
+        }
+        Ok(ticket)
+    }
+
+    /// The policies that [`Worker::query_policies`] asked for under this ticket, once.
+    pub fn take_policies(&mut self, ticket: Ticket) -> Option<JobPolicies> {
+        self.tickets.take_policies(ticket)
     }
 
     /// The status that [`Worker::query_status`] asked for under this ticket, once.
@@ -448,13 +528,36 @@ impl Worker {
 
     // Requests.
 
-    /// Sends gradients of the current clock to all shards of their tables, under one ticket that is due when all servers have
-    /// them and all parameters that are wanted are here.
-    fn submit(&mut self, pending: Pending, submissions: impl IntoIterator<Item = Submission>) -> Ticket {
-        let (ticket, clock) = (self.tickets.reserve(), self.clock);
+    /// Begins to submit gradients of the current clock, each of the table with this index.
+    fn begin_submission<'a>(
+        &mut self,
+        kind: SubmissionKind,
+        sources: impl IntoIterator<Item = (usize, Source<'a>)>,
+    ) -> Submission<'a> {
+        let (clock, allocator) = (self.clock, self.allocation.allocator());
+        let tables = &mut self.tables;
+        let begin = |(table, source)| tables[table].begin_submission(table, source, clock, allocator);
+        let parts = sources.into_iter().map(begin).collect();
+        self.submitting.push(clock);
+        Submission { clock, kind, parts, error: None }
+    }
+
+    /// The tables have their codecs again.
+    fn end_submission(&mut self, submission: &mut Submission<'_>) {
+        for part in &mut submission.parts {
+            self.tables[part.table].end_submission(part);
+        }
+        if let Some(index) = self.submitting.iter().position(|clock| *clock == submission.clock) {
+            self.submitting.swap_remove(index);
+        }
+    }
+
+    /// Sends gradients of a clock to all shards of their tables, under one ticket that is due when all servers have them and
+    /// all parameters that are wanted are here.
+    fn submit(&mut self, pending: Pending, clock: Clock, pushes: Vec<TablePush>) -> Ticket {
+        let ticket = self.tickets.reserve();
         let (mut acks, mut answers) = (0, 0);
-        for Submission { table, gradient, reply } in submissions {
-            self.tables[table].note_pushed(clock);
+        for TablePush { table, gradient, reply } in pushes {
             let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
             acks += shards.len();
             answers += if reply.is_some() { shards.len() } else { 0 };
@@ -664,6 +767,7 @@ impl Worker {
                 }
             }
             Control::Status(status) => self.tickets.set_status(&status),
+            Control::Policies(policies) => self.tickets.set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(epoch, &change),
             Control::Left => self.tickets.left(),
             Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
@@ -772,6 +876,11 @@ impl Worker {
             Err(error) => return self.session.fail(error),
         }
         self.count_blocks();
+        for &id in &under_way {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.check_place(&self.tables[request.table()]);
+            }
+        }
         under_way.into_iter().for_each(|id| self.send_again(id));
     }
 
@@ -796,7 +905,9 @@ impl Worker {
 
     /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
     fn report_pushed(&mut self) {
-        while let Some(clock) = self.scheduler.next_report(self.requests.oldest_unacknowledged()) {
+        let submitting = self.submitting.iter().copied().min();
+        let oldest = self.requests.oldest_unacknowledged().into_iter().chain(submitting).min();
+        while let Some(clock) = self.scheduler.next_report(oldest) {
             self.session.tell_coordinator(&Control::Pushed { clock });
         }
     }
@@ -815,6 +926,9 @@ impl Worker {
         for (number, name) in self.barriers.unreached() {
             self.session.tell_coordinator(&Control::Barrier { name, number });
         }
+        if self.tickets.wants_policies() {
+            self.session.tell_coordinator(&Control::PoliciesQuery);
+        }
         if self.tickets.wants_status() {
             self.session.tell_coordinator(&Control::StatusQuery);
         }
@@ -827,7 +941,7 @@ impl Worker {
     /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
     fn say_leave(&mut self) {
         let is_due = self.tickets.is_leaving() && self.session.coordinator().is_up();
-        if is_due && !self.requests.values().any(Request::must_be_sent) {
+        if is_due && self.submitting.is_empty() && !self.requests.values().any(Request::must_be_sent) {
             self.session.say_leave();
         }
     }
@@ -899,7 +1013,11 @@ impl Role for Worker {
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request)?;
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
-        if is_stale || params.form != Form::PLAIN || request.shard() != shard || !request.wants_params() {
+        if is_stale
+            || params.form != Form::Dense(request.dtype())
+            || request.shard() != shard
+            || !request.wants_params()
+        {
             return None;
         }
         let fetch = request.fetch()?;

@@ -2,7 +2,7 @@
 
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::limits;
-use paramill_core::policy::{Axis, Policy};
+use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::registry::Registry;
 use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::table::TableSpec;
@@ -159,4 +159,47 @@ fn incarnations_are_drawn_from_the_drivers_secret() {
     // 32 numbers out of 2^64: none is 0, and none is near another one.
     let gaps = all.iter().scan(0, |last, number| Some(number - std::mem::replace(last, *number)));
     assert!(gaps.min() > Some(1 << 32), "{all:x?}");
+}
+
+/// Policies that train badly together are told when the job is planned, and when a change makes them so; status has them as
+/// long as they hold.
+#[test]
+fn policies_that_train_badly_together_are_told_with_the_remedy() {
+    let now = Time::ZERO;
+    let policy = Policy::default().with(Axis::Optimizer, "adam:lr=0.001");
+    let codec = PolicyOverride::new("fc*", Policies::of([(Axis::Codec, "topk:0.01")]));
+    let config = JobConfig { policy, overrides: vec![codec], ..JobConfig::new("test", 1, 1) };
+    let mut coordinator = Coordinator::new(config, Arc::new(Registry::builtin()), 1);
+    let warnings = |outputs: &[Output]| {
+        let lines = outputs.iter().filter_map(|output| match output {
+            Output::Log(_, line) => line.strip_prefix("warning: ").map(str::to_owned),
+            _ => None,
+        });
+        lines.collect::<Vec<String>>()
+    };
+    let shard = coordinator.accept(now, &shard_hello(1, Some(0), 0, 1)).unwrap().you;
+    say(&mut coordinator, now, shard, &Control::Register { addresses: "a".into() });
+    let hello = Hello { job: "test".into(), from: Party::Worker { rank: None }, incarnation: 0 };
+    let worker = coordinator.accept(now, &hello).unwrap().you;
+    assert_eq!(coordinator.status(now).warnings, Vec::<String>::new());
+    let tables = ["conv", "fc1", "fc2"].map(|name| TableSpec::dense(name, [20])).to_vec();
+    let told = warnings(&say(&mut coordinator, now, worker, &Control::Declare { tables }));
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("fc1, fc2: `topk:0.01` sends most of a gradient late"), "{told:?}");
+    assert!(told[0].ends_with("; take optimizer=adam:lr=0.001,beta1=0"), "{told:?}");
+    assert_eq!(coordinator.status(now).warnings, told);
+    say(&mut coordinator, now, shard, &Control::Entered { epoch: 1, joining: vec![], lacks_values: None });
+
+    let command = Hello { job: "test".into(), from: Party::Command, incarnation: 0 };
+    let command = coordinator.accept(now, &command).unwrap().you;
+    let mut set = |axis, text: &str| {
+        let rule = PolicyOverride::new("*", Policies::of([(axis, text)]));
+        warnings(&say(&mut coordinator, now, command, &Control::Set(rule)))
+    };
+    let all = set(Axis::Codec, "topk:0.01");
+    assert!(all.len() == 1 && all[0].starts_with("all tables: `topk:0.01`"), "{all:?}");
+    assert_eq!(set(Axis::Sync, "asp"), Vec::<String>::new(), "nothing is told twice");
+    // The remedy is one that a running job can take.
+    assert_eq!(set(Axis::Optimizer, "adam:lr=0.001,beta1=0"), Vec::<String>::new());
+    assert_eq!(coordinator.status(now).warnings, Vec::<String>::new());
 }

@@ -21,6 +21,7 @@
 
 mod error;
 mod handle;
+mod hands;
 mod job;
 mod options;
 mod shared;
@@ -33,12 +34,13 @@ pub use job::Job;
 pub use options::{DEFAULT_TIMEOUT, JobOptions};
 pub use paramill_core::codec::Factors;
 pub use paramill_core::lease::Lease;
-pub use paramill_core::policy::{Axis, Policies, PolicyOverride};
+pub use paramill_core::policy::{Axis, JobPolicies, Policies, PolicyOverride};
 pub use paramill_core::registry::Registry;
 pub use paramill_core::status::{Status, WorkerReport};
 pub use paramill_core::store::Buffer;
-pub use paramill_core::table::TableSpec;
+pub use paramill_core::table::{Layer, Pack, Packed, TableSpec};
 pub use paramill_core::types::{Clock, TableId, WorkerId};
+pub use paramill_core::wire::DType;
 pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
 pub use slab::Slab;
 pub use table::Table;

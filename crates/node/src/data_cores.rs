@@ -42,35 +42,11 @@ impl HostShare {
     }
 }
 
-/// The number of data cores of a server, chosen for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
-    /// How many.
-    pub cores: u32,
-    /// Why they are not by the CPUs, as a sentence for the user.
-    pub why: Option<String>,
-}
-
-impl Choice {
-    /// For a server of a job whose coordinator is at `address`. `option` is what the user says to choose otherwise.
-    pub fn of(address: &str, job: &JobSize, option: &str) -> Choice {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Choice::with_cpus(u32::try_from(cpus).unwrap_or(u32::MAX), address, job, option)
-    }
-
-    /// A machine with more CPUs must not train another model: where norms are of what one data core holds, there is one.
-    fn with_cpus(cpus: u32, address: &str, job: &JobSize, option: &str) -> Choice {
-        let share = HostShare::of_job_at(address, job.servers, job.workers);
-        match &job.norms {
-            None => Choice { cores: share.data_cores_of(cpus), why: None },
-            Some(optimizer) => {
-                let why = format!(
-                    "1 data core, because `{optimizer}` uses norms of what one data core holds; {option} chooses otherwise"
-                );
-                Choice { cores: 1, why: Some(why) }
-            }
-        }
-    }
+/// The number of data cores for a server of a job whose coordinator is at `address`.
+pub fn data_cores(address: &str, job: &JobSize) -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = HostShare::of_job_at(address, job.servers, job.workers);
+    share.data_cores_of(u32::try_from(cpus).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -106,22 +82,5 @@ mod tests {
         {
             assert_eq!(HostShare::of_job_at(address, 2, workers).data_cores_of(cpus), expected, "{address}");
         }
-    }
-
-    #[test]
-    fn cpus_do_not_change_what_norms_are_of() {
-        let job = |norms: Option<&str>| JobSize { workers: 4, servers: 1, norms: norms.map(str::to_owned) };
-        for cpus in [1, 2, 16, 128] {
-            let chosen =
-                Choice::with_cpus(cpus, "127.0.0.1:7070", &job(Some("sgd:lr=0.1,clip=1")), "--cores K");
-            assert_eq!(chosen.cores, 1, "{cpus} CPUs");
-            let why = chosen.why.expect("it is not by the CPUs");
-            assert!(
-                why.contains("`sgd:lr=0.1,clip=1`") && why.contains("--cores K chooses otherwise"),
-                "{why}"
-            );
-        }
-        let by_cpus = Choice::with_cpus(16, "127.0.0.1:7070", &job(None), "--cores K");
-        assert_eq!(by_cpus, Choice { cores: 12, why: None });
     }
 }

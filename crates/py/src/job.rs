@@ -11,7 +11,7 @@ use crate::waiting::{ADMIN_DEADLINE, check_process, duration, timed, until_due};
 use numpy::PyReadonlyArrayDyn;
 use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
-use paramill_node::client::{self as node, JobOptions, PolicyOverride, TableSpec};
+use paramill_node::client::{self as node, JobOptions, Layer, PolicyOverride, TableSpec};
 use paramill_node::env_vars;
 use paramill_node::identity::Identity;
 use paramill_node::url::JobUrl;
@@ -120,8 +120,34 @@ impl Job {
         serde_json::to_string(&report).map_err(|error| raise("ParamillError", error))
     }
 
-    /// Creates a table; `policies` are the texts of this table alone.
-    #[pyo3(signature = (name, shape, initial, *, rows, policies))]
+    /// For each of these names the number of its group: tensors of one group may be the layers of one table. `policies` are the
+    /// texts that the table will declare.
+    #[pyo3(signature = (names, *, policies))]
+    fn groups(
+        &self,
+        py: Python<'_>,
+        names: Vec<String>,
+        policies: &Bound<'_, PyDict>,
+    ) -> PyResult<Vec<usize>> {
+        let job = self.job()?;
+        let (policy, job_policies) =
+            (read_policies(policies)?, py.detach(|| job.policies()).map_err(client)?);
+        let mut groups: Vec<TableSpec> = Vec::new();
+        let group_of = |name: String| {
+            let table = TableSpec { policy: policy.clone(), ..TableSpec::dense(name, [1]) };
+            let known = groups.iter().position(|first| job_policies.are_alike(first, &table));
+            known.unwrap_or_else(|| {
+                groups.push(table);
+                groups.len() - 1
+            })
+        };
+        Ok(names.into_iter().map(group_of).collect())
+    }
+
+    /// Creates a table; `policies` are the texts of this table alone, and `layers` names, first elements and shapes of the
+    /// tensors that it consists of, if there are several.
+    #[pyo3(signature = (name, shape, initial, *, rows, policies, layers = None))]
+    #[allow(clippy::too_many_arguments, reason = "Python gives them by name")]
     fn table(
         &self,
         py: Python<'_>,
@@ -130,10 +156,14 @@ impl Job {
         initial: PyReadonlyArrayDyn<'_, f32>,
         rows: bool,
         policies: &Bound<'_, PyDict>,
+        layers: Option<Vec<(String, u64, Vec<u64>)>>,
     ) -> PyResult<Table> {
         let job = self.job()?;
         let initial = arrays::elements(&initial)?.to_vec();
-        let spec = TableSpec { rows, policy: read_policies(policies)?, ..TableSpec::dense(name, shape) };
+        let layers = layers.unwrap_or_default().into_iter();
+        let layers = layers.map(|(name, start, shape)| Layer { name, start, shape }).collect();
+        let policy = read_policies(policies)?;
+        let spec = TableSpec { rows, policy, layers, ..TableSpec::dense(name, shape) };
         let table = py.detach(|| job.table(spec, initial)).map_err(client)?;
         Ok(Table::new(table, self.membership.clone()))
     }

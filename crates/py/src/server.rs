@@ -7,11 +7,11 @@ use crate::waiting::{ADMIN_DEADLINE, until_due};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
 use paramill_core::registry::Registry;
+use paramill_node::Log;
 use paramill_node::admin::Admin;
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_node::server::{self as node, ServerConfig};
 use paramill_node::url::JobUrl;
-use paramill_node::{Level, Log};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -45,14 +45,10 @@ impl Server {
         let registry = Arc::new(condition::registry());
         let policy = Policy::default().under(read_policies(policies)?);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
-        let chosen = match cores {
-            Some(cores) => Choice { cores, why: None },
-            None => Choice::of(listen, &coordinate.size(&registry), "cores=K"),
-        };
-        let cores = chosen.cores;
+        let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
         let config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
-        Server::start(py, config, &registry, chosen.why, quiet)
+        Server::start(py, config, &registry, quiet)
     }
 
     /// Starts a further server of the job at `url`.
@@ -60,16 +56,15 @@ impl Server {
     #[pyo3(signature = (url, *, cores, seed, quiet))]
     fn joining(py: Python<'_>, url: &str, cores: Option<u32>, seed: u64, quiet: bool) -> PyResult<Server> {
         let url: JobUrl = url.parse().map_err(|error| raise("UrlError", error))?;
-        let chosen = match cores {
-            Some(cores) => Choice { cores, why: None },
+        let cores = match cores {
+            Some(cores) => cores,
             None => {
                 let ask = || Admin::connect(&url, ADMIN_DEADLINE)?.status();
-                let size = py.detach(ask).map_err(admin)?.size;
-                Choice::of(&url.address, &size, "cores=K")
+                data_cores(&url.address, &py.detach(ask).map_err(admin)?.size)
             }
         };
-        let config = ServerConfig { cores: chosen.cores, seed, ..ServerConfig::new(&url.job, &url.address) };
-        Server::start(py, config, &Arc::new(condition::registry()), chosen.why, quiet)
+        let config = ServerConfig { cores, seed, ..ServerConfig::new(&url.job, &url.address) };
+        Server::start(py, config, &Arc::new(condition::registry()), quiet)
     }
 
     #[getter]
@@ -102,19 +97,15 @@ impl Server {
 }
 
 impl Server {
-    /// Starts a server; it listens when this returns. `why` says why it has as many data cores as it has.
+    /// Starts a server; it listens when this returns.
     fn start(
         py: Python<'_>,
         mut config: ServerConfig,
         registry: &Arc<Registry>,
-        why: Option<String>,
         quiet: bool,
     ) -> PyResult<Server> {
         if quiet {
             config.log = Log::none();
-        }
-        if let Some(why) = &why {
-            config.log.line(Level::Info, why);
         }
         let job = config.job.clone();
         let server =

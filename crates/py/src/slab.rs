@@ -6,7 +6,7 @@ use crate::arrays;
 use crate::errors::{client, raise};
 use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
-use paramill_node::client::{self as node, ClientError, Prepared, WorkerError};
+use paramill_node::client::{self as node, ClientError, DType, Prepared, WorkerError};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -74,6 +74,25 @@ impl Slab {
         let Address { values, len, .. } = this.get().address()?;
         // SAFETY: as above.
         Ok(unsafe { arrays::view(values, len, this.clone().into_any()) })
+    }
+
+    /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
+    fn take_halves(&self, takes: bool) -> PyResult<()> {
+        let told = self.here(|slab| {
+            slab.take_halves(takes);
+            Ok(())
+        });
+        told.map_err(client)
+    }
+
+    /// The type of the parameters that the last exchange brought: `f32`, `f16` or `bf16`.
+    fn values_type(&self) -> PyResult<&'static str> {
+        let found = self.here(|slab| Ok(slab.values_type())).map_err(client)?;
+        Ok(match found {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+        })
     }
 
     /// The codec that the gradient travels by; empty without one.
@@ -155,6 +174,7 @@ impl Slab {
         })
     }
 
+    /// Looks at the buffers, which must not be under way.
     fn here<T>(
         &self,
         visit: impl FnOnce(&mut node::Slab) -> Result<T, ClientError>,

@@ -29,6 +29,7 @@ mod shard;
 mod workload;
 
 pub use data::DataError;
+pub use network::ProductGradient;
 pub use workload::{
     Evaluation, Touched, Workload, WorkloadConfig, WorkloadInfo, build, build_all, find, known,
 };

@@ -34,6 +34,12 @@ pub trait Layer: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// Whether the gradient of one of [`Layer::parameters`] is a product of two matrices: the slopes along the outputs, and the
+    /// inputs, of every example of the batch.
+    fn is_product(&self, _parameter: usize) -> bool {
+        false
+    }
+
     /// Values of temporary storage that a pass over a batch needs.
     fn scratch_len(&self) -> usize {
         0
@@ -66,6 +72,17 @@ impl Parameter {
     fn bias(len: usize) -> Parameter {
         Parameter { name: "bias", shape: vec![len as u64], deviation: 0.0 }
     }
+}
+
+/// A gradient as a product `u v`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProductGradient<'a> {
+    /// Examples in the batch: columns of `u`, rows of `v`.
+    pub rank: usize,
+    /// A row for every row of the parameter.
+    pub u: Vec<f32>,
+    /// A row for every example.
+    pub v: &'a [f32],
 }
 
 /// What a layer's backward pass reads and writes. Slices over a batch hold one example after the other.
@@ -221,6 +238,26 @@ impl Network {
         }
     }
 
+    /// The gradient of a table after [`Network::backward`] as a product, if its layer makes it as one. `input` is that of the
+    /// pass.
+    pub fn product<'a>(
+        &self,
+        table: usize,
+        input: &'a [f32],
+        workspace: &'a Workspace,
+    ) -> Option<ProductGradient<'a>> {
+        let index = self.layers.iter().rposition(|named| named.first_table <= table)?;
+        let Named { layer, first_table, .. } = &self.layers[index];
+        if !layer.is_product(table - first_table) {
+            return None;
+        }
+        let (rank, outputs) = (workspace.batch, layer.output_len());
+        let slopes = &workspace.gradients[index][..rank * outputs];
+        let u = (0..outputs).flat_map(|row| slopes.iter().skip(row).step_by(outputs)).copied().collect();
+        let v = if index == 0 { input } else { &workspace.outputs[index - 1][..rank * layer.input_len()] };
+        Some(ProductGradient { rank, u, v })
+    }
+
     fn parameters(&self) -> impl Iterator<Item = (&'static str, Parameter)> {
         self.layers
             .iter()
@@ -244,6 +281,37 @@ pub struct Workspace {
     scratch: Vec<f32>,
     /// Examples in the last forward pass.
     batch: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fully_connected_layer_has_its_gradient_as_a_product_too() {
+        let network = Network::new("fc1", Dense { inputs: 5, outputs: 4 })
+            .then("relu1", Relu { len: 4 })
+            .then("fc2", Dense { inputs: 4, outputs: 3 });
+        let tables: Vec<Vec<f32>> =
+            (0..network.tables().len()).map(|table| network.initial(table, &mut Prng::new(7))).collect();
+        let parameters = gradient_check::slices(&tables);
+        let input: Vec<f32> = (0..30).map(|at| (at as f32 * 0.7).sin()).collect();
+        let (mut workspace, mut gradients) = (network.workspace(6), vec![Vec::new(); tables.len()]);
+        network.forward(&parameters, &input, &mut workspace);
+        let (scores, slopes) = network.loss_slope(&mut workspace);
+        softmax_cross_entropy(scores, &[0, 1, 2, 0, 1, 2], 3, slopes);
+        network.backward(&parameters, &input, &mut workspace, &mut gradients);
+        for (table, (rows, columns)) in [(0, (4, 5)), (2, (3, 4))] {
+            let ProductGradient { rank, u, v } = network.product(table, &input, &workspace).unwrap();
+            assert_eq!((rank, u.len(), v.len()), (6, 6 * rows, 6 * columns));
+            for (at, gradient) in gradients[table].iter().enumerate() {
+                let (row, column) = (at / columns, at % columns);
+                let product: f32 = (0..rank).map(|k| u[row * rank + k] * v[k * columns + column]).sum();
+                assert!((product - gradient).abs() < 1e-6, "table {table}, element {at}");
+            }
+        }
+        assert_eq!([1, 3].map(|table| network.product(table, &input, &workspace)), [None, None]);
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod mf;
 mod mlp;
 
 use crate::data::DataError;
+use crate::network::ProductGradient;
 use paramill_core::table::TableSpec;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -41,6 +42,11 @@ pub trait Workload: Send {
     /// # Panics
     /// When no batch is prepared or a slice has another length than was said: both are faults of the caller.
     fn step(&mut self, parameters: &[&[f32]], gradients: &mut [Vec<f32>]) -> f32;
+
+    /// The gradient of a table that the last step computed, as a product of two thin matrices; `None` when it is none.
+    fn product(&self, _table: usize) -> Option<ProductGradient<'_>> {
+        None
+    }
 
     /// Judges whole tables on the held-out data.
     ///

@@ -78,7 +78,7 @@ class Chain:
             first = POSITIONAL.get(name, "")
             pairs = [part.rpartition("=") for part in rest.split(",")]
             values = {key.strip() or first: value.strip() for key, _, value in pairs}
-            if name in CHOOSERS and (values.get("select") == "sampled" or values.get("residual") == "false"):
+            if name in CHOOSERS and (float(values.get("sample", 1)) < 1 or values.get("residual") == "false"):
                 return None
             if name in CHOOSERS:
                 chain.name, chain.argument, chain.keeps = name, float(values[first]), True

@@ -37,8 +37,7 @@ pub(crate) struct JobArgs {
     /// Servers [default: 2].
     #[arg(long, value_name = "M", help_heading = "Cluster")]
     pub(crate) servers: Option<u32>,
-    /// Data cores of each server [default: by the CPUs that the job's servers and workers share; 1 where the optimizer uses
-    /// norms].
+    /// Data cores of each server [default: by the CPUs that the job's servers and workers share].
     #[arg(long, value_name = "K", help_heading = "Cluster")]
     pub(crate) cores: Option<u32>,
     /// Aggregators that workers go through, shared out by rank [default: none].

@@ -15,7 +15,7 @@ use paramill_core::status::JobSize;
 use paramill_core::types::ServerId;
 use paramill_node::Transport;
 use paramill_node::admin::{Admin, AdminError};
-use paramill_node::data_cores::Choice;
+use paramill_node::data_cores::data_cores;
 use paramill_node::env_vars;
 use paramill_node::server::{self, ServerConfig};
 use paramill_node::url::{self, JobUrl};
@@ -164,26 +164,23 @@ fn joining(args: &ServeArgs, url: &JobUrl, output: &Output) -> Result<ServerConf
         return Err(Failure::Usage(error));
     }
     let faults = training::faults(&args.inject).or_usage()?;
-    let chosen = match args.cores {
-        Some(cores) => Choice { cores, why: None },
+    let cores = match args.cores {
+        Some(cores) => cores,
         None => {
             // What cannot work is told before the wait for the coordinator.
             for host in &args.host {
                 TcpListener::bind(format!("{host}:0")).with_context(|| format!("cannot listen on {host}"))?;
             }
             let size = ask_size(url, output).context("cannot ask the job how many data cores it needs")?;
-            Choice::of(&url.address, &size, "--cores K")
+            data_cores(&url.address, &size)
         }
     };
-    if let Some(why) = chosen.why {
-        output.note(why);
-    }
     Ok(ServerConfig {
         hosts: args.host.clone(),
         ports: args.ports,
         congestion: congestion(args),
         pin: args.pin.clone(),
-        cores: chosen.cores,
+        cores,
         transport: args.transport.unwrap_or_default(),
         server: args.index.map(ServerId),
         faults,

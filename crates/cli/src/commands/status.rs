@@ -27,8 +27,14 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
         output.table(&aggregators(&status.aggregators))?;
     }
     output.table(&tables(&status.shards))?;
+    for pack in &status.packs {
+        output.text(format!("table `{}` is {}", pack.table, pack.layers.join(", ")))?;
+    }
     for line in waits(&status) {
         output.text(line)?;
+    }
+    for warning in &status.warnings {
+        output.text(format!("warning: {warning}"))?;
     }
     Ok(())
 }

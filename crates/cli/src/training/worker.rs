@@ -2,12 +2,13 @@
 
 use crate::plan::JobPlan;
 use anyhow::{Context, Result};
+use paramill_core::codec::Factors;
 use paramill_core::consistency::SyncStats;
 use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::WorkerId;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
-use paramill_train::{Touched, Workload};
+use paramill_train::{ProductGradient, Touched, Workload};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
@@ -119,8 +120,8 @@ pub(crate) fn run(
         if step >= last_epoch {
             final_losses.add(loss);
         }
-        for (table, touched) in tables.iter_mut().zip(&touched) {
-            table.send(touched)?;
+        for (number, (table, touched)) in tables.iter_mut().zip(&touched).enumerate() {
+            table.send(touched, workload.product(number))?;
         }
         job.clock();
         if told.elapsed() >= PROGRESS_EVERY || (step + 1) % stride == 0 || step + 1 == total {
@@ -177,14 +178,18 @@ impl Trained {
         Ok(())
     }
 
-    /// Sends the gradient of the step that was computed.
-    fn send(&mut self, touched: &Touched) -> Result<()> {
-        match touched {
-            Touched::Rows(rows) => {
+    /// Sends the gradient of the step that was computed. One that is a product travels as such where the codec is `factors`.
+    fn send(&mut self, touched: &Touched, product: Option<ProductGradient<'_>>) -> Result<()> {
+        match (touched, product) {
+            (Touched::Rows(rows), _) => {
                 self.settle()?;
                 self.pushed = Some(self.table.push(Gradient::Rows { rows, values: &self.gradient })?);
             }
-            Touched::All => self.table.update(&self.gradient)?,
+            (Touched::All, Some(ProductGradient { rank, u, v })) => {
+                let factors = Factors { rank: rank as u32, u: &u, v };
+                self.table.update(Gradient::Product { values: &self.gradient, factors })?;
+            }
+            (Touched::All, None) => self.table.update(&self.gradient)?,
         }
         Ok(())
     }

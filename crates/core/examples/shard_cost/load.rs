@@ -87,6 +87,7 @@ impl Load {
                 .map(|n| TableSpec::dense(format!("table{n}"), [work.elements as u64]))
                 .collect(),
             parts: tables.clone().map(|_| vec![part]).collect(),
+            whole: vec![],
             shards: vec![ServedShard { shard: id, process: ProcessId(1), addresses: "here".into() }],
             workers: work.workers,
             members: (0..work.workers).map(|rank| Member::original(WorkerId(rank), 1)).collect(),

@@ -124,6 +124,11 @@ impl Copies {
         }
     }
 
+    /// Whether a server's answers have the elements that tables have, and nothing else.
+    pub(super) fn is_plain(&self, table: usize, server: ServerId) -> bool {
+        self.tables.get(table).is_some_and(|copy| !copy.codecs.contains_key(&server))
+    }
+
     /// The body that brings a chunk to a worker, its length and its form.
     pub(super) fn body(&self, table: usize, number: u32) -> Option<(Body, usize, Form)> {
         let payloads = &self.tables.get(table)?.payloads;

@@ -339,7 +339,7 @@ impl ShardProxy {
             return Ok(());
         }
         match edition {
-            None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), out),
+            None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), false, out),
             Some(edition) if edition.is_same => {
                 // Each is the answer to one pull.
                 if self.overtaken.len() < limits::MAX_PASSED_REQUESTS
@@ -372,11 +372,13 @@ impl ShardProxy {
         let (table, chunk) = (params.subject.table.0 as usize, params.piece.chunk);
         let Some((body, len, form)) = copies.body(table, chunk) else { return };
         let version = copies.version(table, chunk);
-        self.hand_over(Params { form, version, ..params }, body, len, out);
+        // A worker's memory is for the elements that answers have.
+        let may_land = copies.is_plain(table, self.shard().server);
+        self.hand_over(Params { form, version, ..params }, body, len, may_land, out);
     }
 
     /// Passes one frame of an answer to the worker that it is for. Its request is still the number of its route.
-    fn hand_over(&mut self, params: Params, body: Body, bytes: usize, out: &mut Out<'_>) {
+    fn hand_over(&mut self, params: Params, body: Body, bytes: usize, may_land: bool, out: &mut Out<'_>) {
         let number = params.subject.request;
         let Some(route) = self.uplink.routes.get(number).filter(|route| route.awaits_params) else { return };
         if route.epoch != params.subject.epoch {
@@ -385,7 +387,9 @@ impl ShardProxy {
             return;
         }
         let reply_place = match body {
-            Body::Stored { start, .. } => route.reply_place.and_then(|place| place.after(start as u64)),
+            Body::Stored { start, .. } if may_land => {
+                route.reply_place.and_then(|place| place.after(start as u64))
+            }
             _ => None,
         };
         let subject = Subject { request: route.request, ..params.subject };

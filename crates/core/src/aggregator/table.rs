@@ -180,7 +180,8 @@ impl Table {
         if was_passed {
             return Ok(Way::Past { is_new: false });
         }
-        let is_under_way = intake.under_way(worker).is_some_and(|push| push.clock() == clock);
+        let is_under_way = intake.under_way(worker).is_some_and(|push| push.clock() == clock)
+            || intake.has_factors(worker, clock);
         // The middle of a push that did not begin is ignored by the intake.
         if is_done || push.piece.sequence > 0 || is_under_way {
             return Ok(Way::Up);
@@ -338,8 +339,6 @@ impl Table {
             step: clock,
             seed: codec::stretch_seed(job, sender, table, clock, chunk.number),
             table_elements: self.layout.spec().elements(),
-            start: chunk.table_start,
-            columns: self.layout.spec().columns(),
             ..Context::default()
         };
         let largest = encoder.codec().largest();

@@ -195,16 +195,12 @@ impl Codec {
         if self.is_none() {
             return Some(DType::F32);
         }
-        self.halves().filter(|_| self.filters.is_empty())
-    }
-
-    /// The type of the halves that it makes of whole stretches, and does not compress any further.
-    pub fn halves(&self) -> Option<DType> {
-        let is_whole = self.sparsifier.is_none()
+        let is_alone = self.sparsifier.is_none()
             && self.low_rank.is_none()
             && matches!(self.container, None | Some(Container::Dense))
-            && self.bytes.is_none();
-        self.quantiser.as_ref().filter(|_| is_whole)?.element_type()
+            && self.bytes.is_none()
+            && self.filters.is_empty();
+        self.quantiser.as_ref().filter(|_| is_alone)?.element_type()
     }
 
     /// Whether what is received is what was sent, bit for bit.
@@ -223,9 +219,20 @@ impl Codec {
             || self.quantiser.as_ref().is_some_and(|quantiser| quantiser.needs_residual())
     }
 
+    /// Whether something is decided for whole layers at this step.
+    pub(super) fn decides_by_layer(&self, step: u64) -> bool {
+        self.low_rank.is_some()
+            || self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.largest(step, 1).is_some())
+    }
+
     /// Whether it compares gradients with the sender's parameters.
     pub fn needs_parameters(&self) -> bool {
         self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())
+    }
+
+    /// Whether it sends factors of a layer's matrix, which one server must have all of.
+    pub fn needs_whole_layers(&self) -> bool {
+        self.low_rank.is_some()
     }
 
     /// Whether it is made for differences: of values themselves it would send some and lose the others.

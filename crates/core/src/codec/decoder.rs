@@ -1,11 +1,13 @@
 //! The receiver's end of a chain. It remembers nothing, and changes nothing before a payload is checked whole.
 
 use super::container::{self, Container};
-use super::matrix::{SHAPE_BYTES, Shape};
+use super::layer::LayerRange;
 use super::payload::{Layout, Prefix, read_floats};
+use super::products::{PIECE_HEAD_BYTES, PieceHead, Products};
 use super::{Codec, CodecError, Content, Mask, Packer, Sparse};
 use crate::kernels::{self, Values};
 use crate::wire::DType;
+use std::ops::Range;
 use std::sync::Arc;
 
 const NOT_FINITE: &str = "NaN or Inf among its values";
@@ -50,37 +52,35 @@ impl Decoder {
     /// stay where they were found; the next payload replaces them. No more memory is taken than `entries` need, whatever
     /// the payload says.
     pub fn read<'a>(&'a mut self, payload: &'a [u8], entries: usize) -> Result<Content<'a>, CodecError> {
+        self.read_chunk(payload, 0..entries, Products::NONE)
+    }
+
+    /// The same for a chunk of a table, whose layers may have come as factors before.
+    pub fn read_chunk<'a>(
+        &'a mut self,
+        payload: &'a [u8],
+        chunk: Range<usize>,
+        products: &Products,
+    ) -> Result<Content<'a>, CodecError> {
         let refuse = |why: String| Err(CodecError::Payload(why));
+        let entries = chunk.len();
         let Decoder { codec, mask, values, unpacked, product, packer } = self;
-        let (prefix, mut body) = Prefix::decode(payload)?;
-        if prefix.tag != codec.tag() {
-            return Err(CodecError::OtherCodec { expected: codec.to_string() });
-        }
+        let (prefix, body) = open(codec, payload)?;
         let count = prefix.count as usize;
         let whole = matches!(prefix.layout, Layout::Raw | Layout::Dense);
-        if count > entries || (whole && count != entries) || !Container::fits(prefix.layout, entries) {
+        if count > entries
+            || (whole && count != entries)
+            || !Container::fits(prefix.layout, entries)
+            || prefix.layout == Layout::Factors
+        {
             return refuse(format!("{count} values, laid out as {:?}, for {entries} entries", prefix.layout));
         }
         let value_bytes = match prefix.layout {
             Layout::Raw => 4 * count,
             _ => codec.value_bytes(count),
         };
-        let place_bytes = match prefix.layout {
-            Layout::LowRank => SHAPE_BYTES,
-            layout => Container::place_bytes(layout, entries, count),
-        };
-        let expected = place_bytes + value_bytes;
-        if prefix.packed {
-            let Some(packer) = packer else {
-                return refuse("compressed bytes, and this codec has no byte compressor".into());
-            };
-            unpacked.resize(expected, 0);
-            packer.unpack(body, unpacked).map_err(CodecError::Payload)?;
-            body = unpacked;
-        }
-        if body.len() != expected {
-            return refuse(format!("{} bytes of body where {expected} are needed", body.len()));
-        }
+        let place_bytes = Container::place_bytes(prefix.layout, entries, count);
+        let body = unpack(prefix, packer, body, place_bytes + value_bytes, unpacked)?;
         let (places, bytes) = body.split_at(place_bytes);
         let quantiser = codec.quantiser.as_ref().filter(|_| prefix.layout != Layout::Raw);
         if whole {
@@ -104,25 +104,87 @@ impl Decoder {
         if whole {
             return Ok(Values::F32(values).into());
         }
-        let Some(shape) = places.first_chunk::<SHAPE_BYTES>().filter(|_| prefix.layout == Layout::LowRank)
-        else {
+        if prefix.layout != Layout::LowRank {
             container::read_places(prefix.layout, places, entries, count, mask)
                 .map_err(CodecError::Payload)?;
             return Ok(Content::Sparse(Sparse::new(mask, values)));
-        };
-        if codec.low_rank.is_none() {
-            return refuse("matrices, which this codec never makes".into());
         }
-        let shape = Shape::decode(shape, entries).map_err(CodecError::Payload)?;
-        if shape.values(entries) != count {
-            return refuse(format!("{count} values for matrices of {shape:?}"));
+        let covered = products.covered(chunk.clone());
+        if covered == 0 || covered + count != entries {
+            return refuse(format!(
+                "{count} values beside products, and factors came for {covered} of {entries} entries"
+            ));
         }
         product.resize(entries, 0.0);
-        shape.product(values, product);
+        products.fill(chunk.start, values, product);
         if kernels::all_finite(product) {
             Ok(Values::F32(product).into())
         } else {
-            refuse("matrices whose product is not finite".into())
+            refuse("factors whose product is not finite".into())
         }
     }
+
+    /// Takes a piece of a layer's factors. After an error `products` are as they were.
+    pub fn take_factors(
+        &mut self,
+        payload: &[u8],
+        layers: &[LayerRange],
+        products: &mut Products,
+    ) -> Result<(), CodecError> {
+        let refuse = |why: String| Err(CodecError::Payload(why));
+        let Decoder { codec, values, unpacked, packer, .. } = self;
+        let (prefix, body) = open(codec, payload)?;
+        if codec.low_rank.is_none() || prefix.layout != Layout::Factors {
+            return refuse("factors, which this codec never makes".into());
+        }
+        let Some((head, body)) = body.split_first_chunk::<PIECE_HEAD_BYTES>() else {
+            return refuse(format!("{} bytes of factors", body.len()));
+        };
+        let (head, count) = (PieceHead::decode(head), prefix.count as usize);
+        // Its length is checked before memory is taken.
+        products.check(head, count, layers).map_err(CodecError::Payload)?;
+        let bytes = unpack(prefix, packer, body, codec.value_bytes(count), unpacked)?;
+        values.resize(count, 0.0);
+        match &codec.quantiser {
+            None => read_floats(bytes, values),
+            Some(quantiser) => quantiser.dequantise(bytes, values).map_err(CodecError::Payload)?,
+        }
+        if !kernels::all_finite(values) {
+            return refuse(NOT_FINITE.into());
+        }
+        products.take(head, values, layers);
+        Ok(())
+    }
+}
+
+/// The prefix and the body of a payload that this chain made.
+fn open<'a>(codec: &Codec, payload: &'a [u8]) -> Result<(Prefix, &'a [u8]), CodecError> {
+    let (prefix, body) = Prefix::decode(payload)?;
+    if prefix.tag != codec.tag() {
+        return Err(CodecError::OtherCodec { expected: codec.to_string() });
+    }
+    Ok((prefix, body))
+}
+
+/// A body as it was before it went through the byte compressor, if it did. It has this many bytes, or is refused.
+fn unpack<'a>(
+    prefix: Prefix,
+    packer: &mut Option<Box<dyn Packer>>,
+    body: &'a [u8],
+    expected: usize,
+    unpacked: &'a mut Vec<u8>,
+) -> Result<&'a [u8], CodecError> {
+    let refuse = |why: String| Err(CodecError::Payload(why));
+    if prefix.packed {
+        let Some(packer) = packer else {
+            return refuse("compressed bytes, and this codec has no byte compressor".into());
+        };
+        unpacked.resize(expected, 0);
+        packer.unpack(body, unpacked).map_err(CodecError::Payload)?;
+        return Ok(unpacked);
+    }
+    if body.len() != expected {
+        return refuse(format!("{} bytes of body where {expected} are needed", body.len()));
+    }
+    Ok(body)
 }

@@ -1,5 +1,6 @@
 //! Deep gradient compression: top-k on accumulated velocities, with momentum correction, factor masking and warm-up.
 
+use super::selection::Largest;
 use super::topk::select_largest;
 use super::{Bound, Context, Mask, Sparsifier, Stage, require_ratio, share};
 use crate::registry::{Entry, Param};
@@ -9,7 +10,7 @@ pub(super) const ENTRY: Entry<Stage> = Entry {
     name: "dgc",
     about: "Deep gradient compression: the largest accumulated velocities travel; servers then need no momentum.",
     params: &[
-        Param { name: "ratio", default: Some("0.001"), about: "The part of a chunk's entries that travels." },
+        Param { name: "ratio", default: Some("0.001"), about: "The part of a layer's entries that travels." },
         Param { name: "momentum", default: Some("0.9"), about: "How much of a velocity is kept, below 1." },
         Param {
             name: "warmup",
@@ -59,7 +60,11 @@ impl Dgc {
 
 impl Sparsifier for Dgc {
     fn select(&self, context: &Context<'_>, values: &[f32], mask: &mut Mask) {
-        select_largest(values, share(self.ratio_at(context.step), values.len()), mask);
+        select_largest(context, values, self.largest(context.step, values.len()), mask);
+    }
+
+    fn largest(&self, step: u64, count: usize) -> Option<Largest> {
+        Some(Largest { count: share(self.ratio_at(step), count), sample: None })
     }
 
     fn bound(&self, _count: usize) -> Bound {

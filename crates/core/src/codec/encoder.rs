@@ -1,8 +1,11 @@
 //! The sender's end of a chain: what it remembers, and how values become a payload.
 
 use super::container::{self, Container};
-use super::matrix::SHAPE_BYTES;
+use super::layer::{InputMemory, LayerRange, Plan, TableGradient, TableInput};
+use super::matrix::Matrix;
 use super::payload::{Layout, PREFIX_BYTES, Prefix, write_floats};
+use super::products::{PIECE_VALUES, PieceHead, Products, Thin};
+use super::selection::{Largest, Selection};
 use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
 use crate::absence::Absent;
 use crate::kernels;
@@ -12,21 +15,36 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The sender's end of a chain, for one table and one direction.
+///
+/// A gradient of a whole table is encoded in two phases: [`Encoder::plan`] decides what has to be decided for whole layers,
+/// and changes nothing of what chunks have; then every chunk is encoded by itself, with its own [`ChunkState`], so that
+/// threads can share the chunks. [`Encoder::encode_table`] does both. A stretch that is a layer by itself, or of which
+/// nothing is decided by layer, is encoded by [`Encoder::encode`].
 #[derive(Debug)]
 pub struct Encoder {
     codec: Arc<Codec>,
     /// Residual: what was not sent yet. Empty when the chain keeps none, and was given none to keep.
     residual: Buffer,
-    /// Velocities (DGC) or the last factors (PowerSGD); empty when the chain has neither.
-    memory: Buffer,
+    /// Velocities (DGC); empty when the chain has none.
+    velocity: Buffer,
+    /// The last factors of every layer (PowerSGD); empty at first.
+    bases: Vec<Vec<f32>>,
     /// Elements that are sent.
     elements: usize,
-    work: Work,
+    scratch: Scratch,
+    input: InputMemory,
 }
 
-/// Memory that is used again for every stretch.
+/// What an encoder remembers of one chunk.
 #[derive(Debug)]
-struct Work {
+pub struct ChunkState<'a> {
+    residual: &'a mut [f32],
+    velocity: &'a mut [f32],
+}
+
+/// Memory that is used again for every stretch. A thread that encodes chunks has its own.
+#[derive(Debug)]
+pub struct Scratch {
     /// Aligned as residuals are: a copy between memory that is 16 bytes off is ten times as slow.
     input: Buffer,
     velocity: Vec<f32>,
@@ -37,6 +55,17 @@ struct Work {
     packer: Option<Box<dyn Packer>>,
     /// Residuals and velocities of absent ranges, set aside while the others are encoded.
     held: Vec<f32>,
+    /// A chunk with zeros in its absent ranges.
+    present: Vec<f32>,
+}
+
+/// Frames with the factors of a layer: they travel before the layer's first chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FactorFrames {
+    /// The layer's elements in the table.
+    pub elements: Range<usize>,
+    /// The payload of each frame.
+    pub payloads: Vec<Range<usize>>,
 }
 
 /// The entries that a body carries.
@@ -55,17 +84,16 @@ enum Sent {
 impl Encoder {
     /// For a table of which `elements` are sent.
     pub fn new(codec: Arc<Codec>, elements: usize) -> Encoder {
-        let remembers = codec.momentum().is_some()
-            || codec.low_rank.as_ref().is_some_and(|low_rank| low_rank.keeps_residual());
-        let memory = Buffer::zeroed(if remembers { elements } else { 0 });
+        let velocity = Buffer::zeroed(if codec.momentum().is_some() { elements } else { 0 });
         let residual = Buffer::zeroed(if codec.keeps_residual() { elements } else { 0 });
-        Encoder { residual, memory, elements, ..Encoder::without_memory(codec) }
+        Encoder { residual, velocity, elements, ..Encoder::without_memory(codec) }
     }
 
     /// For values that are whole by themselves: it keeps nothing, even if the chain would.
     pub fn without_memory(codec: Arc<Codec>) -> Encoder {
-        let work = Work::new(codec.bytes.as_ref().map(|bytes| bytes.packer()));
-        Encoder { residual: Buffer::zeroed(0), memory: Buffer::zeroed(0), elements: 0, work, codec }
+        let (residual, velocity) = (Buffer::zeroed(0), Buffer::zeroed(0));
+        let (scratch, input) = (Scratch::new(&codec), InputMemory::default());
+        Encoder { codec, residual, velocity, bases: Vec::new(), elements: 0, scratch, input }
     }
 
     /// Takes over what another chain has not sent yet: it goes with the next values. A chain that keeps nothing sends it once.
@@ -114,43 +142,119 @@ impl Encoder {
     /// ranges is set aside, and puts it back afterwards. What was not sent of these ranges waits for their next gradient.
     /// The receiver takes zeros for whatever a payload says of them, so no rounding error of theirs is kept either.
     pub fn holding<R>(&mut self, start: usize, absent: &Absent, work: impl FnOnce(&mut Encoder) -> R) -> R {
-        let mut held = std::mem::take(&mut self.work.held);
-        held.clear();
-        for part in self.kept_of(start, absent) {
-            held.extend_from_slice(part);
-            part.fill(0.0);
-        }
+        let mut held = std::mem::take(&mut self.scratch.held);
+        self.state(start..self.elements).hold(absent, &mut held);
         let result = work(self);
-        let mut left = held.as_slice();
-        for part in self.kept_of(start, absent) {
-            let (values, rest) = left.split_at(part.len());
-            part.copy_from_slice(values);
-            left = rest;
-        }
-        self.work.held = held;
+        self.state(start..self.elements).release(absent, &held);
+        self.scratch.held = held;
         result
     }
 
-    /// Residual and velocity of each absent element of the chunk that begins at `start`.
-    fn kept_of<'a>(&'a mut self, start: usize, absent: &'a Absent) -> impl Iterator<Item = &'a mut [f32]> {
-        // PowerSGD's memory is of factors, which belong to no element.
-        let velocity = self.codec.momentum().is_some().then_some(&mut self.memory);
-        let buffers = [Some(&mut self.residual), velocity].into_iter().flatten();
-        buffers.filter(|buffer| !buffer.is_empty()).flat_map(move |buffer| {
-            let mut rest = &mut buffer.as_mut_slice()[start..];
-            let mut passed = 0;
-            absent.ranges().iter().map(move |range| {
-                let (first, end) = (range.start as usize - passed, range.end as usize - passed);
-                let (head, tail) = std::mem::take(&mut rest).split_at_mut(end);
-                (rest, passed) = (tail, range.end as usize);
-                &mut head[first..]
-            })
-        })
+    /// What is remembered of a stretch.
+    fn state(&mut self, range: Range<usize>) -> ChunkState<'_> {
+        let Encoder { residual, velocity, .. } = self;
+        ChunkState { residual: stretch(residual, range.clone()), velocity: stretch(velocity, range) }
+    }
+
+    /// What is remembered of each of a table's chunks, which lie one after the other.
+    pub fn chunk_states(&mut self, chunks: &[Range<usize>]) -> Vec<ChunkState<'_>> {
+        let (mut residual, mut velocity) = (self.residual.as_mut_slice(), self.velocity.as_mut_slice());
+        let cut = |chunk: &Range<usize>| ChunkState {
+            residual: split_first(&mut residual, chunk.len()),
+            velocity: split_first(&mut velocity, chunk.len()),
+        };
+        chunks.iter().map(cut).collect()
     }
 
     /// Bytes of memory held.
     pub fn memory_bytes(&self) -> usize {
-        self.residual.memory_bytes() + self.memory.memory_bytes()
+        let bases: usize = self.bases.iter().map(|base| base.capacity() * 4).sum();
+        self.residual.memory_bytes() + self.velocity.memory_bytes() + bases
+    }
+
+    /// Decides what is decided for whole layers, and appends the factors of those that travel as such. Nothing that is kept
+    /// of elements changes.
+    pub fn plan(
+        &mut self,
+        gradient: &TableGradient<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(Plan, Vec<FactorFrames>), CodecError> {
+        let (mut plan, mut frames) = (Plan::default(), Vec::new());
+        let applies = |layer: &LayerRange| {
+            let elements = layer.elements.len() as u64;
+            self.codec.applies(&Context {
+                step: gradient.step,
+                table_elements: elements,
+                ..Context::default()
+            })
+        };
+        let applies: Vec<bool> = gradient.layers.iter().map(applies).collect();
+        if !self.codec.decides_by_layer(gradient.step) || !applies.contains(&true) {
+            return Ok((plan, frames));
+        }
+        let Encoder { codec, residual, velocity, bases, scratch, input, .. } = self;
+        // The factors that a layer offers have nothing in them of what is clipped, nor of what another chain left to be sent.
+        let is_altered = !codec.keeps_residual() && (!residual.is_empty() || codec.changes_values());
+        let mut input = TableInput {
+            codec,
+            gradient,
+            residual: residual.as_slice(),
+            velocity: velocity.as_slice(),
+            memory: input,
+            is_finite: true,
+        };
+        bases.resize_with(gradient.layers.len(), Vec::new);
+        for (number, (layer, applies)) in gradient.layers.iter().zip(applies).enumerate() {
+            let (elements, seed) = (layer.elements.clone(), gradient.seed ^ number as u64);
+            let largest = codec
+                .sparsifier
+                .as_ref()
+                .and_then(|sparsifier| sparsifier.largest(gradient.step, elements.len()));
+            if let Some(largest) = largest {
+                // All of a layer that the chain does not apply to.
+                let largest = if applies { largest } else { Largest { count: elements.len(), sample: None } };
+                plan.selections.push(Selection::find(&mut input, elements, largest, seed));
+                continue;
+            }
+            let Some(low_rank) = codec.low_rank.as_ref().filter(|_| applies && !is_altered) else { continue };
+            let mut matrix = Matrix { layer, values: &mut input, factors: gradient.factors, seed };
+            let thin = low_rank.factor(&mut matrix, &mut bases[number]);
+            let written = thin.and_then(|thin| {
+                scratch.write_factors(codec, number as u32, &thin, gradient.layers, &mut plan, out)
+            });
+            match written {
+                Some(payloads) => frames.push(FactorFrames { elements, payloads }),
+                // Factors that are not finite are no place to begin the next step from.
+                None => bases[number].clear(),
+            }
+        }
+        if input.is_finite { Ok((plan, frames)) } else { Err(input.fault()) }
+    }
+
+    /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk. `context` is asked for each chunk. The
+    /// payload of a chunk that is absent altogether is empty.
+    pub fn encode_table<'a>(
+        &mut self,
+        gradient: &TableGradient<'_>,
+        context: impl Fn(usize) -> Context<'a>,
+        out: &mut Vec<u8>,
+    ) -> Result<(Vec<FactorFrames>, Vec<Range<usize>>), CodecError> {
+        let (plan, factors) = self.plan(gradient, out)?;
+        let (codec, mut scratch) =
+            (self.codec.clone(), std::mem::replace(&mut self.scratch, Scratch::empty()));
+        let states = self.chunk_states(gradient.chunks);
+        let mut payloads = Vec::with_capacity(gradient.chunks.len());
+        let mut result = Ok(());
+        for (number, (chunk, state)) in gradient.chunks.iter().zip(states).enumerate() {
+            let (before, context) = (out.len(), Context { plan: Some(&plan), ..context(number) });
+            result = scratch.encode_chunk(&codec, chunk.clone(), state, gradient, &context, out);
+            if result.is_err() {
+                break;
+            }
+            payloads.push(before..out.len());
+        }
+        self.scratch = scratch;
+        result.map(|()| (factors, payloads))
     }
 
     /// Appends the payload of `values`, which are the table's elements from `start` on. After an error nothing has
@@ -162,31 +266,11 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, residual, memory, work, .. } = self;
-        if let Some(quantiser) = codec.only_quantiser(context)
-            && residual.is_empty()
-            && quantiser.bytes(values.len()) < 4 * values.len()
-        {
-            return work.quantise(codec, quantiser, values, context, out);
-        }
-        let residual = stretch(residual, start..start + values.len());
-        let memory = stretch(memory, start..start + values.len());
-        let mut buffer = std::mem::replace(&mut work.input, Buffer::zeroed(0));
-        if buffer.len() < values.len() {
-            buffer = Buffer::zeroed(values.len());
-        }
-        let input = &mut buffer.as_mut_slice()[..values.len()];
-        let finite = take_input(codec, work, input, values, residual, memory);
-        let result = match finite {
-            true => {
-                work.write(codec, input, residual, memory, context, out);
-                Ok(())
-            }
-            false if kernels::all_finite(values) => Err(CodecError::Overflow),
-            false => Err(CodecError::NonFinite),
-        };
-        work.input = buffer;
-        result
+        let Encoder { codec, residual, velocity, scratch, .. } = self;
+        let range = start..start + values.len();
+        let mut state =
+            ChunkState { residual: stretch(residual, range.clone()), velocity: stretch(velocity, range) };
+        scratch.encode(codec, start, &mut state, values, context, out)
     }
 
     /// Appends the payload of entries that the caller chose from a stretch of `len`, and of which it keeps the others:
@@ -198,7 +282,7 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, work, .. } = self;
+        let Encoder { codec, scratch: work, .. } = self;
         work.mask.reset(len);
         work.values.clear();
         let mut next = 0;
@@ -236,7 +320,7 @@ impl Encoder {
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, work, .. } = self;
+        let Encoder { codec, scratch: work, .. } = self;
         let is_dense = codec.sparsifier.is_none()
             && codec.low_rank.is_none()
             && matches!(codec.container, None | Some(Container::Dense));
@@ -291,10 +375,54 @@ fn stretch(buffer: &mut Buffer, range: Range<usize>) -> &mut [f32] {
     if buffer.is_empty() { &mut [] } else { &mut buffer.as_mut_slice()[range] }
 }
 
-/// Puts into `input` what is to be sent. False when some of it is not finite.
-fn take_input(
+/// Cuts off the first elements; nothing when there are none at all.
+fn split_first<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let len = if rest.is_empty() { 0 } else { len };
+    let (first, after) = std::mem::take(rest).split_at_mut(len);
+    *rest = after;
+    first
+}
+
+impl ChunkState<'_> {
+    /// Residual and velocity of each absent element of the chunk.
+    fn kept_of<'a>(&'a mut self, absent: &'a Absent) -> impl Iterator<Item = &'a mut [f32]> {
+        let ChunkState { residual, velocity } = self;
+        let kept = [&mut **residual, &mut **velocity].into_iter().filter(|kept| !kept.is_empty());
+        kept.flat_map(move |kept| {
+            let (mut rest, mut passed) = (kept, 0);
+            absent.ranges().iter().map(move |range| {
+                let (first, end) = (range.start as usize - passed, range.end as usize - passed);
+                let (head, tail) = std::mem::take(&mut rest).split_at_mut(end);
+                (rest, passed) = (tail, range.end as usize);
+                &mut head[first..]
+            })
+        })
+    }
+
+    /// Sets aside what is kept of absent elements, and leaves zeros.
+    fn hold(&mut self, absent: &Absent, held: &mut Vec<f32>) {
+        held.clear();
+        for part in self.kept_of(absent) {
+            held.extend_from_slice(part);
+            part.fill(0.0);
+        }
+    }
+
+    /// Puts back what was set aside.
+    fn release(&mut self, absent: &Absent, mut held: &[f32]) {
+        for part in self.kept_of(absent) {
+            let (values, rest) = held.split_at(part.len());
+            part.copy_from_slice(values);
+            held = rest;
+        }
+    }
+}
+
+/// Puts into `input` what is to be sent. False when some of it is not finite. `next_velocity` gets what the velocity becomes,
+/// where the chain has one.
+pub(super) fn take_input(
     codec: &Codec,
-    work: &mut Work,
+    next_velocity: &mut Vec<f32>,
     input: &mut [f32],
     values: &[f32],
     residual: &[f32],
@@ -310,11 +438,11 @@ fn take_input(
     }
     if let Some(momentum) = codec.momentum() {
         // Momentum correction (DGC eq. 4): velocities are accumulated, not gradients.
-        work.velocity.clear();
-        work.velocity.extend_from_slice(velocity);
-        kernels::scale(&mut work.velocity, momentum);
-        kernels::add(&mut work.velocity, if clipped { input } else { values });
-        return add_into(input, residual, &work.velocity);
+        next_velocity.clear();
+        next_velocity.extend_from_slice(velocity);
+        kernels::scale(next_velocity, momentum);
+        kernels::add(next_velocity, if clipped { input } else { values });
+        return add_into(input, residual, next_velocity);
     }
     match (residual.is_empty(), clipped) {
         (true, true) => true,
@@ -350,10 +478,127 @@ fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
     }
 }
 
-impl Work {
-    fn new(packer: Option<Box<dyn Packer>>) -> Work {
-        let (velocity, mask, values, received, packed, held) = Default::default();
-        Work { input: Buffer::zeroed(0), velocity, mask, values, received, packed, packer, held }
+impl Scratch {
+    /// For chunks that this chain encodes.
+    pub fn new(codec: &Codec) -> Scratch {
+        Scratch { packer: codec.bytes.as_ref().map(|bytes| bytes.packer()), ..Scratch::empty() }
+    }
+
+    fn empty() -> Scratch {
+        let (velocity, mask, values, received, packed, held, present) = Default::default();
+        Scratch {
+            input: Buffer::zeroed(0),
+            velocity,
+            mask,
+            values,
+            received,
+            packed,
+            packer: None,
+            held,
+            present,
+        }
+    }
+
+    /// Appends the payload of a chunk of a gradient, and brings up to date what is remembered of the chunk. The payload of a
+    /// chunk that is absent altogether is empty. After an error neither has changed.
+    pub fn encode_chunk(
+        &mut self,
+        codec: &Codec,
+        chunk: Range<usize>,
+        mut state: ChunkState<'_>,
+        gradient: &TableGradient<'_>,
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let absent = Absent::in_chunk(gradient.absent, chunk.clone());
+        if absent.covers(chunk.len()) {
+            return Ok(());
+        }
+        let mut present = std::mem::take(&mut self.present);
+        let values = gradient.part(chunk.clone(), &absent, &mut present);
+        let mut held = std::mem::take(&mut self.held);
+        state.hold(&absent, &mut held);
+        let result = self.encode(codec, chunk.start, &mut state, values, context, out);
+        state.release(&absent, &held);
+        (self.present, self.held) = (present, held);
+        result
+    }
+
+    /// Appends the payload of `values`, which are the table's elements from `start` on.
+    fn encode(
+        &mut self,
+        codec: &Codec,
+        start: usize,
+        state: &mut ChunkState<'_>,
+        values: &[f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        if let Some(Plan { products, .. }) = context.plan
+            && state.residual.is_empty()
+            && products.covered(start..start + values.len()) == values.len()
+            && !values.is_empty()
+        {
+            // Factors have all of it, and nothing is kept of what they lack.
+            let prefix = Prefix { layout: Layout::LowRank, packed: false, tag: codec.tag(), count: 0 };
+            out.extend_from_slice(&prefix.encode());
+            return Ok(());
+        }
+        if let Some(quantiser) = codec.only_quantiser(context)
+            && state.residual.is_empty()
+            && quantiser.bytes(values.len()) < 4 * values.len()
+        {
+            return self.quantise(codec, quantiser, values, context, out);
+        }
+        let mut buffer = std::mem::replace(&mut self.input, Buffer::zeroed(0));
+        if buffer.len() < values.len() {
+            buffer = Buffer::zeroed(values.len());
+        }
+        let input = &mut buffer.as_mut_slice()[..values.len()];
+        let finite = take_input(codec, &mut self.velocity, input, values, state.residual, state.velocity);
+        let result = match finite {
+            true => {
+                self.write(codec, start, input, state, context, out);
+                Ok(())
+            }
+            false if kernels::all_finite(values) => Err(CodecError::Overflow),
+            false => Err(CodecError::NonFinite),
+        };
+        self.input = buffer;
+        result
+    }
+
+    /// Appends the factors of a layer in pieces, and puts them into the plan as they will be received. `None` when they
+    /// cannot be sent; then nothing was appended.
+    fn write_factors(
+        &mut self,
+        codec: &Arc<Codec>,
+        layer: u32,
+        thin: &Thin,
+        layers: &[LayerRange],
+        plan: &mut Plan,
+        out: &mut Vec<u8>,
+    ) -> Option<Vec<Range<usize>>> {
+        if !kernels::all_finite(&thin.values) {
+            return None;
+        }
+        let (begin, mut decoder) = (out.len(), Decoder::new(codec.clone()));
+        let mut payloads = Vec::new();
+        for (piece, values) in (0..).zip(thin.values.chunks(PIECE_VALUES)) {
+            let start = out.len();
+            let mut prefix = open(codec, Layout::Factors, values.len(), out);
+            out.extend_from_slice(&PieceHead { layer, shape: thin.shape, piece }.encode());
+            let body = write_values(codec, &Context::default(), values, out);
+            prefix.packed = self.pack(body, out);
+            out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
+            if decoder.take_factors(&out[start..], layers, &mut plan.products).is_err() {
+                plan.products.remove(&layers[layer as usize].elements);
+                out.truncate(begin);
+                return None;
+            }
+            payloads.push(start..out.len());
+        }
+        Some(payloads)
     }
 
     /// The whole way for a chain that is one quantiser and keeps nothing.
@@ -380,34 +625,34 @@ impl Work {
     fn write(
         &mut self,
         codec: &Codec,
+        start: usize,
         input: &mut [f32],
-        residual: &mut [f32],
-        memory: &mut [f32],
+        state: &mut ChunkState<'_>,
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) {
-        let start = out.len();
-        let keeps = !residual.is_empty() && codec.keeps_residual();
-        let (mut prefix, mut sent) = self.body(codec, input, memory, context, out, keeps);
-        let body = start + PREFIX_BYTES;
+        let begin = out.len();
+        let keeps = !state.residual.is_empty() && codec.keeps_residual();
+        let (mut prefix, mut sent) = self.body(codec, start, input, context, out, keeps);
+        let body = begin + PREFIX_BYTES;
         if prefix.layout != Layout::Raw && out.len() - body > 4 * input.len() {
-            out.truncate(start);
+            out.truncate(begin);
             if sent == Sent::Taken {
                 self.mask.put(&self.values, input);
             }
             (prefix, sent) = raw(codec, input, out);
         }
         prefix.packed = self.pack(body, out);
-        out[start..body].copy_from_slice(&prefix.encode());
-        self.remember(codec, sent, input, residual, memory);
+        out[begin..body].copy_from_slice(&prefix.encode());
+        self.remember(codec, sent, input, state);
     }
 
     /// Appends room for a prefix, and a body.
     fn body(
         &mut self,
         codec: &Codec,
+        start: usize,
         input: &mut [f32],
-        memory: &mut [f32],
         context: &Context<'_>,
         out: &mut Vec<u8>,
         keeps: bool,
@@ -415,33 +660,18 @@ impl Work {
         if !codec.applies(context) || input.is_empty() {
             return raw(codec, input, out);
         }
-        if let Some(low_rank) = &codec.low_rank
-            && let Some(thin) = low_rank.factor(context, input, memory)
-            && kernels::all_finite(&thin.values)
+        if let Some(Plan { products, .. }) = context.plan
+            && products.covered(start..start + input.len()) > 0
         {
-            let prefix = open(codec, Layout::LowRank, thin.values.len(), out);
-            out.extend_from_slice(&thin.shape.encode());
-            let values = write_values(codec, context, &thin.values, out);
-            self.values.resize(thin.values.len(), 0.0);
-            let readable = read_back(codec, &out[values..], &thin.values, &mut self.values);
-            self.received.resize(input.len(), 0.0);
-            thin.shape.product(&self.values, &mut self.received);
-            if readable && kernels::all_finite(&self.received) {
-                return (prefix, Sent::Rounded);
-            }
-            out.truncate(values - PREFIX_BYTES - SHAPE_BYTES);
-            kernels::fill(memory, 0.0);
-            return raw(codec, input, out);
-        }
-        if codec.low_rank.is_some() {
-            // Factors that are not finite are no place to begin the next step from.
-            let spoilt = !kernels::all_finite(memory);
-            memory.iter_mut().filter(|_| spoilt).for_each(|value| *value = 0.0);
+            return self.low_rank_body(codec, products, start, input, context, out, keeps);
         }
         let masked = match (&codec.sparsifier, codec.container) {
             (Some(sparsifier), _) => {
                 self.mask.reset(input.len());
-                sparsifier.select(context, input, &mut self.mask);
+                match context.plan.filter(|plan| plan.selects()) {
+                    Some(plan) => plan.mark(start, input, &mut self.mask),
+                    None => sparsifier.select(context, input, &mut self.mask),
+                }
                 true
             }
             (None, Some(container)) if container != Container::Dense => {
@@ -464,6 +694,35 @@ impl Work {
             return (prefix, Sent::Rounded);
         }
         self.masked_body(codec, input, context, out, keeps)
+    }
+
+    /// A body of what factors do not cover.
+    #[expect(clippy::too_many_arguments, reason = "those of a body, and the factors")]
+    fn low_rank_body(
+        &mut self,
+        codec: &Codec,
+        products: &Products,
+        start: usize,
+        input: &[f32],
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+        keeps: bool,
+    ) -> (Prefix, Sent) {
+        products.gather_rest(start, input, &mut self.values);
+        let prefix = open(codec, Layout::LowRank, self.values.len(), out);
+        let values = write_values(codec, context, &self.values, out);
+        if !keeps {
+            return (prefix, Sent::All);
+        }
+        let mut rest = vec![0.0; self.values.len()];
+        let readable = read_back(codec, &out[values..], &self.values, &mut rest);
+        self.received.resize(input.len(), 0.0);
+        products.fill(start, &rest, &mut self.received);
+        if readable && kernels::all_finite(&self.received) {
+            return (prefix, Sent::Rounded);
+        }
+        out.truncate(values - PREFIX_BYTES);
+        raw(codec, input, out)
     }
 
     /// A body of the mask's entries.
@@ -539,14 +798,8 @@ impl Work {
     }
 
     /// Updates the residual: what was not sent. Velocities of sent entries begin anew (factor masking, DGC section 3.2).
-    fn remember(
-        &mut self,
-        codec: &Codec,
-        sent: Sent,
-        input: &[f32],
-        residual: &mut [f32],
-        memory: &mut [f32],
-    ) {
+    fn remember(&mut self, codec: &Codec, sent: Sent, input: &[f32], state: &mut ChunkState<'_>) {
+        let ChunkState { residual, velocity } = state;
         if !residual.is_empty() {
             // A chain that keeps no residual sends the one that another chain left, once.
             let sent = if codec.keeps_residual() { sent } else { Sent::All };
@@ -565,9 +818,9 @@ impl Work {
             }
         }
         if codec.momentum().is_some() {
-            memory.copy_from_slice(&self.velocity);
+            velocity.copy_from_slice(&self.velocity);
             if sent != Sent::All {
-                self.mask.clear(memory);
+                self.mask.clear(velocity);
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Factors that a layer offers: a gradient that is a product by nature travels as one.
 
-use super::matrix::{LowRank, Shape, Thin};
-use super::{Bound, Context, Stage};
+use super::matrix::{LowRank, Matrix};
+use super::products::{Shape, Thin};
+use super::{Bound, Stage};
 use crate::registry::{Entry, Param};
 use serde::Deserialize;
 
@@ -42,21 +43,14 @@ impl Default for Offered {
 }
 
 impl LowRank for Offered {
-    fn factor(&self, context: &Context<'_>, values: &[f32], _memory: &mut [f32]) -> Option<Thin> {
-        let factors = context.factors.filter(|factors| (1..=self.rank).contains(&factors.rank))?;
-        let (columns, rank) = (context.columns, factors.rank as usize);
-        if columns == 0 || columns > values.len() || factors.v.len() != rank * columns {
-            return None;
-        }
-        let offset = (context.start % columns as u64) as u32;
-        let shape = Shape { rank: factors.rank, columns: columns as u32, offset };
-        if shape.values(values.len()) >= values.len() {
-            return None;
-        }
-        let first = (context.start / columns as u64) as usize;
-        let mut thin = factors.u.get(first * rank..(first + shape.rows(values.len())) * rank)?.to_vec();
-        thin.extend_from_slice(factors.v);
-        Some(Thin { shape, values: thin })
+    fn factor(&self, matrix: &mut Matrix<'_>, _memory: &mut Vec<f32>) -> Option<Thin> {
+        let factors = matrix.factors.filter(|factors| (1..=self.rank).contains(&factors.rank))?;
+        let (elements, rank) = (matrix.layer.elements.len(), factors.rank as usize);
+        let shape = Shape { rank: factors.rank, columns: u32::try_from(matrix.layer.columns).ok()? };
+        shape.values(elements)?;
+        let fits = factors.u.len() == shape.rows(elements) * rank
+            && factors.v.len() == rank * shape.columns as usize;
+        fits.then(|| Thin { shape, values: [factors.u, factors.v].concat() })
     }
 
     fn bound(&self) -> Bound {

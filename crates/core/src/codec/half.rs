@@ -108,6 +108,23 @@ pub(crate) fn write(dtype: DType, values: &[f32], out: &mut [u8]) -> bool {
     }
 }
 
+/// Writes values as elements of a type, whatever they are: NaN and Inf stay so. For few of them: it is not a vectorised loop.
+pub(crate) fn write_any(dtype: DType, values: &[f32], out: &mut [u8]) {
+    if write(dtype, values, out) || dtype == DType::F32 {
+        return;
+    }
+    // The infinity of the type, and a NaN of it.
+    let (infinity, nan) = if dtype == DType::F16 { (0x7c00u16, 0x7e00) } else { (0x7f80, 0x7fc0) };
+    for (bytes, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        let sign = u16::from(value.is_sign_negative()) << 15;
+        if value.is_nan() {
+            *bytes = (nan | sign).to_le_bytes();
+        } else if value.is_infinite() {
+            *bytes = (infinity | sign).to_le_bytes();
+        }
+    }
+}
+
 /// Looks at values and converts them in one pass, a few at a time: what is appended is zeroed first, in the cache.
 fn quantise_in_blocks(values: &[f32], out: &mut Vec<u8>, write: fn(&[f32], &mut [u8]) -> bool) -> bool {
     const BLOCK: usize = 1024;
@@ -198,6 +215,19 @@ mod tests {
             if brain.is_finite() {
                 assert_eq!(to_bf16(brain), bits, "{brain}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_so_where_it_may() {
+        let values = [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -2.0];
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let mut words = [0.0f32; 5];
+            let bytes = &mut bytemuck::cast_slice_mut(&mut words)[..5 * dtype.bytes()];
+            write_any(dtype, &values, bytes);
+            let read = dtype.values(bytes).unwrap().to_vec();
+            assert_eq!((&read[..3], read[4]), (&values[..3], -2.0), "{dtype:?}");
+            assert!(read[3].is_nan(), "{dtype:?}");
         }
     }
 

@@ -59,6 +59,15 @@ impl Mask {
         above(values, threshold.to_bits() & MAGNITUDE, &mut self.words);
     }
 
+    /// Sets the bits of the values whose magnitude is above `threshold` too. The first of them belongs to the bit `first`.
+    pub(super) fn mark_above(&mut self, first: usize, values: &[f32], threshold: f32) {
+        assert!(first + values.len() <= self.len);
+        if !values.is_empty() {
+            let words = &mut self.words[first / WORD_BITS..];
+            above_from(values, threshold.to_bits() & MAGNITUDE, first % WORD_BITS, words);
+        }
+    }
+
     /// Sets exactly the bits of the values whose magnitude is above `factor` times that of their reference.
     pub fn select_above_reference(&mut self, values: &[f32], references: &[f32], factor: f32) {
         self.reset(values.len());
@@ -152,6 +161,33 @@ fn above(values: &[f32], limit: u32, words: &mut [u64]) {
     let limit = limit as i32;
     // Signed comparisons: every CPU level has them, and magnitudes have no sign.
     mark(values, words, |bits| (bits & MAGNITUDE) as i32 > limit);
+}
+
+/// The same for values of which the first one belongs to the bit `shift` of the first word. Other bits stay.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn above_from(values: &[f32], limit: u32, shift: usize, words: &mut [u64]) {
+    let limit = limit as i32;
+    let mut words = words.iter_mut();
+    let mut word = words.next();
+    let mut place = |bits: u64| {
+        word.iter_mut().for_each(|word| **word |= bits << shift);
+        word = words.next();
+        // The bits that did not fit. There is no further word where none of them is set.
+        if let Some(word) = word.as_mut().filter(|_| shift > 0) {
+            **word |= bits >> (WORD_BITS - shift);
+        }
+    };
+    let (blocks, rest) = values.as_chunks::<WORD_BITS>();
+    for block in blocks {
+        place(bits_of(&block.map(|value| u8::from((value.to_bits() & MAGNITUDE) as i32 > limit))));
+    }
+    if !rest.is_empty() {
+        let mut flags = [0u8; WORD_BITS];
+        for (flag, value) in flags.iter_mut().zip(rest) {
+            *flag = u8::from((value.to_bits() & MAGNITUDE) as i32 > limit);
+        }
+        place(bits_of(&flags));
+    }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -269,6 +305,14 @@ mod tests {
             mask.select_nonzero(&values);
             let twin: Vec<bool> = values.iter().map(|value| value.to_bits() != 0).collect();
             prop_assert_eq!((0..values.len()).map(|at| mask.has(at)).collect::<Vec<_>>(), twin);
+            let (first, len) = (values.len() / 3, values.len() - values.len() / 3);
+            mask.reset(values.len() + 1);
+            mask.set(values.len());
+            mask.mark_above(first, &values[..len], threshold);
+            let twin: Vec<bool> = (0..=values.len())
+                .map(|at| at == values.len() || at >= first && values[at - first].abs() > threshold)
+                .collect();
+            prop_assert_eq!((0..=values.len()).map(|at| mask.has(at)).collect::<Vec<_>>(), twin);
             let references: Vec<f32> = values.iter().rev().copied().collect();
             mask.select_above_reference(&values, &references, threshold);
             let twin: Vec<bool> =

@@ -19,8 +19,10 @@ pub(super) enum Layout {
     Index16 = 3,
     /// The same with 32-bit places, for stretches longer than 65,536.
     Index32 = 4,
-    /// Two thin matrices.
+    /// What the factors of this push do not cover; the rest is their product.
     LowRank = 5,
+    /// A piece of a layer's factors. It is no chunk's.
+    Factors = 6,
 }
 
 /// A payload's prefix, decoded.
@@ -54,6 +56,7 @@ impl Prefix {
             3 => Layout::Index16,
             4 => Layout::Index32,
             5 => Layout::LowRank,
+            6 => Layout::Factors,
             other => return refuse(format!("the undefined layout {other}")),
         };
         if head[1] > 1 {
@@ -110,8 +113,9 @@ mod tests {
 
     #[test]
     fn a_prefix_is_read_as_it_was_written_and_one_that_cannot_be_is_refused() {
-        use Layout::{Bitmap, Dense, Index16, Index32, LowRank, Raw};
-        for (number, layout) in [Raw, Dense, Bitmap, Index16, Index32, LowRank].into_iter().enumerate() {
+        use Layout::{Bitmap, Dense, Factors, Index16, Index32, LowRank, Raw};
+        let layouts = [Raw, Dense, Bitmap, Index16, Index32, LowRank, Factors];
+        for (number, layout) in layouts.into_iter().enumerate() {
             for packed in [false, true] {
                 let prefix = Prefix { layout, packed, tag: 0x1234, count: 0x0506_0708 };
                 let bytes = prefix.encode();
@@ -120,7 +124,7 @@ mod tests {
                 assert_eq!(Prefix::decode(&payload), Ok((prefix, &[9][..])));
             }
         }
-        assert!(Prefix::decode(&[0; 7]).is_err() && Prefix::decode(&[6, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Prefix::decode(&[0; 7]).is_err() && Prefix::decode(&[7, 0, 0, 0, 0, 0, 0, 0]).is_err());
         assert!(Prefix::decode(&[0, 2, 0, 0, 0, 0, 0, 0]).is_err());
     }
 }

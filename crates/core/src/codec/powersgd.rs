@@ -1,7 +1,9 @@
 //! PowerSGD: one power iteration from where the last step ended, and what the product lacks is kept.
 
-use super::matrix::{LowRank, Shape, Thin, dot};
-use super::{Bound, Context, Stage};
+use super::layer::LayerRange;
+use super::matrix::{LowRank, Matrix, dot};
+use super::products::{Shape, Thin};
+use super::{Bound, Stage};
 use crate::kernels;
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
@@ -9,7 +11,7 @@ use serde::Deserialize;
 
 pub(super) const ENTRY: Entry<Stage> = Entry {
     name: "powersgd",
-    about: "Each chunk, seen as a matrix, as a product of two thin ones (PowerSGD); with error feedback.",
+    about: "Each layer, seen as a matrix, as a product of two thin ones (PowerSGD); with error feedback.",
     params: &[Param { name: "rank", default: Some("2"), about: "Columns of the thin matrices, 1 to 256." }],
     example: "powersgd:rank=2",
     build: |spec| {
@@ -35,19 +37,18 @@ impl Default for PowerSgd {
 }
 
 impl LowRank for PowerSgd {
-    fn factor(&self, context: &Context<'_>, values: &[f32], memory: &mut [f32]) -> Option<Thin> {
-        let shape = self.shape(context, values.len())?;
+    fn factor(&self, matrix: &mut Matrix<'_>, memory: &mut Vec<f32>) -> Option<Thin> {
+        let shape = self.shape(matrix.layer)?;
         let (rank, right_len) = (self.rank as usize, (shape.columns * shape.rank) as usize);
-        let right = memory.get_mut(..right_len)?;
-        if right.iter().all(|&value| value == 0.0) {
-            let mut prng = Prng::new(context.seed);
-            right.iter_mut().for_each(|value| *value = prng.normal() as f32);
+        if memory.len() != right_len || memory.iter().all(|&value| value == 0.0) {
+            let mut prng = Prng::new(matrix.seed);
+            *memory = (0..right_len).map(|_| prng.normal() as f32).collect();
         }
-        let mut left = vec![0.0; shape.rows(values.len()) * rank];
-        shape.times_right(values, right, &mut left);
+        let mut left = vec![0.0; shape.rows(matrix.layer.elements.len()) * rank];
+        matrix.times_right(shape, memory, &mut left);
         orthonormalise(&mut left, rank);
-        shape.left_times(values, &left, right);
-        left.extend_from_slice(right);
+        matrix.left_times(shape, &left, memory);
+        left.extend_from_slice(memory);
         Some(Thin { shape, values: left })
     }
 
@@ -58,19 +59,14 @@ impl LowRank for PowerSgd {
 }
 
 impl PowerSgd {
-    /// The table's own rows if they are of use for a stretch of so many elements, else a square.
-    fn shape(&self, context: &Context<'_>, entries: usize) -> Option<Shape> {
-        let own = context.columns;
-        let own = (own > 0).then(|| Shape {
-            rank: self.rank,
-            columns: u32::try_from(own).unwrap_or(u32::MAX),
-            offset: (context.start % own as u64) as u32,
-        });
-        let square = Shape { rank: self.rank, columns: (entries as f64).sqrt().ceil() as u32, offset: 0 };
-        own.into_iter()
-            .chain([square])
-            .filter(|shape| (1..=entries).contains(&(shape.columns as usize)))
-            .find(|shape| shape.values(entries) < entries / 2)
+    /// The layer's own rows if they are of use, else a square.
+    fn shape(&self, layer: &LayerRange) -> Option<Shape> {
+        let elements = layer.elements.len();
+        let columns = [layer.columns, (elements as f64).sqrt().ceil() as usize];
+        columns
+            .into_iter()
+            .filter_map(|columns| Some(Shape { rank: self.rank, columns: u32::try_from(columns).ok()? }))
+            .find(|shape| shape.values(elements).is_some_and(|values| values < elements / 2))
     }
 }
 
@@ -104,6 +100,7 @@ fn orthonormalise(matrix: &mut [f32], rank: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::products::{PieceHead, Products};
 
     #[test]
     fn a_matrix_of_low_rank_is_found_in_two_steps() {
@@ -114,13 +111,22 @@ mod tests {
                 row.sin() * column.cos() + 0.5 * row.cos() * (column * 0.3).sin()
             })
             .collect();
-        let context = Context { seed: 1, columns, ..Context::default() };
-        let mut memory = vec![0.0; values.len()];
-        let power = PowerSgd { rank: 2 };
-        power.factor(&context, &values, &mut memory).unwrap();
-        let thin = power.factor(&context, &values, &mut memory).unwrap();
+        let (layer, power) = (LayerRange { elements: 0..values.len(), columns }, PowerSgd { rank: 2 });
+        let mut memory = Vec::new();
+        let mut step = || {
+            let mut stretches = values.as_slice();
+            let mut matrix = Matrix { layer: &layer, values: &mut stretches, factors: None, seed: 1 };
+            power.factor(&mut matrix, &mut memory).unwrap()
+        };
+        step();
+        let (thin, mut products) = (step(), Products::default());
+        products.take(
+            PieceHead { layer: 0, shape: thin.shape, piece: 0 },
+            &thin.values,
+            std::slice::from_ref(&layer),
+        );
         let mut product = vec![0.0; values.len()];
-        thin.shape.product(&thin.values, &mut product);
+        products.fill(0, &[], &mut product);
         let error: f32 = values.iter().zip(&product).map(|(a, b)| (a - b).powi(2)).sum();
         assert!(error.sqrt() < 1e-3 * kernels::squared_norm(&values).sqrt() as f32, "{error}");
     }

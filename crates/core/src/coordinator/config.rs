@@ -3,13 +3,12 @@
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
-use crate::optimizer::OptimizerPolicy;
 use crate::policy::{Axis, Policy, PolicyOverride, Reduce};
 use crate::registry::Registry;
 use crate::spec::SpecError;
 use crate::status::JobSize;
-use crate::table::{TableSpec, glob_matches};
-use crate::types::ServerId;
+use crate::table::{Layer, TableSpec, glob_matches};
+use crate::types::{ServerId, TableId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -49,15 +48,22 @@ impl JobConfig {
         }
     }
 
-    /// The configuration that servers need before they start their data cores. Policies of tables are not known yet.
-    pub fn size(&self, registry: &Registry) -> JobSize {
-        let needs_norms = |text: &&str| {
-            OptimizerPolicy::parse(&registry.optimizer, text).is_ok_and(|policy| policy.needs_norms())
+    /// The configuration that servers need before they start their data cores.
+    pub fn size(&self) -> JobSize {
+        JobSize { workers: self.workers, servers: self.servers }
+    }
+
+    /// The tables that are not cut, ascending: on some server their policies need whole layers
+    /// ([`Policy::needs_whole_layers`]). The tables must have passed [`JobConfig::check_tables`].
+    pub fn whole_tables(&self, registry: &Registry, tables: &[TableSpec]) -> Vec<TableId> {
+        let servers = servers_apart(self.servers, &self.overrides);
+        let is_whole = |(_, table): &(TableId, &TableSpec)| {
+            servers.iter().any(|server| {
+                let policy = table.policy_on(*server, &self.policy, &self.overrides);
+                policy.needs_whole_layers(registry).unwrap_or(false)
+            })
         };
-        let exceptions = self.overrides.iter().filter_map(|rule| rule.policies.get(Axis::Optimizer));
-        let texts = std::iter::once(self.policy.get(Axis::Optimizer)).chain(exceptions);
-        let norms = texts.into_iter().find(needs_norms).map(str::to_owned);
-        JobSize { workers: self.workers, servers: self.servers, norms }
+        (0..).map(TableId).zip(tables).filter(is_whole).map(|(number, _)| number).collect()
     }
 
     /// Whether every text form can be built and every number is in range. Called before a job starts.
@@ -111,8 +117,10 @@ impl JobConfig {
     /// Whether the job's policies fit the tables that its workers declare: every exception is from some table's
     /// policies, and what holds for a table in the end can work. The job must have passed [`JobConfig::check`].
     pub fn check_tables(&self, registry: &Registry, tables: &[TableSpec]) -> Result<(), SpecError> {
-        let is_unused =
-            |rule: &&PolicyOverride| !tables.iter().any(|table| glob_matches(&rule.table, &table.name));
+        let is_about = |rule: &PolicyOverride, table: &TableSpec| {
+            table.layers().any(|layer| glob_matches(&rule.table, layer.name))
+        };
+        let is_unused = |rule: &&PolicyOverride| !tables.iter().any(|table| is_about(rule, table));
         if let Some(rule) = self.overrides.iter().find(is_unused) {
             return Err(SpecError::Parameter {
                 component: format!("an exception for table `{}`", rule.table),
@@ -125,12 +133,12 @@ impl JobConfig {
     }
 }
 
-/// The tables' names, for a sentence.
+/// The names of tables, and of the layers of packs, for a sentence.
 pub(super) fn names(tables: &[TableSpec]) -> String {
     const SHOWN: usize = 20;
-    let shown: Vec<&str> = tables.iter().map(|table| table.name.as_str()).take(SHOWN).collect();
-    let more =
-        if tables.len() > SHOWN { format!(" and {} more", tables.len() - SHOWN) } else { String::new() };
+    let names = || tables.iter().flat_map(TableSpec::layers).map(|layer| layer.name);
+    let (shown, count): (Vec<&str>, _) = (names().take(SHOWN).collect(), names().count());
+    let more = if count > SHOWN { format!(" and {} more", count - SHOWN) } else { String::new() };
     format!("{}{more}", shown.join(", "))
 }
 
@@ -158,6 +166,7 @@ pub(super) fn check_table(
     let mut before: Option<(ServerId, SyncPolicy)> = None;
     for server in servers_apart(servers, overrides) {
         let policy = table.policy_on(server, job, overrides);
+        check_pack(table, server, &policy, (job, overrides)).map_err(fault)?;
         let (sync, codecs) = (policy.sync(registry)?, policy.codecs(registry)?);
         let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
@@ -195,6 +204,39 @@ pub(super) fn check_table(
             )));
         }
         before = before.or(Some((server, sync)));
+    }
+    Ok(())
+}
+
+/// Whether all layers of a pack have the policy that its first one has.
+fn check_pack(
+    table: &TableSpec,
+    server: ServerId,
+    policy: &Policy,
+    (job, overrides): (&Policy, &[PolicyOverride]),
+) -> Result<(), String> {
+    let [first, others @ ..] = &table.layers[..] else { return Ok(()) };
+    let rules = |layer: &Layer| -> Vec<&PolicyOverride> {
+        overrides.iter().filter(|rule| rule.is_for(&layer.name, server)).collect()
+    };
+    let of_first = rules(first);
+    for layer in others {
+        let own = rules(layer);
+        if own == of_first {
+            continue;
+        }
+        let base = job.clone().under(table.policy.clone());
+        let other = own.into_iter().fold(base, |policy, rule| policy.under(rule.policies.clone()));
+        if let Some(axis) = Axis::all().find(|axis| other.get(*axis) != policy.get(*axis)) {
+            return Err(format!(
+                "its layers `{}` and `{}` have {axis}={} and {axis}={}; layers of one table have the same policies: pack \
+                 them apart",
+                first.name,
+                layer.name,
+                policy.get(axis),
+                other.get(axis)
+            ));
+        }
     }
     Ok(())
 }
@@ -319,14 +361,46 @@ mod tests {
     }
 
     #[test]
-    fn servers_hear_of_optimizers_whose_steps_depend_on_norms() {
+    fn tables_whose_policies_need_whole_layers_are_not_cut() {
         let registry = Registry::builtin();
-        let size = |job: JobConfig| job.size(&registry).norms;
-        assert_eq!(size(job()), None);
-        assert_eq!(size(with(Axis::Optimizer, "lars:lr=0.1")).as_deref(), Some("lars:lr=0.1"));
-        let exception = JobConfig { overrides: vec![rule(Axis::Optimizer, "lars:lr=0.1")], ..job() };
-        assert_eq!(size(exception).as_deref(), Some("lars:lr=0.1"));
-        let JobSize { workers, servers, .. } = JobConfig::new("job", 3, 2).size(&registry);
-        assert_eq!((workers, servers), (3, 2));
+        let tables = ["a", "b"].map(|name| TableSpec::dense(name, [8]));
+        let whole = |job: JobConfig| job.whole_tables(&registry, &tables);
+        assert_eq!(whole(job()), []);
+        for (axis, text) in [
+            (Axis::Optimizer, "lars:lr=0.1"),
+            (Axis::Optimizer, "adam:clip=1"),
+            (Axis::Codec, "powersgd:rank=1"),
+            (Axis::Codec, "factors"),
+        ] {
+            assert_eq!(whole(with(axis, text)), [TableId(0), TableId(1)], "{text}");
+        }
+        assert_eq!(whole(with(Axis::Codec, "topk:0.1")), []);
+        // On some server is enough: the strategy decides where the table is.
+        let lars = || Policies::of([(Axis::Optimizer, "lars:lr=0.1")]);
+        let rule = PolicyOverride::new("b", lars()).on(ServerId(1));
+        assert_eq!(whole(JobConfig { overrides: vec![rule], ..job() }), [TableId(1)]);
+        let own = [tables[0].clone(), TableSpec { policy: lars(), ..tables[1].clone() }];
+        assert_eq!(job().whole_tables(&registry, &own), [TableId(1)]);
+    }
+
+    #[test]
+    fn layers_of_a_pack_have_the_same_policies() {
+        let registry = Registry::builtin();
+        let layer = |name: &str, start| Layer { name: name.into(), start, shape: vec![4] };
+        let layers = vec![layer("conv.bias", 0), layer("fc.bias", 4)];
+        let pack = [TableSpec { layers, ..TableSpec::dense("conv.bias and 1 more", [8]) }];
+        let check = |rules: &[(&str, &str)]| {
+            let rule = |(table, codec): &(&str, &str)| {
+                PolicyOverride::new(*table, Policies::of([(Axis::Codec, *codec)]))
+            };
+            JobConfig { overrides: rules.iter().map(rule).collect(), ..job() }.check_tables(&registry, &pack)
+        };
+        assert_eq!(check(&[("*.bias", "f16")]), Ok(()));
+        assert_eq!(check(&[("conv*", "f16"), ("fc*", "f16")]), Ok(()), "the same by other ways");
+        assert_eq!(check(&[("conv*", "topk:0.1"), ("*", "f16")]), Ok(()), "the last one wins");
+        let why = check(&[("fc*", "f16")]).unwrap_err().to_string();
+        assert!(why.contains("`conv.bias` and `fc.bias` have codec=none and codec=f16"), "{why}");
+        let why = check(&[("*and 1 more", "f16")]).unwrap_err().to_string();
+        assert!(why.contains("no table matches; the job has conv.bias, fc.bias"), "{why}");
     }
 }

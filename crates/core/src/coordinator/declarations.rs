@@ -2,6 +2,7 @@
 
 use super::config::JobConfig;
 use crate::limits;
+use crate::placement::place_tables;
 use crate::policy::{Axis, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::Spec;
@@ -81,11 +82,12 @@ impl Declarations {
         let placement = Spec::parse(config.policy.get(Axis::Placement))
             .and_then(|spec| registry.placement.build(&spec))
             .expect("checked before the job started");
-        let sizes: Vec<_> = self.tables.iter().map(TableSpec::size).collect();
+        let whole = config.whole_tables(registry, &self.tables);
         let plan = Plan {
             epoch: Plan::FIRST_EPOCH,
-            parts: placement.place(&sizes, config.servers),
+            parts: place_tables(&*placement, &self.tables, &whole, config.servers),
             tables: self.tables.clone(),
+            whole,
             shards,
             workers: config.workers,
             members,

@@ -261,6 +261,7 @@ mod tests {
             epoch: Plan::FIRST_EPOCH,
             tables: vec![TableSpec::dense("w", [1])],
             parts: vec![vec![Part { server: ServerId(0), start: 0, len: 1 }]],
+            whole: vec![],
             shards: [0, 1].map(served).to_vec(),
             workers: 1,
             members: vec![Member::original(WorkerId(0), 1)],

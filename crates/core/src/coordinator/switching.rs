@@ -7,9 +7,10 @@ use crate::limits;
 use crate::policy::{Axis, Policy, PolicyOverride};
 use crate::registry::Registry;
 use crate::spec::SpecError;
-use crate::table::TableSpec;
-use crate::types::{ServerId, TableId};
+use crate::table::{TableSpec, glob_matches};
+use crate::types::{ServerId, ShardId, TableId};
 use crate::wire::{Change, Plan};
+use std::collections::BTreeSet;
 
 /// A check of policy changes, with the state that it needs.
 pub(super) struct Switching<'a> {
@@ -55,8 +56,14 @@ impl Switching<'_> {
     fn check_tables(&self, rule: &PolicyOverride, next: &Plan) -> Result<usize, String> {
         let (plan, registry, text) = (self.plan, self.registry, |error: SpecError| error.to_string());
         let server = rule.server.unwrap_or(ServerId(0));
-        let is_meant = |(_, table): &(TableId, &TableSpec)| rule.is_for(&table.name, server);
-        let meant: Vec<_> = (0..).map(TableId).zip(&plan.tables).filter(is_meant).collect();
+        let (mut meant, mut layers) = (Vec::new(), 0);
+        for (number, table) in (0..).map(TableId).zip(&plan.tables) {
+            let count = layers_meant(rule, table)?;
+            if count > 0 {
+                meant.push((number, table));
+                layers += count;
+            }
+        }
         if meant.is_empty() {
             return Err(format!(
                 "no table matches `{}`; the job has {}",
@@ -78,10 +85,30 @@ impl Switching<'_> {
                     old.get(Axis::Optimizer)
                 ));
             }
+            self.check_whole(number, table, &new)?;
             let (tables, servers) = ((plan.tables.as_slice(), table), self.config.servers);
             config::check_table(registry, tables, servers, &plan.policy, &overrides).map_err(text)?;
         }
-        Ok(meant.len())
+        Ok(layers)
+    }
+
+    /// Whether a table that is cut goes on with policies that need its layers whole.
+    fn check_whole(&self, number: TableId, table: &TableSpec, new: &Policy) -> Result<(), String> {
+        let needs_whole = new.needs_whole_layers(self.registry).map_err(|error| error.to_string())?;
+        if !needs_whole || self.plan.whole.binary_search(&number).is_ok() {
+            return Ok(());
+        }
+        let chunks = &self.plan.chunks()[number.0 as usize];
+        let shards: BTreeSet<ShardId> = chunks.iter().map(|chunk| chunk.shard).collect();
+        match shards.len() {
+            1 => Ok(()),
+            count => Err(format!(
+                "table `{}` is cut over {count} data cores, and {} needs its layers whole: start the job with it, for all tables \
+                 or for this one, and the table is kept whole",
+                table.name,
+                new.get(Axis::Codec)
+            )),
+        }
     }
 
     /// Whether a table can go over to a consistency model.
@@ -106,4 +133,20 @@ impl Switching<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// How many layers of a table a rule names: all, or none.
+fn layers_meant(rule: &PolicyOverride, table: &TableSpec) -> Result<usize, String> {
+    let is_named = |name: &&str| glob_matches(&rule.table, name);
+    let names = || table.layers().map(|layer| layer.name);
+    let count = names().filter(is_named).count();
+    let mut others = names().filter(|name| !is_named(name));
+    let (Some(other), Some(named)) = (others.next(), names().find(is_named)) else { return Ok(count) };
+    let more = others.count();
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    Err(format!(
+        "`{}` names `{named}`, but not `{other}`{more}, and these travel in one table, `{}`: name all of them, or give the \
+         policy when the job starts, so that they are packed apart",
+        rule.table, table.name
+    ))
 }

@@ -2,14 +2,14 @@
 
 use super::{GradientFrame, PushFrame};
 use crate::absence::Absent;
-use crate::codec::{Codec, Content, Decoder};
+use crate::codec::{Codec, Content, Decoder, LayerRange, Products};
 use crate::kernels::{self, Values};
 use crate::store::floats;
 use crate::table::{Layout, LocalChunk};
-use crate::types::{Clock, NodeId};
+use crate::types::{Clock, NodeId, WorkerId};
 use crate::wire::frame::Form;
 use crate::wire::{Cause, DType, Fault};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Reads payloads. What it returns lies in the payload, or here until the next payload is read.
@@ -22,6 +22,16 @@ pub(super) struct ContentReader {
     /// Numbers and values of the rows that a codec left something of.
     rows: Vec<u32>,
     row_values: Vec<f32>,
+    /// Factors of the push that a worker is at. They come before the chunks of their layer, and stay until the push is
+    /// complete.
+    factors: BTreeMap<WorkerId, PushFactors>,
+}
+
+/// Factors of one push.
+#[derive(Debug)]
+struct PushFactors {
+    clock: Clock,
+    products: Products,
 }
 
 /// Codecs that are remembered for sums which were under way when they changed.
@@ -83,6 +93,42 @@ impl ContentReader {
 
     pub(super) fn set_codec(&mut self, codec: Option<Arc<Codec>>, from: u32) {
         self.decoders.replace(codec.map(Decoder::new), from);
+        // Those whose push is not complete send it again, in plain values.
+        self.factors.clear();
+    }
+
+    /// Keeps a piece of a layer's factors for the chunks that follow. A worker that sends its push again sends its factors
+    /// again. Their length is bounded by that of the layer, and they are of one push of each worker at a time.
+    pub(super) fn keep_factors(&mut self, layout: &Layout, frame: &PushFrame<'_>) -> Result<(), Fault> {
+        let PushFrame { worker, push, payload, .. } = frame;
+        let Some(decoder) = self.decoders.of(push.subject.epoch) else {
+            return Err(layout.shape_fault("values that a codec made, and the table has none".into()));
+        };
+        let mut before = self.factors.remove(worker).filter(|factors| factors.clock == push.clock);
+        let mut products = before.take().map(|factors| factors.products).unwrap_or_default();
+        let codec = decoder.codec().clone();
+        let taken = decoder.take_factors(payload, &LayerRange::of_table(layout.spec()), &mut products);
+        self.factors.insert(*worker, PushFactors { clock: push.clock, products });
+        taken.map_err(|why| {
+            let (table, clock) = (layout.name(), push.clock);
+            let message = format!(
+                "table `{table}`: {worker} pushed factors at clock {clock} by codec `{codec}`; {why}; nothing was applied"
+            );
+            Fault { cause: Cause::Shape, message }
+        })
+    }
+
+    /// Whether there are factors of a worker's push of this clock.
+    pub(super) fn has_factors(&self, worker: WorkerId, clock: Clock) -> bool {
+        self.factors.get(&worker).is_some_and(|factors| factors.clock == clock)
+    }
+
+    /// The push that a worker was at needs its factors no more.
+    #[inline]
+    pub(super) fn forget_factors(&mut self, worker: WorkerId) {
+        if !self.factors.is_empty() {
+            self.factors.remove(&worker);
+        }
     }
 
     /// The gradient of a push's next frame; `None` for a sparse push that touches nothing here. `last_chunk` is the chunk
@@ -155,7 +201,8 @@ impl ContentReader {
             self.read_absent(layout, chunk, payload)?;
             return Ok((Values::F32(&self.values).into(), &self.absent));
         }
-        let values = decode(self.decoders.of(payload.epoch), layout, chunk, payload, payload.bytes)?;
+        let values =
+            decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, payload, payload.bytes)?;
         Ok((values, Absent::NOTHING))
     }
 
@@ -184,7 +231,7 @@ impl ContentReader {
         }
         match payload.form {
             Form::Dense(dtype) => kernels::copy(&mut self.values, elements(layout, chunk, dtype, rest)?),
-            _ => decode(self.decoders.of(payload.epoch), layout, chunk, payload, rest)?
+            _ => decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, payload, rest)?
                 .copy_to(&mut self.values),
         }
         self.absent.clear_in(&mut self.values);
@@ -208,7 +255,8 @@ impl ContentReader {
             has_absent: false,
             bytes: payload,
         };
-        let content = decode(self.decoders.of(payload.epoch), layout, chunk, &payload, payload.bytes)?;
+        let content =
+            decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, &payload, payload.bytes)?;
         self.values.resize(chunk.len, 0.0);
         content.copy_to(&mut self.values);
         self.rows.clear();
@@ -250,6 +298,7 @@ fn elements<'a>(
 /// The values of a chunk that a codec made: they are finite, or they are refused.
 fn decode<'a>(
     decoder: Option<&'a mut Decoder>,
+    factors: &BTreeMap<WorkerId, PushFactors>,
     layout: &Layout,
     chunk: LocalChunk,
     payload: &ChunkPayload<'_>,
@@ -259,7 +308,13 @@ fn decode<'a>(
         return Err(layout.shape_fault("values that a codec made, and the table has none".into()));
     };
     let codec = decoder.codec().clone();
-    decoder.read(bytes, chunk.len).map_err(|why| {
+    let products = match payload.from {
+        NodeId::Worker(worker) => factors.get(&worker).filter(|factors| factors.clock == payload.clock),
+        _ => None,
+    };
+    let products = products.map_or(Products::NONE, |factors| &factors.products);
+    let first = chunk.table_start as usize;
+    decoder.read_chunk(bytes, first..first + chunk.len, products).map_err(|why| {
         let message = format!(
             "table `{}`: {} pushed chunk {} at clock {} by codec `{codec}`; {why}; nothing was applied",
             layout.name(),

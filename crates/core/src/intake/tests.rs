@@ -1,7 +1,7 @@
 //! The intake by itself, with a sink that writes down what it gets.
 
 use super::*;
-use crate::codec::{Context, Encoder, half};
+use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, half};
 use crate::registry::Registry;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
@@ -31,6 +31,7 @@ struct Recorder {
     steps: bool,
     asked_with: Option<u8>,
     destination: u8,
+    chunk_len: usize,
 }
 
 impl Recorder {
@@ -48,6 +49,7 @@ impl Recorder {
             steps: false,
             asked_with: None,
             destination: 0,
+            chunk_len: LEN,
         }
     }
 }
@@ -83,7 +85,7 @@ impl Sink for Recorder {
         push.kept += 1;
         match gradient {
             GradientFrame::Dense { start, absent, .. } => {
-                assert_eq!(start, gradient.index() * LEN);
+                assert_eq!(start, gradient.index() * self.chunk_len);
                 self.absent.push(absent.clone());
             }
             GradientFrame::Rows { rows, .. } => self.rows.extend_from_slice(rows),
@@ -461,6 +463,132 @@ fn elements_are_screened_whatever_their_type() {
             assert_eq!(bench.take(0, header, &Aligned::of(&[0.0; 4]).bytes()[..bytes]), Err(Cause::Shape));
         }
     }
+}
+
+/// A gradient of a table of 3 x 20 elements, as two factors: each of the chunks' payloads, and those that come before.
+struct Product {
+    bytes: Vec<u8>,
+    factors: Vec<std::ops::Range<usize>>,
+    chunks: Vec<std::ops::Range<usize>>,
+    values: Vec<f32>,
+}
+
+impl Product {
+    const ELEMENTS: usize = 60;
+
+    fn new(scale: f32) -> Product {
+        let (u, v): (Vec<f32>, Vec<f32>) = (vec![scale, 2.0, -1.0], (0..20).map(|at| at as f32).collect());
+        let values: Vec<f32> = (0..Product::ELEMENTS).map(|at| u[at / 20] * v[at % 20]).collect();
+        let layers = LayerRange::of_table(&TableSpec::dense("w", [3, 20]));
+        let chunks: Vec<_> = (0..CHUNKS as usize).map(|chunk| 20 * chunk..20 * (chunk + 1)).collect();
+        let gradient = TableGradient {
+            values: &values,
+            clips_non_finite: false,
+            absent: &[],
+            layers: &layers,
+            chunks: &chunks,
+            factors: Some(Factors { rank: 1, u: &u, v: &v }),
+            step: 0,
+            seed: 0,
+        };
+        let (mut encoder, mut bytes) = (Encoder::new(Arc::new(chain("factors")), 60), Vec::new());
+        let (factors, chunks) = encoder.encode_table(&gradient, |_| Context::default(), &mut bytes).unwrap();
+        let factors = factors.into_iter().flat_map(|layer| layer.payloads).collect();
+        Product { bytes, factors, chunks, values }
+    }
+
+    fn bench() -> Bench {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let chunks =
+            (0..CHUNKS).map(|number| (number, Chunk { shard, start: u64::from(number) * 20, len: 20 }));
+        let mut sink = Recorder::new(Layout::new(TableSpec::dense("w", [3, 20]), chunks));
+        sink.chunk_len = 20;
+        Bench { intake: Intake::new(Some(Arc::new(chain("factors"))), NonFinite::Reject), sink, request: 1 }
+    }
+
+    fn send_factors(&self, bench: &mut Bench, worker: u32, clock: Clock) -> Result<Taken, Cause> {
+        let mut taken = Ok(Taken::Ignored);
+        for range in &self.factors {
+            let push = frame::Push { form: Form::Encoded, ..push(bench.request, clock, 0) };
+            taken = bench.take(worker, push, Aligned::from_bytes(&self.bytes[range.clone()]).bytes());
+        }
+        taken
+    }
+
+    fn send(&self, bench: &mut Bench, worker: u32, clock: Clock, chunk: u32) -> Result<Taken, Cause> {
+        let push = frame::Push { form: Form::Encoded, ..push(bench.request, clock, chunk) };
+        let payload = &self.bytes[self.chunks[chunk as usize].clone()];
+        bench.take(worker, push, Aligned::from_bytes(payload).bytes())
+    }
+}
+
+#[test]
+fn factors_come_before_their_chunks_and_stay_until_the_push_is_complete() {
+    let (product, mut bench) = (Product::new(1.0), Product::bench());
+    assert!(!product.factors.is_empty());
+    assert_eq!(product.send(&mut bench, 0, 0, 0), Err(Cause::Shape), "a chunk of a product without factors");
+    assert_eq!(product.send_factors(&mut bench, 0, 0), Ok(Taken::Ignored));
+    assert!(bench.sink.added.is_empty() && bench.intake.has_factors(WorkerId(0), 0));
+    assert_eq!(product.send(&mut bench, 0, 0, 0), Ok(Taken::Partly));
+    assert_eq!(product.send(&mut bench, 1, 0, 0), Err(Cause::Shape), "the factors of another worker");
+    // The connection breaks, and the push is sent again from its beginning.
+    bench.request += 1;
+    assert_eq!(product.send_factors(&mut bench, 0, 0), Ok(Taken::Ignored));
+    assert_eq!(product.send(&mut bench, 0, 0, 0), Ok(Taken::Ignored));
+    assert_eq!(product.send(&mut bench, 0, 0, 1), Ok(Taken::Partly));
+    assert_eq!(product.send(&mut bench, 0, 0, 2), Ok(Taken::Whole));
+    let added: Vec<f32> = bench.sink.added.iter().flat_map(|(.., values)| values.clone()).collect();
+    assert_eq!(added, product.values);
+    assert!(!bench.intake.has_factors(WorkerId(0), 0), "they are of no use any more");
+    // The worker did not hear of it.
+    assert_eq!(product.send_factors(&mut bench, 0, 0), Ok(Taken::Ignored));
+    assert_eq!(product.send(&mut bench, 0, 0, 2), Ok(Taken::Whole));
+    assert!(!bench.intake.has_factors(WorkerId(0), 0));
+}
+
+#[test]
+fn factors_are_of_one_push_and_of_one_codec() {
+    let (product, mut bench) = (Product::new(1.0), Product::bench());
+    product.send_factors(&mut bench, 0, 0).unwrap();
+    assert_eq!(product.send(&mut bench, 0, 1, 0), Err(Cause::Shape), "of another clock");
+    product.send_factors(&mut bench, 0, 1).unwrap();
+    assert!(!bench.intake.has_factors(WorkerId(0), 0) && bench.intake.has_factors(WorkerId(0), 1));
+    bench.intake.forget(WorkerId(0), 1);
+    assert!(!bench.intake.has_factors(WorkerId(0), 1), "forgotten with its push");
+    product.send_factors(&mut bench, 0, 1).unwrap();
+    bench.intake.remove_worker(WorkerId(0));
+    assert!(!bench.intake.has_factors(WorkerId(0), 1), "gone with its worker");
+    product.send_factors(&mut bench, 0, 1).unwrap();
+    bench.intake.set_codec(Some(Arc::new(chain("int8"))), 1);
+    assert!(!bench.intake.has_factors(WorkerId(0), 1), "another codec does not make such");
+    assert_eq!(product.send_factors(&mut bench, 0, 1), Err(Cause::Shape));
+    // Of a chunk that has absent ranges too.
+    let mut bench = Product::bench();
+    product.send_factors(&mut bench, 0, 0).unwrap();
+    let absent = Absent::in_chunk(std::slice::from_ref(&(0..5)), 0..20);
+    let payload = absent.payload(20, &product.bytes[product.chunks[0].clone()]);
+    let push = frame::Push { form: Form::Encoded, has_absent: true, ..push(1, 0, 0) };
+    assert_eq!(bench.take(0, push, Aligned::from_bytes(&payload).bytes()), Ok(Taken::Partly));
+    assert_eq!(bench.sink.added[0].3, [&[0.0; 5], &product.values[5..20]].concat());
+}
+
+#[test]
+fn factors_that_are_out_of_order_are_refused() {
+    let (product, mut bench) = (Product::new(1.0), Product::bench());
+    let payload = product.bytes[product.factors[0].clone()].to_vec();
+    // The number of the piece is the last field before the values.
+    for (at, value) in [(20, 1), (8, 1), (12, 0), (12, 9), (16, 0), (16, 61)] {
+        let mut bad = payload.clone();
+        bad[at] = value;
+        let push = frame::Push { form: Form::Encoded, ..push(1, 0, 0) };
+        assert_eq!(
+            bench.take(0, push, Aligned::from_bytes(&bad).bytes()),
+            Err(Cause::Shape),
+            "{at}: {value}"
+        );
+    }
+    assert_eq!(product.send_factors(&mut bench, 0, 0), Ok(Taken::Ignored), "the next attempt");
+    assert_eq!(product.send(&mut bench, 0, 0, 0), Ok(Taken::Partly));
 }
 
 fn rows(sequence: u32, chunk: u32, form: Form, is_last: bool) -> frame::Push {

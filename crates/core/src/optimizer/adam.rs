@@ -1,7 +1,7 @@
 //! Adam, and the moments it shares with AdamW.
 
 use super::schedule::power;
-use super::{Optimizer, Rule, Step, policy, require_fraction, require_positive, squarable, state};
+use super::{Inertia, Optimizer, Rule, Step, policy, require_fraction, require_positive, squarable, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
@@ -32,6 +32,10 @@ impl Rule for Adam {
     fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         self.0.step(step, 1.0, parameters, gradient, slots);
     }
+
+    fn inertia(&self) -> Option<Inertia> {
+        self.0.inertia()
+    }
 }
 
 /// The two running means, how fast they forget, and the step they lead to.
@@ -56,6 +60,11 @@ impl Moments {
         require_fraction(spec, "beta2", moments.beta2)?;
         require_positive(spec, "epsilon", moments.epsilon)?;
         Ok(moments)
+    }
+
+    /// The mean is a mean: in the end a gradient moves parameters as far as it does without one.
+    pub(super) fn inertia(&self) -> Option<Inertia> {
+        (self.beta1 > 0.0).then_some(Inertia { parameter: "beta1", gain: 1.0 })
     }
 
     /// One step; parameters are multiplied by `shrink` before the gradient's part is subtracted.

@@ -1,7 +1,7 @@
 //! AdamW: Adam with weight decay beside the gradient instead of in it.
 
 use super::adam::{BETA1, BETA2, EPSILON, Moments};
-use super::{Optimizer, Rule, Step, policy};
+use super::{Inertia, Optimizer, Rule, Step, policy};
 use crate::kernels::Source;
 use crate::registry::Entry;
 
@@ -23,5 +23,9 @@ impl Rule for AdamW {
         let shrink = 1.0 - step.lr * step.weight_decay;
         let without_decay = Step { weight_decay: 0.0, ..*step };
         self.0.step(&without_decay, shrink, parameters, gradient, slots);
+    }
+
+    fn inertia(&self) -> Option<Inertia> {
+        self.0.inertia()
     }
 }

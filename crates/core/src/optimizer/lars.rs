@@ -1,6 +1,6 @@
 //! LARS: a learning rate per layer, in proportion to the layer's weights, for large batches.
 
-use super::{Optimizer, Rule, Step, require_fraction, require_positive, state};
+use super::{Inertia, Optimizer, Rule, Step, require_fraction, require_positive, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 pub(super) const ENTRY: Entry<dyn Optimizer> = Entry {
     name: "lars",
-    about: "LARS: momentum with the learning rate of each table scaled by trust * |w| / (|g| + weight_decay * |w|).",
+    about: "LARS: momentum with the learning rate of each layer scaled by trust * |w| / (|g| + weight_decay * |w|).",
     params: &[
         Param { name: "beta", default: Some("0.9"), about: "How much of the velocity is kept, below 1." },
         Param {
@@ -60,6 +60,10 @@ impl Rule for Lars {
         let [velocity] = state(slots);
         let local = Step { lr: step.lr * self.trust_ratio(step), ..*step };
         update(&local, self.beta, parameters, gradient, velocity);
+    }
+
+    fn inertia(&self) -> Option<Inertia> {
+        Inertia::of_velocity(self.beta)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Nesterov's accelerated gradient, in the form that needs the gradient at the current parameters only.
 
-use super::{Optimizer, Rule, Step, policy, require_fraction, state};
+use super::{Inertia, Optimizer, Rule, Step, policy, require_fraction, state};
 use crate::kernels::Source;
 use crate::registry::{Entry, Param};
 use multiversion::multiversion;
@@ -39,6 +39,10 @@ impl Rule for Nesterov {
     fn update<G: Source>(&self, step: &Step, parameters: &mut [f32], gradient: G, slots: &mut [&mut [f32]]) {
         let [velocity] = state(slots);
         update(step, self.beta, parameters, gradient, velocity);
+    }
+
+    fn inertia(&self) -> Option<Inertia> {
+        Inertia::of_velocity(self.beta)
     }
 }
 

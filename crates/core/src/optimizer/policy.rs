@@ -1,6 +1,6 @@
 //! A rule together with what all rules share: learning rate, schedule, weight decay, clipping.
 
-use super::{Gradient, Optimizer, Schedule, Step, require_positive};
+use super::{Gradient, Inertia, Optimizer, Schedule, Step, require_positive};
 use crate::registry::{Axis, Entry, Param};
 use crate::spec::{Spec, SpecError};
 use std::fmt;
@@ -14,7 +14,7 @@ pub(super) const COMMON: &[Param] = &[
     Param {
         name: "clip",
         default: Some("off"),
-        about: "Largest L2 norm of a table's gradient on one shard; a longer one is scaled down to it.",
+        about: "Largest L2 norm of a layer's gradient; a longer one is scaled down to it.",
     },
     Param {
         name: "schedule",
@@ -57,7 +57,7 @@ pub struct OptimizerPolicy {
     warmup: u64,
 }
 
-/// One step of a table on one shard.
+/// One step of a layer on one shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepInput {
     /// The table's version before the step; the schedule follows it.
@@ -68,9 +68,9 @@ pub struct StepInput {
     pub scale: f32,
     /// Multiplies the scheduled learning rate, as the linear scaling rule of PSP-SGD asks; otherwise 1.
     pub lr_factor: f32,
-    /// L2 norm of the table's parameters on this shard; read only when [`OptimizerPolicy::needs_norms`].
+    /// L2 norm of the layer's parameters; read only when [`OptimizerPolicy::needs_norms`].
     pub parameter_norm: f64,
-    /// L2 norm of the table's accumulated gradient on this shard, before `scale`; read only when
+    /// L2 norm of the layer's accumulated gradient, before `scale`; read only when
     /// [`OptimizerPolicy::needs_norms`].
     pub gradient_norm: f64,
 }
@@ -144,6 +144,23 @@ impl OptimizerPolicy {
     /// Whether elements that no gradient of a step has are stepped with zeros, instead of being left out.
     pub fn steps_absent(&self) -> bool {
         self.rule.steps_absent()
+    }
+
+    /// The same rule without momentum, in text form, with a learning rate that takes parameters as far. `None` where it has no
+    /// momentum.
+    pub fn without_inertia(&self) -> Option<String> {
+        let Inertia { parameter, gain } = self.rule.inertia()?;
+        let mut spec = Spec::parse(&self.to_string()).expect("a policy is shown as it is written");
+        // Five digits, so that 0.03 times 10 is shown as 0.3.
+        let lr: f64 =
+            format!("{:.4e}", f64::from(self.lr) * gain).parse().expect("a number that was printed");
+        for (key, value) in [("lr", lr.to_string()), (parameter, "0".to_owned())] {
+            match spec.params.iter_mut().find(|(known, _)| known == key) {
+                Some((_, old)) => *old = value,
+                None => spec.params.push((key.to_owned(), value)),
+            }
+        }
+        Some(spec.to_string())
     }
 
     /// The learning rate of the step that ends `version`.

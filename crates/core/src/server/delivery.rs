@@ -13,6 +13,7 @@ mod sender;
 mod shared;
 
 pub(super) use pulls::{Backlog, PendingPull};
+pub(super) use sender::StoredTable;
 pub(super) use shared::ParameterState;
 
 use super::table_shard::TableShard;

@@ -2,6 +2,8 @@
 
 mod answer_encoders;
 mod gradient;
+mod halves;
+mod norms;
 mod round;
 mod rounds;
 mod sink;
@@ -22,8 +24,9 @@ use crate::status::{TableReport, WaitReport};
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
 use crate::wire::frame::{Piece, Sum};
-use crate::wire::{Fault, Plan};
+use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
+use halves::{ChunkState, Halves};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
@@ -39,12 +42,20 @@ pub(super) struct ChunkView {
     pub(super) number: u32,
     /// The version of its parameters.
     pub(super) version: Clock,
-    /// Its first byte in the table.
-    pub(super) table_byte: u64,
-    /// Its first byte in [`TableShard::parameter_bytes`].
+    /// Its first element in the table.
+    pub(super) table_start: u64,
+    /// Its first element in [`TableShard::stored_bytes`].
     pub(super) start: usize,
-    /// Its bytes.
+    /// Its elements.
     pub(super) len: usize,
+}
+
+/// How a chunk of an answer is sent.
+pub(super) enum ChunkAnswer {
+    /// As elements of this type, read from [`TableShard::stored_bytes`] when it leaves.
+    Stored(DType),
+    /// As a codec made it, for this receiver.
+    Made(AnswerPayload),
 }
 
 /// The chunks of one table that one shard holds, and everything that is decided about them.
@@ -59,6 +70,7 @@ pub(super) struct TableShard {
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
     answer_encoders: AnswerEncoders,
+    halves: Halves,
 }
 
 impl TableShard {
@@ -86,6 +98,7 @@ impl TableShard {
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
             order: policy.order(),
             answer_encoders,
+            halves: Halves::new(),
             valid_from: Plan::FIRST_EPOCH,
         })
     }
@@ -259,6 +272,7 @@ impl TableShard {
     /// pulls that wait are forgotten.
     pub(super) fn set_codecs(&mut self, codecs: Codecs, valid_from: u32) -> Result<(), String> {
         self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?;
+        self.halves.clear();
         self.intake.set_codec(Some(push_codec(self.layout.spec(), codecs.push)), valid_from);
         self.controller.cancel_all();
         self.valid_from = valid_from;
@@ -307,9 +321,9 @@ impl TableShard {
         ChunkView {
             number: chunk.number,
             version: self.version_of(index),
-            table_byte: chunk.table_start * 4,
-            start: chunk.start * 4,
-            len: chunk.len * 4,
+            table_start: chunk.table_start,
+            start: chunk.start,
+            len: chunk.len,
         }
     }
 
@@ -320,11 +334,46 @@ impl TableShard {
         version + u64::from(open.is_some_and(|round| round.is_stepped(index)))
     }
 
-    /// The payload that brings a chunk to a receiver; `None` if it is read from [`TableShard::parameter_bytes`] when it
-    /// leaves.
+    /// How a chunk gets to a receiver.
     #[inline]
-    pub(super) fn encode_chunk(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
-        if self.answer_encoders.fixes_answers() { self.encode_with_codec(index, receiver) } else { None }
+    pub(super) fn answer_chunk(&mut self, index: usize, receiver: NodeId) -> ChunkAnswer {
+        if self.answer_encoders.fixes_answers()
+            && let Some(payload) = self.encode_with_codec(index, receiver)
+        {
+            return ChunkAnswer::Made(payload);
+        }
+        match self.answer_encoders.elements() {
+            DType::F32 => ChunkAnswer::Stored(DType::F32),
+            dtype => ChunkAnswer::Stored(self.make_halves(index, dtype)),
+        }
+    }
+
+    /// The type of the elements that answers have, where a codec does not encode them.
+    pub(super) fn answer_type(&self) -> DType {
+        self.answer_encoders.elements()
+    }
+
+    /// Makes the halves of a chunk, unless they are here. Its type, which is another one when they cannot be made.
+    fn make_halves(&mut self, index: usize, dtype: DType) -> DType {
+        let steps_outside_rounds = self.store.steps_outside_rounds();
+        let state = ChunkState { version: self.version_of(index), steps_outside_rounds };
+        let TableShard { halves, layout, store, .. } = self;
+        let parameters = &store.parameters()[layout.chunks()[index].range()];
+        if halves.make(layout, index, dtype, state, parameters) { dtype } else { DType::F32 }
+    }
+
+    /// The version of a chunk as it leaves in elements of this type.
+    pub(super) fn version_sent(&self, index: usize, dtype: DType) -> Clock {
+        let made = self.halves.version_of(index).filter(|_| dtype != DType::F32);
+        made.unwrap_or_else(|| self.version_of(index))
+    }
+
+    /// All parameters as elements of this type, as far as they were made.
+    pub(super) fn stored_bytes(&self, dtype: DType) -> &[u8] {
+        match dtype {
+            DType::F32 => self.store.parameter_bytes(),
+            DType::F16 | DType::Bf16 => self.halves.bytes(),
+        }
     }
 
     fn encode_with_codec(&mut self, index: usize, receiver: NodeId) -> Option<AnswerPayload> {
@@ -371,10 +420,6 @@ impl TableShard {
         self.intake.check()
     }
 
-    pub(super) fn parameter_bytes(&self) -> &[u8] {
-        self.store.parameter_bytes()
-    }
-
     /// Calls `visit` with the first element and the values of every chunk.
     pub(super) fn for_each_chunk(&self, visit: impl FnMut(u64, &[f32])) {
         self.store.for_each_chunk(&self.layout, visit);
@@ -412,6 +457,7 @@ impl TableShard {
             self.intake.pushes().map(|push: &Push<_, Kept>| push.kept.memory_bytes()).sum();
         self.store.memory_bytes()
             + self.answer_encoders.memory_bytes()
+            + self.halves.memory_bytes()
             + self.rounds.memory_bytes()
             + under_way
     }

@@ -3,7 +3,7 @@
 use super::TableSpec;
 use crate::placement::Part;
 use crate::policy::Policy;
-use crate::types::{ServerId, ShardId};
+use crate::types::{ServerId, ShardId, TableId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -27,8 +27,15 @@ pub struct Chunk {
 ///
 /// The cores of a server end up with the same number of elements, but for one chunk. A part goes to the least loaded
 /// cores in runs of neighbouring chunks: a small one stays on one core, a large one has a run on every core, so that
-/// all of them work on it at once.
-pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], policy: &Policy) -> Vec<Vec<Chunk>> {
+/// all of them work on it at once. The tables of `whole`, ascending and of one part each, stay on one core each; they are dealt
+/// first, the largest before the others, so that what can be cut evens out what cannot.
+pub fn chunks(
+    tables: &[TableSpec],
+    parts: &[Vec<Part>],
+    whole: &[TableId],
+    cores: &[u32],
+    policy: &Policy,
+) -> Vec<Vec<Chunk>> {
     let mut total = vec![0u64; cores.len()];
     for part in parts.iter().flatten() {
         total[part.server.0 as usize] += part.len;
@@ -38,15 +45,24 @@ pub fn chunks(tables: &[TableSpec], parts: &[Vec<Part>], cores: &[u32], policy: 
         .zip(total)
         .map(|((id, &cores), total)| Cores::new(ServerId(id), cores, total))
         .collect();
-    let mut cut = |table: &TableSpec, parts: &[Part]| {
-        let step = length(table, policy);
-        let mut chunks = Vec::new();
-        for part in parts {
-            servers[part.server.0 as usize].take(part, step, &mut chunks);
+    let mut chunks = vec![Vec::new(); tables.len()];
+    let mut deal = |number: usize, is_whole: bool| {
+        let step = length(&tables[number], policy);
+        for part in &parts[number] {
+            let cores = &mut servers[part.server.0 as usize];
+            if is_whole {
+                cores.take_whole(part, step, &mut chunks[number]);
+            } else {
+                cores.take(part, step, &mut chunks[number]);
+            }
         }
-        chunks
     };
-    tables.iter().zip(parts).map(|(table, parts)| cut(table, parts)).collect()
+    let mut largest_first: Vec<usize> = whole.iter().map(|table| table.0 as usize).collect();
+    largest_first.sort_by_key(|&number| Reverse(tables[number].elements()));
+    largest_first.into_iter().for_each(|number| deal(number, true));
+    let is_cut = |number: &usize| whole.binary_search(&TableId(*number as u32)).is_err();
+    (0..tables.len()).filter(is_cut).for_each(|number| deal(number, false));
+    chunks
 }
 
 /// At least as many chunks as a table is cut into.
@@ -102,6 +118,19 @@ impl Cores {
         }
     }
 
+    /// Gives all chunks of a part to the least loaded core.
+    fn take_whole(&mut self, part: &Part, step: u64, chunks: &mut Vec<Chunk>) {
+        let Reverse((load, core)) = self.loads.pop().expect("a server has a core");
+        let (shard, end) = (ShardId { server: self.server, core }, part.start + part.len);
+        let mut start = part.start;
+        while start < end {
+            let len = step.min(end - start);
+            chunks.push(Chunk { shard, start, len: len as u32 });
+            start += len;
+        }
+        self.loads.push(Reverse((load + part.len, core)));
+    }
+
     fn is_within_share(&self, load: u64) -> bool {
         u128::from(load) * u128::from(self.count) <= u128::from(self.total)
     }
@@ -128,7 +157,7 @@ mod tests {
     /// Whole tables on one server.
     fn on_one_server(tables: &[TableSpec], cores: u32, size: usize) -> Vec<Vec<Chunk>> {
         let parts: Vec<Vec<Part>> = tables.iter().map(|table| vec![part(0, 0, table.elements())]).collect();
-        chunks(tables, &parts, &[cores], &of(size))
+        chunks(tables, &parts, &[], &[cores], &of(size))
     }
 
     fn loads(chunks: &[Vec<Chunk>], cores: &[u32]) -> Vec<Vec<u64>> {
@@ -174,7 +203,7 @@ mod tests {
         #[test]
         fn every_element_is_in_one_chunk_and_cores_are_balanced((tables, parts, cores, size) in job()) {
             let policy = of(size);
-            let cut = chunks(&tables, &parts, &cores, &policy);
+            let cut = chunks(&tables, &parts, &[], &cores, &policy);
             for ((table, parts), chunks) in tables.iter().zip(&parts).zip(&cut) {
                 prop_assert!(chunks.len() as u64 <= chunks_at_most(table, parts, &policy));
             }
@@ -199,7 +228,16 @@ mod tests {
                 let (min, max) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
                 prop_assert!(max - min <= longest.get(&server).copied().unwrap_or(0), "{:?}", loads);
             }
-            prop_assert_eq!(cut, chunks(&tables, &parts, &cores, &policy));
+            prop_assert_eq!(&cut, &chunks(&tables, &parts, &[], &cores, &policy));
+            // Every second table of one part is needed whole.
+            let is_whole = |table: &TableId| table.0 % 2 == 0 && parts[table.0 as usize].len() == 1;
+            let whole: Vec<TableId> = (0..tables.len() as u32).map(TableId).filter(is_whole).collect();
+            let uncut = chunks(&tables, &parts, &whole, &cores, &policy);
+            for (number, (cut, uncut)) in (0..).zip(cut.iter().zip(&uncut)) {
+                let place = |chunk: &Chunk| (chunk.start, chunk.len, chunk.shard.server);
+                prop_assert!(cut.iter().map(place).eq(uncut.iter().map(place)));
+                prop_assert!(!whole.contains(&TableId(number)) || cores_of(uncut).len() == 1);
+            }
         }
     }
 
@@ -210,6 +248,18 @@ mod tests {
         let cut = on_one_server(&tables, 8, CHUNK);
         assert_eq!(loads(&cut, &[8]), [[500 * CHUNK as u64; 8]]);
         assert!(cut.iter().all(|chunks| cores_of(chunks).len() == 1));
+    }
+
+    #[test]
+    fn tables_that_are_needed_whole_are_spread_and_the_others_even_out() {
+        let sizes = [100, 40, 30, 10, 260].map(|chunks| chunks * CHUNK as u64);
+        let tables = sizes.map(|size| TableSpec::dense("t", [size]));
+        let parts = sizes.map(|size| vec![part(0, 0, size)]);
+        let whole = [0, 1, 2, 3].map(TableId);
+        let cut = chunks(&tables, &parts, &whole, &[4], &of(CHUNK));
+        let cores: Vec<BTreeSet<u32>> = cut.iter().map(|chunks| cores_of(chunks)).collect();
+        assert_eq!(cores[..4], [[0].into(), [1].into(), [2].into(), [3].into()]);
+        assert_eq!(loads(&cut, &[4]), [[110 * CHUNK as u64; 4]]);
     }
 
     #[test]

@@ -47,58 +47,35 @@ impl LayerRef<'_> {
     }
 }
 
-impl TableSpec {
-    /// Whether the table consists of several tensors.
-    pub fn is_pack(&self) -> bool {
-        !self.layers.is_empty()
+/// Whether the layers of a pack lie in its table, one after the other.
+pub(super) fn check_layers(spec: &TableSpec) -> Result<(), String> {
+    let pack = &spec.name;
+    if spec.layers.len() > limits::MAX_LAYERS {
+        let (found, most) = (spec.layers.len(), limits::MAX_LAYERS);
+        return Err(format!("table `{pack}` has {found} layers: expected at most {most}"));
     }
-
-    /// The table's layers in the order of their elements: those of a pack, and a plain table itself. The declaration must
-    /// have passed [`TableSpec::check`].
-    pub fn layers(&self) -> impl Iterator<Item = LayerRef<'_>> {
-        let plain = (!self.is_pack()).then(|| LayerRef {
-            name: &self.name,
-            shape: &self.shape,
-            range: 0..self.elements() as usize,
-        });
-        let packed = self.layers.iter().map(|Layer { name, start, shape }| LayerRef {
-            name,
-            shape,
-            range: *start as usize..(*start + elements_of(shape)) as usize,
-        });
-        plain.into_iter().chain(packed)
+    if spec.is_pack() && (spec.rows || spec.shape.len() != 1) {
+        return Err(format!(
+            "table `{pack}` of shape {:?} has layers: expected a dense table of one dimension",
+            spec.shape
+        ));
     }
-
-    /// Whether the layers of a pack lie in the table, one after the other.
-    pub(super) fn check_layers(&self) -> Result<(), String> {
-        let pack = &self.name;
-        if self.layers.len() > limits::MAX_LAYERS {
-            let (found, most) = (self.layers.len(), limits::MAX_LAYERS);
-            return Err(format!("table `{pack}` has {found} layers: expected at most {most}"));
-        }
-        if self.is_pack() && (self.rows || self.shape.len() != 1) {
+    let mut free = 0;
+    for layer in &spec.layers {
+        let Layer { name, start, shape } = layer;
+        check_name("a layer", name).map_err(|why| format!("table `{pack}`: {why}"))?;
+        check_shape("layer", name, shape)?;
+        if *start < free || spec.elements().saturating_sub(*start) < layer.elements() {
             return Err(format!(
-                "table `{pack}` of shape {:?} has layers: expected a dense table of one dimension",
-                self.shape
+                "layer `{name}` of shape {shape:?} begins at element {start} of table `{pack}`: expected {free} or \
+                 more, and {} elements from there on; the table has {}",
+                layer.elements(),
+                spec.elements()
             ));
         }
-        let mut free = 0;
-        for layer in &self.layers {
-            let Layer { name, start, shape } = layer;
-            check_name("a layer", name).map_err(|why| format!("table `{pack}`: {why}"))?;
-            check_shape("layer", name, shape)?;
-            if *start < free || self.elements().saturating_sub(*start) < layer.elements() {
-                return Err(format!(
-                    "layer `{name}` of shape {shape:?} begins at element {start} of table `{pack}`: expected {free} or \
-                     more, and {} elements from there on; the table has {}",
-                    layer.elements(),
-                    self.elements()
-                ));
-            }
-            free = start + layer.elements();
-        }
-        Ok(())
+        free = start + layer.elements();
     }
+    Ok(())
 }
 
 /// The first name that two tables, two layers, or a table and a layer have in common.

@@ -1,6 +1,6 @@
 //! The chunks of a table that one shard holds, side by side.
 
-use super::{Chunk, TableSpec};
+use super::{Chunk, LayerRef, TableSpec};
 use crate::wire::frame::Piece;
 use crate::wire::{Cause, Fault};
 use std::ops::Range;
@@ -23,6 +23,15 @@ impl LocalChunk {
     pub(crate) fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
+}
+
+/// A part of a layer on a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// The layer's number in the table.
+    pub(crate) layer: usize,
+    /// Elements on the shard.
+    pub(crate) range: Range<usize>,
 }
 
 /// Layout of a table's elements on one shard: chunk after chunk, in the order of their numbers.
@@ -129,6 +138,34 @@ impl Layout {
         }
     }
 
+    /// The parts of the table's layers that are on the shard, in the order of their elements. A layer that is whole on
+    /// the shard is one of them.
+    pub(crate) fn segments(&self) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut chunks = self.chunks.iter().peekable();
+        for (layer, LayerRef { range, .. }) in self.spec.layers().enumerate() {
+            let first = segments.len();
+            while let Some(chunk) = chunks.peek() {
+                let chunk_start = chunk.table_start as usize;
+                let start = range.start.max(chunk_start);
+                let end = range.end.min(chunk_start + chunk.len);
+                if start < end {
+                    let place = chunk.start + start - chunk_start;
+                    match segments[first..].last_mut() {
+                        Some(last) if last.range.end == place => last.range.end = place + end - start,
+                        _ => segments.push(Segment { layer, range: place..place + end - start }),
+                    }
+                }
+                if range.end < chunk_start + chunk.len {
+                    // The next layer has a part of this chunk too.
+                    break;
+                }
+                chunks.next();
+            }
+        }
+        segments
+    }
+
     /// A frame that does not fit the table.
     pub(crate) fn shape_fault(&self, found: String) -> Fault {
         let message =
@@ -139,6 +176,7 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Layer;
     use super::*;
     use crate::types::{ServerId, ShardId};
 
@@ -173,6 +211,26 @@ mod tests {
         assert_eq!([0, 1, 2].map(|cell| sparse.chunk_of_cell(cell)), [0, 1, 1]);
         let starts = [1, 2, 3, 5, 6, 7, 8].map(|row| sparse.row_start(row));
         assert_eq!(starts, [None, Some(0), None, None, Some(4), Some(8), None]);
+    }
+
+    #[test]
+    fn segments_are_the_layers_as_far_as_they_are_here() {
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let layer = |name: &str, start, len| Layer { name: name.into(), start, shape: vec![len] };
+        let layers = vec![layer("a", 0, 5), layer("b", 8, 3), layer("c", 11, 9)];
+        let spec = TableSpec { layers, ..TableSpec::dense("pack", [24]) };
+        let chunk = |number: u32| (number, Chunk { shard, start: u64::from(number) * 4, len: 4 });
+        let segments = |spec: &TableSpec, numbers: &[u32]| {
+            let layout = Layout::new(spec.clone(), numbers.iter().map(|number| chunk(*number)));
+            layout.segments().into_iter().map(|Segment { layer, range }| (layer, range)).collect::<Vec<_>>()
+        };
+        assert_eq!(segments(&spec, &[0, 1, 2, 3, 4, 5]), [(0, 0..5), (1, 8..11), (2, 11..20)]);
+        // Without the second chunk, in which the first layer ends, and without the fourth.
+        assert_eq!(segments(&spec, &[0, 2, 4]), [(0, 0..4), (1, 4..7), (2, 7..12)]);
+        assert_eq!(segments(&spec, &[5]), []);
+        let plain = TableSpec::dense("w", [24]);
+        assert_eq!(segments(&plain, &[0, 1, 2, 3, 4, 5]), [(0, 0..24)]);
+        assert_eq!(segments(&plain, &[1, 4]), [(0, 0..8)]);
     }
 
     #[test]

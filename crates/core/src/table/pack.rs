@@ -25,9 +25,16 @@ pub struct Packed {
 }
 
 impl Pack {
-    /// Divides tensors into tables. Dense ones of at most `limit` elements share a table with the others that have the
-    /// same policies; each of the rest is a table as it was declared. Tables come in the order of their first tensors.
-    pub fn divide(tensors: impl IntoIterator<Item = TableSpec>, limit: u64) -> Vec<Pack> {
+    /// Divides tensors into tables. Dense ones of at most `limit` elements share a table with the others that are alike;
+    /// each of the rest is a table as it was declared. Tables come in the order of their first tensors.
+    ///
+    /// Only tensors with the same policies may be alike: those that a table declares itself, and those that the job has for its
+    /// name ([`JobPolicies::are_alike`](crate::policy::JobPolicies::are_alike)). The coordinator refuses other packs.
+    pub fn divide(
+        tensors: impl IntoIterator<Item = TableSpec>,
+        limit: u64,
+        are_alike: impl Fn(&TableSpec, &TableSpec) -> bool,
+    ) -> Vec<Pack> {
         let mut packs: Vec<Pack> = Vec::new();
         // The packs that take small tensors: one for each policy, and a new one when it is full.
         let mut open: Vec<usize> = Vec::new();
@@ -36,7 +43,7 @@ impl Pack {
                 packs.push(Pack::of(number, tensor));
                 continue;
             }
-            let place = open.iter().position(|&pack| packs[pack].spec.policy == tensor.policy);
+            let place = open.iter().position(|&pack| are_alike(&packs[pack].spec, &tensor));
             match place.map(|place| open[place]) {
                 Some(pack) if packs[pack].has_room_for(&tensor) => packs[pack].add(number, &tensor),
                 _ => {
@@ -100,7 +107,12 @@ impl Pack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Axis, Policies};
+    use crate::policy::{Axis, JobPolicies, Policies, Policy, PolicyOverride};
+    use crate::types::ServerId;
+
+    fn same_policies(one: &TableSpec, other: &TableSpec) -> bool {
+        one.policy == other.policy
+    }
 
     fn names(packs: &[Pack]) -> Vec<&str> {
         packs.iter().map(|pack| pack.spec().name.as_str()).collect()
@@ -118,7 +130,7 @@ mod tests {
             TableSpec { policy: own.clone(), ..TableSpec::dense("looser", [20]) },
             TableSpec::dense("scalar", []),
         ];
-        let packs = Pack::divide(tensors.clone(), 64);
+        let packs = Pack::divide(tensors.clone(), 64, same_policies);
         assert_eq!(names(&packs), ["conv", "scale and 2 more", "loose and 1 more", "rows"]);
         assert_eq!(packs[0].spec(), &tensors[0]);
         assert_eq!(packs[3].spec(), &tensors[4]);
@@ -136,9 +148,27 @@ mod tests {
     }
 
     #[test]
+    fn tensors_that_the_job_has_other_policies_for_are_packed_apart() {
+        let rule = |table: &str| PolicyOverride::new(table, Policies::of([(Axis::Sync, "asp")]));
+        let on_one = |table: &str| rule(table).on(ServerId(3));
+        let tensors =
+            ["conv.bias", "conv.scale", "fc.bias", "fc.scale"].map(|name| TableSpec::dense(name, [4]));
+        for (overrides, expected) in [
+            (vec![], &["conv.bias and 3 more"][..]),
+            (vec![rule("*.bias")], &["conv.bias and 1 more", "conv.scale and 1 more"]),
+            (vec![on_one("fc*")], &["conv.bias and 1 more", "fc.bias and 1 more"]),
+            (vec![rule("fc*"), rule("conv*")], &["conv.bias and 3 more"]),
+        ] {
+            let job = JobPolicies { policy: Policy::default(), overrides };
+            let packs = Pack::divide(tensors.clone(), 4, |one, other| job.are_alike(one, other));
+            assert_eq!(names(&packs), expected);
+        }
+    }
+
+    #[test]
     fn without_a_limit_every_tensor_is_a_table() {
         let tensors: Vec<TableSpec> = (0..5).map(|n| TableSpec::dense(format!("t{n}"), [3])).collect();
-        let packs = Pack::divide(tensors.clone(), 0);
+        let packs = Pack::divide(tensors.clone(), 0, same_policies);
         assert!(packs.iter().map(Pack::spec).eq(&tensors));
     }
 
@@ -147,8 +177,9 @@ mod tests {
         let half = limits::MAX_TABLE_ELEMENTS / 2 + 1;
         let long = "ü".repeat(limits::MAX_NAME_BYTES / 2);
         let tensors = (0..4).map(|n| TableSpec::dense(format!("{n}"), [half]));
-        assert_eq!(Pack::divide(tensors, u64::MAX).len(), 4);
-        let packs = Pack::divide([TableSpec::dense(long, [1]), TableSpec::dense("b", [1])], 1);
+        assert_eq!(Pack::divide(tensors, u64::MAX, same_policies).len(), 4);
+        let two = [TableSpec::dense(long, [1]), TableSpec::dense("b", [1])];
+        let packs = Pack::divide(two, 1, same_policies);
         assert_eq!(packs.len(), 1);
         assert!(packs[0].spec().name.ends_with("ü and 1 more"));
         assert_eq!(packs[0].spec().check(), Ok(()));

@@ -5,7 +5,7 @@ use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
 use crate::limits;
-use crate::policy::PolicyOverride;
+use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
@@ -99,6 +99,10 @@ pub enum Control {
         /// A sentence that names who is waited for.
         reason: String,
     },
+    /// Worker to coordinator, before it declares its tables: which policies does the job begin with?
+    PoliciesQuery,
+    /// Coordinator's answer.
+    Policies(Box<JobPolicies>),
 }
 
 /// The first clock that a joining worker could push to a shard.
@@ -138,6 +142,8 @@ impl Control {
             Control::PlanQuery => "plan query",
             Control::Set(_) => "set",
             Control::Waiting { .. } => "waiting",
+            Control::PoliciesQuery => "policies query",
+            Control::Policies(_) => "policies",
         }
     }
 }
@@ -231,6 +237,7 @@ mod tests {
             (Control::Entered { epoch: 1, joining: vec![], lacks_values: None }, 18),
             (Control::Set(PolicyOverride::new("*", Policies::default())), 20),
             (Control::Waiting { reason: String::new() }, 21),
+            (Control::Policies(Box::default()), 23),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

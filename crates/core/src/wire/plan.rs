@@ -5,7 +5,7 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
-use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, glob_matches, repeated_name, tables};
+use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, repeated_name, tables};
 use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,9 @@ pub struct Plan {
     /// The parts of each table.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub parts: Vec<Vec<Part>>,
+    /// Tables that are on one shard each, ascending: the policies that the job began with need their layers whole.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+    pub whole: Vec<TableId>,
     /// Every shard with the process that serves it, ordered by shard.
     #[serde(deserialize_with = "sequence::<_, _, MAX_SHARDS>")]
     pub shards: Vec<ServedShard>,
@@ -205,12 +208,24 @@ impl Plan {
 
     /// The plan as a worker is told of it: without the other members.
     pub fn for_worker(&self, worker: WorkerId) -> Plan {
-        let Plan { epoch, tables, parts, shards, workers, members: _, policy, overrides, switches, seed } =
-            self;
+        let Plan {
+            epoch,
+            tables,
+            parts,
+            whole,
+            shards,
+            workers,
+            members: _,
+            policy,
+            overrides,
+            switches,
+            seed,
+        } = self;
         Plan {
             epoch: *epoch,
             tables: tables.clone(),
             parts: parts.clone(),
+            whole: whole.clone(),
             shards: shards.clone(),
             workers: *workers,
             // The others are not copied: there may be thousands, and everybody is told.
@@ -242,9 +257,10 @@ impl Plan {
     /// The first epoch with the table's current codecs; frames of earlier epochs cannot be decoded, and are refused. Changes of
     /// the members do not matter here.
     pub fn valid_from(&self, table: TableId) -> u32 {
-        let name = &self.tables[table.0 as usize].name;
+        let table = &self.tables[table.0 as usize];
+        // Codecs are the same on all servers of a table.
         let is_about =
-            |switch: &&Switch| switch.rule.changes_frames() && glob_matches(&switch.rule.table, name);
+            |switch: &&Switch| switch.rule.changes_frames() && table.is_meant_by(&switch.rule, ServerId(0));
         self.switches.iter().rev().find(is_about).map_or(Plan::FIRST_EPOCH, |switch| switch.epoch)
     }
 
@@ -260,7 +276,7 @@ impl Plan {
 
     /// The chunks of every table, each with its shard. The plan must have passed [`Plan::check`].
     pub fn chunks(&self) -> Vec<Vec<Chunk>> {
-        chunks(&self.tables, &self.parts, &self.cores(), &self.policy)
+        chunks(&self.tables, &self.parts, &self.whole, &self.cores(), &self.policy)
     }
 
     /// The policy of a table on a server: the job's, then the table's own, then the job's exceptions, then switches.
@@ -331,6 +347,11 @@ impl Plan {
             check_parts(spec, parts, servers)?;
             chunks += chunks_at_most(spec, parts, &self.policy);
         }
+        let is_whole =
+            |table: &TableId| self.parts.get(table.0 as usize).is_some_and(|parts| parts.len() == 1);
+        if !self.whole.is_sorted_by(|one, next| one < next) || !self.whole.iter().all(is_whole) {
+            return Err("tables that are not to be cut are out of order, or cut".into());
+        }
         if chunks > limits::MAX_CHUNKS {
             return Err(format!(
                 "its tables make {chunks} chunks; there may be {}: make chunks larger",
@@ -380,6 +401,7 @@ mod tests {
             epoch: 1,
             tables: vec![TableSpec::dense("w", [10]), TableSpec::sparse("rows", 4, 3)],
             parts: vec![vec![part(0, 0, 6), part(1, 6, 4)], vec![part(1, 0, 12)]],
+            whole: vec![TableId(1)],
             shards: vec![shard(0, 0), shard(0, 1), shard(1, 0)],
             workers: 2,
             members: vec![Member::original(WorkerId(0), 1), Member::original(WorkerId(1), 2)],
@@ -401,7 +423,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_fit_itself_or_the_limits_is_refused() {
         type Spoil = fn(&mut Plan);
-        let cases: [(&str, Spoil); 21] = [
+        let cases: [(&str, Spoil); 24] = [
             ("there is no server", |plan| plan.shards.clear()),
             ("server 4294967295 core 0 is out of order", |plan| plan.shards.push(shard(u32::MAX, 0))),
             ("out of order", |plan| plan.shards.push(shard(1, 0))),
@@ -427,6 +449,9 @@ mod tests {
             ("have 0 elements, it has 12", |plan| plan.parts[1].clear()),
             // A row over two servers.
             ("does not fit", |plan| plan.parts[1] = vec![part(0, 0, 7), part(1, 7, 5)]),
+            ("not to be cut", |plan| plan.whole = vec![TableId(0)]),
+            ("not to be cut", |plan| plan.whole = vec![TableId(1), TableId(1)]),
+            ("not to be cut", |plan| plan.whole = vec![TableId(2)]),
             ("make chunks larger", |plan| {
                 plan.tables[0].shape = vec![limits::MAX_TABLE_ELEMENTS];
                 plan.parts[0] = vec![part(0, 0, limits::MAX_TABLE_ELEMENTS)];

@@ -1,14 +1,16 @@
-//! Gradients and answers of tables that have codecs.
+//! Gradients of tables that have codecs.
 
 use super::Gradient;
+use super::answers::Answers;
 use super::layout::{Layout, elements_of};
 use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::Prepared;
 use crate::absence::Absent;
-use crate::codec::{self, Codec, CodecError, Context, Decoder, Encoder};
-use crate::kernels::{self, Values};
-use crate::limits;
+use crate::codec::{
+    self, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
+};
+use crate::kernels;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
 use crate::store::Buffer;
@@ -20,9 +22,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A worker's ends of a table's codecs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct TableCodecs {
-    /// The codec of pushes, once there is a plan.
+    pub(super) push: PushCodec,
+    pub(super) answers: Answers,
+}
+
+/// The sending end of the codec of pushes. A submission takes it along while it encodes.
+#[derive(Debug, Default)]
+pub(super) struct PushCodec {
+    /// The codec, once there is a plan.
     codec: Option<Arc<Codec>>,
     /// The type of the elements that pushes travel as, where they are not encoded; unless something is left that another
     /// codec had not sent.
@@ -30,9 +39,6 @@ pub(super) struct TableCodecs {
     push: Option<Encoder>,
     /// The encoder has something that another codec had not sent.
     is_carrying: bool,
-    answer: Option<Decoder>,
-    /// Sum of all answers so far, where answers are differences; whether or not the application saw it.
-    base: Option<Vec<f32>>,
     sender: Sender,
     /// Payloads of the push at hand, one after the other.
     payloads: Vec<u8>,
@@ -67,8 +73,23 @@ pub(super) struct Plain<'a> {
     pub(super) parameters: &'a [f32],
 }
 
-/// The payloads of chunks that have one, ascending: each chunk's number, and its bytes in a buffer.
-pub(super) type Payloads = Vec<(u32, Range<usize>)>;
+/// The payloads of a push in a buffer.
+#[derive(Debug, Default)]
+pub(super) struct Payloads {
+    /// Of chunks that have one, ascending: each chunk's number, and its bytes.
+    pub(super) chunks: Vec<(u32, Range<usize>)>,
+    /// Factors of layers. A shard gets them before the first chunk that it holds of the layer.
+    pub(super) factors: Vec<LayerFactors>,
+}
+
+/// The factors of a layer.
+#[derive(Debug)]
+pub(super) struct LayerFactors {
+    /// Numbers of the chunks that have some of the layer.
+    pub(super) chunks: Range<u32>,
+    /// The payload of each of their frames.
+    pub(super) payloads: Vec<Range<usize>>,
+}
 
 /// A push that some servers refused. The residual has counted it: it is sent again as it is, or goes back there.
 #[derive(Debug)]
@@ -78,7 +99,7 @@ struct Refused {
     by: BTreeSet<ShardId>,
 }
 
-/// An encoded gradient, in [`TableCodecs::payloads`].
+/// An encoded gradient, in [`PushCodec::payloads`].
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) payloads: Payloads,
@@ -98,21 +119,31 @@ impl TableCodecs {
         let Codecs { push, answer } = policy.codecs(registry).map_err(fault)?;
         let elements = push.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32);
         let codec = Arc::new(if spec.rows { push.of_rows() } else { push });
-        let base = answer.is_for_differences() && !spec.rows;
-        Ok(TableCodecs {
+        let push = PushCodec {
             push: elements.is_none().then(|| Encoder::new(codec.clone(), spec.elements() as usize)),
             codec: Some(codec),
             elements,
-            base: base.then(|| vec![0.0; spec.elements() as usize]),
-            answer: (!answer.is_none()).then(|| Decoder::new(Arc::new(answer))),
             sender,
-            ..TableCodecs::default()
-        })
+            ..PushCodec::default()
+        };
+        Ok(TableCodecs { push, answers: Answers::new(spec, answer) })
+    }
+}
+
+impl PushCodec {
+    /// The codec, once there is a plan.
+    pub(super) fn codec(&self) -> Option<&Arc<Codec>> {
+        self.codec.as_ref()
     }
 
-    /// Goes over to other codecs. Nothing is lost: what was not sent goes with the next push, and what was refused stays
+    /// Whether gradients are compared with the parameters.
+    pub(super) fn needs_parameters(&self) -> bool {
+        self.codec.as_ref().is_some_and(|codec| codec.needs_parameters())
+    }
+
+    /// Goes over to another codec. Nothing is lost: what was not sent goes with the next push, and what was refused stays
     /// refused.
-    pub(super) fn go_over_to(&mut self, next: TableCodecs, layout: &Layout) {
+    pub(super) fn go_over_to(&mut self, next: PushCodec, layout: &Layout) {
         let mut before = std::mem::replace(self, next);
         self.refused = before.refused.take().map(|refused| {
             let gradient = before.decoded(layout, &refused.gradient, |_| true);
@@ -130,42 +161,14 @@ impl TableCodecs {
         self.push.get_or_insert_with(|| Encoder::new(codec.clone(), layout.elements()))
     }
 
-    /// A gradient as it is sent to some shards when the codec that made it holds no more: the same frames, with plain
-    /// values, which are taken under every codec.
+    /// [`decoded`], by this codec.
     pub(super) fn decoded(
         &self,
         layout: &Layout,
         gradient: &Outgoing,
         is_for: impl Fn(ShardId) -> bool,
     ) -> Outgoing {
-        let (OutgoingForm::Encoded(payloads), Some(codec)) = (&gradient.form, &self.codec) else {
-            return gradient.clone();
-        };
-        let mut decoder = Decoder::new(codec.clone());
-        let (mut bytes, mut places, mut values) = (Vec::new(), Payloads::new(), Vec::new());
-        for (number, range) in payloads.iter() {
-            let chunk = layout.chunk_at(*number);
-            if !is_for(chunk.shard) {
-                continue;
-            }
-            let start = bytes.len();
-            // Of a chunk that is missing altogether nothing travels.
-            if !range.is_empty() {
-                values.resize(chunk.len as usize, 0.0);
-                let payload = &gradient.buffer.as_bytes()[range.clone()];
-                decoder.decode(payload, &mut values).expect("what an encoder made is read by its decoder");
-                append_plain(&mut bytes, &values, layout);
-            }
-            places.push((*number, start..bytes.len()));
-        }
-        let mut buffer = Buffer::zeroed(bytes.len().div_ceil(4));
-        buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
-        Outgoing {
-            buffer: buffer.into(),
-            form: OutgoingForm::Decoded(Arc::new(places)),
-            missing: gradient.missing.clone(),
-            is_counted: gradient.is_counted,
-        }
+        decoded(self.codec.as_ref(), layout, gradient, is_for)
     }
 
     /// The type of the elements that the next gradient travels as; `None` when it is encoded.
@@ -179,25 +182,21 @@ impl TableCodecs {
         if plain.prepared != Prepared::Halves || self.is_carrying || self.refused.is_some() {
             return None;
         }
+        // With a residual of the application's, NaN is found here: it would stay there.
         match plain.followed {
-            Some(text) if !text.is_empty() && text != self.push_codec() => Some(halves_of(text)),
-            _ => self.codec.as_ref()?.halves(),
+            Some("f16") => Some(DType::F16),
+            Some("bf16") => Some(DType::Bf16),
+            Some(text) if text != self.text() => None,
+            _ => self.elements.filter(|&dtype| dtype != DType::F32),
         }
     }
 
-    pub(super) fn encodes_answers(&self) -> bool {
-        self.answer.is_some()
-    }
-
-    /// The codec of pushes as text; empty without one.
-    pub(super) fn push_codec(&self) -> String {
-        let codec = self.codec.as_ref().filter(|codec| !codec.is_none());
-        codec.map_or_else(String::new, |codec| codec.to_string())
+    fn text(&self) -> String {
+        text_of(self.codec.as_ref())
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let base = self.base.as_ref().map_or(0, |base| base.capacity() * 4);
-        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity() + base
+        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
     }
 
     /// A server refused what it was sent of a push. Where the residual counted that as sent, it is in no residual any more.
@@ -222,7 +221,7 @@ impl TableCodecs {
         // A gradient that the application prepared does not have it.
         self.is_carrying |= self.elements.is_some();
         let encoder = self.keeper(layout);
-        for (number, range) in places.iter().filter(|(_, range)| !range.is_empty()) {
+        for (number, range) in places.chunks.iter().filter(|(_, range)| !range.is_empty()) {
             let chunk = layout.chunk_at(*number);
             if by.contains(&chunk.shard) {
                 let place = elements_of(&chunk);
@@ -241,7 +240,7 @@ impl TableCodecs {
         self.refused.take_if(|refused| refused.clock == clock).map(|refused| refused.gradient)
     }
 
-    /// Encodes a gradient chunk by chunk; [`TableCodecs::payloads`] has the bytes. The gradient is finite, or is to be
+    /// Encodes a gradient chunk by chunk; [`PushCodec::payloads`] has the bytes. The gradient is finite, or is to be
     /// clipped.
     pub(super) fn encode(
         &mut self,
@@ -271,8 +270,8 @@ impl TableCodecs {
     pub(super) fn sends_plainly(&self, plain: &Plain<'_>) -> bool {
         // A gradient cannot be prepared for no codec: it is refused.
         let followed = plain.followed.filter(|text| !text.is_empty());
-        let is_other = followed.is_some_and(|text| text != self.push_codec());
-        // Entries that are few make halves of nothing.
+        let is_other = followed.is_some_and(|text| text != self.text());
+        // A codec that is an element type makes no payloads of chosen entries.
         let is_halves = self.elements.is_some_and(|dtype| dtype != DType::F32);
         plain.prepared != Prepared::Gradient && (is_other || is_halves || self.is_carrying)
     }
@@ -293,7 +292,7 @@ impl TableCodecs {
                 }
             }
             Prepared::Halves => {
-                let own = || self.codec.as_ref().and_then(|codec| codec.halves()).unwrap_or(DType::F16);
+                let own = || self.elements.filter(|&dtype| dtype != DType::F32).unwrap_or(DType::F16);
                 let halves = plain.followed.map_or_else(own, halves_of);
                 let bytes = bytemuck::cast_slice::<f32, u8>(words).get(..2 * values.len());
                 kernels::copy(values, bytes.and_then(|bytes| halves.values(bytes)).ok_or_else(misplaced)?);
@@ -328,67 +327,83 @@ impl TableCodecs {
         if layout.is_sparse() {
             return self.payloads.len().div_ceil(4);
         }
-        layout.elements() + layout.chunk_count() * codec::PREFIX_BYTES.div_ceil(4)
+        let most = layout.elements() + layout.chunk_count() * codec::PREFIX_BYTES.div_ceil(4);
+        // A chunk whose factors have no finite product travels beside them.
+        most.max(self.payloads.len().div_ceil(4))
     }
 
-    /// Appends the chunks' payloads; an empty one for a chunk of which everything is missing.
+    /// Appends the chunks' payloads, and factors before them; an empty payload for a chunk of which everything is missing.
     fn encode_chunks(
         &mut self,
         layout: &Layout,
         nonfinite: NonFinite,
         plain: &Plain<'_>,
     ) -> Result<Payloads, CodecError> {
-        let TableCodecs { push, sender, payloads, chunk: scratch, .. } = self;
-        let Some(encoder) = push else { return Ok(Vec::new()) };
-        let factors = match plain.gradient {
-            Gradient::Product { factors, .. } => Some(factors),
-            Gradient::Dense(_) | Gradient::Rows { .. } => None,
+        let (values, factors) = match plain.gradient {
+            Gradient::Rows { rows, values } => return self.encode_rows(layout, plain, rows, values),
+            Gradient::Dense(values) => (values, None),
+            Gradient::Product { values, factors } => (values, Some(factors)),
         };
+        let PushCodec { push, sender, payloads, .. } = self;
+        let Some(encoder) = push else { return Ok(Payloads::default()) };
+        let (layers, chunks) = (layout.layers(), layout.ranges());
+        let Sender { seed, worker, table } = *sender;
+        let gradient = TableGradient {
+            values,
+            clips_non_finite: nonfinite != NonFinite::Reject,
+            absent: plain.missing.ranges(),
+            layers: &layers,
+            chunks: &chunks,
+            factors,
+            step: plain.clock,
+            // No chunk has this number.
+            seed: codec::stretch_seed(seed, worker, table, plain.clock, u32::MAX),
+        };
+        let largest = layers.iter().map(|layer| layer.elements.len() as u64).max().unwrap_or(0);
+        let context = |number: usize| {
+            let number = number as u32;
+            let context = context(*sender, layout, plain, number, layout.chunk_at(number));
+            Context { table_elements: largest, ..context }
+        };
+        let (factors, ranges) = encoder.encode_table(&gradient, context, payloads)?;
+        let factors = factors.into_iter().map(|FactorFrames { elements, payloads }| LayerFactors {
+            chunks: layout.chunks_in(&elements),
+            payloads,
+        });
+        Ok(Payloads { chunks: (0..).zip(ranges).collect(), factors: factors.collect() })
+    }
+
+    /// Appends the payloads of chunks that have some of the rows, and of which the codec left something. They are encoded one
+    /// by one: a layer of which only some rows are pushed has no largest entries.
+    fn encode_rows(
+        &mut self,
+        layout: &Layout,
+        plain: &Plain<'_>,
+        rows: &[u32],
+        values: &[f32],
+    ) -> Result<Payloads, CodecError> {
+        let PushCodec { push, sender, payloads, chunk: scratch, .. } = self;
+        let Some(encoder) = push else { return Ok(Payloads::default()) };
         let mut ranges = Vec::new();
         for (number, chunk) in layout.chunks() {
-            let place = elements_of(&chunk);
-            let absent = Absent::in_chunk(plain.missing.ranges(), place.clone());
-            if absent.covers(place.len()) {
-                ranges.push((number, payloads.len()..payloads.len()));
+            if !spread_rows(scratch, layout, &chunk, rows, values) {
                 continue;
             }
-            let values = match plain.gradient {
-                Gradient::Dense(values) | Gradient::Product { values, .. }
-                    if nonfinite == NonFinite::Reject =>
-                {
-                    &values[place.clone()]
-                }
-                Gradient::Dense(values) | Gradient::Product { values, .. } => {
-                    scratch.clear();
-                    scratch.extend_from_slice(&values[place.clone()]);
-                    kernels::clip_non_finite(scratch);
-                    scratch.as_slice()
-                }
-                Gradient::Rows { rows, values } => {
-                    if !spread_rows(scratch, layout, &chunk, rows, values) {
-                        continue;
-                    }
-                    kernels::clip_non_finite(scratch);
-                    scratch.as_slice()
-                }
-            };
-            let context = Context { factors, ..context(*sender, layout, plain, number, chunk) };
-            let before = payloads.len();
-            encoder.holding(place.start, &absent, |encoder| {
-                encoder.encode(place.start, values, &context, payloads)
-            })?;
-            if layout.is_sparse() && codec::is_nothing(&payloads[before..]) {
+            kernels::clip_non_finite(scratch);
+            let (context, before) = (context(*sender, layout, plain, number, chunk), payloads.len());
+            encoder.encode(chunk.start as usize, scratch, &context, payloads)?;
+            if codec::is_nothing(&payloads[before..]) {
                 payloads.truncate(before);
                 continue;
             }
             ranges.push((number, before..payloads.len()));
         }
-        Ok(ranges)
+        Ok(Payloads { chunks: ranges, factors: Vec::new() })
     }
 
     /// Appends the payloads of a gradient that the application prepared.
     fn encode_prepared(&mut self, layout: &Layout, plain: &Plain<'_>) -> Result<Payloads, CodecError> {
-        let TableCodecs { push, sender, payloads, .. } = self;
+        let PushCodec { push, sender, payloads, .. } = self;
         let Some(encoder) = push else {
             return Err(CodecError::Input("no codec to be sent by".into()));
         };
@@ -436,55 +451,61 @@ impl TableCodecs {
         if taken < places.len() {
             return Err(CodecError::Input("places beyond the end of the table".into()));
         }
-        Ok(ranges)
+        Ok(Payloads { chunks: ranges, factors: Vec::new() })
     }
+}
 
-    /// Whether answers are differences, which have to be added up in the base first.
-    pub(super) fn has_base(&self) -> bool {
-        self.base.is_some()
+/// A gradient as it is sent to some shards when the codec that made it holds no more: the same frames, with plain
+/// values, which are taken under every codec.
+pub(super) fn decoded(
+    codec: Option<&Arc<Codec>>,
+    layout: &Layout,
+    gradient: &Outgoing,
+    is_for: impl Fn(ShardId) -> bool,
+) -> Outgoing {
+    let (OutgoingForm::Encoded(payloads), Some(codec)) = (&gradient.form, codec) else {
+        return gradient.clone();
+    };
+    let mut decoder = Decoder::new(codec.clone());
+    let (mut bytes, mut places, mut values) = (Vec::new(), Vec::new(), Vec::new());
+    let (layers, mut products) = (layout.layers(), Products::default());
+    for range in payloads.factors.iter().flat_map(|layer| &layer.payloads) {
+        let payload = &gradient.buffer.as_bytes()[range.clone()];
+        decoder
+            .take_factors(payload, &layers, &mut products)
+            .expect("what an encoder made is read by its decoder");
     }
-
-    /// Sum of all answers so far, where answers are differences.
-    pub(super) fn base(&self) -> Option<&[f32]> {
-        self.base.as_deref()
-    }
-
-    /// A chunk came whole: the next difference is one to this.
-    pub(super) fn set_base(&mut self, place: Range<usize>, values: Values<'_>) {
-        if let Some(base) = &mut self.base {
-            kernels::copy(&mut base[place], values);
+    for (number, range) in &payloads.chunks {
+        let chunk = layout.chunk_at(*number);
+        if !is_for(chunk.shard) {
+            continue;
         }
-    }
-
-    /// Decodes a chunk of an answer into `target`, if there is one. `None` when it does not fit.
-    pub(super) fn decode_chunk(
-        &mut self,
-        place: Range<usize>,
-        payload: &[u8],
-        target: Option<&mut [f32]>,
-    ) -> Option<()> {
-        let decoder = self.answer.as_mut()?;
-        match (&mut self.base, target) {
-            // The next difference is one to this answer, whether or not it was wanted.
-            (Some(base), target) => {
-                let base = &mut base[place];
-                decoder.decode_add(payload, base).ok()?;
-                target.into_iter().for_each(|target| target.copy_from_slice(base));
-                Some(())
-            }
-            (None, Some(target)) => decoder.decode(payload, target).ok(),
-            (None, None) => Some(()),
+        let start = bytes.len();
+        // Of a chunk that is missing altogether nothing travels.
+        if !range.is_empty() {
+            values.resize(chunk.len as usize, 0.0);
+            let payload = &gradient.buffer.as_bytes()[range.clone()];
+            decoder
+                .read_chunk(payload, elements_of(&chunk), &products)
+                .expect("what an encoder made is read by its decoder")
+                .copy_to(&mut values);
+            append_plain(&mut bytes, &values, layout);
         }
+        places.push((*number, start..bytes.len()));
     }
+    let mut buffer = Buffer::zeroed(bytes.len().div_ceil(4));
+    buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
+    Outgoing {
+        buffer: buffer.into(),
+        form: OutgoingForm::Decoded(Arc::new(Payloads { chunks: places, factors: Vec::new() })),
+        missing: gradient.missing.clone(),
+        is_counted: gradient.is_counted,
+    }
+}
 
-    /// The values of so many rows from a payload. `None` when it does not fit.
-    pub(super) fn decode_rows(&mut self, layout: &Layout, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
-        let elements =
-            rows.checked_mul(layout.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
-        let mut values = vec![0.0; elements];
-        self.answer.as_mut()?.decode(payload, &mut values).ok()?;
-        Some(values)
-    }
+/// A codec as text; empty where it is none.
+pub(super) fn text_of(codec: Option<&Arc<Codec>>) -> String {
+    codec.filter(|codec| !codec.is_none()).map_or_else(String::new, |codec| codec.to_string())
 }
 
 /// The type of the halves that a chain makes.
@@ -536,10 +557,8 @@ fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, 
         step: plain.clock,
         seed: codec::stretch_seed(seed, worker, table, plain.clock, number),
         table_elements: layout.elements() as u64,
-        start: chunk.start,
-        columns: layout.spec().columns(),
         parameters: plain.parameters.get(elements_of(&chunk)).unwrap_or(&[]),
-        factors: None,
+        plan: None,
     }
 }
 

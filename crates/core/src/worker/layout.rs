@@ -1,7 +1,7 @@
 //! A table's layout: its chunks, the shards that hold them, and gradients that fit it.
 
 use super::{Gradient, WorkerError};
-use crate::codec::Factors;
+use crate::codec::{Factors, LayerRange};
 use crate::table::{Chunk, TableSpec};
 use crate::types::ShardId;
 use std::collections::BTreeMap;
@@ -53,6 +53,11 @@ impl Layout {
         &self.spec.name
     }
 
+    /// The table's layers, in the order of their elements.
+    pub(super) fn layers(&self) -> Vec<LayerRange> {
+        LayerRange::of_table(&self.spec)
+    }
+
     /// Whether it is pushed and pulled by rows.
     pub(super) fn is_sparse(&self) -> bool {
         self.spec.rows
@@ -97,6 +102,18 @@ impl Layout {
     /// All chunks with their numbers.
     pub(super) fn chunks(&self) -> impl ExactSizeIterator<Item = (u32, Chunk)> + '_ {
         (0..self.chunks.len()).map(|number| (number as u32, self.chunks[number]))
+    }
+
+    /// The elements of all chunks, one after the other.
+    pub(super) fn ranges(&self) -> Vec<Range<usize>> {
+        self.chunks.iter().map(elements_of).collect()
+    }
+
+    /// Numbers of the chunks that have some of a range of elements.
+    pub(super) fn chunks_in(&self, elements: &Range<usize>) -> Range<u32> {
+        let first = self.chunks.partition_point(|chunk| elements_of(chunk).end <= elements.start);
+        let end = self.chunks.partition_point(|chunk| elements_of(chunk).start < elements.end);
+        first as u32..end as u32
     }
 
     pub(super) fn chunk_count(&self) -> usize {

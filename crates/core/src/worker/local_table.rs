@@ -1,19 +1,21 @@
 //! A table as a worker holds it: where it lives, its parameters as last pulled, and memory for gradients under way.
 
-use super::encoding::{Made, Plain, TableCodecs};
-use super::layout::{Layout, elements_of};
+use super::WorkerError;
+use super::answers::Answers;
+use super::encoding::{self, PushCodec, TableCodecs};
+use super::gradient::Gradient;
+use super::layout::Layout;
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
-use super::slab::{GradientInFlight, Prepared, Slab, SlabInFlight, ValuesInFlight};
-use super::{Gradient, WorkerError};
-use crate::codec::{CodecError, half};
+use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
+use super::submission::{Part, Sent, Source, Surroundings};
+use crate::codec::{Codec, half};
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
 use crate::kernels::{self, Values};
-use crate::lease::{Lease, Pool};
-use crate::limits;
+use crate::lease::Lease;
 use crate::policy::NonFinite;
-use crate::store::{Allocate, Buffer, Heap, Place};
+use crate::store::{Allocate, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::DType;
@@ -26,10 +28,15 @@ const SPARE_BUFFERS: usize = 3;
 /// One of a job's tables.
 #[derive(Debug)]
 pub(super) struct LocalTable {
-    layout: Layout,
+    layout: Arc<Layout>,
     /// Its memory, also for gradients under way.
     parameters: ParameterMemory,
-    codecs: TableCodecs,
+    /// The codec of pushes that holds, once there is a plan.
+    codec: Option<Arc<Codec>>,
+    /// Its end here. Gone while a submission has it.
+    push_codec: Option<PushCodec>,
+    meanwhile: Meanwhile,
+    answers: Answers,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -43,6 +50,23 @@ pub(super) struct LocalTable {
     pulled: Clock,
     /// Gradients with NaN or Inf.
     nonfinite_seen: u64,
+}
+
+/// What happened while a submission had the codec of pushes.
+#[derive(Debug, Default)]
+struct Meanwhile {
+    /// The codec that holds by now, if it is another one.
+    next: Option<PushCodec>,
+    /// Earlier pushes that servers refused.
+    refused: Vec<RefusedPush>,
+}
+
+/// What a server refused of a push.
+#[derive(Debug)]
+struct RefusedPush {
+    clock: Clock,
+    by: ShardId,
+    gradient: Outgoing,
 }
 
 /// A table's entry in a plan.
@@ -63,20 +87,13 @@ pub(super) struct TablePolicies {
     pub(super) codecs: Option<TableCodecs>,
 }
 
-/// A slab's gradient on its way.
-#[derive(Debug)]
-pub(super) enum SlabGradient {
-    /// Elements of this type, sent from the slab's own memory.
-    InPlace(DType),
-    /// In other memory.
-    Made(Outgoing),
-}
-
 /// A pull of a whole table, and where servers that share memory with this process may put the answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reply {
     pub(super) fetch: FetchId,
     pub(super) place: Option<Place>,
+    /// The type of the elements in that memory.
+    pub(super) dtype: DType,
 }
 
 impl LocalTable {
@@ -84,9 +101,12 @@ impl LocalTable {
         // Row pushes differ in length from step to step; keeping their buffers would only hoard.
         let spare = if spec.rows { 0 } else { SPARE_BUFFERS };
         LocalTable {
-            layout: Layout::new(spec),
+            layout: Arc::new(Layout::new(spec)),
             parameters: ParameterMemory::new(Arc::new(Heap), spare),
-            codecs: TableCodecs::default(),
+            codec: None,
+            push_codec: Some(PushCodec::default()),
+            meanwhile: Meanwhile::default(),
+            answers: Answers::default(),
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -99,7 +119,7 @@ impl LocalTable {
 
     /// Takes the plan's word on where the table lives and what holds for it.
     pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>) {
-        self.layout.place(planned.chunks);
+        Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
         self.follow(planned.policies);
         self.parameters.fill(Arc::clone(allocator), &self.layout);
     }
@@ -111,8 +131,12 @@ impl LocalTable {
         self.nonfinite = nonfinite;
         self.sync = Some(sync);
         self.valid_from = valid_from;
-        if let Some(codecs) = codecs {
-            self.codecs.go_over_to(codecs, &self.layout);
+        let Some(TableCodecs { push, answers }) = codecs else { return };
+        self.codec = push.codec().cloned();
+        self.answers = answers;
+        match &mut self.push_codec {
+            Some(codec) => codec.go_over_to(push, &self.layout),
+            None => self.meanwhile.next = Some(push),
         }
     }
 
@@ -123,7 +147,7 @@ impl LocalTable {
 
     /// A gradient as it is sent to a shard when the codec that made it holds no more.
     pub(super) fn decoded(&self, gradient: &Outgoing, shard: ShardId) -> Outgoing {
-        self.codecs.decoded(&self.layout, gradient, |of| of == shard)
+        encoding::decoded(self.codec.as_ref(), &self.layout, gradient, |of| of == shard)
     }
 
     pub(super) fn layout(&self) -> &Layout {
@@ -168,7 +192,7 @@ impl LocalTable {
     }
 
     pub(super) fn codec(&self) -> String {
-        self.codecs.push_codec()
+        encoding::text_of(self.codec.as_ref())
     }
 
     /// Gradients with NaN or Inf that were found here.
@@ -177,7 +201,8 @@ impl LocalTable {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.parameters.memory_bytes() + self.codecs.memory_bytes()
+        let codec = self.push_codec.as_ref().map_or(0, PushCodec::memory_bytes);
+        self.parameters.memory_bytes() + codec + self.answers.memory_bytes()
     }
 
     // Questions to the consistency model.
@@ -222,12 +247,17 @@ impl LocalTable {
         )))
     }
 
-    /// A table is pushed once per iteration.
+    /// A table is pushed once per iteration, and one gradient at a time.
     pub(super) fn check_clock(&self, clock: Clock) -> Result<(), WorkerError> {
+        let name = self.name();
         if self.pushed != Some(clock) {
+            if self.is_submitting() {
+                let sentence =
+                    format!("table `{name}` is being pushed by another thread: wait for that first");
+                return Err(WorkerError::Order(sentence));
+            }
             return Ok(());
         }
-        let name = self.name();
         Err(WorkerError::Order(format!(
             "table `{name}` was pushed at clock {clock} already; call `clock` between iterations"
         )))
@@ -245,111 +275,115 @@ impl LocalTable {
         if self.pushed == Some(clock) { clock + 1 } else { clock }
     }
 
-    pub(super) fn note_pushed(&mut self, clock: Clock) {
-        self.pushed = Some(clock);
-    }
-
     /// A push of this clock was refused: it can be pushed again, corrected or later. Servers that have it take it once.
     pub(super) fn forget_pushed(&mut self, clock: Clock) {
         self.pushed.take_if(|pushed| *pushed == clock);
     }
 
-    /// A gradient that the application gave, as it is sent: a copy, or what the codec makes of it.
-    pub(super) fn prepare(
+    /// Begins to submit a gradient of this clock. Until [`LocalTable::end_submission`] its codec is with it.
+    pub(super) fn begin_submission<'a>(
         &mut self,
+        table: usize,
+        source: Source<'a>,
         clock: Clock,
-        gradient: Gradient<'_>,
-        allocator: &dyn Allocate,
-    ) -> Result<Outgoing, WorkerError> {
-        let values = gradient.values();
-        let missing = Missing::default();
-        let Some(dtype) = self.codecs.elements() else {
-            self.check_finite(kernels::all_finite(values), clock)?;
-            let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
-            let pool = parameters.pool();
-            let (prepared, parameters) = (Prepared::Gradient, parameters.values());
-            let (missing, followed) = (&missing, None);
-            let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
-            return encode(codecs, layout, *nonfinite, &plain, pool, allocator);
+        allocator: &Arc<dyn Allocate>,
+    ) -> Part<'a> {
+        // A table has one slab, and one that is being submitted does not pass the check of its clock.
+        let codec = self.push_codec.take().expect("one gradient of a table is submitted at a time");
+        self.pushed = Some(clock);
+        let surroundings = Surroundings {
+            layout: self.layout.clone(),
+            nonfinite: self.nonfinite,
+            pool: self.parameters.pool().clone(),
+            allocator: allocator.clone(),
+            parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
+            lacks: Missing::default(),
         };
-        let buffer = self.make_elements(dtype, values, clock, allocator)?;
-        let form = match gradient {
-            Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense(dtype),
-            Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
-        };
-        Ok(Outgoing { buffer: self.parameters.pool().lend(buffer), form, missing, is_counted: false })
+        Part::new(table, source, codec, surroundings)
     }
 
-    /// A gradient as elements of a type, in memory that frames are sent from.
-    fn make_elements(
-        &mut self,
-        dtype: DType,
-        values: &[f32],
-        clock: Clock,
-        allocator: &dyn Allocate,
-    ) -> Result<Buffer, WorkerError> {
-        let len = dtype.bytes() * values.len();
-        let mut buffer = self.parameters.pool().take(len.div_ceil(4), allocator);
-        let bytes = &mut buffer.as_mut_bytes()[..len];
-        let is_finite = write_elements(dtype, values, bytes);
-        if let Err(error) = self.check_finite(is_finite, clock) {
-            self.parameters.pool().keep(buffer);
-            return Err(error);
-        }
-        if !is_finite && dtype != DType::F32 {
-            // Servers would not find in halves what is not finite here.
-            write_clipped(dtype, values, bytes, &self.layout);
-        }
-        Ok(buffer)
+    /// Whether a gradient is being submitted.
+    pub(super) fn is_submitting(&self) -> bool {
+        self.push_codec.is_none()
     }
 
-    /// Counts a gradient with NaN or Inf, and refuses it under `reject`.
-    fn check_finite(&mut self, is_finite: bool, clock: Clock) -> Result<(), WorkerError> {
-        if is_finite {
-            return Ok(());
+    /// Takes back the codec that a submission had. What it made by a codec that holds no more leaves it.
+    pub(super) fn end_submission(&mut self, part: &mut Part<'_>) {
+        let Some(mut codec) = part.codec.take() else { return };
+        self.nonfinite_seen += u64::from(part.is_nonfinite);
+        let Meanwhile { next, refused } = std::mem::take(&mut self.meanwhile);
+        for RefusedPush { clock, by, gradient } in refused {
+            codec.note_refused(&self.layout, clock, by, gradient);
         }
-        self.nonfinite_seen += 1;
-        if self.nonfinite == NonFinite::Reject {
-            return Err(WorkerError::NonFinite { table: self.name().to_owned(), clock });
+        if let Some(next) = next {
+            if let Some(Sent::Made(outgoing)) = &mut part.sent {
+                *outgoing = codec.decoded(&self.layout, outgoing, |_| true);
+            }
+            codec.go_over_to(next, &self.layout);
         }
-        Ok(())
+        self.push_codec = Some(codec);
+    }
+
+    /// A submission failed although this part of it was prepared. Where a residual counts it as sent, it waits to be pushed
+    /// again.
+    pub(super) fn keep_unsent(&mut self, clock: Clock, outgoing: &Outgoing) {
+        let shards: Vec<ShardId> = self.layout.shards().collect();
+        shards.into_iter().for_each(|shard| self.note_refused(clock, shard, outgoing.clone()));
     }
 
     /// A server refused what it was sent of a push.
     pub(super) fn note_refused(&mut self, clock: Clock, by: ShardId, gradient: Outgoing) {
-        self.codecs.note_refused(&self.layout, clock, by, gradient);
+        match &mut self.push_codec {
+            Some(codec) => codec.note_refused(&self.layout, clock, by, gradient),
+            None => self.meanwhile.refused.push(RefusedPush { clock, by, gradient }),
+        }
     }
 
     // Pulls.
+
+    /// The type of the elements that answers come as, where a codec does not encode them.
+    pub(super) fn answer_type(&self) -> Option<DType> {
+        self.answers.elements()
+    }
 
     /// Begins a pull of the whole table.
     pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
-        let wants_place = !self.codecs.encodes_answers();
+        let wants_place = self.answer_type() == Some(DType::F32);
         let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
-        Reply { fetch, place }
+        Reply { fetch, place, dtype: DType::F32 }
     }
 
     /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
     pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<&mut [u8]> {
-        if self.codecs.has_base() {
+        if self.answers.has_base() {
             return None;
         }
         let index = self.layout.index_of(shard)?;
         Some(self.parameters.back(fetch, index)?.as_mut_bytes())
     }
 
-    /// Puts a chunk of an answer to its place in the back of a pull; `None` when that is not wanted any more.
+    /// Puts a chunk of an answer to its place in the back of a pull, which has elements of this type; `None` when that is not
+    /// wanted any more.
     pub(super) fn put_chunk(
         &mut self,
         place: Range<usize>,
         values: Values<'_>,
         target: Option<(FetchId, usize)>,
+        dtype: DType,
     ) {
-        self.codecs.set_base(place.clone(), values);
+        self.answers.set_base(place.clone(), values);
         if let Some(back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
-            kernels::copy(&mut back.as_mut_slice()[place], values);
+            match dtype {
+                DType::F32 => kernels::copy(&mut back.as_mut_slice()[place], values),
+                // Only what is not finite, or was asked for under another codec, comes as something else.
+                dtype => half::write_any(
+                    dtype,
+                    &values.to_vec(),
+                    &mut back.as_mut_bytes()[bytes_of(&place, dtype)],
+                ),
+            }
         }
     }
 
@@ -359,15 +393,25 @@ impl LocalTable {
         place: Range<usize>,
         payload: &[u8],
         target: Option<(FetchId, usize)>,
+        dtype: DType,
     ) -> Option<()> {
         let back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
-        let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
-        self.codecs.decode_chunk(place, payload, target)
+        if dtype == DType::F32 {
+            let target = back.map(|back| &mut back.as_mut_slice()[place.clone()]);
+            return self.answers.decode_chunk(place, payload, target);
+        }
+        // The codec has changed since the answer was asked for.
+        let mut values = vec![0.0; place.len()];
+        self.answers.decode_chunk(place.clone(), payload, Some(&mut values))?;
+        if let Some(back) = back {
+            half::write_any(dtype, &values, &mut back.as_mut_bytes()[bytes_of(&place, dtype)]);
+        }
+        Some(())
     }
 
     /// The values of so many rows from what a codec made. `None` when they do not fit.
     pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
-        self.codecs.decode_rows(&self.layout, rows, payload)
+        self.answers.decode_rows(&self.layout, rows, payload)
     }
 
     /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
@@ -422,67 +466,34 @@ impl LocalTable {
     }
 
     /// Takes a slab's memory back.
-    pub(super) fn take_back(&mut self, slab: Slab) {
+    pub(super) fn take_back(&mut self, mut slab: Slab) {
+        slab.convert_values(DType::F32);
         let (gradient, mut values, _retired) = slab.into_parts();
         // The application may have changed them, and differences may have come meanwhile.
-        if let Some(base) = self.codecs.base() {
+        if let Some(base) = self.answers.base() {
             values.as_mut_slice().copy_from_slice(base);
         }
         self.parameters.return_slab(values);
         self.parameters.pool().keep(gradient);
     }
 
-    /// NaN and Inf in a slab's gradient are found here only where a codec looks at it: another pass over it would cost as much
-    /// as sending it, and servers find them too.
-    pub(super) fn check_slab(&mut self, slab: &Slab, clock: Clock) -> Result<(), WorkerError> {
-        if slab.prepared() == Prepared::Gradient && self.codecs.elements().is_none() {
-            return self.check_finite(kernels::all_finite(slab.gradient()), clock);
-        }
-        Ok(())
-    }
-
-    /// A slab's gradient as it is sent.
-    pub(super) fn encode_slab(
-        &mut self,
-        slab: &Slab,
-        clock: Clock,
-        allocator: &dyn Allocate,
-    ) -> Result<SlabGradient, WorkerError> {
-        let prepared = slab.prepared();
-        match self.codecs.elements().filter(|_| prepared == Prepared::Gradient) {
-            None => {}
-            Some(DType::F32) => return Ok(SlabGradient::InPlace(DType::F32)),
-            Some(dtype) => {
-                let buffer = self.make_elements(dtype, slab.gradient(), clock, allocator)?;
-                let (buffer, form) = (self.parameters.pool().lend(buffer), OutgoingForm::Dense(dtype));
-                let (missing, is_counted) = (slab.missing().clone(), false);
-                return Ok(SlabGradient::Made(Outgoing { buffer, form, missing, is_counted }));
-            }
-        }
-        let LocalTable { layout, parameters, codecs, nonfinite, .. } = self;
-        let pool = parameters.pool();
-        let gradient = Gradient::Dense(slab.gradient());
-        // Codecs that compare a gradient with the parameters find them in the slab.
-        let (missing, parameters, followed) = (slab.missing(), slab.values(), slab.followed());
-        let plain = Plain { clock, gradient, prepared, followed, missing, parameters };
-        if let Some(dtype) = codecs.prepared_halves(&plain) {
-            return Ok(SlabGradient::InPlace(dtype));
-        }
-        encode(codecs, layout, *nonfinite, &plain, pool, allocator).map(SlabGradient::Made)
-    }
-
     /// Takes a slab for an exchange: what is sent, and where the answer is received, if one is asked for.
     pub(super) fn begin_exchange(
         &mut self,
-        slab: Slab,
-        made: SlabGradient,
+        mut slab: Slab,
+        sent: Sent,
         clock: Clock,
     ) -> (Outgoing, SlabInFlight, Option<Reply>) {
-        let (table, missing) = (slab.table(), slab.missing().clone());
+        let (table, missing, takes_halves) = (slab.table(), slab.missing().clone(), slab.takes_halves());
+        // A codec that compares gradients with the parameters reads them as they are.
+        let needs_values = self.codec.as_ref().is_some_and(|codec| codec.needs_parameters());
+        let halves = self.answers.elements().filter(|_| takes_halves && !needs_values);
+        let values_type = halves.unwrap_or(DType::F32);
+        slab.convert_values(values_type);
         let (gradient, values, retired) = slab.into_parts();
-        let (outgoing, gradient) = match made {
-            SlabGradient::Made(made) => (made, GradientInFlight::Kept(gradient)),
-            SlabGradient::InPlace(dtype) => {
+        let (outgoing, gradient) = match sent {
+            Sent::Made(made) => (made, GradientInFlight::Kept(gradient)),
+            Sent::InPlace(dtype) => {
                 let buffer = self.parameters.pool().lend(gradient);
                 let (form, is_counted) = (OutgoingForm::Dense(dtype), false);
                 let outgoing = Outgoing { buffer: buffer.clone(), form, missing, is_counted };
@@ -491,12 +502,16 @@ impl LocalTable {
         };
         if !self.asks_after(clock) {
             let values = ValuesInFlight::Kept(values);
-            return (outgoing, SlabInFlight { table, gradient, values, retired }, None);
+            let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
+            return (outgoing, slab, None);
         }
         self.pulled = clock + 1;
         let (fetch, place) = self.parameters.begin_slab(clock + 1, values);
+        // Servers put what answers consist of there, and nothing else.
+        let place = place.filter(|_| self.answers.elements() == Some(values_type));
         let values = ValuesInFlight::Awaited(fetch);
-        (outgoing, SlabInFlight { table, gradient, values, retired }, Some(Reply { fetch, place }))
+        let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
+        (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
     }
 
     /// Ends an exchange: its slab. What frames are still sent from, or servers may still write to, stays with the slab, since
@@ -507,7 +522,7 @@ impl LocalTable {
         lender: u64,
         allocator: &dyn Allocate,
     ) -> Slab {
-        let SlabInFlight { table, gradient, values, mut retired } = in_flight;
+        let SlabInFlight { table, gradient, values, values_type, takes_halves, mut retired } = in_flight;
         let gradient = match gradient {
             GradientInFlight::Kept(gradient) => gradient,
             GradientInFlight::Sent(lease) => lease.reclaim().unwrap_or_else(|lease| {
@@ -524,7 +539,8 @@ impl LocalTable {
                 values
             }
         };
-        Slab::new(lender, table, gradient, values).with_retired(retired)
+        let slab = Slab::new(lender, table, gradient, values).with_retired(retired);
+        slab.with_values_type(values_type, takes_halves)
     }
 
     /// Its memory against what is known of it. `waiting` is the number of requests that parameters are awaited from.
@@ -541,70 +557,17 @@ impl LocalTable {
     }
 }
 
-/// Encodes a gradient, in memory that frames are sent from.
-fn encode(
-    codecs: &mut TableCodecs,
-    layout: &Layout,
-    nonfinite: NonFinite,
-    plain: &Plain<'_>,
-    pool: &Pool,
-    allocator: &dyn Allocate,
-) -> Result<Outgoing, WorkerError> {
-    let &Plain { clock, prepared, missing, .. } = plain;
-    if prepared == Prepared::Gradient
-        && let Some(encoded) = codecs.take_refused(clock)
-    {
-        return Ok(encoded);
-    }
-    codecs.put_refused_back(layout);
-    let table = || layout.name().to_owned();
-    let fault = |why: CodecError| match why {
-        CodecError::NonFinite if prepared != Prepared::Gradient => {
-            WorkerError::NonFinite { table: table(), clock }
-        }
-        why => WorkerError::Codec { table: table(), why },
-    };
-    if codecs.sends_plainly(plain) {
-        let mut buffer = pool.take(layout.elements(), allocator);
-        codecs.expand(plain, buffer.as_mut_slice()).map_err(fault)?;
-        let (form, missing) = (OutgoingForm::Dense(DType::F32), missing.clone());
-        return Ok(Outgoing { buffer: pool.lend(buffer), form, missing, is_counted: false });
-    }
-    let Made { payloads, is_counted } = codecs.encode(layout, nonfinite, plain).map_err(fault)?;
-    let mut buffer = pool.take(codecs.payload_elements(layout), allocator);
-    let bytes = codecs.payloads();
-    buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
-    Ok(Outgoing {
-        buffer: pool.lend(buffer),
-        form: OutgoingForm::Encoded(Arc::new(payloads)),
-        missing: missing.clone(),
-        is_counted,
-    })
-}
-
-/// Writes a gradient as elements of a type while it is in cache for the check. Whether all of it is finite.
-fn write_elements(dtype: DType, gradient: &[f32], to: &mut [u8]) -> bool {
-    let blocks = to.chunks_mut(limits::BLOCK_ELEMENTS * dtype.bytes());
-    let mut finite = true;
-    for (to, from) in blocks.zip(gradient.chunks(limits::BLOCK_ELEMENTS)) {
-        finite &= half::write(dtype, from, to);
-    }
-    finite
-}
-
-/// The same for a gradient that is clipped, chunk by chunk, as servers do.
-fn write_clipped(dtype: DType, gradient: &[f32], to: &mut [u8], layout: &Layout) {
-    let width = dtype.bytes();
-    for (_, chunk) in layout.chunks() {
-        let place = elements_of(&chunk);
-        let mut values = gradient[place.clone()].to_vec();
-        kernels::clip_non_finite(&mut values);
-        half::write(dtype, &values, &mut to[place.start * width..place.end * width]);
-    }
+/// The bytes of elements of a type.
+fn bytes_of(place: &Range<usize>, dtype: DType) -> Range<usize> {
+    place.start * dtype.bytes()..place.end * dtype.bytes()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Ticket;
+    use super::super::request::{Request, RequestKind};
+    use super::super::slab::Prepared;
+    use super::super::submission::{Alone, Submission, SubmissionKind};
     use super::*;
     use crate::consistency::{Consistency, Decision, PullView, SyncState};
     use crate::policy::Policy;
@@ -672,7 +635,7 @@ mod tests {
         let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
         slab.values_mut().fill(5.0);
         slab.gradient_mut().fill(1.0);
-        let (outgoing, in_flight, reply) = table.begin_exchange(slab, SlabGradient::InPlace(DType::F32), 0);
+        let (outgoing, in_flight, reply) = table.begin_exchange(slab, Sent::InPlace(DType::F32), 0);
         assert!(reply.is_none(), "this model does not ask after the first iteration");
         assert_eq!(outgoing.buffer.as_slice(), [1.0; 4]);
         // A frame is still to be sent.
@@ -682,16 +645,57 @@ mod tests {
         assert_eq!((table.values(), outgoing.buffer.as_slice()), (&[5.0; 4][..], &[1.0; 4][..]));
     }
 
+    /// The way of one gradient, as a worker has it travel.
+    fn submit(table: &mut LocalTable, source: Source<'_>, clock: Clock) -> Result<Sent, WorkerError> {
+        let heap: Arc<dyn Allocate> = Arc::new(Heap);
+        table.check_clock(clock)?;
+        let part = table.begin_submission(0, source, clock, &heap);
+        let kind = SubmissionKind::Push { want_params: false };
+        let mut submission = Submission { clock, kind, parts: vec![part], error: None };
+        submission.prepare(&Alone);
+        table.end_submission(&mut submission.parts[0]);
+        // The next one may be of the same clock.
+        table.forget_pushed(clock);
+        match submission.error {
+            Some(error) => Err(error),
+            None => Ok(submission.parts[0].sent.take().expect("it is prepared")),
+        }
+    }
+
+    fn given(values: &[f32]) -> Source<'_> {
+        Source::Given(Gradient::Dense(values))
+    }
+
+    fn use_codec(table: &mut LocalTable, codec: &str) {
+        use_policy(table, Policy::default().with(crate::policy::Axis::Codec, codec));
+    }
+
+    fn use_policy(table: &mut LocalTable, policy: Policy) {
+        let policies = TablePolicies {
+            nonfinite: NonFinite::Reject,
+            sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
+            valid_from: table.valid_from() + 1,
+            codecs: TableCodecs::new(
+                &Registry::builtin(),
+                &TableSpec::dense("w", [4]),
+                &policy,
+                Default::default(),
+            )
+            .ok(),
+        };
+        table.follow(policies);
+    }
+
     #[test]
     fn a_gradient_that_is_refused_gives_its_memory_back() {
         let mut table = table();
         let before = table.memory_bytes();
-        let error = table.prepare(7, Gradient::Dense(&[f32::NAN; 4]), &Heap).unwrap_err();
+        let error = submit(&mut table, given(&[f32::NAN; 4]), 7).unwrap_err();
         assert_eq!(error, WorkerError::NonFinite { table: "w".into(), clock: 7 });
         let kept = table.memory_bytes() - before;
-        let outgoing = table.prepare(7, Gradient::Dense(&[1.0; 4]), &Heap).unwrap();
+        let sent = submit(&mut table, given(&[1.0; 4]), 7).unwrap();
         assert_eq!((table.memory_bytes() - before, table.nonfinite_seen()), (kept, 1));
-        drop(outgoing);
+        drop(sent);
         assert_eq!(table.memory_bytes() - before, kept, "it is kept for the next push");
     }
 
@@ -699,22 +703,96 @@ mod tests {
     #[test]
     fn nan_in_a_slab_is_left_to_servers_where_no_codec_looks_at_it() {
         let mut table = table();
-        let mut slab = table.lend(TableId(0), 0, false, &Heap).unwrap();
-        slab.gradient_mut().fill(f32::NAN);
-        assert_eq!(table.check_slab(&slab, 3), Ok(()));
-        let sent = table.encode_slab(&slab, 3, &Heap).unwrap();
-        assert!(matches!(sent, SlabGradient::InPlace(DType::F32)), "{sent:?}");
-        let (registry, spec) = (Registry::builtin(), TableSpec::dense("w", [4]));
-        let policy = Policy::default().with(crate::policy::Axis::Codec, "f16");
-        table.codecs = TableCodecs::new(&registry, &spec, &policy, Default::default()).unwrap();
+        let slab = |prepared: Prepared| {
+            let buffer = |value: f32| {
+                let mut buffer = Heap.zeroed(4);
+                buffer.as_mut_slice().fill(value);
+                buffer
+            };
+            let mut slab = Slab::new(0, TableId(0), buffer(f32::NAN), buffer(0.0));
+            slab.contains(prepared);
+            Source::Slab(Some(slab))
+        };
+        let sent = submit(&mut table, slab(Prepared::Gradient), 3).unwrap();
+        assert!(matches!(sent, Sent::InPlace(DType::F32)), "{sent:?}");
+        use_codec(&mut table, "f16");
         let refused = WorkerError::NonFinite { table: "w".into(), clock: 3 };
-        assert_eq!(table.encode_slab(&slab, 3, &Heap).unwrap_err(), refused);
-        slab.contains(Prepared::Halves);
-        let sent = table.encode_slab(&slab, 3, &Heap).unwrap();
-        assert!(matches!(sent, SlabGradient::InPlace(DType::F16)), "{sent:?}");
-        slab.contains(Prepared::Chosen);
-        assert_eq!(table.check_slab(&slab, 3), Ok(()), "it is looked at when it is encoded");
-        assert_eq!(table.encode_slab(&slab, 3, &Heap).unwrap_err(), refused);
+        assert_eq!(submit(&mut table, slab(Prepared::Gradient), 3).unwrap_err(), refused);
+        assert_eq!(submit(&mut table, slab(Prepared::Chosen), 3).unwrap_err(), refused);
+        let sent = submit(&mut table, slab(Prepared::Halves), 3).unwrap();
+        assert!(matches!(sent, Sent::InPlace(DType::F16)), "{sent:?}");
+        use_codec(&mut table, "topk:0.5");
+        assert_eq!(submit(&mut table, slab(Prepared::Gradient), 3).unwrap_err(), refused);
+    }
+
+    #[test]
+    fn one_gradient_of_a_table_is_submitted_at_a_time() {
+        let (mut table, heap): (_, Arc<dyn Allocate>) = (table(), Arc::new(Heap));
+        let values = [1.0; 4];
+        let mut part = table.begin_submission(0, given(&values), 0, &heap);
+        assert!(table.is_submitting());
+        let error = table.check_clock(0).unwrap_err();
+        assert!(error.to_string().contains("pushed at clock 0 already"), "{error}");
+        let error = table.check_clock(1).unwrap_err();
+        assert!(error.to_string().contains("table `w` is being pushed by another thread"), "{error}");
+        table.end_submission(&mut part);
+        assert!(!table.is_submitting() && submit(&mut table, given(&values), 1).is_ok());
+    }
+
+    /// The codec is away when another one takes its place, and when a server refuses an earlier push.
+    #[test]
+    fn what_happens_while_a_gradient_is_encoded_is_made_up_for() {
+        let (mut table, heap): (_, Arc<dyn Allocate>) = (table(), Arc::new(Heap));
+        use_codec(&mut table, "topk:0.5");
+        let Sent::Made(first) = submit(&mut table, given(&[4.0, 1.0, 3.0, 0.0]), 0).unwrap() else {
+            panic!("topk encodes");
+        };
+        let part = table.begin_submission(0, given(&[0.0, 0.0, 8.0, 9.0]), 1, &heap);
+        let kind = SubmissionKind::Push { want_params: false };
+        let mut submission = Submission { clock: 1, kind, parts: vec![part], error: None };
+        submission.prepare(&Alone);
+        // Of the first, 4 and 3 were sent, and 1 is left.
+        table.note_refused(0, ShardId { server: ServerId(0), core: 0 }, first);
+        use_codec(&mut table, "none");
+        assert_eq!(table.codec(), "");
+        table.end_submission(&mut submission.parts[0]);
+        assert_eq!(submission.error, None);
+        let Some(Sent::Made(second)) = submission.parts[0].sent.take() else { panic!("it was encoded") };
+        assert!(matches!(second.form, OutgoingForm::Decoded(_)), "{second:?}");
+        assert_eq!(second.buffer.as_slice()[..4], [0.0, 0.0, 8.0, 9.0]);
+        // The refused one and the rest go with the next.
+        let Sent::Made(third) = submit(&mut table, given(&[0.0; 4]), 2).unwrap() else {
+            panic!("something is left to send");
+        };
+        let shard = ShardId { server: ServerId(0), core: 0 };
+        let third = table.decoded(&third, shard);
+        assert_eq!(third.buffer.as_slice()[..4], [4.0, 1.0, 3.0, 0.0]);
+    }
+
+    /// A server would put halves where this worker counts on longer elements, and the reverse.
+    #[test]
+    fn a_place_is_named_as_long_as_answers_consist_of_its_elements() {
+        let mut table = table();
+        let fetch = table.begin_pull(0, false).fetch;
+        let request = |dtype| {
+            let place = Some(Place { segment: 1, offset: 0 });
+            let shard = ShardId { server: ServerId(0), core: 0 };
+            let kind = RequestKind::Pull { rows: None, now: false };
+            Request::new(shard, 0, 0, Ticket(0), kind).with_reply(Some(Reply { fetch, place, dtype }))
+        };
+        for (answers, elements) in [
+            ("none", Some(DType::F32)),
+            ("f16", Some(DType::F16)),
+            ("bf16", Some(DType::Bf16)),
+            ("int8", None),
+        ] {
+            use_policy(&mut table, Policy::default().with(crate::policy::Axis::AnswerCodec, answers));
+            for dtype in [DType::F32, DType::F16, DType::Bf16] {
+                let mut request = request(dtype);
+                request.check_place(&table);
+                assert_eq!(request.reply_place().is_some(), elements == Some(dtype), "{answers} {dtype:?}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
-use super::encoding::Payloads;
+use super::encoding::{LayerFactors, Payloads};
 use super::layout::{Layout, RowPlace, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
@@ -24,6 +24,8 @@ pub(super) struct Request {
     ticket: Ticket,
     /// The pull of the whole table that this is a part of.
     fetch: Option<FetchId>,
+    /// The type of the elements in the memory that the answer is put to.
+    dtype: DType,
     /// Place in this worker's shared memory where a server may put the answer.
     reply_place: Option<Place>,
     /// Its pull waits for the scheduler (without overlap).
@@ -66,9 +68,9 @@ pub(super) enum OutgoingForm {
     Decoded(Arc<Payloads>),
 }
 
-/// A table's part of what is submitted in one go.
+/// A table's part of what is pushed in one go.
 #[derive(Debug)]
-pub(super) struct Submission {
+pub(super) struct TablePush {
     pub(super) table: usize,
     pub(super) gradient: Outgoing,
     /// The parameters that follow are wanted there.
@@ -128,13 +130,25 @@ impl Request {
         ticket: Ticket,
         kind: RequestKind,
     ) -> Request {
-        let (fetch, reply_place, waits_for_scheduler, received) = (None, None, false, 0);
-        Request { shard, table, clock, ticket, fetch, reply_place, waits_for_scheduler, received, kind }
+        let (fetch, dtype, reply_place, waits_for_scheduler, received) = (None, DType::F32, None, false, 0);
+        Request {
+            shard,
+            table,
+            clock,
+            ticket,
+            fetch,
+            dtype,
+            reply_place,
+            waits_for_scheduler,
+            received,
+            kind,
+        }
     }
 
     /// Its answer is a part of a pull of the whole table.
     pub(super) fn with_reply(mut self, reply: Option<Reply>) -> Request {
         self.fetch = reply.map(|reply| reply.fetch);
+        self.dtype = reply.map_or(DType::F32, |reply| reply.dtype);
         self.reply_place = reply.and_then(|reply| reply.place);
         self
     }
@@ -205,6 +219,12 @@ impl Request {
         if let RequestKind::Push { gradient: Some(gradient), .. } = &mut self.kind {
             *gradient = table.decoded(gradient, self.shard);
         }
+    }
+
+    /// The codecs of its table have changed: a place for other elements than those that answers consist of now is not named
+    /// any more.
+    pub(super) fn check_place(&mut self, table: &LocalTable) {
+        self.reply_place = self.reply_place.filter(|_| table.answer_type() == Some(self.dtype));
     }
 
     /// Whether a consistency condition stood before the answer.
@@ -310,6 +330,17 @@ impl Request {
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
     }
 
+    /// Place in this worker's shared memory where a server may put the answer.
+    #[cfg(test)]
+    pub(super) fn reply_place(&self) -> Option<Place> {
+        self.reply_place
+    }
+
+    /// The type of the elements in the memory that the answer is put to.
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// Places of the chunks of an answer, from the `first` one on.
     pub(super) fn places(
         &self,
@@ -319,8 +350,8 @@ impl Request {
     ) -> impl Iterator<Item = Landing> {
         (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
             |(chunk, range)| {
-                let place = elements_of(&range);
-                Landing { chunk, bytes: place.start * 4..place.end * 4 }
+                let (place, width) = (elements_of(&range), self.dtype.bytes());
+                Landing { chunk, bytes: place.start * width..place.end * width }
             },
         )
     }
@@ -340,14 +371,16 @@ impl Request {
         // An answer that is not wanted any more is not written.
         let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
         match payload {
-            // Only plain elements land.
-            Payload::InPlace if place.len() * 4 != answer.payload_bytes as usize => return None,
+            // Only elements of the memory's own type land.
+            Payload::InPlace if place.len() * self.dtype.bytes() != answer.payload_bytes as usize => {
+                return None;
+            }
             Payload::InPlace => {}
             Payload::Bytes(bytes) => match answer.params.form {
-                Form::Encoded => table.decode_chunk(place, bytes, target)?,
+                Form::Encoded => table.decode_chunk(place, bytes, target, self.dtype)?,
                 Form::Dense(dtype) => {
                     let values = dtype.values(bytes).filter(|values| values.len() == place.len())?;
-                    table.put_chunk(place, values, target);
+                    table.put_chunk(place, values, target, self.dtype);
                 }
                 Form::Rows { .. } | Form::EncodedRows { .. } => return None,
             },
@@ -442,10 +475,18 @@ impl Outgoing {
         send: &mut impl FnMut(Frame),
     ) {
         let empty = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::PLAIN };
-        let payload_of = |number: u32| payloads.binary_search_by_key(&number, |(of, _)| *of).ok();
+        let Payloads { chunks, factors } = payloads;
+        let payload_of = |number: u32| chunks.binary_search_by_key(&number, |(of, _)| *of).ok();
         let mine = || layout.chunks_of(shard).filter_map(|(number, _)| payload_of(number));
         let count = mine().count();
-        for (sequence, (number, range)) in (0..).zip(mine().map(|place| &payloads[place])) {
+        let mut factors = factors.iter().peekable();
+        for (sequence, (number, range)) in (0..).zip(mine().map(|place| &chunks[place])) {
+            while let Some(layer) = factors.next_if(|layer| layer.chunks.start <= *number) {
+                if layer.chunks.end > *number {
+                    let piece = Piece { chunk: *number, sequence, is_last: false };
+                    self.factor_frames(Push { piece, want_params: false, ..push }, layer, send);
+                }
+            }
             let chunk = layout.chunk_at(*number);
             let (body, has_absent) = self.missing.body(&chunk, &self.buffer, range.clone());
             let piece = Piece { chunk: *number, sequence, is_last: sequence as usize + 1 == count };
@@ -454,6 +495,14 @@ impl Outgoing {
         if count == 0 {
             let piece = Piece { is_last: true, ..push.piece };
             send(push_frame(Push { piece, form: empty, ..push }, Body::Empty));
+        }
+    }
+
+    /// The factors of a layer, numbered as the chunk that they go before: a push has as many numbers as chunks.
+    fn factor_frames(&self, push: Push, layer: &LayerFactors, send: &mut impl FnMut(Frame)) {
+        for range in &layer.payloads {
+            let body = Body::Shared { buffer: self.buffer.clone(), start: range.start, len: range.len() };
+            send(push_frame(Push { form: Form::Encoded, ..push }, body));
         }
     }
 

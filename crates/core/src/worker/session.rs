@@ -275,6 +275,7 @@ mod tests {
             epoch: 1,
             tables: vec![TableSpec::dense("w", [4])],
             parts: vec![vec![Part { server: ServerId(0), start: 0, len: 4 }]],
+            whole: vec![],
             shards: vec![served(0), served(1), served(2)],
             workers: 4,
             members: vec![Member::original(WorkerId(3), 1)],

@@ -6,9 +6,12 @@
 use super::WorkerError;
 use super::memory::FetchId;
 use super::missing::Missing;
+use crate::codec::half;
+use crate::kernels::Values;
 use crate::lease::Lease;
 use crate::store::Buffer;
 use crate::types::TableId;
+use crate::wire::DType;
 use std::ops::Range;
 
 /// Contents of the memory of a slab's gradient.
@@ -42,6 +45,10 @@ pub struct Slab {
     table: TableId,
     gradient: Buffer,
     values: Buffer,
+    /// The type of the elements in the memory of the parameters.
+    values_type: DType,
+    /// The application takes parameters as they come, also as halves.
+    takes_halves: bool,
     prepared: Prepared,
     /// The codec that the application followed, where it said so.
     followed: Option<String>,
@@ -56,6 +63,9 @@ pub(super) struct SlabInFlight {
     pub(super) table: TableId,
     pub(super) gradient: GradientInFlight,
     pub(super) values: ValuesInFlight,
+    /// The type of the parameters.
+    pub(super) values_type: DType,
+    pub(super) takes_halves: bool,
     pub(super) retired: Vec<Lease>,
 }
 
@@ -80,7 +90,19 @@ pub(super) enum ValuesInFlight {
 impl Slab {
     pub(super) fn new(lender: u64, table: TableId, gradient: Buffer, values: Buffer) -> Slab {
         let (prepared, missing) = (Prepared::default(), Missing::default());
-        Slab { lender, table, gradient, values, prepared, followed: None, missing, retired: Vec::new() }
+        let (values_type, takes_halves, followed, retired) = (DType::F32, false, None, Vec::new());
+        Slab {
+            lender,
+            table,
+            gradient,
+            values,
+            values_type,
+            takes_halves,
+            prepared,
+            followed,
+            missing,
+            retired,
+        }
     }
 
     /// Which table.
@@ -98,7 +120,25 @@ impl Slab {
         self.gradient.as_slice()
     }
 
-    /// The parameters as the last exchange brought them.
+    /// Says whether the application takes parameters as halves where they come so (the answer codecs `f16` and `bf16`), to
+    /// widen them itself: they are then received where they stay, as [`Slab::values_type`] says. It holds until it is said
+    /// otherwise.
+    pub fn take_halves(&mut self, takes: bool) {
+        self.takes_halves = takes;
+    }
+
+    /// The type of the parameters that the last exchange brought. Halves lie one after the other at the beginning of their
+    /// memory.
+    pub fn values_type(&self) -> DType {
+        self.values_type
+    }
+
+    /// The parameters as elements of their type.
+    pub fn value_bytes(&self) -> &[u8] {
+        &self.values.as_bytes()[..self.values.len() * self.values_type.bytes()]
+    }
+
+    /// The parameters as the last exchange brought them; of no meaning if they are halves ([`Slab::values_type`]).
     pub fn values(&self) -> &[f32] {
         self.values.as_slice()
     }
@@ -163,6 +203,26 @@ impl Slab {
     /// Its gradient, its parameters, and memory that it had before.
     pub(super) fn into_parts(self) -> (Buffer, Buffer, Vec<Lease>) {
         (self.gradient, self.values, self.retired)
+    }
+
+    pub(super) fn takes_halves(&self) -> bool {
+        self.takes_halves
+    }
+
+    /// Makes the parameters elements of another type, so that some of them can be replaced by such.
+    pub(super) fn convert_values(&mut self, to: DType) {
+        if to == self.values_type {
+            return;
+        }
+        let values = self.values_type.values(self.value_bytes()).map_or_else(Vec::new, Values::to_vec);
+        let bytes = &mut self.values.as_mut_bytes()[..to.bytes() * values.len()];
+        half::write_any(to, &values, bytes);
+        self.values_type = to;
+    }
+
+    /// The same slab with parameters of a type, for an application that takes halves or does not.
+    pub(super) fn with_values_type(self, values_type: DType, takes_halves: bool) -> Slab {
+        Slab { values_type, takes_halves, ..self }
     }
 
     /// Memory of an exchange that failed stays as long as the slab does.

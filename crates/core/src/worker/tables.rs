@@ -2,13 +2,12 @@
 
 use super::WorkerError;
 use super::encoding::{Sender, TableCodecs};
-use super::local_table::{LocalTable, Planned, SlabGradient, TablePolicies};
-use super::slab::Slab;
+use super::local_table::{LocalTable, Planned, TablePolicies};
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
-use crate::table::{TableSpec, glob_matches};
-use crate::types::{Clock, ServerId, ShardId, TableId};
+use crate::table::TableSpec;
+use crate::types::{ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
@@ -80,7 +79,8 @@ impl Tables {
     ) -> Result<Vec<String>, WorkerError> {
         let mut notes = Vec::new();
         for (table, local) in (0..).map(TableId).zip(&mut self.0) {
-            if !glob_matches(&rule.table, local.name()) {
+            let spec = local.layout().spec();
+            if !spec.is_meant_by(rule, rule.server.unwrap_or(ServerId(0))) {
                 continue;
             }
             // How many blocks to wait for is a matter of all servers together: it is the same on all of them.
@@ -97,32 +97,6 @@ impl Tables {
             }
         }
         Ok(notes)
-    }
-
-    /// Encodes slabs' gradients, for tables that have a codec.
-    pub(super) fn encode_slabs(
-        &mut self,
-        slabs: &[Slab],
-        clock: Clock,
-        allocator: &dyn Allocate,
-    ) -> Result<Vec<SlabGradient>, WorkerError> {
-        for slab in slabs {
-            self[slab.table().0 as usize].check_slab(slab, clock)?;
-        }
-        let mut done = Vec::with_capacity(slabs.len());
-        let mut encode = |slab: &Slab| {
-            let encoded = self[slab.table().0 as usize].encode_slab(slab, clock, allocator);
-            encoded.map(|encoded| done.push(encoded))
-        };
-        let Err(error) = slabs.iter().try_for_each(&mut encode) else { return Ok(done) };
-        // The exchange fails as a whole: gradients that were encoded wait to be pushed again.
-        for (slab, encoded) in slabs.iter().zip(done) {
-            let local = &mut self[slab.table().0 as usize];
-            let shards: Vec<ShardId> = local.layout().shards().collect();
-            let SlabGradient::Made(encoded) = encoded else { continue };
-            shards.into_iter().for_each(|shard| local.note_refused(clock, shard, encoded.clone()));
-        }
-        Err(error)
     }
 
     pub(super) fn get(&self, table: TableId) -> Option<&LocalTable> {

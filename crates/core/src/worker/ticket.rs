@@ -2,6 +2,7 @@
 
 use super::WorkerError;
 use super::slab::SlabInFlight;
+use crate::policy::JobPolicies;
 use crate::status::Status;
 use crate::types::{Clock, Time};
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub(super) enum TicketKind {
     Exchange { clock: Clock, tables: usize },
     Barrier(String),
     Status,
+    Policies,
     Leave,
 }
 
@@ -33,6 +35,7 @@ pub(super) struct Pending {
     error: Option<WorkerError>,
     rows: Vec<f32>,
     status: Option<Status>,
+    policies: Option<Box<JobPolicies>>,
     slabs: Vec<SlabInFlight>,
 }
 
@@ -59,6 +62,7 @@ pub(super) struct Tickets {
     start: Option<Ticket>,
     leaving: Option<Ticket>,
     statuses: Vec<Ticket>,
+    policies: Vec<Ticket>,
 }
 
 impl TicketKind {
@@ -77,6 +81,7 @@ impl TicketKind {
             }
             TicketKind::Barrier(name) => format!("barrier `{name}`"),
             TicketKind::Status => "the job's status".into(),
+            TicketKind::Policies => "the job's policies".into(),
             TicketKind::Leave => "the coordinator to note that this worker leaves".into(),
         }
     }
@@ -92,6 +97,7 @@ impl Pending {
             error: None,
             rows: Vec::new(),
             status: None,
+            policies: None,
             slabs: Vec::new(),
         }
     }
@@ -232,6 +238,30 @@ impl Tickets {
         self.pending.get_mut(&ticket)?.status.take()
     }
 
+    pub(super) fn open_policies(&mut self, now: Time) -> Ticket {
+        let ticket = self.open(Pending::new(TicketKind::Policies, now).expecting(0, 1));
+        self.policies.push(ticket);
+        ticket
+    }
+
+    pub(super) fn wants_policies(&self) -> bool {
+        !self.policies.is_empty()
+    }
+
+    /// Gives the job's policies to all tickets that asked for them.
+    pub(super) fn set_policies(&mut self, policies: &JobPolicies) {
+        for ticket in std::mem::take(&mut self.policies) {
+            if let Some(pending) = self.pending.get_mut(&ticket) {
+                pending.policies = Some(Box::new(policies.clone()));
+                pending.answered();
+            }
+        }
+    }
+
+    pub(super) fn take_policies(&mut self, ticket: Ticket) -> Option<JobPolicies> {
+        self.pending.get_mut(&ticket)?.policies.take().map(|policies| *policies)
+    }
+
     pub(super) fn get(&self, ticket: Ticket) -> Option<&Pending> {
         self.pending.get(&ticket).map(|pending| &**pending)
     }
@@ -287,7 +317,7 @@ impl Tickets {
         let is_counted = |pending: &Pending| match pending.kind {
             TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
             TicketKind::Start => is_planned,
-            TicketKind::Barrier(_) | TicketKind::Status | TicketKind::Leave => false,
+            TicketKind::Barrier(_) | TicketKind::Status | TicketKind::Policies | TicketKind::Leave => false,
         };
         for (ticket, pending) in &self.pending {
             if !is_counted(pending) || pending.error.is_some() {
@@ -338,16 +368,31 @@ mod tests {
     }
 
     #[test]
+    fn everybody_who_asks_for_the_policies_gets_them_once() {
+        let mut tickets = Tickets::default();
+        let asked = [0, 1].map(|at| tickets.open_policies(Time(at)));
+        assert!(tickets.wants_policies());
+        tickets.set_policies(&JobPolicies::default());
+        assert!(!tickets.wants_policies() && tickets.oldest_open().is_none());
+        for ticket in asked {
+            assert_eq!(tickets.take_policies(ticket), Some(JobPolicies::default()));
+            assert_eq!(tickets.take_policies(ticket), None);
+        }
+    }
+
+    #[test]
     fn everybody_who_asks_for_the_status_gets_it_once() {
         let status = Status {
             job: "job".into(),
             phase: "training".into(),
-            size: JobSize { workers: 1, servers: 1, norms: None },
+            size: JobSize { workers: 1, servers: 1 },
             epoch: 1,
             restarts: 0,
             workers: vec![],
             shards: vec![],
+            packs: vec![],
             aggregators: vec![],
+            warnings: vec![],
         };
         let mut tickets = Tickets::default();
         assert!(!tickets.wants_status());
@@ -371,6 +416,7 @@ mod tests {
             (TicketKind::Exchange { clock: 3, tables: 2 }, "the exchange of 2 tables at clock 3"),
             (TicketKind::Barrier("eval".into()), "barrier `eval`"),
             (TicketKind::Status, "the job's status"),
+            (TicketKind::Policies, "the job's policies"),
             (TicketKind::Leave, "the coordinator to note that this worker leaves"),
         ] {
             assert_eq!(sentence(kind), words);

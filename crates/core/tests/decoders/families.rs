@@ -7,7 +7,9 @@
 
 use paramill_core::absence::Absent;
 use paramill_core::codec::delta::Weights;
-use paramill_core::codec::{Codec, Context, Decoder, Encoder};
+use paramill_core::codec::{
+    self, Codec, Context, Decoder, Encoder, Factors, LayerRange, Products, TableGradient,
+};
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
@@ -90,44 +92,82 @@ pub const LOW_RANK: &[&str] =
 
 /// Both ends of some chains.
 struct Chains {
-    decoders: Vec<(Decoder, [u8; 2])>,
+    decoders: Vec<ChainEnd>,
+}
+
+struct ChainEnd {
+    decoder: Decoder,
+    tag: [u8; 2],
+    /// Factors that came before, where the chain makes such.
+    products: Products,
 }
 
 impl Chains {
     fn new(chains: &[&str]) -> Chains {
         let axis = Registry::builtin().codec;
-        let decoder = |text: &&str| {
+        let end = |text: &&str| {
             let codec = Arc::new(Codec::parse(&axis, text).unwrap_or_else(|error| panic!("{text}: {error}")));
-            let tag = payload(&codec, &[1.0; ENTRIES]);
-            (Decoder::new(codec), [tag[2], tag[3]])
+            let (mut decoder, mut products) = (Decoder::new(codec.clone()), Products::default());
+            let mut payloads = payloads(&codec, &[1.0; ENTRIES]);
+            let chunk = payloads.pop().expect("a chunk has a payload");
+            for factors in payloads {
+                decoder.take_factors(&factors, &layers(), &mut products).expect("good factors");
+            }
+            ChainEnd { decoder, tag: [chunk[2], chunk[3]], products }
         };
-        Chains { decoders: chains.iter().map(decoder).collect() }
+        Chains { decoders: chains.iter().map(end).collect() }
     }
 }
 
-/// What a chain makes of some values.
-fn payload(codec: &Arc<Codec>, values: &[f32]) -> Vec<u8> {
-    let context = Context { step: 20, seed: 7, table_elements: 1000, columns: 10, ..Context::default() };
-    let mut payload = Vec::new();
-    let encoded = Encoder::new(codec.clone(), values.len()).encode(0, values, &context, &mut payload);
-    encoded.unwrap_or_else(|error| panic!("{codec}: {error}"));
-    payload
+/// The stretch as a layer.
+fn layers() -> [LayerRange; 1] {
+    [LayerRange { elements: 0..ENTRIES, columns: 10 }]
+}
+
+/// What a chain makes of some values: pieces of factors, if any, and then the payload of a chunk.
+fn payloads(codec: &Arc<Codec>, values: &[f32]) -> Vec<Vec<u8>> {
+    let (u, v) = ([0.5; ENTRIES / 10], [-2.0; 10]);
+    let (layers, chunks) = (layers(), [0..ENTRIES]);
+    let gradient = TableGradient {
+        values,
+        clips_non_finite: false,
+        absent: &[],
+        layers: &layers,
+        chunks: &chunks,
+        factors: Some(Factors { rank: 1, u: &u, v: &v }),
+        step: 20,
+        seed: 7,
+    };
+    let context = |_| Context { step: 20, seed: 7, table_elements: 1000, ..Context::default() };
+    let mut bytes = Vec::new();
+    let encoded = Encoder::new(codec.clone(), values.len()).encode_table(&gradient, context, &mut bytes);
+    let (factors, chunks) = encoded.unwrap_or_else(|error| panic!("{codec}: {error}"));
+    let factors = factors.into_iter().flat_map(|layer| layer.payloads);
+    factors.chain(chunks).map(|range| bytes[range].to_vec()).collect()
 }
 
 impl Family for Chains {
     fn check(&mut self, input: &[u8]) -> bool {
         let Some((&which, rest)) = input.split_first() else { return false };
         let count = self.decoders.len();
-        let (decoder, tag) = &mut self.decoders[usize::from(which & 0x7f) % count];
+        let ChainEnd { decoder, tag, products } = &mut self.decoders[usize::from(which & 0x7f) % count];
         let mut payload = rest.to_vec();
         if which & 0x80 == 0 && payload.len() > 4 {
             // Who guesses at a chain's tag learns nothing about the rest.
             payload[2..4].copy_from_slice(tag);
         }
+        if codec::is_factors(&payload) {
+            let mut taken = products.clone();
+            let is_taken = decoder.take_factors(&payload, &layers(), &mut taken).is_ok();
+            assert!(is_taken || taken == *products, "{}: {payload:?}", decoder.codec());
+            return is_taken;
+        }
         let before: Vec<f32> = (0..ENTRIES).map(|at| at as f32 - 70.0).collect();
         let (mut sum, mut values) = (before.clone(), before.clone());
-        let added = decoder.decode_add(&payload, &mut sum);
-        let decoded = decoder.decode(&payload, &mut values);
+        let added =
+            decoder.read_chunk(&payload, 0..ENTRIES, products).map(|content| content.add_to(&mut sum));
+        let decoded =
+            decoder.read_chunk(&payload, 0..ENTRIES, products).map(|content| content.copy_to(&mut values));
         assert_eq!(added, decoded, "{}: {payload:?}", decoder.codec());
         if added.is_err() {
             assert_eq!((&sum, &values), (&before, &before), "{}: {payload:?}", decoder.codec());
@@ -146,9 +186,12 @@ impl Family for Chains {
         let rare = normal.iter().map(|&value| if value > 1.0 { value } else { 0.0 }).collect();
         let product = (0..ENTRIES).map(|at| (1 + at / 10) as f32 * normal[at % 10]).collect();
         let values: [Vec<f32>; 4] = [normal.clone(), rare, product, vec![0.25; ENTRIES]];
-        let with = |(which, (decoder, _)): (usize, &(Decoder, [u8; 2]))| {
-            let input = |values: &Vec<f32>| [vec![which as u8], payload(decoder.codec(), values)].concat();
-            values.iter().map(input).collect::<Vec<_>>()
+        let with = |(which, end): (usize, &ChainEnd)| {
+            let inputs = |values: &Vec<f32>| {
+                let payloads = payloads(end.decoder.codec(), values);
+                payloads.into_iter().map(move |payload| [vec![which as u8], payload].concat())
+            };
+            values.iter().flat_map(inputs).collect::<Vec<_>>()
         };
         self.decoders.iter().enumerate().flat_map(with).collect()
     }

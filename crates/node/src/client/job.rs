@@ -2,6 +2,7 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
+use super::hands;
 use super::options::JobOptions;
 use super::shared::{Cell, Shared, State, lock};
 use super::table::Table;
@@ -14,6 +15,7 @@ use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp;
 use crate::url::JobUrl;
 use paramill_core::address::Addresses;
+use paramill_core::policy::JobPolicies;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, WorkerId};
@@ -82,7 +84,19 @@ impl Job {
         let event_loop = EventLoop::new(Cell(shared.clone()), setup)?;
         let thread =
             std::thread::Builder::new().name("paramill worker".into()).spawn(move || event_loop.run())?;
+        hands::job_begins();
         Ok(Job { shared, thread: Mutex::new(Some(thread)), stop, url: options.url, start: Mutex::default() })
+    }
+
+    /// The policies that the job begins with: small tensors for which they are the same may share a table
+    /// ([`Pack::divide`](paramill_core::table::Pack::divide)). May be asked before [`Job::start`].
+    pub fn policies(&self) -> Result<JobPolicies, ClientError> {
+        let ticket = self.shared.act(|worker| worker.query_policies(clock::now()))?;
+        let handle = Handle::bringing(self.shared.clone(), ticket, |shared, ticket| {
+            let policies = shared.lock().worker.take_policies(ticket);
+            policies.ok_or_else(|| WorkerError::Order("these policies were taken already".into()).into())
+        });
+        handle.wait()
     }
 
     /// Creates a table with its initial values; those of worker 0 count. All workers create the same, in the same order.
@@ -224,6 +238,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
+        hands::job_ends();
         self.end();
     }
 }

@@ -46,14 +46,21 @@ impl Shared {
         &self,
         ask: impl FnOnce(&mut Worker) -> Result<Ticket, WorkerError>,
     ) -> Result<Ticket, ClientError> {
+        let ticket = self.ask(ask)?;
+        self.mailbox.wake_sleeper();
+        Ok(ticket)
+    }
+
+    /// The same where there is nothing to send yet.
+    pub(super) fn ask<T>(
+        &self,
+        ask: impl FnOnce(&mut Worker) -> Result<T, WorkerError>,
+    ) -> Result<T, ClientError> {
         let mut state = self.lock();
         if let Some(why) = &state.ended {
             return Err(ClientError::Ended(why.clone()));
         }
-        let ticket = ask(&mut state.worker)?;
-        drop(state);
-        self.mailbox.wake_sleeper();
-        Ok(ticket)
+        Ok(ask(&mut state.worker)?)
     }
 
     pub(super) fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {

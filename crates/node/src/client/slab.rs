@@ -2,6 +2,7 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
+use super::hands::Threads;
 use super::job::Job;
 use super::shared::Shared;
 use crate::clock;
@@ -36,7 +37,7 @@ impl Job {
     /// Dropping the handle does not undo anything: the tables are then pushed and pulled as others are.
     pub fn exchange(&self, slabs: &mut Vec<Slab>) -> Result<Handle<Vec<Slab>>, ClientError> {
         let mut lent: Vec<worker::Slab> = slabs.iter_mut().filter_map(|slab| slab.slab.take()).collect();
-        match self.shared.act(|worker| worker.exchange(clock::now(), &mut lent)) {
+        match self.exchange_lent(&mut lent) {
             Ok(ticket) => {
                 slabs.clear();
                 Ok(Handle::bringing(self.shared.clone(), ticket, |shared, ticket| Ok(redeem(shared, ticket))))
@@ -46,6 +47,17 @@ impl Job {
                 Err(error)
             }
         }
+    }
+
+    /// The worker is not held while gradients are copied or encoded. After an error the slabs are where they were.
+    fn exchange_lent(&self, lent: &mut Vec<worker::Slab>) -> Result<Ticket, ClientError> {
+        let mut submission = self.shared.ask(|worker| worker.begin_exchange(lent))?;
+        submission.prepare(&Threads::of_one_job());
+        let finished = self.shared.act(|worker| worker.finish(clock::now(), &mut submission));
+        if finished.is_err() {
+            *lent = submission.take_slabs();
+        }
+        finished
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::error::ClientError;
 use super::handle::Handle;
+use super::hands::Threads;
 use super::shared::{Shared, lock};
 use super::slab::Slab;
 use crate::clock;
@@ -92,9 +93,13 @@ impl Table {
         self.send(gradient.into(), true)
     }
 
+    /// The worker is not held while the gradient is copied or encoded.
     fn send(&self, gradient: Gradient<'_>, want: bool) -> Result<Handle, ClientError> {
-        let ticket = self.0.shared.act(|worker| worker.push(clock::now(), self.0.id, gradient, want))?;
-        Ok(Handle::new(self.0.shared.clone(), ticket))
+        let Inner { shared, id, .. } = &*self.0;
+        let mut submission = shared.ask(|worker| worker.begin_push(*id, gradient, want))?;
+        submission.prepare(&Threads::of_one_job());
+        let ticket = shared.act(|worker| worker.finish(clock::now(), &mut submission))?;
+        Ok(Handle::new(shared.clone(), ticket))
     }
 
     /// Asks for a dense table's parameters; read them with [`Table::read`] when the handle is due.

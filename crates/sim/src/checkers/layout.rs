@@ -2,6 +2,7 @@
 
 use crate::rule::FrameView;
 use crate::scenario::{Scenario, ScenarioError};
+use paramill_core::placement::place_tables;
 use paramill_core::policy::Axis;
 use paramill_core::registry::Registry;
 use paramill_core::spec::Spec;
@@ -17,14 +18,14 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) fn new(scenario: &Scenario) -> Result<Layout, ScenarioError> {
-        let tables = scenario.table_specs();
+        let (tables, registry) = (scenario.table_specs(), Registry::builtin());
         let placement = Spec::parse(scenario.policy.get(Axis::Placement))
-            .and_then(|spec| Registry::builtin().placement.build(&spec))
+            .and_then(|spec| registry.placement.build(&spec))
             .map_err(|error| ScenarioError::Value(error.to_string()))?;
-        let sizes: Vec<_> = tables.iter().map(TableSpec::size).collect();
-        let parts = placement.place(&sizes, scenario.servers);
+        let whole = scenario.job_config("checked").whole_tables(&registry, &tables);
+        let parts = place_tables(&*placement, &tables, &whole, scenario.servers);
         let cores = vec![scenario.cores; scenario.servers as usize];
-        let chunks = chunks(&tables, &parts, &cores, &scenario.policy);
+        let chunks = chunks(&tables, &parts, &whole, &cores, &scenario.policy);
         Ok(Layout { tables, chunks })
     }
 

@@ -10,8 +10,8 @@ use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::role::{Frame, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::wire::control::frame;
-use paramill_core::wire::{Control, Header, Hello, Kind, Party};
-use paramill_core::worker::{Gradient, Prepared, PullOptions, Ticket};
+use paramill_core::wire::{Control, DType, Header, Hello, Kind, Party};
+use paramill_core::worker::{Gradient, Prepared, PullOptions, Slab, Ticket};
 
 const ELEMENTS: usize = 100;
 
@@ -439,6 +439,45 @@ fn what_was_prepared_by_another_codec_is_sent_as_it_is() {
     expected[70] -= 7.0;
     assert_eq!(bench.parameters(W, ELEMENTS), expected);
     assert_eq!(slab.values(), expected);
+}
+
+/// An application that widens halves itself gets them where they were received, as long as answers consist of them.
+#[test]
+fn a_slab_has_parameters_as_they_came_if_it_takes_halves() {
+    let mut bench = started(with_codecs(1, "none", "bf16"), 1, ELEMENTS);
+    let mut slab = bench.worker_mut(0).slab(W).unwrap();
+    slab.take_halves(true);
+    let exchange = |bench: &mut Bench, mut slab: Slab| {
+        slab.gradient_mut().fill(0.25);
+        let now = bench.now();
+        let ticket = bench.worker_mut(0).exchange(now, &mut vec![slab]).unwrap();
+        bench.worker_mut(0).clock();
+        bench.run();
+        assert_eq!(bench.outcome(0, ticket), Some(Ok(())));
+        bench.worker_mut(0).redeem_slabs(ticket).remove(0)
+    };
+    for (answers, dtype, rounding) in [
+        ("bf16", DType::Bf16, 1.0 / 256.0),
+        ("f16", DType::F16, 1.0 / 2048.0),
+        ("none", DType::F32, 0.0),
+        ("f16", DType::F16, 1.0 / 2048.0),
+    ] {
+        set(&mut bench, &[(Axis::AnswerCodec, answers)]);
+        let pulled = bench.worker(0).report().bytes_pulled;
+        slab = exchange(&mut bench, slab);
+        assert_eq!(slab.values_type(), dtype);
+        assert_eq!(slab.value_bytes().len(), dtype.bytes() * ELEMENTS);
+        let pulled = bench.worker(0).report().bytes_pulled - pulled;
+        assert_eq!(pulled, (dtype.bytes() * ELEMENTS) as u64, "{answers}");
+        let values = dtype.values(slab.value_bytes()).unwrap().to_vec();
+        for (held, value) in values.iter().zip(bench.parameters(W, ELEMENTS)) {
+            assert!((held - value).abs() <= value.abs() * rounding, "{answers}: {held} for {value}");
+        }
+    }
+    // A loan that ends leaves values that everybody can read.
+    let held = DType::F16.values(slab.value_bytes()).unwrap().to_vec();
+    bench.worker_mut(0).give_back(slab).unwrap();
+    assert_eq!(bench.worker(0).values(W), held);
 }
 
 #[test]

@@ -291,6 +291,62 @@ fn factors_travel_instead_of_their_product() {
     }
 }
 
+/// A connection that breaks between factors and their chunks: both are sent again, and counted once. Also through an aggregator,
+/// and also where a table is cut.
+#[test]
+fn factors_are_sent_again_after_a_broken_connection() {
+    let (rows, columns) = (40usize, 30usize);
+    let run = |codec: &str, shards: u32, through: &[usize]| {
+        let mut config = with_codecs(2, codec, "none");
+        config.policy = config.policy.with(Axis::Chunk, "1000B");
+        if !through.is_empty() {
+            config.policy = config.policy.with(Axis::Order, Order::Arrival.to_string());
+        }
+        let mut bench = match through {
+            [] => Bench::new(config, shards),
+            _ => Bench::with_aggregators(config, shards, through),
+        };
+        let spec = TableSpec::dense("w", [rows as u64, columns as u64]);
+        bench.declare_and_start(&[(spec, vec![0.0; rows * columns])]);
+        bench.pass(1.0);
+        for round in 0..12 {
+            let mut tickets = Vec::new();
+            if through.is_empty() {
+                bench.freeze();
+            }
+            for worker in 0..2 {
+                let u: Vec<f32> = (0..rows).map(|at| uneven(worker + round, at)).collect();
+                let v: Vec<f32> = (0..columns).map(|at| uneven(worker, at + round)).collect();
+                let values: Vec<f32> =
+                    (0..rows * columns).map(|at| u[at / columns] * v[at % columns]).collect();
+                let factors = Factors { rank: 1, u: &u, v: &v };
+                let (now, gradient) = (bench.now(), Gradient::Product { values: &values, factors });
+                tickets.push(bench.worker_mut(worker).push(now, W, gradient, true).unwrap());
+                bench.worker_mut(worker).clock();
+            }
+            if through.is_empty() {
+                // Some frames are taken, and the others are lost with the connection.
+                let (node, shard) = (bench.worker_node(round % 2), bench.shard_node(0));
+                bench.deliver(node, shard, round % 5);
+                bench.reset(node, shard);
+                bench.thaw();
+            } else {
+                bench.run();
+            }
+            bench.pass(2.0);
+            for (worker, ticket) in tickets.into_iter().enumerate() {
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+            }
+        }
+        (bench.parameters(W, rows * columns), bench.tally.pushed_bytes)
+    };
+    for (shards, through) in [(1, &[][..]), (2, &[]), (1, &[0, 0]), (1, &[0])] {
+        let (plain, encoded) = (run("none", shards, through), run("factors", shards, through));
+        assert_eq!(plain.0, encoded.0, "{shards} shards, {through:?}");
+        assert!(encoded.1 * 2 < plain.1 || !through.is_empty(), "{} of {}", encoded.1, plain.1);
+    }
+}
+
 #[test]
 fn factors_that_do_not_fit_their_table_are_refused() {
     let mut bench = started(with_codecs(1, "factors", "none"), 1, 100);
@@ -310,6 +366,59 @@ fn half_precision_answers_are_rounded_parameters() {
         assert!((held - value).abs() <= value.abs() / 2048.0, "{held} for {value}");
     }
     assert_ne!(bench.worker(0).values(W), parameters);
+    // The first parameters, and those after the step.
+    assert_eq!(bench.worker(0).report().bytes_pulled, 2 * 100 * 2);
+}
+
+/// Directly and through aggregators, added as they come or by rank.
+#[test]
+fn halves_add_up_to_the_sum_within_their_rounding() {
+    let gradient = |worker: usize, element: usize| ((worker * 37 + element * 11) % 101) as f32 / 7.0 - 6.5;
+    for (codec, rounding) in [("f16", 1.0 / 2048.0), ("bf16", 1.0 / 256.0)] {
+        for (order, through) in [("ranked", &[][..]), ("arrival", &[][..]), ("arrival", &[0, 0, 1][..])] {
+            let config = with_codecs(3, codec, "none");
+            let policy = config.policy.clone().with(Axis::Order, order);
+            let mut bench = through_aggregators(JobConfig { policy, ..config }, through, 100);
+            patient_step(&mut bench, &[0, 1, 2], gradient);
+            for (element, found) in bench.parameters(W, 100).into_iter().enumerate() {
+                let gradients = [0, 1, 2].map(|worker| f64::from(gradient(worker, element)));
+                let sum: f64 = gradients.iter().sum();
+                let magnitudes: f64 = gradients.iter().map(|gradient| gradient.abs()).sum();
+                // Aggregators round their sums once more, and parameters are rounded to f32.
+                let bound = 2.0 * rounding * magnitudes + 1e-4;
+                let error = (f64::from(found) - (element as f64 - sum)).abs();
+                assert!(error <= bound, "{codec}, {order}, {through:?}: {error} at {element}");
+            }
+            if through.is_empty() {
+                assert_eq!(bench.tally.pushed_bytes, 3 * 100 * 2, "two bytes an element, and nothing else");
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_in_halves_that_the_application_made_is_found_by_servers() {
+    let mut bench = started(with_codecs(1, "f16", "none"), 1, 100);
+    let mut slab = bench.worker_mut(0).slab(W).unwrap();
+    let before = bench.parameters(W, 100);
+    let mut exchange = |mut slab: Slab, half: u32| {
+        slab.gradient_mut()[..50].fill(f32::from_bits(half << 16 | half));
+        slab.contains_by(Prepared::Halves, "f16".into());
+        let now = bench.now();
+        let ticket = bench.worker_mut(0).exchange(now, &mut vec![slab]).expect("nobody looks at it here");
+        bench.run();
+        let outcome = bench.outcome(0, ticket);
+        (bench.worker_mut(0).redeem_slabs(ticket).remove(0), outcome)
+    };
+    let outcome;
+    (slab, outcome) = exchange(slab, 0x7e00);
+    let refusal = outcome.expect("it is over").unwrap_err().to_string();
+    assert!(refusal.contains("has NaN or Inf in chunk"), "{refusal}");
+    // The same clock again, with gradients of 1.
+    let (slab, outcome) = exchange(slab, 0x3c00);
+    assert_eq!(outcome, Some(Ok(())));
+    let expected: Vec<f32> = before.iter().map(|value| value - 1.0).collect();
+    assert_eq!((bench.parameters(W, 100), slab.values()), (expected.clone(), &expected[..]));
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod codecs;
 mod hostile;
 mod joining;
 mod landing;
+mod layers;
 mod membership;
 mod policies;
 mod processes;

@@ -75,6 +75,7 @@ fn a_job_ends_with_the_reason_of_a_server_that_cannot_serve_it() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [20])],
         parts: vec![vec![]],
+        whole: vec![],
         shards: vec![ServedShard {
             shard: ShardId { server: ServerId(0), core: 0 },
             process: ProcessId(100),

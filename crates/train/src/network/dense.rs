@@ -26,6 +26,10 @@ impl Layer for Dense {
         vec![Parameter::weight(shape, self.inputs), Parameter::bias(self.outputs)]
     }
 
+    fn is_product(&self, parameter: usize) -> bool {
+        parameter == 0
+    }
+
     fn forward(&self, parameters: &[&[f32]], input: &[f32], output: &mut [f32], _scratch: &mut [f32]) {
         let (weight, bias) = (parameters[0], parameters[1]);
         for example in output.chunks_exact_mut(self.outputs) {

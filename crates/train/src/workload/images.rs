@@ -3,7 +3,7 @@
 use super::{Evaluation, Factory, Touched, Workload, WorkloadConfig, WorkloadInfo};
 use crate::data::{DataError, Images, idx};
 use crate::generate;
-use crate::network::{Network, Workspace, softmax_cross_entropy};
+use crate::network::{Network, ProductGradient, Workspace, softmax_cross_entropy};
 use crate::shard::{Sampler, Stream, pieces};
 use paramill_core::table::TableSpec;
 use std::sync::Arc;
@@ -155,6 +155,10 @@ impl Workload for Classifier {
         let loss = softmax_cross_entropy(scores, &self.labels, network.output_len(), slopes);
         network.backward(parameters, &self.input, workspace, gradients);
         loss
+    }
+
+    fn product(&self, table: usize) -> Option<ProductGradient<'_>> {
+        self.network.product(table, &self.input, &self.workspace)
     }
 
     fn evaluate(&self, parameters: &[&[f32]]) -> Evaluation {

@@ -5,7 +5,9 @@ use crate::args::CodecArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table};
 use anyhow::{Context as _, Result, ensure};
-use paramill_core::codec::{Codec, Context, Decoder, Encoder};
+use paramill_core::codec::{
+    Codec, Context, Decoder, Encoder, FactorFrames, LayerRange, Products, TableGradient,
+};
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
@@ -173,8 +175,11 @@ struct Bench<'a> {
     encoder: Encoder,
     decoder: Decoder,
     values: &'a [f32],
-    chunk: usize,
+    /// The values are one layer, without rows of their own.
+    layers: [LayerRange; 1],
+    chunks: Vec<Range<usize>>,
     payloads: Vec<u8>,
+    factors: Vec<FactorFrames>,
     ranges: Vec<Range<usize>>,
     sum: Buffer,
 }
@@ -184,12 +189,15 @@ impl Bench<'_> {
         // Pages are touched here: what is measured takes no memory.
         let mut payloads = vec![1; values.len().div_ceil(chunk) * codec.max_bytes(chunk)];
         payloads.clear();
+        let starts = (0..values.len()).step_by(chunk);
         Bench {
             encoder: Encoder::new(codec.clone(), values.len()),
             decoder: Decoder::new(codec),
             values,
-            chunk,
+            layers: [LayerRange { elements: 0..values.len(), columns: 0 }],
+            chunks: starts.map(|start| start..values.len().min(start + chunk)).collect(),
             payloads,
+            factors: Vec::new(),
             ranges: Vec::new(),
             sum: Buffer::zeroed(values.len()),
         }
@@ -197,26 +205,35 @@ impl Bench<'_> {
 
     fn encode(&mut self, step: u64) -> Result<()> {
         self.payloads.clear();
-        self.ranges.clear();
-        for (number, chunk) in self.values.chunks(self.chunk).enumerate() {
-            let start = number * self.chunk;
-            let context = Context {
-                step,
-                seed: (step << 32) + number as u64,
-                table_elements: self.values.len() as u64,
-                start: start as u64,
-                ..Context::default()
-            };
-            let before = self.payloads.len();
-            self.encoder.encode(start, chunk, &context, &mut self.payloads)?;
-            self.ranges.push(before..self.payloads.len());
-        }
+        let gradient = TableGradient {
+            values: self.values,
+            clips_non_finite: false,
+            absent: &[],
+            layers: &self.layers,
+            chunks: &self.chunks,
+            factors: None,
+            step,
+            seed: step << 32,
+        };
+        let table_elements = self.values.len() as u64;
+        let context = |number: usize| Context {
+            step,
+            seed: (step << 32) + number as u64,
+            table_elements,
+            ..Context::default()
+        };
+        (self.factors, self.ranges) = self.encoder.encode_table(&gradient, context, &mut self.payloads)?;
         Ok(())
     }
 
     fn decode(&mut self) -> Result<()> {
-        for (sum, range) in self.sum.as_mut_slice().chunks_mut(self.chunk).zip(&self.ranges) {
-            self.decoder.decode_add(&self.payloads[range.clone()], sum)?;
+        let mut products = Products::default();
+        for range in self.factors.iter().flat_map(|layer| &layer.payloads) {
+            self.decoder.take_factors(&self.payloads[range.clone()], &self.layers, &mut products)?;
+        }
+        for (chunk, range) in self.chunks.iter().zip(&self.ranges) {
+            let content = self.decoder.read_chunk(&self.payloads[range.clone()], chunk.clone(), &products)?;
+            content.add_to(&mut self.sum.as_mut_slice()[chunk.clone()]);
         }
         Ok(())
     }

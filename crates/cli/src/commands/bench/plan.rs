@@ -134,7 +134,8 @@ impl Exchange {
 
     /// The tables of the job.
     pub(super) fn tables(&self) -> Vec<Pack> {
-        Pack::divide(self.specs(), self.pack)
+        // The job has the same policies for all tables.
+        Pack::divide(self.specs(), self.pack, |_, _| true)
     }
 
     fn specs(&self) -> impl Iterator<Item = TableSpec> {

@@ -3,9 +3,10 @@
 use super::pulls::PendingPull;
 use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
-use crate::server::table_shard::TableShard;
+use crate::server::table_shard::{ChunkAnswer, TableShard};
 use crate::store::Place;
 use crate::types::{Clock, NodeId, TableId};
+use crate::wire::DType;
 use crate::wire::frame::{Edition, Form, Params, Piece, Subject};
 
 /// Fields of a pull that its answer repeats.
@@ -23,6 +24,26 @@ impl From<&PendingPull> for Reply {
     }
 }
 
+/// Parameters that frames refer to with [`Body::Stored`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::server) struct StoredTable {
+    pub(in crate::server) table: TableId,
+    /// The type of the elements that are sent.
+    pub(in crate::server) dtype: DType,
+}
+
+impl StoredTable {
+    fn to_bits(self) -> u64 {
+        u64::from(self.table.0) << 8 | self.dtype as u64
+    }
+
+    pub(in crate::server) fn from_bits(bits: u64) -> StoredTable {
+        let types = [DType::F32, DType::F16, DType::Bf16];
+        let dtype = types.into_iter().find(|&dtype| dtype as u64 == bits & 0xff).unwrap_or_default();
+        StoredTable { table: TableId((bits >> 8) as u32), dtype }
+    }
+}
+
 /// Makes the frames of one table's answers.
 pub(super) struct Sender<'a> {
     pub(super) table: &'a mut TableShard,
@@ -37,18 +58,22 @@ impl Sender<'_> {
     /// encodes them for this receiver.
     pub(super) fn send_chunk(&mut self, index: usize, to: NodeId, reply: &Reply, edition: Option<Edition>) {
         let chunk = self.table.chunk(index);
-        let encoded = self.table.encode_chunk(index, to);
+        let answer = self.table.answer_chunk(index, to);
         let is_last = index + 1 == self.table.chunk_count();
         let piece = Piece { chunk: chunk.number, sequence: index as u32, is_last };
         let mut params = self.params(reply, piece);
         params.version = chunk.version;
-        let (body, bytes) = match encoded {
-            None => {
-                params.reply_place = reply.place.and_then(|place| place.after(chunk.table_byte));
-                let buffer = u64::from(self.id.0);
-                (Body::Stored { buffer, start: chunk.start, len: chunk.len }, chunk.len)
+        let (body, bytes) = match answer {
+            ChunkAnswer::Stored(dtype) => {
+                params.form = Form::Dense(dtype);
+                // A worker's memory is for the elements that answers have; what is not finite may come as others.
+                let place = reply.place.filter(|_| dtype == self.table.answer_type());
+                let first = chunk.table_start * dtype.bytes() as u64;
+                params.reply_place = place.and_then(|place| place.after(first));
+                let (start, len) = (chunk.start * dtype.bytes(), chunk.len * dtype.bytes());
+                (Body::Stored { buffer: StoredTable { table: self.id, dtype }.to_bits(), start, len }, len)
             }
-            Some(payload) => {
+            ChunkAnswer::Made(payload) => {
                 params.form = if payload.is_encoded { Form::Encoded } else { Form::PLAIN };
                 let bytes = payload.bytes.len();
                 (Body::Bytes(payload.bytes), bytes)
@@ -110,5 +135,20 @@ impl Sender<'_> {
     fn send(&mut self, to: NodeId, frame: Frame) {
         *self.bytes += u64::from(frame.header.payload_bytes);
         self.frames.push_back(Output::Send { to: to.into(), frame });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_frames_refer_to_is_one_number() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            for table in [0, 7, u32::MAX] {
+                let stored = StoredTable { table: TableId(table), dtype };
+                assert_eq!(StoredTable::from_bits(stored.to_bits()), stored);
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use crate::kernels;
 use crate::store::Buffer;
 use crate::table::{Layout, TableSpec};
 use crate::types::{Clock, NodeId};
+use crate::wire::DType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct AnswerEncoders {
     codec: Option<AnswerCodec>,
+    /// The type of the elements that answers travel as, where a codec does not encode them.
+    elements: DType,
 }
 
 /// The payload of an answer.
@@ -66,7 +69,17 @@ impl AnswerEncoders {
             // Single rows are pulled now and then: there is nothing that they could be a difference to.
             return Err(format!("`{answer}` makes differences, and rows are not answered by them"));
         }
-        Ok(AnswerEncoders { codec: (!answer.is_none()).then(|| AnswerCodec::new(Arc::new(answer))) })
+        let elements = answer.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32);
+        Ok(AnswerEncoders {
+            codec: elements.is_none().then(|| AnswerCodec::new(Arc::new(answer))),
+            elements: elements.unwrap_or_default(),
+        })
+    }
+
+    /// The type of the elements that answers travel as, where a codec does not encode them.
+    #[inline]
+    pub(super) fn elements(&self) -> DType {
+        self.elements
     }
 
     /// Whether answers are made when they are due, and not when they leave.
@@ -138,7 +151,6 @@ impl AnswerCodec {
             // Answers leave nothing to chance.
             seed: 0,
             table_elements: layout.spec().elements(),
-            start: chunk.table_start,
             ..Context::default()
         };
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };

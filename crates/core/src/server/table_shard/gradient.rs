@@ -79,6 +79,20 @@ impl Staged {
         }
     }
 
+    /// Calls `visit` with the values of every cell, and where on this shard they begin.
+    pub(super) fn for_each_piece(&self, mut visit: impl FnMut(usize, &[f32])) {
+        for frame in &self.frames {
+            match frame {
+                StagedFrame::Dense { start, values, .. } => visit(*start, values),
+                StagedFrame::Rows { start, rows, width, values, .. } => {
+                    for (row, values) in rows.iter().zip(values.chunks_exact(*width)) {
+                        visit(start + *row as usize * width, values);
+                    }
+                }
+            }
+        }
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.frames.iter().map(StagedFrame::memory_bytes).sum()
     }

@@ -1,6 +1,7 @@
 //! A table's parameters on one shard, and the optimizer that steps them.
 
 use super::gradient::{CellGradient, Staged};
+use super::norms::LayerNorms;
 use super::round::Round;
 use super::skipped::SkippedSteps;
 use crate::absence::Absent;
@@ -23,6 +24,8 @@ pub(super) struct Store {
     reduce: Reduce,
     parameters: Buffer,
     slots: Vec<Buffer>,
+    /// Where the optimizer needs them.
+    norms: Option<LayerNorms>,
     /// Optimizer steps on everything: of rounds that are closed, or of gradients that were applied whole.
     steps: u64,
     /// Steps that belong to no round: of gradients that were applied when they arrived, or when the model was switched.
@@ -75,6 +78,7 @@ impl Store {
         Ok(Store {
             parameters: take()?,
             slots: (0..optimizer.slots()).map(|_| take()).collect::<Result<_, _>>()?,
+            norms: optimizer.needs_norms().then(|| LayerNorms::new(layout)),
             optimizer,
             reduce,
             steps: 0,
@@ -166,13 +170,15 @@ impl Store {
         self.steps_outside_rounds
     }
 
+    /// Of all the table's parameters on this shard.
     pub(super) fn parameter_norm(&self) -> f64 {
         kernels::squared_norm(self.parameters.as_slice()).sqrt()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
-        self.parameters.memory_bytes() + slots + self.skipped.memory_bytes()
+        let norms = self.norms.as_ref().map_or(0, LayerNorms::memory_bytes);
+        self.parameters.memory_bytes() + slots + self.skipped.memory_bytes() + norms
     }
 
     /// Applies one frame's gradient at once: every gradient is a step of its own, scaled to its worker's share.
@@ -193,7 +199,7 @@ impl Store {
         });
     }
 
-    /// Applies one worker's whole gradient at once, now that its norm is known.
+    /// Applies one worker's whole gradient at once, now that the norms of its layers are known.
     pub(super) fn step_staged(
         &mut self,
         layout: &Layout,
@@ -203,13 +209,13 @@ impl Store {
     ) {
         self.steps += 1;
         self.steps_outside_rounds += 1;
-        let mut squares = 0.0;
-        staged.for_each(|gradient| squares += gradient.values.squared_norm());
-        let (gradient_norm, parameter_norm) = (squares.sqrt(), self.parameter_norm());
+        if let Some(norms) = &mut self.norms {
+            norms.begin(self.parameters.as_slice());
+            staged.for_each_piece(|start, values| norms.add(start, values));
+        }
         staged.for_each(|CellGradient { cell, start, values, absent, .. }| {
             let arrivals = self.arrivals[layout.chunk_of_cell(cell)];
             let input = self.arrival_input(self.steps + arrivals, arrival);
-            let input = StepInput { parameter_norm, gradient_norm, ..input };
             accumulators.with_whole(values, |last| {
                 self.step(&input, cell, start, Gradient { before: None, last }, absent);
             });
@@ -259,11 +265,12 @@ impl Store {
     ) {
         self.steps += 1;
         round.add_staged(accumulators);
-        let (mut parameter_norm, mut gradient_norm) = (0.0, 0.0);
-        if self.optimizer.needs_norms() {
-            parameter_norm = self.parameter_norm();
-            let squared = |(cell, _)| kernels::squared_norm(round.sum(cell, layout.cell_range(cell)));
-            gradient_norm = round.summed().map(squared).sum::<f64>().sqrt();
+        if let Some(norms) = &mut self.norms {
+            norms.begin(self.parameters.as_slice());
+            for (cell, _) in round.summed() {
+                let range = layout.cell_range(cell);
+                norms.add(range.start, round.sum(cell, range));
+            }
         }
         for (cell, count) in round.summed() {
             let range = layout.cell_range(cell);
@@ -272,8 +279,8 @@ impl Store {
                 t: self.steps + self.arrivals[layout.chunk_of_cell(cell)],
                 scale: self.mean_over(closing.over.unwrap_or(count)),
                 lr_factor: closing.lr_factor,
-                parameter_norm,
-                gradient_norm,
+                parameter_norm: 0.0,
+                gradient_norm: 0.0,
             };
             let start = range.start;
             self.step(&input, cell, start, round.sum(cell, range).into(), round.absent(cell));
@@ -321,15 +328,21 @@ impl Store {
         }
     }
 
-    /// Steps the elements from `start` on.
+    /// Steps the elements from `start` on, each layer with its norms where the optimizer needs them.
     fn step_from(&mut self, input: &StepInput, start: usize, gradient: Gradient<'_>) {
-        let range: Range<usize> = start..start + gradient.last.len();
-        let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
-        let count = self.slots.len();
-        for (view, slot) in views.iter_mut().zip(self.slots.iter_mut()) {
-            *view = &mut slot.as_mut_slice()[range.clone()];
+        let Store { optimizer, parameters, slots, norms, .. } = self;
+        let mut step = |input: StepInput, start: usize, gradient: Gradient<'_>| {
+            let range: Range<usize> = start..start + gradient.last.len();
+            let mut views: [&mut [f32]; MAX_SLOTS] = Default::default();
+            let count = slots.len();
+            for (view, slot) in views.iter_mut().zip(slots.iter_mut()) {
+                *view = &mut slot.as_mut_slice()[range.clone()];
+            }
+            optimizer.step_with(input, &mut parameters.as_mut_slice()[range], gradient, &mut views[..count]);
+        };
+        match norms {
+            None => step(*input, start, gradient),
+            Some(norms) => norms.for_each_layer(input, start, gradient, step),
         }
-        let parameters = &mut self.parameters.as_mut_slice()[range];
-        self.optimizer.step_with(*input, parameters, gradient, &mut views[..count]);
     }
 }

@@ -312,6 +312,7 @@ fn a_shard_serves_no_plan_that_gives_it_to_another_process() {
             epoch: 1,
             tables: vec![TableSpec::dense("w", [4])],
             parts: vec![vec![part]],
+            whole: vec![],
             shards: vec![shard],
             workers: 1,
             members: vec![Member::original(WorkerId(0), 1)],

@@ -222,6 +222,7 @@ fn plan() -> impl Strategy<Value = Plan> {
         epoch: 1,
         tables: honest_tables(),
         parts: vec![vec![part(0, 0, 10), part(1, 10, 10)], vec![part(0, 0, 10), part(1, 10, 10)]],
+        whole: vec![],
         shards: vec![shard(0, 0), shard(1, 0)],
         workers: 3,
         members: (0..3).map(|rank| Member::original(WorkerId(rank), u64::from(rank) + 1)).collect(),

@@ -177,6 +177,7 @@ fn a_plan_after_a_failed_start_is_not_taken() {
         epoch: 1,
         tables: vec![TableSpec::dense("w", [4])],
         parts: vec![vec![part]],
+        whole: vec![],
         shards: vec![ServedShard {
             shard: shard_id(0),
             process: ProcessId(100),

@@ -1,0 +1,364 @@
+//! Gradients on their way from the application to the requests that bring them to servers.
+//!
+//! Pushes, exchanges of slabs and prepared gradients differ in what they bring, not in how it travels. A [`Submission`] is
+//! begun and finished by the worker ([`super::Worker::begin_push`], [`super::Worker::begin_exchange`],
+//! [`super::Worker::finish`]), and what takes time, copying and encoding, is between the two: [`Submission::prepare`] needs
+//! no worker, so that a driver does not hold its lock meanwhile. A table's codec is with its submission as long.
+
+use super::WorkerError;
+use super::encoding::{Made, Plain, PushCodec};
+use super::gradient::Gradient;
+use super::layout::{Layout, elements_of};
+use super::missing::Missing;
+use super::request::{Outgoing, OutgoingForm};
+use super::slab::{Prepared, Slab};
+use crate::codec::{CodecError, half};
+use crate::kernels;
+use crate::lease::{Lease, Pool};
+use crate::limits;
+use crate::policy::NonFinite;
+use crate::store::Allocate;
+use crate::types::Clock;
+use crate::wire::DType;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Gradients of fewer elements are prepared by one hand: sharing them costs more than it saves.
+const SHARED_FROM: usize = 1 << 20;
+
+/// Those who prepare a large gradient together. Two methods are required.
+pub trait Hands {
+    /// How many work at the same time.
+    fn count(&self) -> usize;
+
+    /// MUST call `work` once with each number below `pieces`, on whichever threads, and return when all calls have.
+    fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync));
+}
+
+/// The caller does everything itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Alone;
+
+impl Hands for Alone {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+        (0..pieces).for_each(work);
+    }
+}
+
+/// Gradients of one clock that are about to be sent, under one ticket.
+#[derive(Debug)]
+pub struct Submission<'a> {
+    pub(super) clock: Clock,
+    pub(super) kind: SubmissionKind,
+    pub(super) parts: Vec<Part<'a>>,
+    /// Why it cannot be sent.
+    pub(super) error: Option<WorkerError>,
+}
+
+/// What is asked for with the gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SubmissionKind {
+    /// One table's, and the parameters that follow where they are wanted.
+    Push { want_params: bool },
+    /// Those of slabs, and the parameters that follow.
+    Exchange,
+}
+
+/// One table's part of a submission.
+#[derive(Debug)]
+pub(super) struct Part<'a> {
+    pub(super) table: usize,
+    pub(super) source: Source<'a>,
+    /// The table's codec; gone once it is back.
+    pub(super) codec: Option<PushCodec>,
+    /// How the gradient is sent, once that is known.
+    pub(super) sent: Option<Sent>,
+    /// It has NaN or Inf.
+    pub(super) is_nonfinite: bool,
+    surroundings: Surroundings,
+}
+
+/// What a part knows of its table.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    pub(super) layout: Arc<Layout>,
+    pub(super) nonfinite: NonFinite,
+    pub(super) pool: Pool,
+    pub(super) allocator: Arc<dyn Allocate>,
+    /// The parameters, where the codec compares a gradient with them and a slab does not have them.
+    pub(super) parameters: Option<Lease>,
+    /// An application's gradient lacks nothing.
+    pub(super) lacks: Missing,
+}
+
+/// A gradient as the application brought it.
+#[derive(Debug)]
+pub(super) enum Source<'a> {
+    /// In its own memory.
+    Given(Gradient<'a>),
+    /// In a slab. Gone once it is in flight, or was returned.
+    Slab(Option<Slab>),
+}
+
+/// A gradient as it is sent.
+#[derive(Debug)]
+pub(super) enum Sent {
+    /// Elements of this type, from the slab's own memory.
+    InPlace(DType),
+    /// From other memory.
+    Made(Outgoing),
+}
+
+impl Submission<'_> {
+    /// Copies or encodes the gradients. Large ones are shared among `hands`. What goes wrong is said when it is finished.
+    pub fn prepare(&mut self, hands: &dyn Hands) {
+        let clock = self.clock;
+        // What an encoder counts as sent is not undone: everything that may be refused comes first.
+        let looked = self.parts.iter_mut().try_for_each(|part| part.look(clock, hands));
+        let encoded = looked.and_then(|()| self.parts.iter_mut().try_for_each(|part| part.encode(clock)));
+        self.error = encoded.err();
+    }
+
+    /// The slabs, if it could not be finished.
+    pub fn take_slabs(&mut self) -> Vec<Slab> {
+        self.parts.iter_mut().filter_map(|part| part.source.take_slab()).collect()
+    }
+}
+
+impl Source<'_> {
+    pub(super) fn take_slab(&mut self) -> Option<Slab> {
+        match self {
+            Source::Slab(slab) => slab.take(),
+            Source::Given(_) => None,
+        }
+    }
+
+    fn slab(&self) -> Option<&Slab> {
+        match self {
+            Source::Slab(slab) => slab.as_ref(),
+            Source::Given(_) => None,
+        }
+    }
+
+    fn plain<'b>(&'b self, clock: Clock, surroundings: &'b Surroundings) -> Plain<'b> {
+        let Surroundings { parameters, lacks, .. } = surroundings;
+        match (self, self.slab()) {
+            (_, Some(slab)) => Plain {
+                clock,
+                gradient: Gradient::Dense(slab.gradient()),
+                prepared: slab.prepared(),
+                followed: slab.followed(),
+                missing: slab.missing(),
+                // Codecs that compare a gradient with the parameters find them in the slab.
+                parameters: slab.values(),
+            },
+            (source, None) => Plain {
+                clock,
+                gradient: match source {
+                    Source::Given(gradient) => *gradient,
+                    Source::Slab(_) => Gradient::Dense(&[]),
+                },
+                prepared: Prepared::Gradient,
+                followed: None,
+                missing: lacks,
+                parameters: parameters.as_ref().map_or(&[], |lease| lease.as_slice()),
+            },
+        }
+    }
+}
+
+impl<'a> Part<'a> {
+    pub(super) fn new(
+        table: usize,
+        source: Source<'a>,
+        codec: PushCodec,
+        surroundings: Surroundings,
+    ) -> Part<'a> {
+        Part { table, source, codec: Some(codec), sent: None, is_nonfinite: false, surroundings }
+    }
+
+    /// Prepares what a codec need not encode, and looks at what it does.
+    fn look(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
+        if let Source::Slab(Some(slab)) = &mut self.source {
+            slab.clear_missing();
+        }
+        let Part { source, codec, surroundings, .. } = self;
+        let Some(codec) = codec else { return Ok(()) };
+        let plain = source.plain(clock, surroundings);
+        if let Some(dtype) = codec.prepared_halves(&plain) {
+            self.sent = Some(Sent::InPlace(dtype));
+            return Ok(());
+        }
+        if plain.prepared != Prepared::Gradient {
+            return Ok(());
+        }
+        let is_finite = match codec.elements() {
+            // Another pass over a slab would cost as much as sending it, and servers look too.
+            Some(DType::F32) if source.slab().is_some() => {
+                self.sent = Some(Sent::InPlace(DType::F32));
+                return Ok(());
+            }
+            Some(dtype) => {
+                let (outgoing, is_finite) = surroundings.elements(&plain, dtype, hands);
+                self.sent = Some(Sent::Made(outgoing));
+                is_finite
+            }
+            None => kernels::all_finite(plain.gradient.values()),
+        };
+        if is_finite {
+            return Ok(());
+        }
+        self.is_nonfinite = true;
+        if surroundings.nonfinite == NonFinite::Clip {
+            return Ok(());
+        }
+        self.sent = None;
+        Err(surroundings.not_finite(clock))
+    }
+
+    /// Lets the codec encode what is not prepared by now.
+    fn encode(&mut self, clock: Clock) -> Result<(), WorkerError> {
+        let Part { source, codec, surroundings, .. } = self;
+        let (Some(codec), None) = (codec, &self.sent) else { return Ok(()) };
+        let plain = source.plain(clock, surroundings);
+        self.sent = Some(Sent::Made(surroundings.encode(codec, &plain)?));
+        Ok(())
+    }
+}
+
+impl Surroundings {
+    fn not_finite(&self, clock: Clock) -> WorkerError {
+        WorkerError::NonFinite { table: self.layout.name().to_owned(), clock }
+    }
+
+    /// A gradient as elements of a type, and whether it is finite.
+    fn elements(&self, plain: &Plain<'_>, dtype: DType, hands: &dyn Hands) -> (Outgoing, bool) {
+        let values = plain.gradient.values();
+        let len = dtype.bytes() * values.len();
+        let mut buffer = self.pool.take(len.div_ceil(4), &*self.allocator);
+        let bytes = &mut buffer.as_mut_bytes()[..len];
+        let is_finite = write_elements(dtype, values, bytes, hands);
+        if !is_finite && dtype != DType::F32 {
+            // Servers would not find in halves what is not finite here.
+            write_clipped(dtype, values, bytes, &self.layout);
+        }
+        let form = match plain.gradient {
+            Gradient::Dense(_) | Gradient::Product { .. } => OutgoingForm::Dense(dtype),
+            Gradient::Rows { rows, .. } => OutgoingForm::Rows(Arc::new(rows.to_vec())),
+        };
+        let (buffer, missing) = (self.pool.lend(buffer), plain.missing.clone());
+        (Outgoing { buffer, form, missing, is_counted: false }, is_finite)
+    }
+
+    /// A gradient as the codec makes it, in memory that frames are sent from.
+    fn encode(&self, codec: &mut PushCodec, plain: &Plain<'_>) -> Result<Outgoing, WorkerError> {
+        let &Plain { clock, prepared, missing, .. } = plain;
+        let layout = &self.layout;
+        if prepared == Prepared::Gradient
+            && let Some(encoded) = codec.take_refused(clock)
+        {
+            return Ok(encoded);
+        }
+        codec.put_refused_back(layout);
+        let fault = |why: CodecError| match why {
+            CodecError::NonFinite if prepared != Prepared::Gradient => self.not_finite(clock),
+            why => WorkerError::Codec { table: layout.name().to_owned(), why },
+        };
+        if codec.sends_plainly(plain) {
+            let mut buffer = self.pool.take(layout.elements(), &*self.allocator);
+            codec.expand(plain, buffer.as_mut_slice()).map_err(fault)?;
+            let (form, missing) = (OutgoingForm::Dense(DType::F32), missing.clone());
+            return Ok(Outgoing { buffer: self.pool.lend(buffer), form, missing, is_counted: false });
+        }
+        let Made { payloads, is_counted } = codec.encode(layout, self.nonfinite, plain).map_err(fault)?;
+        let mut buffer = self.pool.take(codec.payload_elements(layout), &*self.allocator);
+        let bytes = codec.payloads();
+        buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+        Ok(Outgoing {
+            buffer: self.pool.lend(buffer),
+            form: OutgoingForm::Encoded(Arc::new(payloads)),
+            missing: missing.clone(),
+            is_counted,
+        })
+    }
+}
+
+/// Writes a gradient as elements of a type while it is in cache for the check. Whether all of it is finite.
+fn write_elements(dtype: DType, gradient: &[f32], to: &mut [u8], hands: &dyn Hands) -> bool {
+    let hands_full = gradient.len().div_ceil(SHARED_FROM / 2).min(hands.count());
+    if gradient.len() < SHARED_FROM || hands_full < 2 {
+        return write_blocks(dtype, gradient, to);
+    }
+    let each = gradient.len().div_ceil(hands_full).next_multiple_of(limits::BLOCK_ELEMENTS);
+    let pieces = gradient.chunks(each).zip(to.chunks_mut(each * dtype.bytes()));
+    let pieces: Vec<_> = pieces.map(|piece| Mutex::new(Some(piece))).collect();
+    let is_finite = AtomicBool::new(true);
+    hands.share(pieces.len(), &|number| {
+        let piece = pieces[number].lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((gradient, to)) = piece
+            && !write_blocks(dtype, gradient, to)
+        {
+            is_finite.store(false, Ordering::Relaxed);
+        }
+    });
+    is_finite.into_inner()
+}
+
+fn write_blocks(dtype: DType, gradient: &[f32], to: &mut [u8]) -> bool {
+    let blocks = to.chunks_mut(limits::BLOCK_ELEMENTS * dtype.bytes());
+    let mut is_finite = true;
+    for (to, from) in blocks.zip(gradient.chunks(limits::BLOCK_ELEMENTS)) {
+        is_finite &= half::write(dtype, from, to);
+    }
+    is_finite
+}
+
+/// The same for a gradient that is clipped, chunk by chunk, as servers do.
+fn write_clipped(dtype: DType, gradient: &[f32], to: &mut [u8], layout: &Layout) {
+    let width = dtype.bytes();
+    for (_, chunk) in layout.chunks() {
+        let place = elements_of(&chunk);
+        let mut values = gradient[place.clone()].to_vec();
+        kernels::clip_non_finite(&mut values);
+        half::write(dtype, &values, &mut to[place.start * width..place.end * width]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Works on the last piece first.
+    struct Backwards;
+
+    impl Hands for Backwards {
+        fn count(&self) -> usize {
+            3
+        }
+
+        fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+            (0..pieces).rev().for_each(work);
+        }
+    }
+
+    #[test]
+    fn many_hands_make_what_one_makes_and_miss_nothing() {
+        let mut values: Vec<f32> =
+            (0..SHARED_FROM + 12_345).map(|at| (at % 1009) as f32 / 8.0 - 60.0).collect();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let mut made = [(); 2].map(|()| vec![0; values.len() * dtype.bytes()]);
+            assert!(write_elements(dtype, &values, &mut made[0], &Alone));
+            assert!(write_elements(dtype, &values, &mut made[1], &Backwards));
+            assert!(made[0] == made[1], "{dtype:?}");
+            for at in [0, SHARED_FROM / 2, values.len() - 1] {
+                let finite = std::mem::replace(&mut values[at], f32::INFINITY);
+                assert!(!write_elements(dtype, &values, &mut made[1], &Backwards), "{dtype:?} at {at}");
+                values[at] = finite;
+            }
+        }
+    }
+}
