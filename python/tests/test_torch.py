@@ -105,7 +105,7 @@ def test_groups_have_values_of_their_own(distributed: Any) -> None:
 
 def test_a_forward_waits_for_its_own_parameters_alone(distributed: Any) -> None:
     model = network()
-    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4, non_blocking=True)
     train(model, optimizer, 2)
     buckets = {bucket.slots[0].name: bucket for bucket in optimizer._exchanger.buckets}
     assert all(bucket.under_way for bucket in buckets.values())

@@ -274,7 +274,8 @@ class Bucket:
         on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
         if chain is not None and on_device:
             pump = self.lane.pump if self.lane is not None else None
-            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device, pump)
+            # A table that was declared without layers is one.
+            self._compressor = Compressor(chain, self.size, [0], device, pump)
 
     def _add_unsent(self, flat: Tensor) -> None:
         """Adds what was kept under another codec, where there is a gradient."""
