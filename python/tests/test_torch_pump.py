@@ -130,6 +130,46 @@ def test_a_server_that_does_not_answer_is_a_time_out_and_may_be_waited_for_again
     optimizer.close()
 
 
+def test_without_blocking_the_next_forward_has_the_new_parameters(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", pack_bytes=4, non_blocking=True)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    train(model, optimizer, 6)
+    train(twin, plain, 6)
+    torch.testing.assert_close(model(X), twin(X))
+    # What no module is called for has nothing that waits.
+    train(model, optimizer, 1)
+    train(twin, plain, 1)
+    with pytest.raises(pm.errors.OrderError, match=r"has a new gradient.*synchronize\(\) before"):
+        model[0].weight.square().sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.synchronize()
+    assert_same(model, twin)
+
+
+def test_what_is_written_while_new_parameters_are_on_their_way_is_refused(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", non_blocking=True)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    train(model, optimizer, 5)
+    train(twin, plain, 5)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    for use in (lambda: model(X), lambda: train(model, optimizer, 1)):
+        with pytest.raises(pm.errors.OrderError, match="changed here while its new values were on their way"):
+            use()
+    optimizer.zero_grad()
+    optimizer.synchronize()
+    assert_same(model, twin)
+    train(model, optimizer, 3)
+    train(twin, plain, 3)
+    optimizer.synchronize()
+    assert_same(model, twin)
+
+
 def test_schedulers_buffers_and_rows_end_the_iteration_together(distributed: Any) -> None:
     model = nn.Sequential(network(), nn.BatchNorm1d(2))
     twin = copy.deepcopy(model)

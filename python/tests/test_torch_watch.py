@@ -27,7 +27,8 @@ def memory(request: Any) -> str:
 @pytest.fixture(params=[4, 1 << 20], ids=["tables", "table"])
 def options(request: Any) -> dict[str, Any]:
     """Many tables, which leave during the backward pass, and one. New values are on their way when a step returns."""
-    return {"pack_bytes": request.param, "non_blocking": True}
+    is_of_device = "memory" in request.fixturenames and request.getfixturevalue("memory") == "device"
+    return {"pack_bytes": request.param, "non_blocking": not is_of_device}
 
 
 def network(seed: int = 7) -> nn.Module:

@@ -223,6 +223,9 @@ class Bucket:
         """After the iteration of a pump has ended: what is computed from now on has the new parameters."""
         self._deliver()
 
+    def enter(self) -> None:
+        """When its new parameters are about to be used that a pump has put in place meanwhile."""
+
     def fail(self, is_refusal: bool) -> None:
         """An exchange failed; gradients that were refused here did not leave."""
         if is_refusal:
@@ -271,7 +274,8 @@ class Bucket:
         on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
         if chain is not None and on_device:
             pump = self.lane.pump if self.lane is not None else None
-            self._compressor = Compressor(chain, self.size, self._slab._native.chunk_starts(), device, pump)
+            # A table that was declared without layers is one.
+            self._compressor = Compressor(chain, self.size, [0], device, pump)
 
     def _add_unsent(self, flat: Tensor) -> None:
         """Adds what was kept under another codec, where there is a gradient."""
@@ -293,7 +297,7 @@ class Bucket:
         apart = [(target, view) for target, view in pairs if target.data_ptr() != view.data_ptr()]
         if apart:
             if self.lane is not None:
-                self.lane.pump.enter()
+                self.lane.pump.order()
             with torch.no_grad():
                 torch._foreach_copy_([target for target, _ in apart], [view for _, view in apart])
 

@@ -99,8 +99,8 @@ class Chain:
 class Compressor:
     """Follows a chain for one table. The worker's own code chooses the same entries and rounds to the same values.
 
-    What is not sent stays here, in the device's memory, and is added to the next gradient. `starts` are the chunks' first
-    elements: each chunk is compressed by itself. The device's own kernels choose the largest entries where a `pump` has them.
+    What is not sent stays here, in the device's memory, and is added to the next gradient. `starts` are the layers' first
+    elements: entries are chosen in each layer by itself. The device's own kernels choose the largest entries where a `pump` has them.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Compressor:
         return float(torch.tensor(delta / math.sqrt(step + 1) if self._chain.name == "dvf" else delta))
 
     def _topk(self, values: Tensor) -> Tensor:
-        """Marks the largest entries of every chunk; of equal ones those that come first."""
+        """Marks the largest entries of every layer; of equal ones those that come first."""
         mask = torch.empty(self._size, dtype=torch.bool, device=values.device)
         for start, rows, width in self._runs:
             end = start + rows * width
@@ -214,7 +214,7 @@ class Compressor:
 
 
 class Choice:
-    """The largest entries of every chunk, chosen and packed by kernels of the device's pump."""
+    """The largest entries of every layer, chosen and packed by kernels of the device's pump."""
 
     def __init__(
         self, pump: Pump, runs: Sequence[tuple[int, int, int]], chain: Chain, values: Tensor, residual: Tensor
@@ -258,7 +258,7 @@ class Choice:
 
 
 def _runs(starts: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
-    """Chunks of equal length that follow each other: the first one's start, how many, how long.
+    """Layers of equal length that follow each other: the first one's start, how many, how long.
 
     >>> list(_runs([0, 8, 16, 20, 28], 36))
     [(0, 2, 8), (16, 1, 4), (20, 2, 8)]

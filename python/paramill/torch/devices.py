@@ -89,6 +89,13 @@ class Pump:
         self.is_ahead = True
 
     def enter(self, rows: Optional[Tensor] = None) -> None:
+        """Before a forward pass: it has the new parameters, and what was written to them meanwhile is refused."""
+        if self.is_ahead:
+            self.order()
+            for bucket in self._buckets:
+                bucket.enter()
+
+    def order(self) -> None:
         """What is computed from now on has the new parameters."""
         if self.is_ahead:
             self._native.enter(self.stream())

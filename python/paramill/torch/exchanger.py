@@ -109,7 +109,7 @@ class Exchanger:
         for pump in pumps:
             pump.turn(clock=not waits)
             if not self._non_blocking:
-                pump.enter()
+                pump.order()
         if waits:
             self.job.clock()
         self._iteration += 1

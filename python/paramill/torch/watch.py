@@ -37,11 +37,16 @@ class Watch:
         self._mark = None
 
     @property
+    def written(self) -> bool:
+        """Whether torch has counted a change since."""
+        return self._mark is not None and self._mark != self._marks()
+
+    @property
     def moved(self) -> bool:
         """Whether something else wrote to the parameter since, or may have."""
         if self._mark is None:
             return False
-        return self._mark != self._marks() or (self._norm is not None and self._norm != self._measure())
+        return self.written or (self._norm is not None and self._norm != self._measure())
 
     def _marks(self) -> tuple[int, int]:
         parameter = self.slot.parameter
@@ -134,21 +139,32 @@ class WatchedBucket(Bucket):
             for watch in self._watches:
                 watch.forget()
 
+    def enter(self) -> None:
+        # Values cannot be compared: the answer has changed them.
+        self._moved = [watch.slot for watch in self._watches if watch.written]
+        self._refuse_moved()
+
     def depart(self) -> None:
         self._moved = [watch.slot for watch in self._watches if watch.moved]
 
-    def _deliver(self) -> None:
-        if self.lane is None:
-            self.depart()
-        moved = self._moved
-        if moved and not self.closing:
+    def _refuse_moved(self) -> None:
+        if self._moved and not self.closing:
             self._is_held = True
             raise OrderError(
-                f"`{moved[0].name}` was changed here while its new values were on their way, and they would undo it. Call "
+                f"`{self._moved[0].name}` was changed here while its new values were on their way, and they would undo it. Call "
                 "optimizer.synchronize() after step() before you write to parameters, and put them back before the next "
                 "step; load a checkpoint before you make the optimizer. To have the servers' values instead of what was "
                 "written, call optimizer.synchronize() now"
             )
+
+    def _deliver(self) -> None:
+        if self.lane is None:
+            self.depart()
+        self._refuse_moved()
+        if self.lane is not None and self._is_held:
+            # What the script wrote is where the answer was.
+            self.lane.home.copy_(self._values)
+        moved = self._moved
         self._is_held = False
         kept = [(slot.parameter, slot.parameter.detach().clone()) for slot in moved]
         super()._deliver()
@@ -159,7 +175,7 @@ class WatchedBucket(Bucket):
         self._answers += 1
         compares = self._answers <= COMPARED_ANSWERS
         if compares and self.lane is not None:
-            self.lane.pump.enter()
+            self.lane.pump.order()
         for watch in self._watches:
             watch.record(compares)
 

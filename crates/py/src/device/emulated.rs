@@ -164,7 +164,7 @@ fn choose(choice: &TopK) {
     let (values, residual) = (slice::<f32>(choice.values, end), slice::<f32>(choice.residual, end));
     values.iter_mut().zip(&*residual).for_each(|(value, kept)| *value += kept);
     let keeps = values.iter().all(|value| value.is_finite());
-    for &[tile, count, base, entries] in &*layers {
+    for &[tile, count, base, entries] in layers {
         let own = &tiles[tile as usize..(tile + count) as usize];
         let elements = own.iter().flat_map(|[_, start, count, _]| *start..start + count);
         let magnitude = |at: u32| values[at as usize].to_bits() & 0x7fff_ffff;
