@@ -73,6 +73,7 @@ class Job:
         *,
         rows: bool,
         policies: _Policies,
+        alone: bool,
         layers: Optional[Sequence[tuple[str, int, Sequence[int]]]] = None,
     ) -> Table: ...
     def groups(self, names: Sequence[str], *, policies: _Policies) -> list[int]: ...

@@ -165,12 +165,17 @@ class Job:
         *,
         init: Any,
         rows: bool = False,
+        alone: bool = False,
         **policies: Unpack[Policies],
     ) -> Table:
         """Creates a table with its initial values; those of rank 0 count. All workers create the same, in the same order.
 
         Policies (:class:`paramill.policies.Policies`) that are not given are the job's. A table with `rows` is pushed and pulled by single rows of its first
         dimension.
+
+        Eight or more small tables (at most 4096 elements, without `rows`) travel together. Their gradients leave when all of them are
+        given, at :meth:`clock`, at a barrier, or when one of them is waited for; a table that is given one later in the same
+        iteration refuses it. A table that is used at other times than the rest, or is lent as a slab, is created `alone`.
 
         >>> import paramill as pm
         >>> job = pm.init()
@@ -185,7 +190,7 @@ class Job:
         shape = tuple(int(side) for side in np.shape(initial))
         if rows and len(shape) < 2:
             raise ShapeError(f"table `{name}` of shape {shape}: a table with rows has at least two dimensions")
-        native = self._native.table(name, list(shape), initial, rows=rows, policies=policies)
+        native = self._native.table(name, list(shape), initial, rows=rows, policies=policies, alone=alone)
         table = Table(self, native, name, shape, rows)
         self._tables[name] = table
         return table

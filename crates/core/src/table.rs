@@ -32,6 +32,9 @@ pub struct TableSpec {
     /// The tensors that the table consists of, ascending; none when it is one tensor itself. See [`TableSpec::layers()`].
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_LAYERS }>")]
     pub layers: Vec<Layer>,
+    /// Whether it stays a table of its own ([`TableSpec::alone()`]). Only its worker knows.
+    #[serde(skip)]
+    pub alone: bool,
 }
 
 impl TableSpec {
@@ -43,12 +46,19 @@ impl TableSpec {
             rows: false,
             policy: Policies::default(),
             layers: Vec::new(),
+            alone: false,
         }
     }
 
     /// A table of which single rows are pushed and pulled.
     pub fn sparse(name: impl Into<String>, rows: u64, width: u64) -> TableSpec {
         TableSpec { rows: true, ..TableSpec::dense(name, [rows, width]) }
+    }
+
+    /// The same, never put into a pack with other small tables: for one that is pushed or pulled at other times than these, or
+    /// is lent as a slab.
+    pub fn alone(self) -> TableSpec {
+        TableSpec { alone: true, ..self }
     }
 
     /// Number of parameters; 0 when the product overflows, which [`TableSpec::check`] refuses.

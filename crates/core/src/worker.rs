@@ -44,7 +44,7 @@ use crate::registry::Registry;
 use crate::role::{Landing, Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
-use crate::table::TableSpec;
+use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
@@ -53,6 +53,7 @@ use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Pla
 use allocation::Allocation;
 use barriers::Barriers;
 use local_table::LocalTable;
+use missing::Missing;
 use partial_pull::PartialPulls;
 use reporter::Reporter;
 use request::{Answer, Payload, Request, RequestKind, TablePush};
@@ -60,6 +61,7 @@ use requests::Requests;
 use scheduler::Scheduler;
 use session::Session;
 use slab::SlabInFlight;
+use std::ops::Range;
 use std::sync::Arc;
 use submission::{Sent, Source, SubmissionKind};
 use tables::Tables;
@@ -169,6 +171,11 @@ impl Worker {
         Ok(self.tables[self.tables.index(table)?].codec())
     }
 
+    /// Whether a gradient of the current clock was pushed, and not refused since.
+    pub fn has_pushed(&self, table: TableId) -> bool {
+        self.tables.get(table).is_some_and(|local| local.has_pushed(self.clock))
+    }
+
     /// First elements of a table's chunks, ascending: each is encoded by itself.
     pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, WorkerError> {
         self.check_started()?;
@@ -184,6 +191,15 @@ impl Worker {
             return Err(WorkerError::Order("tables are created before `start`".into()));
         }
         self.tables.declare(spec, initial)
+    }
+
+    /// Puts the tables that were declared into packs ([`Pack::divide`]), whose tensors are these tables in their order. From now
+    /// on the packs are the tables, in theirs.
+    pub fn pack(&mut self, packs: &[Pack]) -> Result<(), WorkerError> {
+        if self.tickets.start().is_some() {
+            return Err(WorkerError::Order("tables are packed before `start`".into()));
+        }
+        self.tables.pack(packs)
     }
 
     /// Joins: the ticket is due when the plan and the initial values are here.
@@ -215,6 +231,19 @@ impl Worker {
         self.finish(now, &mut submission)
     }
 
+    /// Whether a gradient of one of a pack's layers, which is finite or not, fits, and may be sent.
+    pub fn check_layer(
+        &mut self,
+        table: TableId,
+        layer: usize,
+        gradient: &Gradient<'_>,
+        is_finite: bool,
+    ) -> Result<(), WorkerError> {
+        self.check_started()?;
+        let index = self.tables.index(table)?;
+        self.tables[index].check_layer(layer, gradient, self.clock, is_finite)
+    }
+
     /// Begins [`Worker::push`]: [`Submission::prepare`] comes next, which needs no worker, and then [`Worker::finish`].
     pub fn begin_push<'a>(
         &mut self,
@@ -222,17 +251,40 @@ impl Worker {
         gradient: Gradient<'a>,
         want_params: bool,
     ) -> Result<Submission<'a>, WorkerError> {
+        self.begin_given(table, gradient, Vec::new(), want_params)
+    }
+
+    /// The same for a dense gradient that lacks ranges of its table: ascending, disjoint, not empty. Its elements there have to
+    /// be zeros.
+    pub fn begin_push_without<'a>(
+        &mut self,
+        table: TableId,
+        gradient: &'a [f32],
+        lacks: Vec<Range<usize>>,
+        want_params: bool,
+    ) -> Result<Submission<'a>, WorkerError> {
+        self.begin_given(table, Gradient::Dense(gradient), lacks, want_params)
+    }
+
+    fn begin_given<'a>(
+        &mut self,
+        table: TableId,
+        gradient: Gradient<'a>,
+        lacks: Vec<Range<usize>>,
+        want_params: bool,
+    ) -> Result<Submission<'a>, WorkerError> {
         self.check_started()?;
         let (index, clock) = (self.tables.index(table)?, self.clock);
         let local = &self.tables[index];
         local.check_gradient(&gradient, clock)?;
+        let missing = Missing::new(lacks, local.layout().elements()).map_err(WorkerError::Table)?;
         if want_params && local.layout().is_sparse() {
             return Err(WorkerError::Order(format!(
                 "table `{}` is sparse: push, then pull the rows that come next",
                 local.name()
             )));
         }
-        let source = (index, Source::Given(gradient));
+        let source = (index, Source::Given(gradient, missing));
         Ok(self.begin_submission(SubmissionKind::Push { want_params }, [source]))
     }
 

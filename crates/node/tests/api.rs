@@ -4,7 +4,7 @@
 
 use paramill_node::admin::Admin;
 use paramill_node::client::{
-    ClientError, Factors, Gradient, Handle, Job, JobOptions, Lease, Slab, Status, Table, TableSpec,
+    ClientError, Factors, Gradient, Handle, Job, JobOptions, Slab, Status, Table, TableSpec, Values,
     WorkerError, WorkerReport,
 };
 use paramill_node::server::{self, Server, ServerConfig};
@@ -52,8 +52,8 @@ fn a_table_is_a_value_and_a_handle_brings_what_it_is_for() {
     dense.sync().unwrap();
     pushed.wait().unwrap();
     pushed.wait().unwrap();
-    let values: Lease = dense.values().unwrap();
-    assert_eq!(values.as_slice(), [0.5; 6]);
+    let values: Values = dense.values().unwrap();
+    assert_eq!(*values, [0.5; 6]);
 
     let pulled: Handle<Vec<f32>> = sparse.rows(&[0, 1]).unwrap();
     assert_eq!(pulled.wait().unwrap(), [2.0, 2.0, 1.0, 1.0]);

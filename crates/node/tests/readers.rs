@@ -70,10 +70,10 @@ fn versions_seen(way: Way) -> usize {
         let holding = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 let values = table.values().unwrap();
-                let version = version_of(way, values.as_slice());
+                let version = version_of(way, &values);
                 for _ in 0..3 {
                     std::thread::yield_now();
-                    assert_eq!(version_of(way, values.as_slice()), version, "{way:?}: what is held changed");
+                    assert_eq!(version_of(way, &values), version, "{way:?}: what is held changed");
                 }
             }
         });

@@ -145,8 +145,8 @@ impl Job {
     }
 
     /// Creates a table; `policies` are the texts of this table alone, and `layers` names, first elements and shapes of the
-    /// tensors that it consists of, if there are several.
-    #[pyo3(signature = (name, shape, initial, *, rows, policies, layers = None))]
+    /// tensors that it consists of, if there are several. One that is `alone` does not travel with other small tables.
+    #[pyo3(signature = (name, shape, initial, *, rows, policies, alone, layers = None))]
     #[allow(clippy::too_many_arguments, reason = "Python gives them by name")]
     fn table(
         &self,
@@ -156,6 +156,7 @@ impl Job {
         initial: PyReadonlyArrayDyn<'_, f32>,
         rows: bool,
         policies: &Bound<'_, PyDict>,
+        alone: bool,
         layers: Option<Vec<(String, u64, Vec<u64>)>>,
     ) -> PyResult<Table> {
         let job = self.job()?;
@@ -163,7 +164,7 @@ impl Job {
         let layers = layers.unwrap_or_default().into_iter();
         let layers = layers.map(|(name, start, shape)| Layer { name, start, shape }).collect();
         let policy = read_policies(policies)?;
-        let spec = TableSpec { rows, policy, layers, ..TableSpec::dense(name, shape) };
+        let spec = TableSpec { rows, policy, layers, alone, ..TableSpec::dense(name, shape) };
         let table = py.detach(|| job.table(spec, initial)).map_err(client)?;
         Ok(Table::new(table, self.membership.clone()))
     }
@@ -181,14 +182,16 @@ impl Job {
     }
 
     /// Ends the iteration.
-    fn clock(&self) -> PyResult<()> {
-        self.job()?.clock();
+    fn clock(&self, py: Python<'_>) -> PyResult<()> {
+        let job = self.job()?;
+        py.detach(|| job.clock());
         Ok(())
     }
 
     /// Says that this worker is at a barrier.
-    fn arrive(&self, name: &str) -> PyResult<Handle> {
-        let handle = self.job()?.arrive(name).map_err(client)?;
+    fn arrive(&self, py: Python<'_>, name: &str) -> PyResult<Handle> {
+        let job = self.job()?;
+        let handle = py.detach(|| job.arrive(name)).map_err(client)?;
         Ok(Handle::new(handle, self.membership.timeout))
     }
 

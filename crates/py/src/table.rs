@@ -79,7 +79,7 @@ impl Table {
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         self.membership.job()?;
         let values = self.table.values().map_err(client)?;
-        let (start, len) = (values.as_slice().as_ptr(), values.len());
+        let (start, len) = (values.as_ptr(), values.len());
         let owner = Bound::new(py, Values { _kept: values })?.into_any();
         // SAFETY: the owner keeps the buffer, and a buffer that somebody keeps is not changed.
         let array = unsafe { arrays::view(start, len, owner) };
@@ -155,5 +155,5 @@ fn numbers<'a>(rows: &'a PyReadonlyArray1<'_, u32>) -> PyResult<&'a [u32]> {
 /// Keeps parameters that an array looks at.
 #[pyclass(frozen, module = "paramill._native")]
 struct Values {
-    _kept: node::Lease,
+    _kept: node::Values,
 }

@@ -120,7 +120,7 @@ class Bucket:
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
         self._known_views.clear()
         self._job = job
-        self._table = job.table(prefix + self.name, init=flat.numpy(), rows=False, **policies)
+        self._table = job.table(prefix + self.name, init=flat.numpy(), alone=True, **policies)
 
     def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         """After the start: takes the table's memory, and the values of rank 0 into the parameters.

@@ -26,7 +26,8 @@ pub struct Packed {
 
 impl Pack {
     /// Divides tensors into tables. Dense ones of at most `limit` elements share a table with the others that are alike;
-    /// each of the rest is a table as it was declared. Tables come in the order of their first tensors.
+    /// each of the rest is a table as it was declared,
+    /// and so is one that is to stay alone. Tables come in the order of their first tensors.
     ///
     /// Only tensors with the same policies may be alike: those that a table declares itself, and those that the job has for its
     /// name ([`JobPolicies::are_alike`](crate::policy::JobPolicies::are_alike)). The coordinator refuses other packs.
@@ -39,7 +40,7 @@ impl Pack {
         // The packs that take small tensors: one for each policy, and a new one when it is full.
         let mut open: Vec<usize> = Vec::new();
         for (number, tensor) in tensors.into_iter().enumerate() {
-            if tensor.rows || tensor.is_pack() || tensor.elements() > limit {
+            if tensor.alone || tensor.rows || tensor.is_pack() || tensor.elements() > limit {
                 packs.push(Pack::of(number, tensor));
                 continue;
             }

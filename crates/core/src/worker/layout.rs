@@ -3,7 +3,7 @@
 use super::{Gradient, WorkerError};
 use crate::codec::{Factors, LayerRange};
 use crate::region::Partition;
-use crate::table::{Chunk, TableSpec};
+use crate::table::{Chunk, Layer, TableSpec};
 use crate::types::ShardId;
 use crate::wire::DType;
 use std::collections::BTreeMap;
@@ -190,6 +190,26 @@ impl Layout {
             Gradient::Product { factors, .. } => self.check_factors(factors),
             Gradient::Dense(_) => Ok(()),
         }
+    }
+
+    /// The name of the layer with this number.
+    pub(super) fn layer_name(&self, layer: usize) -> &str {
+        self.spec.layers().nth(layer).map_or(self.name(), |layer| layer.name)
+    }
+
+    /// The same for a gradient of one layer of a pack.
+    pub(super) fn check_layer(&self, layer: usize, gradient: &Gradient<'_>) -> Result<(), WorkerError> {
+        let Some(layer) = self.spec.layers.get(layer) else {
+            return Err(self.misfit("one of its layers".into(), format!("number {layer}")));
+        };
+        if let Gradient::Dense(values) = gradient
+            && values.len() as u64 == layer.elements()
+        {
+            return Ok(());
+        }
+        let Layer { name, shape, .. } = layer;
+        // It is checked as the table that it would be without the others.
+        Layout::new(TableSpec::dense(name.clone(), shape.clone())).check_gradient(gradient)
     }
 
     fn check_factors(&self, Factors { rank, u, v }: &Factors<'_>) -> Result<(), WorkerError> {

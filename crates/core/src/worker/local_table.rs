@@ -276,6 +276,27 @@ impl LocalTable {
         if self.pushed == Some(clock) { clock + 1 } else { clock }
     }
 
+    /// Whether a gradient of this clock was pushed, and not refused since.
+    pub(super) fn has_pushed(&self, clock: Clock) -> bool {
+        self.pushed == Some(clock)
+    }
+
+    /// Whether a layer's gradient fits, and may be sent.
+    pub(super) fn check_layer(
+        &mut self,
+        layer: usize,
+        gradient: &Gradient<'_>,
+        clock: Clock,
+        is_finite: bool,
+    ) -> Result<(), WorkerError> {
+        self.layout.check_layer(layer, gradient)?;
+        if is_finite || self.nonfinite == NonFinite::Clip {
+            return Ok(());
+        }
+        self.nonfinite_seen += 1;
+        Err(WorkerError::NonFinite { table: self.layout.layer_name(layer).to_owned(), clock })
+    }
+
     /// A push of this clock was refused: it can be pushed again, corrected or later. Servers that have it take it once.
     pub(super) fn forget_pushed(&mut self, clock: Clock) {
         self.pushed.take_if(|pushed| *pushed == clock);
@@ -298,7 +319,6 @@ impl LocalTable {
             pool: self.parameters.pool().clone(),
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
-            lacks: Missing::default(),
         };
         Part::new(table, source, codec, surroundings)
     }
@@ -667,7 +687,7 @@ mod tests {
     }
 
     fn given(values: &[f32]) -> Source<'_> {
-        Source::Given(Gradient::Dense(values))
+        Source::Given(Gradient::Dense(values), Missing::default())
     }
 
     fn use_codec(table: &mut LocalTable, codec: &str) {

@@ -13,6 +13,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Missing(Option<Arc<[Range<usize>]>>);
 
+/// A gradient that has everything.
+pub(super) static NOTHING: Missing = Missing(None);
+
 impl Missing {
     /// The error says what is wrong with the ranges for a table of so many elements.
     pub(super) fn new(ranges: Vec<Range<usize>>, elements: usize) -> Result<Missing, String> {

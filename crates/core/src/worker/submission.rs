@@ -9,7 +9,7 @@ use super::WorkerError;
 use super::encoding::{Made, Plain, PushCodec};
 use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
-use super::missing::Missing;
+use super::missing::{Missing, NOTHING};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{Prepared, Slab};
 use crate::codec::{CodecError, half};
@@ -91,15 +91,13 @@ pub(super) struct Surroundings {
     pub(super) allocator: Arc<dyn Allocate>,
     /// The parameters, where the codec compares a gradient with them and a slab does not have them.
     pub(super) parameters: Option<Lease>,
-    /// An application's gradient lacks nothing.
-    pub(super) lacks: Missing,
 }
 
 /// A gradient as the application brought it.
 #[derive(Debug)]
 pub(super) enum Source<'a> {
-    /// In its own memory.
-    Given(Gradient<'a>),
+    /// In its own memory, with what it does not have.
+    Given(Gradient<'a>, Missing),
     /// In a slab. Gone once it is in flight, or was returned.
     Slab(Option<Slab>),
 }
@@ -133,19 +131,19 @@ impl Source<'_> {
     pub(super) fn take_slab(&mut self) -> Option<Slab> {
         match self {
             Source::Slab(slab) => slab.take(),
-            Source::Given(_) => None,
+            Source::Given(..) => None,
         }
     }
 
     fn slab(&self) -> Option<&Slab> {
         match self {
             Source::Slab(slab) => slab.as_ref(),
-            Source::Given(_) => None,
+            Source::Given(..) => None,
         }
     }
 
     fn plain<'b>(&'b self, clock: Clock, surroundings: &'b Surroundings) -> Plain<'b> {
-        let Surroundings { parameters, lacks, .. } = surroundings;
+        let parameters = surroundings.parameters.as_ref().map_or(&[][..], |lease| lease.as_slice());
         match (self, self.slab()) {
             (_, Some(slab)) => Plain {
                 clock,
@@ -156,16 +154,21 @@ impl Source<'_> {
                 // Codecs that compare a gradient with the parameters find them in the slab.
                 parameters: slab.values(),
             },
-            (source, None) => Plain {
+            (Source::Given(gradient, missing), None) => Plain {
                 clock,
-                gradient: match source {
-                    Source::Given(gradient) => *gradient,
-                    Source::Slab(_) => Gradient::Dense(&[]),
-                },
+                gradient: *gradient,
                 prepared: Prepared::Gradient,
                 followed: None,
-                missing: lacks,
-                parameters: parameters.as_ref().map_or(&[], |lease| lease.as_slice()),
+                missing,
+                parameters,
+            },
+            (Source::Slab(_), None) => Plain {
+                clock,
+                gradient: Gradient::Dense(&[]),
+                prepared: Prepared::Gradient,
+                followed: None,
+                missing: &NOTHING,
+                parameters,
             },
         }
     }

@@ -6,7 +6,7 @@ use super::local_table::{LocalTable, Planned, TablePolicies};
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
-use crate::table::TableSpec;
+use crate::table::{Pack, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ impl Tables {
     }
 
     /// Adds a table with its initial values.
-    pub(super) fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
+    pub(super) fn declare(&mut self, mut spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
         spec.check().map_err(WorkerError::Table)?;
         if self.0.iter().any(|table| table.name() == spec.name) {
             return Err(WorkerError::Table(format!("table `{}` is created twice", spec.name)));
@@ -36,8 +36,38 @@ impl Tables {
                 found: initial.len().to_string(),
             });
         }
+        // A matter of who divides tables into packs: the job does not hear of it.
+        spec.alone = false;
         self.0.push(LocalTable::new(spec, initial));
         Ok(TableId(self.0.len() as u32 - 1))
+    }
+
+    /// Puts the tables into packs, whose tensors are these tables in their order.
+    pub(super) fn pack(&mut self, packs: &[Pack]) -> Result<(), WorkerError> {
+        let mut numbers: Vec<usize> = packs.iter().flat_map(Pack::tensors).map(|it| it.number).collect();
+        numbers.sort_unstable();
+        let fits = |pack: &Pack| {
+            pack.tensors().iter().all(|tensor| {
+                self.0.get(tensor.number).is_some_and(|local| local.layout().elements() == tensor.place.len())
+            })
+        };
+        if !numbers.into_iter().eq(0..self.0.len()) || !packs.iter().all(fits) {
+            return Err(WorkerError::Table("the packs are not of the tables that were created".into()));
+        }
+        packs.iter().try_for_each(|pack| pack.spec().check()).map_err(WorkerError::Table)?;
+        let mut single: Vec<Option<LocalTable>> = std::mem::take(&mut self.0).into_iter().map(Some).collect();
+        for pack in packs {
+            let mut tensors =
+                pack.tensors().iter().filter_map(|tensor| single[tensor.number].take()).collect::<Vec<_>>();
+            self.0.push(match tensors.len() {
+                1 => tensors.remove(0),
+                _ => {
+                    let initial = tensors.iter_mut().flat_map(LocalTable::take_initial).collect();
+                    LocalTable::new(pack.spec().clone(), initial)
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Lays out all tables by the plan, if the plan is about them. Returns whether all of them overlap pushes and pulls.

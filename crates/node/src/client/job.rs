@@ -4,6 +4,7 @@ use super::error::ClientError;
 use super::handle::Handle;
 use super::hands;
 use super::options::JobOptions;
+use super::packing::{self, Packs};
 use super::shared::{Cell, Shared, lock};
 use super::table::Table;
 use crate::clock;
@@ -22,9 +23,9 @@ use paramill_core::types::{Clock, WorkerId};
 use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A worker's membership in a job.
 ///
@@ -34,7 +35,20 @@ pub struct Job {
     pub(super) shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<Result<(), String>>>>,
     url: JobUrl,
-    start: Mutex<Option<Handle>>,
+    start: Mutex<Start>,
+    /// Until the job starts.
+    tables: Mutex<Vec<Table>>,
+    packs: OnceLock<Packs>,
+}
+
+/// How far [`Job::start`] is.
+#[derive(Debug, Default)]
+enum Start {
+    #[default]
+    NotYet,
+    /// Which small tables may share one depends on the job's policies.
+    Asking(Handle<JobPolicies>),
+    Begun(Handle),
 }
 
 /// Numbers the workers of this process.
@@ -79,7 +93,14 @@ impl Job {
         };
         hands::job_begins();
         let threads = Mutex::default();
-        let job = Job { shared: shared.clone(), threads, url: options.url.clone(), start: Mutex::default() };
+        let job = Job {
+            shared: shared.clone(),
+            threads,
+            url: options.url.clone(),
+            start: Mutex::default(),
+            tables: Mutex::default(),
+            packs: OnceLock::new(),
+        };
         // If a thread cannot be started, those before it end with the job.
         for (lane, mailbox) in shared.mailboxes().iter().enumerate() {
             let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(mailbox))?;
@@ -96,18 +117,31 @@ impl Job {
     /// The policies that the job begins with: small tensors for which they are the same may share a table
     /// ([`Pack::divide`](paramill_core::table::Pack::divide)). May be asked before [`Job::start`].
     pub fn policies(&self) -> Result<JobPolicies, ClientError> {
+        self.query_policies()?.wait()
+    }
+
+    fn query_policies(&self) -> Result<Handle<JobPolicies>, ClientError> {
         let ticket = self.shared.act(|worker| worker.query_policies(clock::now()))?;
-        let handle = Handle::bringing(self.shared.clone(), ticket, |shared, ticket| {
+        Ok(Handle::bringing(self.shared.clone(), ticket, |shared, ticket| {
             let policies = shared.lock().worker.take_policies(ticket);
             policies.ok_or_else(|| WorkerError::Order("these policies were taken already".into()).into())
-        });
-        handle.wait()
+        }))
     }
 
     /// Creates a table with its initial values; those of worker 0 count. All workers create the same, in the same order.
+    ///
+    /// Eight or more dense tables of at most 4096 elements travel together, those with the same policies as one: each would cost
+    /// as much as a large one. They keep their names in status, in policies and in checkpoints. Their gradients leave when all
+    /// of them are given, at [`Job::clock`], at a barrier, or when one of them is waited for or polled; those that are not given by
+    /// then are not sent, and a table that is given one later in the same clock refuses it. What one of them pulls, all of them
+    /// have, and the push of one is due with the parameters that others ask for. A table that is used at other times than the rest, or
+    /// is lent as a [`Slab`](super::Slab), is created [`TableSpec::alone()`].
     pub fn table(&self, spec: TableSpec, initial: Vec<f32>) -> Result<Table, ClientError> {
+        let mut tables = lock(&self.tables);
         let id = self.shared.lock().worker.declare(spec.clone(), initial)?;
-        Ok(Table::new(self.shared.clone(), id, spec))
+        let table = Table::new(self.shared.clone(), id, spec);
+        tables.push(table.clone());
+        Ok(table)
     }
 
     /// Waits until all workers and servers are here and the initial values are exchanged. After a time-out it may be
@@ -118,29 +152,69 @@ impl Job {
 
     /// [`Job::start`] with a time-out of its own.
     pub fn start_within(&self, timeout: Duration) -> Result<(), ClientError> {
-        let mut start = lock(&self.start);
-        self.starting(&mut start)?.wait_within(timeout)
+        let (mut start, began) = (lock(&self.start), Instant::now());
+        if let Start::Asking(handle) = self.asking(&mut start)? {
+            let policies = handle.wait_within(timeout)?;
+            *start = Start::Begun(self.begin_start(Some(&policies))?);
+        }
+        match &*start {
+            Start::Begun(handle) => handle.wait_within(timeout.saturating_sub(began.elapsed())),
+            _ => Ok(()),
+        }
     }
 
     /// Waits a while without an explanation: whether [`Job::start`] would then return at once.
     pub fn start_is_due_within(&self, timeout: Duration) -> Result<bool, ClientError> {
-        let mut start = lock(&self.start);
-        Ok(self.starting(&mut start)?.is_due_within(timeout))
+        let (mut start, began) = (lock(&self.start), Instant::now());
+        if let Start::Asking(handle) = self.asking(&mut start)? {
+            if !handle.is_due_within(timeout) {
+                return Ok(false);
+            }
+            let policies = handle.wait_within(Duration::ZERO)?;
+            *start = Start::Begun(self.begin_start(Some(&policies))?);
+        }
+        let left = timeout.saturating_sub(began.elapsed());
+        Ok(matches!(&*start, Start::Begun(handle) if handle.is_due_within(left)))
     }
 
     /// The start that is under way, begun if it is not.
-    fn starting<'a>(&self, start: &'a mut Option<Handle>) -> Result<&'a Handle, ClientError> {
-        Ok(match start {
-            Some(handle) => handle,
-            None => start.insert(self.act(|worker| worker.start(clock::now()))?),
-        })
+    fn asking<'a>(&self, start: &'a mut Start) -> Result<&'a Start, ClientError> {
+        if matches!(start, Start::NotYet) {
+            let gains = packing::gains(&lock(&self.tables));
+            *start = match gains {
+                true => Start::Asking(self.query_policies()?),
+                false => Start::Begun(self.begin_start(None)?),
+            };
+        }
+        Ok(start)
+    }
+
+    /// Begins to start, with small tables in packs where the job's policies are known.
+    fn begin_start(&self, policies: Option<&JobPolicies>) -> Result<Handle, ClientError> {
+        let mut tables = lock(&self.tables);
+        let packs = policies.map_or_else(Vec::new, |policies| packing::divide(&tables, policies));
+        let handle = self.act(|worker| {
+            if !packs.is_empty() {
+                worker.pack(&packs)?;
+            }
+            worker.start(clock::now())
+        })?;
+        let packs = Packs::settle(&self.shared, &tables, &packs);
+        tables.clear();
+        // A job starts once.
+        let _ = self.packs.set(packs);
+        Ok(handle)
     }
 
     /// Ends the iteration.
     pub fn clock(&self) {
+        let mut rounds = self.packs.get().map(Packs::leave);
         let mut state = self.shared.lock();
         state.worker.clock();
         self.shared.let_go(state);
+        if let Some(rounds) = &mut rounds {
+            rounds.turn();
+        }
     }
 
     /// Waits for all live workers to come to the same name.
@@ -155,6 +229,8 @@ impl Job {
 
     /// Says that this worker is at a barrier; the handle is due when all live workers are.
     pub fn arrive(&self, name: &str) -> Result<Handle, ClientError> {
+        // Others may wait for a gradient before they come.
+        drop(self.packs.get().map(Packs::leave));
         self.act(|worker| worker.barrier(clock::now(), name))
     }
 
@@ -214,6 +290,7 @@ impl Job {
 
     /// [`Job::close`] with a time-out of its own. After it the job has ended here, in good order or not.
     pub fn close_within(&self, timeout: Duration) -> Result<(), ClientError> {
+        drop(self.packs.get().map(Packs::leave));
         let handle = self.act(|worker| Ok(worker.leave(clock::now())))?;
         let left = handle.wait_within(timeout);
         self.end();

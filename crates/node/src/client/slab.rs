@@ -63,7 +63,7 @@ impl Job {
 impl Handle<Vec<Slab>> {
     /// Gives up, after an error that is not a time-out: the slabs as they are.
     pub fn give_up(&self) -> Vec<Slab> {
-        redeem(&self.shared, self.ticket)
+        self.ticket().map(|ticket| redeem(&self.shared, ticket)).unwrap_or_default()
     }
 }
 

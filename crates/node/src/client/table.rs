@@ -3,6 +3,7 @@
 use super::error::ClientError;
 use super::handle::Handle;
 use super::hands::Threads;
+use super::packing::Member;
 use super::shared::{Shared, lock};
 use super::slab::Slab;
 use crate::clock;
@@ -10,11 +11,14 @@ use paramill_core::lease::Lease;
 use paramill_core::table::TableSpec;
 use paramill_core::types::TableId;
 use paramill_core::worker::{Gradient, PullOptions};
-use std::sync::{Arc, Mutex};
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// What is trained: an array that lives on the servers. Made by [`Job::table`](super::Job::table); clones are the same
 /// table. It does not keep its job running.
+///
+/// Small dense tables may travel together: see [`Job::table`](super::Job::table).
 ///
 /// A gradient is a slice, or a [`Gradient`] where it is of single rows or a product of thin matrices.
 #[derive(Debug, Clone)]
@@ -25,13 +29,68 @@ struct Inner {
     shared: Arc<Shared>,
     id: TableId,
     spec: TableSpec,
+    /// Where it is in the worker, once the job starts.
+    place: OnceLock<Place>,
     /// Updates whose end nobody has seen yet, oldest first.
     updates: Mutex<Vec<Handle>>,
 }
 
+/// Where a table is in the worker.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// It is one of the worker's tables.
+    Own(TableId),
+    /// It is a layer of one.
+    Layer(Member),
+}
+
+/// A dense table's parameters ([`Table::values`]).
+#[derive(Debug, Clone)]
+pub struct Values {
+    lease: Lease,
+    range: Range<usize>,
+}
+
+impl Deref for Values {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.lease.as_slice()[self.range.clone()]
+    }
+}
+
 impl Table {
     pub(super) fn new(shared: Arc<Shared>, id: TableId, spec: TableSpec) -> Table {
-        Table(Arc::new(Inner { shared, id, spec, updates: Mutex::default() }))
+        let (place, updates) = (OnceLock::new(), Mutex::default());
+        Table(Arc::new(Inner { shared, id, spec, place, updates }))
+    }
+
+    /// The job starts: this is where it is from now on.
+    pub(super) fn settle(&self, place: Place) {
+        // A job starts once.
+        let _ = self.0.place.set(place);
+    }
+
+    /// The pack that it is a layer of, if it is one.
+    fn member(&self) -> Option<&Member> {
+        match self.0.place.get() {
+            Some(Place::Layer(member)) => Some(member),
+            _ => None,
+        }
+    }
+
+    /// The worker's table that it is, or is a layer of.
+    fn home(&self) -> TableId {
+        match self.0.place.get() {
+            Some(Place::Own(id)) => *id,
+            Some(Place::Layer(member)) => member.table(),
+            None => self.0.id,
+        }
+    }
+
+    /// Its elements in that table.
+    fn range(&self) -> Range<usize> {
+        self.member().map_or_else(|| 0..self.0.spec.elements() as usize, Member::range)
     }
 
     /// Its number in the job.
@@ -51,7 +110,7 @@ impl Table {
     pub fn update<'g>(&self, gradient: impl Into<Gradient<'g>>) -> Result<(), ClientError> {
         let mut pending = lock(&self.0.updates);
         while let Some(handle) = pending.first()
-            && handle.is_due()
+            && handle.is_over()
         {
             let handle = pending.remove(0);
             let outcome = handle.wait_within(Duration::ZERO);
@@ -95,8 +154,11 @@ impl Table {
 
     /// The worker is not held while the gradient is copied or encoded.
     fn send(&self, gradient: Gradient<'_>, want: bool) -> Result<Handle, ClientError> {
-        let Inner { shared, id, .. } = &*self.0;
-        let mut submission = shared.act(|worker| worker.begin_push(*id, gradient, want))?;
+        if let Some(member) = self.member() {
+            return Ok(Handle::packed(member.send(gradient, want)?, |_, _| Ok(())));
+        }
+        let (shared, id) = (&self.0.shared, self.home());
+        let mut submission = shared.act(|worker| worker.begin_push(id, gradient, want))?;
         submission.prepare(&Threads::of_one_job());
         let ticket = shared.act(|worker| worker.finish(clock::now(), &mut submission))?;
         Ok(Handle::new(shared.clone(), ticket))
@@ -104,8 +166,11 @@ impl Table {
 
     /// Asks for a dense table's parameters; read them with [`Table::read`] when the handle is due.
     pub fn pull(&self) -> Result<Handle, ClientError> {
-        let ticket =
-            self.0.shared.act(|worker| worker.pull(clock::now(), self.0.id, PullOptions::default()))?;
+        if let Some(member) = self.member() {
+            return Ok(Handle::packed(member.pull(false)?, |_, _| Ok(())));
+        }
+        let id = self.home();
+        let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), id, PullOptions::default()))?;
         Ok(Handle::new(self.0.shared.clone(), ticket))
     }
 
@@ -113,21 +178,27 @@ impl Table {
     /// it.
     pub fn pull_now(&self) -> Result<Handle<Vec<f32>>, ClientError> {
         let options = PullOptions { rows: None, now: true };
-        let (id, is_sparse) = (self.0.id, self.0.spec.rows);
+        let (id, is_sparse, range) = (self.home(), self.0.spec.rows, self.range());
+        let copy = move |shared: &Arc<Shared>, _| {
+            let values = shared.lock().worker.shared_values(id)?;
+            Ok(values.as_slice()[range.clone()].to_vec())
+        };
+        if let Some(member) = self.member() {
+            return Ok(Handle::packed(member.pull(true)?, copy));
+        }
         let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), id, options))?;
         Ok(Handle::bringing(self.0.shared.clone(), ticket, move |shared, ticket| {
             if is_sparse {
                 return Ok(shared.lock().worker.redeem(ticket));
             }
-            let values = shared.lock().worker.shared_values(id)?;
-            Ok(values.as_slice().to_vec())
+            copy(shared, ticket)
         }))
     }
 
     /// Asks for single rows of a sparse table, strictly ascending; the handle brings them, one after the other.
     pub fn rows(&self, rows: &[u32]) -> Result<Handle<Vec<f32>>, ClientError> {
-        let options = PullOptions { rows: Some(rows), now: false };
-        let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), self.0.id, options))?;
+        let (id, options) = (self.home(), PullOptions { rows: Some(rows), now: false });
+        let ticket = self.0.shared.act(|worker| worker.pull(clock::now(), id, options))?;
         Ok(Handle::bringing(self.0.shared.clone(), ticket, |shared, ticket| {
             Ok(shared.lock().worker.redeem(ticket))
         }))
@@ -135,30 +206,37 @@ impl Table {
 
     /// A dense table's parameters as last pulled. They do not change, and their memory is not used again, as long as they are
     /// held.
-    pub fn values(&self) -> Result<Lease, ClientError> {
-        Ok(self.0.shared.lock().worker.shared_values(self.0.id)?)
+    pub fn values(&self) -> Result<Values, ClientError> {
+        let lease = self.0.shared.lock().worker.shared_values(self.home())?;
+        Ok(Values { lease, range: self.range() })
     }
 
     /// Calls `look` with a dense table's parameters as last pulled. They do not change while it looks.
     pub fn read<T>(&self, look: impl FnOnce(&[f32]) -> T) -> Result<T, ClientError> {
         // The lock is let go first: computing may take long, and the worker must go on meanwhile.
         let values = self.values()?;
-        Ok(look(values.as_slice()))
+        Ok(look(&values))
     }
 
     /// Lends a dense table's gradient and parameters to the application, to be exchanged without being copied
     /// ([`Job::exchange`](super::Job::exchange)). An exchange waits for all blocks: under psp with b below 1 this is refused.
+    /// So is lending one of several small tables that travel together.
     pub fn slab(&self) -> Result<Slab, ClientError> {
-        Slab::lend(&self.0.shared, self.0.id)
+        self.member().map_or(Ok(()), Member::refuse_loan)?;
+        Slab::lend(&self.0.shared, self.home())
     }
 
     /// The codec that its gradients travel by; empty without one.
     pub fn codec(&self) -> Result<String, ClientError> {
-        Ok(self.0.shared.lock().worker.codec(self.0.id)?)
+        Ok(self.0.shared.lock().worker.codec(self.home())?)
     }
 
     /// Where its chunks begin, ascending: each is encoded by itself.
     pub fn chunk_starts(&self) -> Result<Vec<u64>, ClientError> {
-        Ok(self.0.shared.lock().worker.chunk_starts(self.0.id)?)
+        let Range { start, end } = self.range();
+        let starts = self.0.shared.lock().worker.chunk_starts(self.home())?;
+        let (start, within) = (start as u64, start as u64 + 1..end as u64);
+        let later = starts.into_iter().filter(|first| within.contains(first)).map(|first| first - start);
+        Ok(std::iter::once(0).chain(later).collect())
     }
 }

@@ -172,7 +172,8 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
     for (id, spec) in (0..).map(TableId).zip(scenario.table_specs()) {
         let initial = (0..spec.elements()).map(|element| gradients.initial(seed, id, element));
         let initial = initial.collect();
-        tables.push(job.table(spec, initial)?);
+        // As in the simulation, which this is compared with.
+        tables.push(job.table(spec.alone(), initial)?);
     }
     job.start()?;
     for clock in 0..scenario.iterations {
