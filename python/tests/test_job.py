@@ -105,6 +105,33 @@ def test_slabs_are_exchanged_where_they_are(serve: Callable[..., str]) -> None:
             tables[0].push(grads[0])
 
 
+def test_small_tables_travel_together_and_are_used_as_others(serve: Callable[..., str]) -> None:
+    with pm.init(serve()) as job:
+        own = job.table("own", init=np.ones(2, np.float32), alone=True, optimizer="sgd:lr=1")
+        tables = [job.table(f"t{i}", init=np.full((2, 3), i, np.float32), optimizer="sgd:lr=1") for i in range(12)]
+        before = tables[7].values
+        for number, table in enumerate(tables):
+            assert (table.values == number).all() and table.values.shape == (2, 3)
+            table.update(np.full((2, 3), -1, np.float32))
+        job.clock()
+        for number, table in enumerate(tables):
+            table.sync()
+            assert (table.values == number + 1).all()
+        assert (before == 7).all() and tables[7].values.base is not None
+        assert [pack["layers"] for pack in job.status()["packs"]] == [[f"t{i}" for i in range(12)]]
+        out = np.empty((2, 3), np.float32)
+        tables[3].push(np.ones((2, 3), np.float32)).wait()
+        assert (tables[3].pull(out).wait() == 3).all() and (tables[4].pull_now().wait() == 5).all()
+        with pytest.raises(pm.errors.OrderError, match="`t4` is given its gradient too late.*create the table `alone`"):
+            tables[4].update(np.ones((2, 3), np.float32))
+        with pytest.raises(pm.errors.OrderError, match="create it `alone`"):
+            tables[4].slab()
+        slab = own.slab()
+        slab.gradient[:] = 1
+        job.exchange([slab]).wait()
+        assert slab.values.tolist() == [0.0, 0.0]
+
+
 def test_arrays_outlive_slabs_tables_and_the_job(serve: Callable[..., str]) -> None:
     job = pm.init(serve())
     table = job.table("w", init=np.arange(100_000, dtype=np.float32))

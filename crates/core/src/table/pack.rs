@@ -120,6 +120,19 @@ mod tests {
     }
 
     #[test]
+    fn who_is_to_be_alone_is_and_nobody_else_hears_of_it() {
+        let tensors = ["a", "b", "c"].map(|name| TableSpec::dense(name, [2]));
+        let [a, b, c] = tensors.clone();
+        assert_eq!(names(&Pack::divide([a, b.alone(), c], 2, same_policies)), ["a and 1 more", "b"]);
+        let bytes = |spec: &TableSpec| postcard::to_allocvec(spec).unwrap();
+        assert_eq!(bytes(&tensors[0].clone().alone()), bytes(&tensors[0]));
+        assert_eq!(
+            postcard::from_bytes::<TableSpec>(&bytes(&tensors[0].clone().alone())).unwrap(),
+            tensors[0]
+        );
+    }
+
+    #[test]
     fn small_tensors_share_a_table_and_others_keep_theirs() {
         let own = Policies::of([(Axis::Sync, "asp")]);
         let tensors = [

@@ -311,6 +311,33 @@ mod tests {
     }
 
     #[test]
+    fn the_gradient_of_a_layer_is_checked_as_that_of_a_table_would_be() {
+        let layer =
+            |name: &str, start, shape: &[u64]| Layer { name: name.into(), start, shape: shape.to_vec() };
+        let layers = vec![layer("a", 0, &[2, 3]), layer("b", 6, &[4])];
+        let layout = Layout::new(TableSpec { layers, ..TableSpec::dense("pack", [10]) });
+        assert_eq!((layout.layer_name(0), layout.layer_name(1)), ("a", "b"));
+        assert_eq!(layout.check_layer(0, &Gradient::Dense(&[1.0; 6])), Ok(()));
+        let factors = |rank| Factors { rank, u: &[1.0; 2], v: &[1.0; 3] };
+        let product = |rank| Gradient::Product { values: &[1.0; 6], factors: factors(rank) };
+        assert_eq!(layout.check_layer(0, &product(1)), Ok(()));
+        for (layer, gradient, expected) in [
+            (0, Gradient::Dense(&[1.0; 4]), "table `a`: expected 6 elements (shape [2, 3])"),
+            (1, Gradient::Dense(&[1.0; 10]), "table `b`: expected 4 elements (shape [4])"),
+            (0, product(2), "table `a`: expected factors of 2 x 2 and 2 x 3"),
+            (
+                1,
+                Gradient::Rows { rows: &[0], values: &[1.0; 4] },
+                "table `b`: expected a gradient of the whole",
+            ),
+            (2, Gradient::Dense(&[1.0; 4]), "table `pack`: expected one of its layers"),
+        ] {
+            let why = layout.check_layer(layer, &gradient).unwrap_err().to_string();
+            assert!(why.contains(expected), "{why}");
+        }
+    }
+
+    #[test]
     fn factors_fit_the_rows_and_columns_of_their_table() {
         let mut layout = Layout::new(TableSpec::dense("w", [4, 3]));
         layout.place(vec![Chunk { shard: shard(0), start: 0, len: 12 }]);

@@ -6,7 +6,6 @@ use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::Layout;
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
-use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::submission::{Part, Sent, Source, Surroundings};
@@ -687,7 +686,7 @@ mod tests {
     }
 
     fn given(values: &[f32]) -> Source<'_> {
-        Source::Given(Gradient::Dense(values), Missing::default())
+        Source::Given(Gradient::Dense(values), Default::default())
     }
 
     fn use_codec(table: &mut LocalTable, codec: &str) {

@@ -201,3 +201,39 @@ impl IndexMut<usize> for Tables {
         &mut self.0[index]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(names: [&str; 4]) -> Tables {
+        let mut tables = Tables::default();
+        for (at, name) in names.into_iter().enumerate() {
+            let spec = TableSpec::dense(name, [at as u64 + 1]).alone();
+            tables.declare(spec, vec![at as f32; at + 1]).unwrap();
+        }
+        tables
+    }
+
+    #[test]
+    fn packed_tables_have_the_initial_values_of_their_tensors() {
+        let mut tables = declared(["a", "b", "c", "d"]);
+        let specs: Vec<TableSpec> = tables.specs().cloned().collect();
+        let packs = Pack::divide(specs.clone(), 10, |one, other| (one.name == "b") == (other.name == "b"));
+        tables.pack(&packs).unwrap();
+        assert!(tables.specs().eq(packs.iter().map(Pack::spec)));
+        assert_eq!((tables[0].name(), tables[1].name()), ("a and 2 more", "b"));
+        assert_eq!(tables[0].take_initial(), [0.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
+        assert_eq!(tables[1].take_initial(), [1.0, 1.0]);
+
+        // Packs of other tables.
+        for tensors in
+            [&specs[..3], &[specs[1].clone(), specs[0].clone(), specs[2].clone(), specs[3].clone()]]
+        {
+            let mut tables = declared(["a", "b", "c", "d"]);
+            let packs = Pack::divide(tensors.to_vec(), 10, |_, _| true);
+            assert!(tables.pack(&packs).is_err());
+            assert_eq!(tables.len(), 4);
+        }
+    }
+}

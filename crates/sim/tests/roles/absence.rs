@@ -7,7 +7,7 @@ use super::{W, job};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Order, Policy};
 use paramill_core::table::TableSpec;
-use paramill_core::worker::Slab;
+use paramill_core::worker::{Alone, Slab};
 use std::ops::Range;
 
 const ELEMENTS: usize = 50;
@@ -392,4 +392,75 @@ fn chunks_without_a_gradient_are_not_sent() {
         let chunks = run.bench.worker(0).chunk_starts(W).unwrap().len() as u64;
         assert_eq!(run.bench.tally.pushed_bytes, 64 * chunks, "{codec}");
     }
+}
+
+/// What dense gradients without some ranges make of the parameters.
+fn push_without(policy: &Policy, through: &[usize]) -> Vec<f32> {
+    let config = JobConfig { policy: policy.clone(), ..job(2, 2, "bsp", "sgd") };
+    let mut bench = Bench::with_aggregators(config, 2, through);
+    let initial = (0..ELEMENTS).map(|at| (at as f32 - 20.0) / 8.0).collect();
+    bench.declare_and_start(&[(TableSpec::dense("w", [ELEMENTS as u64]), initial)]);
+    bench.pass(1.0);
+    for step in 0..6 {
+        let mut tickets = Vec::new();
+        for worker in 0..2 {
+            let missing = ranges_of(step, worker);
+            let value = |at: usize| {
+                if missing.iter().any(|range| range.contains(&at)) { 0.0 } else { gradient(step, worker, at) }
+            };
+            let values: Vec<f32> = (0..ELEMENTS).map(value).collect();
+            let now = bench.now();
+            let pushing = bench.worker_mut(worker);
+            let mut submission =
+                pushing.begin_push_without(W, &values, missing.clone(), true).expect("it fits");
+            submission.prepare(&Alone);
+            tickets.push(pushing.finish(now, &mut submission).expect("it is finite"));
+            pushing.clock();
+            bench.run();
+        }
+        bench.pass(0.05);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            let outcome = bench.outcome(worker, ticket);
+            assert_eq!(outcome, Some(Ok(())), "{}", bench.explain(worker, ticket));
+            let here = bench.worker_mut(worker).values(W).to_vec();
+            assert_eq!(here, bench.parameters(W, ELEMENTS));
+        }
+    }
+    bench.parameters(W, ELEMENTS)
+}
+
+/// What a worker lacks in a step: now the one, now the other, now both.
+fn ranges_of(step: usize, worker: usize) -> Vec<Range<usize>> {
+    if step % 3 == worker { Vec::new() } else { vec![5..9, 9..19, 40..50] }
+}
+
+#[test]
+fn a_dense_gradient_lacks_what_a_slab_can_lack() {
+    for codec in ["none", "f16", "topk:0.5"] {
+        for through in [&[][..], &[0, 1]] {
+            let policy =
+                policy("bsp", "adam:lr=0.1,weight_decay=0.1", Order::Ranked).with(Axis::Codec, codec);
+            let mut slabs = Run::new(policy.clone(), 2, through);
+            let mut expected = Vec::new();
+            for step in 0..6 {
+                expected =
+                    slabs.step(|worker, at| gradient(step, worker, at), |worker| ranges_of(step, worker));
+            }
+            assert_eq!(push_without(&policy, through), expected, "{codec} through {through:?}");
+        }
+    }
+}
+
+#[test]
+fn ranges_that_a_table_does_not_have_are_refused() {
+    let mut run = Run::new(policy("bsp", "sgd:lr=0.1", Order::Arrival), 1, &[]);
+    let slab = run.slabs[0].remove(0);
+    let worker = run.bench.worker_mut(0);
+    worker.give_back(slab).expect("its own");
+    let zeros = [0.0; ELEMENTS];
+    let why = worker.begin_push_without(W, &zeros, vec![40..51], false).expect_err("beyond the end");
+    assert!(why.to_string().contains("within its 50 elements"), "{why}");
+    assert!(!worker.has_pushed(W));
+    worker.begin_push_without(W, &zeros, vec![40..50], false).expect("it fits");
+    assert!(worker.has_pushed(W));
 }
