@@ -45,6 +45,7 @@ mod terngrad;
 mod threshold;
 mod topk;
 mod warmup;
+mod written;
 mod zstd;
 
 pub use bytes::{Bytes, Packer};
@@ -52,7 +53,7 @@ pub use chain::{Codec, Kind};
 pub use container::Container;
 pub use content::{Content, Sparse};
 pub use decoder::Decoder;
-pub use encoder::{ChunkState, Encoder, FactorFrames, Scratch};
+pub use encoder::{ChunkInput, Encoder, FactorFrames};
 pub use error::CodecError;
 pub use factors::Factors;
 pub use layer::{LayerRange, Plan, TableGradient};
@@ -61,6 +62,7 @@ pub use matrix::{LowRank, Matrix};
 pub use payload::PREFIX_BYTES;
 pub use products::{Products, Shape, Thin};
 pub use selection::{Largest, Selection, Stretches};
+pub use written::Written;
 
 use crate::kernels;
 use crate::prng::Prng;

@@ -32,10 +32,11 @@ pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
 pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
-pub use submission::{Alone, Hands, Submission};
+pub use submission::Submission;
 pub use ticket::Ticket;
 
 use crate::consistency::ServerPush;
+use crate::hands::Alone;
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};

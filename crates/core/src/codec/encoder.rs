@@ -6,20 +6,26 @@ use super::matrix::Matrix;
 use super::payload::{Layout, PREFIX_BYTES, Prefix, write_floats};
 use super::products::{PIECE_VALUES, PieceHead, Products, Thin};
 use super::selection::{Largest, Selection};
+use super::written::Written;
 use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
 use crate::absence::Absent;
+use crate::hands::{self, Alone, Hands, Shelf};
 use crate::kernels;
 use crate::store::Buffer;
 use multiversion::multiversion;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A chosen entry with its place costs as much as so many elements that are not chosen.
+const PLACES_SAVE: usize = 16;
 
 /// The sender's end of a chain, for one table and one direction.
 ///
-/// A gradient of a whole table is encoded in two phases: [`Encoder::plan`] decides what has to be decided for whole layers,
-/// and changes nothing of what chunks have; then every chunk is encoded by itself, with its own [`ChunkState`], so that
-/// threads can share the chunks. [`Encoder::encode_table`] does both. A stretch that is a layer by itself, or of which
-/// nothing is decided by layer, is encoded by [`Encoder::encode`].
+/// [`Encoder::encode_table`] encodes a gradient of a whole table in two phases: first what has to be decided for whole layers
+/// is decided, and nothing changes of what chunks have; then every chunk is encoded by itself. In both, several hands may
+/// work, and what they make does not depend on how many they are. A stretch that is a layer by itself, or of which nothing is
+/// decided by layer, is encoded by [`Encoder::encode`].
 #[derive(Debug)]
 pub struct Encoder {
     codec: Arc<Codec>,
@@ -32,19 +38,21 @@ pub struct Encoder {
     /// Elements that are sent.
     elements: usize,
     scratch: Scratch,
-    input: InputMemory,
+    /// Those of other hands, and while hands share a gradient all of them.
+    scratches: Shelf<Scratch>,
+    inputs: Shelf<InputMemory>,
 }
 
 /// What an encoder remembers of one chunk.
 #[derive(Debug)]
-pub struct ChunkState<'a> {
+struct ChunkState<'a> {
     residual: &'a mut [f32],
     velocity: &'a mut [f32],
 }
 
-/// Memory that is used again for every stretch. A thread that encodes chunks has its own.
+/// Memory that is used again for every stretch. Each hand has its own.
 #[derive(Debug)]
-pub struct Scratch {
+struct Scratch {
     /// Aligned as residuals are: a copy between memory that is 16 bytes off is ten times as slow.
     input: Buffer,
     velocity: Vec<f32>,
@@ -66,6 +74,34 @@ pub struct FactorFrames {
     pub elements: Range<usize>,
     /// The payload of each frame.
     pub payloads: Vec<Range<usize>>,
+}
+
+/// What an application made of a chunk of a gradient.
+#[derive(Debug, Clone, Copy)]
+pub enum ChunkInput<'a> {
+    /// A value for every element, of which those that are not zero travel.
+    Chosen(&'a [f32]),
+    /// Places in the table, ascending, and the values that travel.
+    Places(&'a [u32], &'a [f32]),
+    /// Values as the chain's quantiser has them.
+    Quantised(&'a [u8]),
+}
+
+/// What was decided for a layer.
+#[derive(Debug)]
+enum Decided {
+    Largest(Selection),
+    Factors(Option<Thin>),
+    Nothing,
+}
+
+/// Chunks that one hand encodes, one after the other.
+struct Group<S> {
+    /// Number of the first one.
+    first: usize,
+    /// What is remembered of each.
+    states: Vec<S>,
+    bytes: Vec<u8>,
 }
 
 /// The entries that a body carries.
@@ -92,8 +128,9 @@ impl Encoder {
     /// For values that are whole by themselves: it keeps nothing, even if the chain would.
     pub fn without_memory(codec: Arc<Codec>) -> Encoder {
         let (residual, velocity) = (Buffer::zeroed(0), Buffer::zeroed(0));
-        let (scratch, input) = (Scratch::new(&codec), InputMemory::default());
-        Encoder { codec, residual, velocity, bases: Vec::new(), elements: 0, scratch, input }
+        let scratch = Scratch::new(&codec);
+        let (bases, scratches, inputs) = Default::default();
+        Encoder { codec, residual, velocity, bases, elements: 0, scratch, scratches, inputs }
     }
 
     /// Takes over what another chain has not sent yet: it goes with the next values. A chain that keeps nothing sends it once.
@@ -157,7 +194,7 @@ impl Encoder {
     }
 
     /// What is remembered of each of a table's chunks, which lie one after the other.
-    pub fn chunk_states(&mut self, chunks: &[Range<usize>]) -> Vec<ChunkState<'_>> {
+    fn chunk_states(&mut self, chunks: &[Range<usize>]) -> Vec<ChunkState<'_>> {
         let (mut residual, mut velocity) = (self.residual.as_mut_slice(), self.velocity.as_mut_slice());
         let cut = |chunk: &Range<usize>| ChunkState {
             residual: split_first(&mut residual, chunk.len()),
@@ -174,9 +211,10 @@ impl Encoder {
 
     /// Decides what is decided for whole layers, and appends the factors of those that travel as such. Nothing that is kept
     /// of elements changes.
-    pub fn plan(
+    fn plan(
         &mut self,
         gradient: &TableGradient<'_>,
+        hands: &dyn Hands,
         out: &mut Vec<u8>,
     ) -> Result<(Plan, Vec<FactorFrames>), CodecError> {
         let (mut plan, mut frames) = (Plan::default(), Vec::new());
@@ -192,69 +230,143 @@ impl Encoder {
         if !self.codec.decides_by_layer(gradient.step) || !applies.contains(&true) {
             return Ok((plan, frames));
         }
-        let Encoder { codec, residual, velocity, bases, scratch, input, .. } = self;
+        let Encoder { codec, residual, velocity, bases, scratch, inputs, .. } = self;
         // The factors that a layer offers have nothing in them of what is clipped, nor of what another chain left to be sent.
         let is_altered = !codec.keeps_residual() && (!residual.is_empty() || codec.changes_values());
-        let mut input = TableInput {
+        let input = TableInput {
             codec,
             gradient,
             residual: residual.as_slice(),
             velocity: velocity.as_slice(),
-            memory: input,
-            is_finite: true,
+            memory: inputs,
+            is_finite: AtomicBool::new(true),
+        };
+        let decide = |number: usize, base: &mut Vec<f32>, hands: &dyn Hands| {
+            let (layer, seed) = (&gradient.layers[number], gradient.seed ^ number as u64);
+            let elements = layer.elements.clone();
+            let sparsifier = codec.sparsifier.as_ref();
+            if let Some(largest) =
+                sparsifier.and_then(|sparsifier| sparsifier.largest(gradient.step, elements.len()))
+            {
+                // All of a layer that the chain does not apply to.
+                let all = Largest { count: elements.len(), sample: None };
+                let largest = if applies[number] { largest } else { all };
+                return Decided::Largest(Selection::find(&input, elements, largest, seed, hands));
+            }
+            let Some(low_rank) = codec.low_rank.as_ref().filter(|_| applies[number] && !is_altered) else {
+                return Decided::Nothing;
+            };
+            let matrix = Matrix { layer, values: &input, factors: gradient.factors, seed, hands };
+            Decided::Factors(low_rank.factor(&matrix, base))
         };
         bases.resize_with(gradient.layers.len(), Vec::new);
-        for (number, (layer, applies)) in gradient.layers.iter().zip(applies).enumerate() {
-            let (elements, seed) = (layer.elements.clone(), gradient.seed ^ number as u64);
-            let largest = codec
-                .sparsifier
-                .as_ref()
-                .and_then(|sparsifier| sparsifier.largest(gradient.step, elements.len()));
-            if let Some(largest) = largest {
-                // All of a layer that the chain does not apply to.
-                let largest = if applies { largest } else { Largest { count: elements.len(), sample: None } };
-                plan.selections.push(Selection::find(&mut input, elements, largest, seed));
-                continue;
-            }
-            let Some(low_rank) = codec.low_rank.as_ref().filter(|_| applies && !is_altered) else { continue };
-            let mut matrix = Matrix { layer, values: &mut input, factors: gradient.factors, seed };
-            let thin = low_rank.factor(&mut matrix, &mut bases[number]);
+        let decided = decide_all(gradient.layers, bases, hands, decide);
+        for (number, decided) in decided {
+            let thin = match decided {
+                Decided::Largest(selection) => {
+                    plan.selections.push(selection);
+                    continue;
+                }
+                Decided::Factors(thin) => thin,
+                Decided::Nothing => continue,
+            };
             let written = thin.and_then(|thin| {
                 scratch.write_factors(codec, number as u32, &thin, gradient.layers, &mut plan, out)
             });
+            let elements = gradient.layers[number].elements.clone();
             match written {
                 Some(payloads) => frames.push(FactorFrames { elements, payloads }),
                 // Factors that are not finite are no place to begin the next step from.
                 None => bases[number].clear(),
             }
         }
-        if input.is_finite { Ok((plan, frames)) } else { Err(input.fault()) }
+        if input.is_finite() { Ok((plan, frames)) } else { Err(input.fault()) }
     }
 
-    /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk. `context` is asked for each chunk. The
-    /// payload of a chunk that is absent altogether is empty.
+    /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk, both with several hands where there is
+    /// enough to do. `context` is asked for each chunk. The payload of a chunk that is absent altogether is empty.
     pub fn encode_table<'a>(
         &mut self,
         gradient: &TableGradient<'_>,
-        context: impl Fn(usize) -> Context<'a>,
-        out: &mut Vec<u8>,
+        context: impl Fn(usize) -> Context<'a> + Sync,
+        hands: &dyn Hands,
+        out: &mut Written,
     ) -> Result<(Vec<FactorFrames>, Vec<Range<usize>>), CodecError> {
-        let (plan, factors) = self.plan(gradient, out)?;
-        let (codec, mut scratch) =
-            (self.codec.clone(), std::mem::replace(&mut self.scratch, Scratch::empty()));
-        let states = self.chunk_states(gradient.chunks);
-        let mut payloads = Vec::with_capacity(gradient.chunks.len());
-        let mut result = Ok(());
-        for (number, (chunk, state)) in gradient.chunks.iter().zip(states).enumerate() {
-            let (before, context) = (out.len(), Context { plan: Some(&plan), ..context(number) });
-            result = scratch.encode_chunk(&codec, chunk.clone(), state, gradient, &context, out);
-            if result.is_err() {
-                break;
+        out.clear();
+        let (plan, factors) = self.plan(gradient, hands, out.last())?;
+        let (codec, scratches) = (self.codec.clone(), self.lend_scratch());
+        let (chunks, pieces) = (gradient.chunks, hands::pieces(hands, gradient.values.len()));
+        let work = |scratch: &mut Scratch, number: usize, state: ChunkState<'_>, out: &mut Vec<u8>| {
+            let context = Context { plan: Some(&plan), ..context(number) };
+            scratch.encode_chunk(&codec, chunks[number].clone(), state, gradient, &context, out)
+        };
+        let states = self.chunk_states(chunks);
+        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        self.take_scratch(scratches);
+        payloads.map(|payloads| (factors, payloads))
+    }
+
+    /// Encodes what the application made of the table's chunks: filters and sparsifier are passed over, and nothing is
+    /// remembered. `input` and `context` are asked for each chunk. The payload of a chunk that is absent altogether is empty.
+    pub fn encode_prepared<'a>(
+        &mut self,
+        chunks: &[Range<usize>],
+        absent: &[Range<usize>],
+        input: impl Fn(usize) -> ChunkInput<'a> + Sync,
+        context: impl Fn(usize) -> Context<'a> + Sync,
+        hands: &dyn Hands,
+        out: &mut Written,
+    ) -> Result<Vec<Range<usize>>, CodecError> {
+        out.clear();
+        let (codec, scratches) = (self.codec.clone(), self.lend_scratch());
+        // Of places there are few: the bits of a mask are cleared and looked through.
+        let cost = |number: usize| match input(number) {
+            ChunkInput::Places(places, _) => chunks[number].len() / PLACES_SAVE + PLACES_SAVE * places.len(),
+            _ => chunks[number].len(),
+        };
+        let pieces = hands::pieces(hands, (0..chunks.len()).map(cost).sum());
+        let work = |scratch: &mut Scratch, number: usize, (): (), out: &mut Vec<u8>| {
+            let (Range { start, end }, context) = (chunks[number].clone(), context(number));
+            let before = out.len();
+            match input(number) {
+                ChunkInput::Chosen(values) => {
+                    let chosen = values.iter().copied().enumerate();
+                    scratch.encode_chosen(&codec, end - start, chosen, &context, out)
+                }
+                ChunkInput::Places(places, values) => {
+                    // A place before the chunk wraps round, and is refused as one beyond its end.
+                    let chosen = places.iter().map(|&place| (place as usize).wrapping_sub(start));
+                    scratch.encode_chosen(
+                        &codec,
+                        end - start,
+                        chosen.zip(values.iter().copied()),
+                        &context,
+                        out,
+                    )
+                }
+                ChunkInput::Quantised(bytes) => scratch.encode_quantised(&codec, end - start, bytes, out),
+            }?;
+            if Absent::in_chunk(absent, start..end).covers(end - start) {
+                out.truncate(before);
             }
-            payloads.push(before..out.len());
-        }
-        self.scratch = scratch;
-        result.map(|()| (factors, payloads))
+            Ok(())
+        };
+        let states = vec![(); chunks.len()];
+        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        self.take_scratch(scratches);
+        payloads
+    }
+
+    /// Its memory, for all hands.
+    fn lend_scratch(&mut self) -> Shelf<Scratch> {
+        let scratches = std::mem::take(&mut self.scratches);
+        scratches.put(std::mem::replace(&mut self.scratch, Scratch::empty()));
+        scratches
+    }
+
+    fn take_scratch(&mut self, scratches: Shelf<Scratch>) {
+        self.scratch = scratches.take().unwrap_or_else(|| Scratch::new(&self.codec));
+        self.scratches = scratches;
     }
 
     /// Appends the payload of `values`, which are the table's elements from `start` on. After an error nothing has
@@ -282,35 +394,7 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, scratch: work, .. } = self;
-        work.mask.reset(len);
-        work.values.clear();
-        let mut next = 0;
-        for (place, value) in chosen {
-            if place < next || place >= len {
-                return Err(CodecError::Input("places out of order or beyond its end".into()));
-            }
-            next = place + 1;
-            if value != 0.0 {
-                work.mask.set(place);
-                work.values.push(value);
-            }
-        }
-        if !kernels::all_finite(&work.values) {
-            return Err(CodecError::NonFinite);
-        }
-        let (start, body) = (out.len(), out.len() + PREFIX_BYTES);
-        let (mut prefix, _) = work.write_masked(codec, len, context, out);
-        if out.len() - body > 4 * len {
-            out.truncate(start);
-            work.received.clear();
-            work.received.resize(len, 0.0);
-            work.mask.put(&work.values, &mut work.received);
-            (prefix, _) = raw(codec, &work.received, out);
-        }
-        prefix.packed = work.pack(body, out);
-        out[start..body].copy_from_slice(&prefix.encode());
-        Ok(())
+        self.scratch.encode_chosen(&self.codec, len, chosen, context, out)
     }
 
     /// Appends the payload of `count` values that the caller quantised as the chain's quantiser would have.
@@ -320,26 +404,7 @@ impl Encoder {
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, scratch: work, .. } = self;
-        let is_dense = codec.sparsifier.is_none()
-            && codec.low_rank.is_none()
-            && matches!(codec.container, None | Some(Container::Dense));
-        let Some(quantiser) = codec.quantiser.as_deref().filter(|quantiser| {
-            is_dense && quantiser.bytes(count) == bytes.len() && bytes.len() < 4 * count.max(1)
-        }) else {
-            return Err(CodecError::Input(format!("{} bytes, and `{codec}` makes others", bytes.len())));
-        };
-        work.received.resize(count, 0.0);
-        quantiser.dequantise(bytes, &mut work.received).map_err(CodecError::Input)?;
-        if !kernels::all_finite(&work.received) {
-            return Err(CodecError::NonFinite);
-        }
-        let start = out.len();
-        let mut prefix = open(codec, Layout::Dense, count, out);
-        out.extend_from_slice(bytes);
-        prefix.packed = work.pack(start + PREFIX_BYTES, out);
-        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
-        Ok(())
+        self.scratch.encode_quantised(&self.codec, count, bytes, out)
     }
 
     /// A payload of this encoder did not arrive, and will not be sent again: what it said of the `len` elements from
@@ -368,6 +433,83 @@ impl Encoder {
             kernels::add_scaled(residual, values, -1.0);
         }
     }
+}
+
+/// Decides for every layer, and says so in their order. A large layer is shared, and small ones are shared out.
+fn decide_all(
+    layers: &[LayerRange],
+    bases: &mut [Vec<f32>],
+    hands: &dyn Hands,
+    decide: impl Fn(usize, &mut Vec<f32>, &dyn Hands) -> Decided + Sync,
+) -> Vec<(usize, Decided)> {
+    let is_large = |number: usize| hands::busy(hands, layers[number].elements.len()) > 1;
+    let (large, small): (Vec<_>, Vec<_>) =
+        bases.iter_mut().enumerate().partition(|(number, _)| is_large(*number));
+    let elements: usize = small.iter().map(|(number, _)| layers[*number].elements.len()).sum();
+    let each = elements.div_ceil(hands::pieces(hands, elements)).max(1);
+    let (mut groups, mut free): (Vec<Vec<_>>, usize) = (Vec::new(), 0);
+    for (number, base) in small {
+        if free == 0 {
+            groups.push(Vec::new());
+            free = each;
+        }
+        free = free.saturating_sub(layers[number].elements.len());
+        if let Some(group) = groups.last_mut() {
+            group.push((number, base));
+        }
+    }
+    let decided = hands::share_out(hands, groups, |group| {
+        let decided = group.into_iter().map(|(number, base)| (number, decide(number, base, &Alone)));
+        decided.collect::<Vec<_>>()
+    });
+    let mut decided: Vec<_> = decided.into_iter().flatten().collect();
+    decided.extend(large.into_iter().map(|(number, base)| (number, decide(number, base, hands))));
+    decided.sort_unstable_by_key(|(number, _)| *number);
+    decided
+}
+
+/// Encodes chunks, of which the hands take so many pieces. Where each payload is in `out`. The error is that of the first
+/// chunk that has one.
+fn encode_groups<S: Send>(
+    codec: &Codec,
+    scratches: &Shelf<Scratch>,
+    states: Vec<S>,
+    pieces: usize,
+    hands: &dyn Hands,
+    work: impl Fn(&mut Scratch, usize, S, &mut Vec<u8>) -> Result<(), CodecError> + Sync,
+    out: &mut Written,
+) -> Result<Vec<Range<usize>>, CodecError> {
+    let (count, mut states) = (states.len(), states.into_iter());
+    let groups = (0..pieces).map(|piece| {
+        let (first, end) = (count * piece / pieces, count * (piece + 1) / pieces);
+        Group { first, states: states.by_ref().take(end - first).collect(), bytes: out.spare() }
+    });
+    let encoded = hands::share_out(hands, groups.collect(), |group| {
+        let Group { first, states, mut bytes } = group;
+        let mut scratch = scratches.take().unwrap_or_else(|| Scratch::new(codec));
+        let (mut ends, mut result) = (Vec::with_capacity(states.len()), Ok(()));
+        for (number, state) in (first..).zip(states) {
+            result = work(&mut scratch, number, state, &mut bytes);
+            if result.is_err() {
+                break;
+            }
+            ends.push(bytes.len());
+        }
+        scratches.put(scratch);
+        (bytes, ends, result)
+    });
+    let (mut payloads, mut before) = (Vec::with_capacity(count), out.len());
+    for (bytes, ends, result) in encoded {
+        result?;
+        let mut start = before;
+        for end in ends {
+            payloads.push(start..before + end);
+            start = before + end;
+        }
+        before += bytes.len();
+        out.push(bytes);
+    }
+    Ok(payloads)
 }
 
 /// The part of a buffer that belongs to a stretch; nothing when there is no buffer.
@@ -480,7 +622,7 @@ fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
 
 impl Scratch {
     /// For chunks that this chain encodes.
-    pub fn new(codec: &Codec) -> Scratch {
+    fn new(codec: &Codec) -> Scratch {
         Scratch { packer: codec.bytes.as_ref().map(|bytes| bytes.packer()), ..Scratch::empty() }
     }
 
@@ -501,7 +643,7 @@ impl Scratch {
 
     /// Appends the payload of a chunk of a gradient, and brings up to date what is remembered of the chunk. The payload of a
     /// chunk that is absent altogether is empty. After an error neither has changed.
-    pub fn encode_chunk(
+    fn encode_chunk(
         &mut self,
         codec: &Codec,
         chunk: Range<usize>,
@@ -566,6 +708,74 @@ impl Scratch {
         };
         self.input = buffer;
         result
+    }
+
+    /// See [`Encoder::encode_chosen`].
+    fn encode_chosen(
+        &mut self,
+        codec: &Codec,
+        len: usize,
+        chosen: impl Iterator<Item = (usize, f32)>,
+        context: &Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        self.mask.reset(len);
+        self.values.clear();
+        let mut next = 0;
+        for (place, value) in chosen {
+            if place < next || place >= len {
+                return Err(CodecError::Input("places out of order or beyond its end".into()));
+            }
+            next = place + 1;
+            if value != 0.0 {
+                self.mask.set(place);
+                self.values.push(value);
+            }
+        }
+        if !kernels::all_finite(&self.values) {
+            return Err(CodecError::NonFinite);
+        }
+        let (start, body) = (out.len(), out.len() + PREFIX_BYTES);
+        let (mut prefix, _) = self.write_masked(codec, len, context, out);
+        if out.len() - body > 4 * len {
+            out.truncate(start);
+            self.received.clear();
+            self.received.resize(len, 0.0);
+            self.mask.put(&self.values, &mut self.received);
+            (prefix, _) = raw(codec, &self.received, out);
+        }
+        prefix.packed = self.pack(body, out);
+        out[start..body].copy_from_slice(&prefix.encode());
+        Ok(())
+    }
+
+    /// See [`Encoder::encode_quantised`].
+    fn encode_quantised(
+        &mut self,
+        codec: &Codec,
+        count: usize,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let is_dense = codec.sparsifier.is_none()
+            && codec.low_rank.is_none()
+            && matches!(codec.container, None | Some(Container::Dense));
+        let Some(quantiser) = codec.quantiser.as_deref().filter(|quantiser| {
+            is_dense && quantiser.bytes(count) == bytes.len() && bytes.len() < 4 * count.max(1)
+        }) else {
+            return Err(CodecError::Input(format!("{} bytes, and `{codec}` makes others", bytes.len())));
+        };
+        self.received.resize(count, 0.0);
+        quantiser.dequantise(bytes, &mut self.received).map_err(CodecError::Input)?;
+        if !kernels::all_finite(&self.received) {
+            return Err(CodecError::NonFinite);
+        }
+        let start = out.len();
+        let mut prefix = open(codec, Layout::Dense, count, out);
+        out.extend_from_slice(bytes);
+        prefix.packed = self.pack(start + PREFIX_BYTES, out);
+        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
+        Ok(())
     }
 
     /// Appends the factors of a layer in pieces, and puts them into the plan as they will be received. `None` when they

@@ -1,7 +1,8 @@
 //! The intake by itself, with a sink that writes down what it gets.
 
 use super::*;
-use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, half};
+use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, Written, half};
+use crate::hands::Alone;
 use crate::registry::Registry;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
@@ -491,10 +492,11 @@ impl Product {
             step: 0,
             seed: 0,
         };
-        let (mut encoder, mut bytes) = (Encoder::new(Arc::new(chain("factors")), 60), Vec::new());
-        let (factors, chunks) = encoder.encode_table(&gradient, |_| Context::default(), &mut bytes).unwrap();
+        let (mut encoder, mut bytes) = (Encoder::new(Arc::new(chain("factors")), 60), Written::default());
+        let (factors, chunks) =
+            encoder.encode_table(&gradient, |_| Context::default(), &Alone, &mut bytes).unwrap();
         let factors = factors.into_iter().flat_map(|layer| layer.payloads).collect();
-        Product { bytes, factors, chunks, values }
+        Product { bytes: bytes.to_vec(), factors, chunks, values }
     }
 
     fn bench() -> Bench {
