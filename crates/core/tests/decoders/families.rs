@@ -134,7 +134,7 @@ fn payloads(codec: &Arc<Codec>, values: &[f32]) -> Vec<Vec<u8>> {
         clips_non_finite: false,
         absent: &[],
         layers: &layers,
-        chunks: chunks,
+        chunks,
         factors: Some(Factors { rank: 1, u: &u, v: &v }),
         step: 20,
         seed: 7,
