@@ -20,7 +20,7 @@ CHAINS = [
     "topk:0.01",
     "topk:0.01+f16",
     "topk:ratio=0.02+bf16+bitmap+zstd",
-    "topk:select=exact,ratio=0.02",
+    "topk:sample=1,ratio=0.02",
     "topk:0.8",
     "warmup:2+topk:0.01",
     "threshold:0.5",

@@ -513,17 +513,7 @@ impl Worker {
             let why = coordinator.why().unwrap_or("not tried yet");
             sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
         }
-        let is_its = |request: &&Request| request.ticket() == ticket;
-        let silent: Vec<String> = self
-            .requests
-            .values()
-            .filter(is_its)
-            .map(|request| match self.session.link(request.shard()).map(|link| (link, link.why())) {
-                Some((link, Some(why))) => format!("{link} is not connected ({why})"),
-                Some((_, None)) | None => format!("{} has not answered", request.shard()),
-            })
-            .take(4)
-            .collect();
+        let silent = self.requests.silent_servers(ticket, &self.session);
         if !silent.is_empty() {
             sentence += &format!("; {}", silent.join(", "));
         }

@@ -430,7 +430,8 @@ fn elements_of_any_type_are_added_from_where_they_lie() {
             let first = frame::Push { form: Form::Dense(dtype), ..push(1, 0, 0) };
             let payload = halves(dtype, &[0.5, -2.0]);
             assert_eq!(bench.take(0, first, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");
-            let (absent, values) = (Absent::in_chunk(&[0..1], 0..LEN), halves(dtype, &[8.0, 4.0]));
+            let (absent, values) =
+                (Absent::in_chunk(std::slice::from_ref(&(0..1)), 0..LEN), halves(dtype, &[8.0, 4.0]));
             let payload = Aligned::from_bytes(&absent.payload(LEN, values.bytes()));
             let second = frame::Push { form: Form::Dense(dtype), has_absent: true, ..push(1, 0, 1) };
             assert_eq!(bench.take(0, second, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");

@@ -128,13 +128,14 @@ fn layers() -> [LayerRange; 1] {
 /// What a chain makes of some values: pieces of factors, if any, and then the payload of a chunk.
 fn payloads(codec: &Arc<Codec>, values: &[f32]) -> Vec<Vec<u8>> {
     let (u, v) = ([0.5; ENTRIES / 10], [-2.0; 10]);
-    let (layers, chunks) = (layers(), [0..ENTRIES]);
+    let (layers, chunk) = (layers(), 0..ENTRIES);
+    let chunks = std::slice::from_ref(&chunk);
     let gradient = TableGradient {
         values,
         clips_non_finite: false,
         absent: &[],
         layers: &layers,
-        chunks: &chunks,
+        chunks,
         factors: Some(Factors { rank: 1, u: &u, v: &v }),
         step: 20,
         seed: 7,

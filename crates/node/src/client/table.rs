@@ -156,9 +156,4 @@ impl Table {
     pub fn codec(&self) -> Result<String, ClientError> {
         Ok(self.0.shared.lock().worker.codec(self.0.id)?)
     }
-
-    /// Where its chunks begin, ascending: each is encoded by itself.
-    pub fn chunk_starts(&self) -> Result<Vec<u64>, ClientError> {
-        Ok(self.0.shared.lock().worker.chunk_starts(self.0.id)?)
-    }
 }
