@@ -38,6 +38,7 @@ mod powersgd;
 mod products;
 mod qsgd;
 mod randk;
+mod scratch;
 mod selection;
 mod significance;
 mod snappy;

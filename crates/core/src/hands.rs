@@ -1,5 +1,10 @@
 //! Several hands for one large piece of work. This crate has no threads: whoever drives it lends some.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "these locks hand work over to threads that a driver lends; no role has one"
+)]
+
 use crate::limits::BLOCK_ELEMENTS;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};

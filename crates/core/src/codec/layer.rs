@@ -1,8 +1,8 @@
 //! What is decided for a whole layer before its chunks are encoded, each by itself.
 
 use super::chain::Codec;
-use super::encoder::take_input;
 use super::products::Products;
+use super::scratch::take_input;
 use super::selection::{Selection, Stretches};
 use super::{CodecError, Factors, Mask};
 use crate::absence::Absent;

@@ -5,8 +5,6 @@
 //! [`super::Worker::finish`]), and what takes time, copying and encoding, is between the two: [`Submission::prepare`] needs
 //! no worker, so that a driver does not hold its lock meanwhile. A table's codec is with its submission as long.
 
-#![allow(clippy::disallowed_types, reason = "a submission is prepared without its role, by several threads")]
-
 use super::WorkerError;
 use super::encoding::{Made, Plain, PushCodec};
 use super::gradient::Gradient;
