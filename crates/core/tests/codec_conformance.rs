@@ -950,7 +950,7 @@ fn many_hands_make_what_one_makes() {
 #[test]
 fn many_hands_make_what_one_makes_of_what_an_application_prepared() {
     let table = Table::new(&[(90_000, 0)], 1_900);
-    let absent = [3_800..5_700];
+    let absent = [3_800..5_700, 89_999..90_000];
     let places: Vec<u32> = (0..90_000).filter(|at| at % 7 == 3 || at % 1000 < 20).collect();
     let values = normal(places.len(), 4);
     let mut whole = vec![0.0; 90_000];
