@@ -324,8 +324,8 @@ class Bucket:
         if getattr(self, "_looked_at", None) is gradient:
             return
         self._looked_at = gradient
-        self._gradient = torch.from_numpy(gradient)
-        self._values = torch.from_numpy(self._slab.values)
+        self._gradient = torch.from_numpy(gradient).view(-1)
+        self._values = torch.from_numpy(self._slab.values).view(-1)
         self._known_views.clear()
 
     def _views(self, flat: Tensor) -> list[Tensor]:
