@@ -30,6 +30,7 @@ def main():
     ptx = ctypes.create_string_buffer(size.value)
     check(nvrtc.nvrtcGetPTX(program, ptx))
     assembly = re.sub(r"^//.*\n", "", ptx.value.decode(), flags=re.MULTILINE).strip()
+    assembly = "\n".join(line.expandtabs(4).rstrip() for line in assembly.splitlines())
     SOURCE.with_suffix(".ptx").write_text(re.sub(r"\.version \S+", f".version {VERSION}", assembly) + "\n")
 
 

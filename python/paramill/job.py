@@ -166,12 +166,14 @@ class Job:
         init: Any,
         rows: bool = False,
         alone: bool = False,
+        layers: Optional[Sequence[tuple[str, int, Sequence[int]]]] = None,
         **policies: Unpack[Policies],
     ) -> Table:
         """Creates a table with its initial values; those of rank 0 count. All workers create the same, in the same order.
 
         Policies (:class:`paramill.policies.Policies`) that are not given are the job's. A table with `rows` is pushed and pulled by single rows of its first
-        dimension.
+        dimension. Several tensors may travel as one table of one dimension: `layers` are then their names, first elements and shapes.
+        Policies by name, norms of an optimizer and codecs of layers know them.
 
         Eight or more small tables (at most 4096 elements, without `rows`) travel together. Their gradients leave when all of them are
         given, at :meth:`clock`, at a barrier, or when one of them is waited for; a table that is given one later in the same
@@ -190,10 +192,14 @@ class Job:
         shape = tuple(int(side) for side in np.shape(initial))
         if rows and len(shape) < 2:
             raise ShapeError(f"table `{name}` of shape {shape}: a table with rows has at least two dimensions")
-        native = self._native.table(name, list(shape), initial, rows=rows, policies=policies, alone=alone)
+        native = self._native.table(name, list(shape), initial, rows=rows, policies=policies, alone=alone, layers=layers)
         table = Table(self, native, name, shape, rows)
         self._tables[name] = table
         return table
+
+    def _groups(self, names: Sequence[str], policies: Policies) -> list[int]:
+        """For each name the number of its group: tensors of one group may be the layers of one table."""
+        return self._native.groups(list(names), policies=policies)
 
     def start(self, timeout: Optional[float] = None) -> None:
         """Waits until all workers and servers are here and initial values are exchanged; does nothing when they are."""

@@ -380,6 +380,6 @@ def test_the_number_of_cpus_does_not_change_what_norms_are_of(optimizer: str) ->
                 table.update(np.linspace(3, step, 100_000, dtype=np.float32))
                 job.clock()
                 table.sync()
-            return table.value.copy()
+            return table.values.copy()
 
     np.testing.assert_allclose(train(4), train(1), rtol=1e-6)

@@ -111,9 +111,12 @@ def test_a_server_that_does_not_answer_is_a_time_out_and_may_be_waited_for_again
     model = network()
     job = pm.init(url, rank=0, timeout=2)
     other = pm.init(url, rank=1, timeout=60)
-    size = sum(-(-parameter.numel() // 16) * 16 for parameter in model.parameters())
+    layers, size = [], 0
+    for name, parameter in reversed(list(model.named_parameters())):
+        layers.append((f"p0/{name}", size, parameter.shape))
+        size += -(-parameter.numel() // 16) * 16
     rule = text_of(*parse_optimizer("sgd:lr=0.1"))
-    table = other.table("p0/2.bias and 3 more", init=torch.zeros(size).numpy(), optimizer=rule)
+    table = other.table("p0/2.bias and 3 more", init=torch.zeros(size).numpy(), layers=layers, optimizer=rule)
     start = threading.Thread(target=other.start)
     start.start()
     optimizer = pm.torch.DistributedOptimizer(model.named_parameters(), "sgd:lr=0.1", job=job)

@@ -144,7 +144,7 @@ impl JobPlan {
         let mut policy = Policy::default().with(Axis::Optimizer, info.optimizer).under(said.policy);
         let mut notes = Vec::new();
         // A default must not harm what was chosen.
-        if let Some(Advice { why, optimizer }) = policy.advice(registry).filter(|_| !has_optimizer) {
+        if let Some(Advice { why, optimizer }) = Advice::on(&policy, registry).filter(|_| !has_optimizer) {
             notes.push(format!(
                 "{why}: the optimizer of {name} is {optimizer} here, unless --optimizer says otherwise"
             ));

@@ -4,6 +4,11 @@
 //! owns the buffer follows from values, not from counts: the owner either has the [`Buffer`], or it is lent, and the last lease
 //! brings it back to the pool when it is dropped.
 
+#![allow(
+    clippy::disallowed_types,
+    reason = "leases come home, and gradients are prepared, on other threads than the role's"
+)]
+
 use crate::store::{Allocate, Buffer};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

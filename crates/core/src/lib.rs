@@ -13,6 +13,7 @@ pub mod codec;
 pub mod consistency;
 pub mod coordinator;
 pub mod fault;
+pub mod hands;
 mod intake;
 pub mod kernels;
 pub mod lease;

@@ -32,10 +32,11 @@ pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
 pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
-pub use submission::{Alone, Hands, Submission};
+pub use submission::Submission;
 pub use ticket::Ticket;
 
 use crate::consistency::ServerPush;
+use crate::hands::Alone;
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
@@ -46,10 +47,9 @@ use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
-use crate::wire::ack;
-use crate::wire::control;
 use crate::wire::frame::{Form, Params};
 use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{ack, control};
 use allocation::Allocation;
 use barriers::Barriers;
 use local_table::LocalTable;
@@ -564,17 +564,7 @@ impl Worker {
             let why = coordinator.why().unwrap_or("not tried yet");
             sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
         }
-        let is_its = |request: &&Request| request.ticket() == ticket;
-        let silent: Vec<String> = self
-            .requests
-            .values()
-            .filter(is_its)
-            .map(|request| match self.session.link(request.shard()).map(|link| (link, link.why())) {
-                Some((link, Some(why))) => format!("{link} is not connected ({why})"),
-                Some((_, None)) | None => format!("{} has not answered", request.shard()),
-            })
-            .take(4)
-            .collect();
+        let silent = self.requests.silent_servers(ticket, &self.session);
         if !silent.is_empty() {
             sentence += &format!("; {}", silent.join(", "));
         }

@@ -4,9 +4,10 @@
 
 use paramill_core::absence::Absent;
 use paramill_core::codec::{
-    Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Factors, Kind, LayerRange, Products, Scratch,
-    Stage, TableGradient,
+    ChunkInput, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Factors, Kind, LayerRange,
+    Products, Stage, TableGradient, Written,
 };
+use paramill_core::hands::{Alone, Hands};
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::{Axis, Registry};
@@ -691,11 +692,15 @@ impl Table {
     }
 
     fn encode(&self, encoder: &mut Encoder, gradient: &TableGradient<'_>) -> Encoded {
-        let (mut bytes, len) = (Vec::new(), self.len());
+        self.encode_by(&Alone, encoder, gradient)
+    }
+
+    fn encode_by(&self, hands: &dyn Hands, encoder: &mut Encoder, gradient: &TableGradient<'_>) -> Encoded {
+        let (mut bytes, len) = (Written::default(), self.len());
         let context =
             |chunk: usize| Context { seed: chunk as u64 + gradient.seed, ..context(gradient.step, len) };
-        let (factors, chunks) = encoder.encode_table(gradient, context, &mut bytes).unwrap();
-        Encoded { bytes, factors, chunks }
+        let (factors, chunks) = encoder.encode_table(gradient, context, hands, &mut bytes).unwrap();
+        Encoded { bytes: bytes.to_vec(), factors, chunks }
     }
 
     /// What a receiver gets.
@@ -714,6 +719,7 @@ impl Table {
     }
 }
 
+#[derive(PartialEq)]
 struct Encoded {
     bytes: Vec<u8>,
     factors: Vec<FactorFrames>,
@@ -895,41 +901,85 @@ fn what_a_table_keeps_of_absent_ranges_is_held() {
     }
 }
 
-/// Threads may share the chunks: each has its own state, and needs nothing of the others.
+/// So many threads, for which little is worth sharing.
+struct Threads(usize);
+
+impl Hands for Threads {
+    fn count(&self) -> usize {
+        self.0
+    }
+
+    fn worth(&self) -> usize {
+        1000
+    }
+
+    fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
+        let count = self.0;
+        std::thread::scope(|scope| {
+            for first in 0..count {
+                // From the last to the first, so that nothing is in order by chance.
+                scope.spawn(move || (first..pieces).step_by(count).rev().for_each(work));
+            }
+        });
+    }
+}
+
+/// Layers that are shared, and small ones that are shared out. The second one has many entries of the same magnitude.
 #[test]
-fn chunks_of_a_plan_are_independent() {
-    let table = Table::new(&[(6_000, 100), (700, 0)], 500);
+fn many_hands_make_what_one_makes() {
+    let table = Table::new(&[(90_000, 300), (40_000, 0), (700, 0), (900, 30), (10, 0), (1_500, 0)], 1_900);
     for chain in chains() {
         let codec = codec(&chain);
-        let (mut one, mut other) = (Encoder::new(codec.clone(), 6_700), Encoder::new(codec.clone(), 6_700));
-        for step in 0..3 {
-            let values = normal(6_700, step);
+        let mut alone = Encoder::new(codec.clone(), table.len());
+        let mut others: Vec<_> =
+            [1, 2, 7].map(|count| (Threads(count), Encoder::new(codec.clone(), table.len()))).into();
+        for step in 0..2 {
+            let mut values = normal(table.len(), step);
+            values[90_000..130_000].iter_mut().for_each(|value| *value = value.round());
             let gradient = table.gradient(step, &values);
-            let expected = table.encode(&mut one, &gradient);
-            let mut bytes = Vec::new();
-            let (plan, factors) = other.plan(&gradient, &mut bytes).unwrap();
-            assert_eq!((&bytes[..], factors), (&expected.bytes[..bytes.len()], expected.factors), "{chain}");
-            let states: Vec<_> = other.chunk_states(&table.chunks).into_iter().enumerate().collect();
-            let mut halves: [Vec<_>; 2] = Default::default();
-            states.into_iter().for_each(|(number, state)| halves[number % 2].push((number, state)));
-            std::thread::scope(|scope| {
-                for half in halves {
-                    scope.spawn(|| {
-                        let mut scratch = Scratch::new(&codec);
-                        for (number, state) in half.into_iter().rev() {
-                            let seed = number as u64 + gradient.seed;
-                            let context = Context { seed, plan: Some(&plan), ..context(step, 6_700) };
-                            let (chunk, mut payload) = (table.chunks[number].clone(), Vec::new());
-                            scratch
-                                .encode_chunk(&codec, chunk, state, &gradient, &context, &mut payload)
-                                .unwrap();
-                            assert_eq!(payload, expected.bytes[expected.chunks[number].clone()], "{chain}");
-                        }
-                    });
-                }
-            });
-            assert_eq!(bits(one.residual()), bits(other.residual()), "{chain}");
+            let expected = table.encode(&mut alone, &gradient);
+            for (hands, encoder) in &mut others {
+                let found = table.encode_by(hands, encoder, &gradient);
+                assert!(found == expected, "{chain}, {} hands, step {step}", hands.0);
+                assert!(bits(encoder.residual()) == bits(alone.residual()), "{chain}, {} hands", hands.0);
+            }
         }
+    }
+}
+
+#[test]
+fn many_hands_make_what_one_makes_of_what_an_application_prepared() {
+    let table = Table::new(&[(90_000, 0)], 1_900);
+    let absent = [3_800..5_700, 89_999..90_000];
+    let places: Vec<u32> = (0..90_000).filter(|at| at % 7 == 3 || at % 1000 < 20).collect();
+    let values = normal(places.len(), 4);
+    let mut whole = vec![0.0; 90_000];
+    places.iter().zip(&values).for_each(|(&at, &value)| whole[at as usize] = value);
+    for chain in ["topk:0.01", "topk:0.01+f16", "topk:0.01+qsgd:levels=4", "threshold:0.5+bitmap+lz4"] {
+        let encode = |hands: &dyn Hands, by_place: bool| {
+            let input = |number: usize| {
+                let chunk = table.chunks[number].clone();
+                if !by_place {
+                    return ChunkInput::Chosen(&whole[chunk]);
+                }
+                let end = |at: usize| places.partition_point(|&place| (place as usize) < at);
+                let here = end(chunk.start)..end(chunk.end);
+                ChunkInput::Places(&places[here.clone()], &values[here])
+            };
+            let context = |number: usize| Context { seed: number as u64, ..context(0, 90_000) };
+            let (mut encoder, mut bytes) = (Encoder::new(codec(chain), 90_000), Written::default());
+            let ranges = encoder.encode_prepared(&table.chunks, &absent, input, context, hands, &mut bytes);
+            (ranges.unwrap(), bytes.to_vec())
+        };
+        let expected = encode(&Alone, true);
+        assert!(expected.0[2].is_empty() && !expected.0[3].is_empty(), "{chain}");
+        for (count, by_place) in [(1, true), (2, true), (7, true), (1, false), (7, false)] {
+            assert!(encode(&Threads(count), by_place) == expected, "{chain}, {count} hands");
+        }
+        let encoded = Encoded { bytes: expected.1, factors: Vec::new(), chunks: expected.0 };
+        let received = table.decode(&codec(chain), &encoded);
+        assert!(received[absent[0].clone()].iter().all(|&value| value == 0.0), "{chain}");
+        assert!(chain != "topk:0.01" || received[5_700..] == whole[5_700..], "{chain}");
     }
 }
 
@@ -941,9 +991,9 @@ fn an_overflow_of_a_layer_changes_nothing() {
         let mut values = normal(table.len(), 1);
         values[1_990] = f32::MAX;
         encoder.put_back_values(1_990, &[f32::MAX]);
-        let (before, mut bytes) = (bits(encoder.residual()), Vec::new());
-        let result =
-            encoder.encode_table(&table.gradient(1, &values), |_| context(1, table.len()), &mut bytes);
+        let (before, mut bytes) = (bits(encoder.residual()), Written::default());
+        let (gradient, context) = (table.gradient(1, &values), |_| context(1, table.len()));
+        let result = encoder.encode_table(&gradient, context, &Threads(3), &mut bytes);
         assert_eq!(result.map(|_| ()), Err(CodecError::Overflow), "{chain}");
         assert_eq!(bits(encoder.residual()), before, "{chain}");
     }

@@ -31,6 +31,7 @@ mod table;
 
 pub use error::ClientError;
 pub use handle::Handle;
+pub use hands::Threads;
 pub use job::Job;
 pub use options::{DEFAULT_TIMEOUT, JobOptions, parse_loops};
 pub use paramill_core::codec::Factors;

@@ -100,11 +100,6 @@ impl Slab {
         self.table.codec().map_err(client)
     }
 
-    /// Where the chunks of the table begin.
-    fn chunk_starts(&self) -> PyResult<Vec<u64>> {
-        self.table.chunk_starts().map_err(client)
-    }
-
     /// Says what stands in the gradient's memory for the next exchange: `chosen` entries, `count` `places` and values, or
     /// `halves`, by a codec that may have changed since.
     fn contains(&self, content: &str, count: usize, codec: String) -> PyResult<()> {

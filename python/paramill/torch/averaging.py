@@ -77,12 +77,8 @@ class AveragingOptimizer(JobOptimizer):
                 for name, parameter in zip(names, group["params"]):
                     (trained if parameter.requires_grad else frozen).append(Slot(name, parameter))
             own = cast(Policies, {**policies, "sync": sync, **AveragedBucket.POLICIES})
-            buckets = pack(trained, AveragedBucket, pack_bytes // 4)
-            for bucket in buckets:
-                bucket.declare(self.job, "", own)
-            self._frozen = pack(frozen, Bucket, pack_bytes // 4)
-            for bucket in self._frozen:
-                bucket.declare(self.job, "")
+            buckets = pack(self.job, trained, AveragedBucket, pack_bytes // 4, "", own)
+            self._frozen = pack(self.job, frozen, Bucket, pack_bytes // 4, "")
             means = declare_buffers(self.job, buffers, sync, pack_bytes)
             if buckets:
                 means.append(PresenceBucket(buckets))

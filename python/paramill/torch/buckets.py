@@ -93,6 +93,8 @@ class Bucket:
             size += -(-slot.parameter.numel() // ALIGNMENT) * ALIGNMENT
         # One tensor alone needs no room between it and the next.
         self.size = size if len(self.slots) > 1 else self.slots[0].parameter.numel()
+        #: First element and number of elements of each slot.
+        self.layers = [(start, slot.parameter.numel()) for start, slot in zip(self._starts, self.slots)]
         # Each slot's elements, and those between it and the next.
         self._spans = list(zip(self._starts, [*self._starts[1:], self.size]))
         self.missing = len(self.slots)
@@ -120,7 +122,13 @@ class Bucket:
             torch._foreach_copy_(self._views(flat), [slot.parameter.detach() for slot in self.slots])
         self._known_views.clear()
         self._job = job
-        self._table = job.table(prefix + self.name, init=flat.numpy(), alone=True, **policies)
+        shapes = [slot.parameter.shape for slot in self.slots]
+        if len(self.slots) == 1:
+            self._table = job.table(prefix + self.name, init=flat.view(shapes[0]).numpy(), alone=True, **policies)
+            return
+        names = [prefix + slot.name for slot in self.slots]
+        layers = list(zip(names, self._starts, shapes))
+        self._table = job.table(prefix + self.name, init=flat.numpy(), alone=True, layers=layers, **policies)
 
     def begin(self, device_codec: Optional[bool] = None, pump: Optional[Pump] = None) -> None:
         """After the start: takes the table's memory, and the values of rank 0 into the parameters.
@@ -145,7 +153,7 @@ class Bucket:
     def take_initial(self) -> None:
         """After the start, for parameters that are never pushed: takes the values of rank 0, and nothing else."""
         assert self._table is not None
-        values = torch.from_numpy(self._table.values.copy())
+        values = torch.from_numpy(self._table.values.copy()).flatten()
         with torch.no_grad():
             torch._foreach_copy_(self._targets(), self._views(values))
 
@@ -274,8 +282,7 @@ class Bucket:
         on_device = device.type == "cuda" if self._device_codec is None else self._device_codec
         if chain is not None and on_device:
             pump = self.lane.pump if self.lane is not None else None
-            # A table that was declared without layers is one.
-            self._compressor = Compressor(chain, self.size, [0], device, pump)
+            self._compressor = Compressor(chain, self.size, self.layers, device, pump)
 
     def _add_unsent(self, flat: Tensor) -> None:
         """Adds what was kept under another codec, where there is a gradient."""
@@ -317,8 +324,8 @@ class Bucket:
         if getattr(self, "_looked_at", None) is gradient:
             return
         self._looked_at = gradient
-        self._gradient = torch.from_numpy(gradient)
-        self._values = torch.from_numpy(self._slab.values)
+        self._gradient = torch.from_numpy(gradient).view(-1)
+        self._values = torch.from_numpy(self._slab.values).view(-1)
         self._known_views.clear()
 
     def _views(self, flat: Tensor) -> list[Tensor]:
@@ -495,24 +502,26 @@ class SparseSlot:
             push.wait()
 
 
-def pack(slots: Iterable[Slot], kind: type[Bucket], limit: int) -> list[Bucket]:
-    """Packs parameters in the order in which their gradients become ready: from the last one to the first.
+def pack(job: Job, slots: Iterable[Slot], kind: type[Bucket], limit: int, prefix: str, policies: Policies = {}) -> list[Bucket]:
+    """Packs parameters in the order in which their gradients become ready: from the last one to the first, and declares them.
 
-    What is larger than `limit` elements stays alone. Parameters of different devices are not packed together.
+    What is larger than `limit` elements stays alone. Parameters of different devices, or for which the job has different
+    policies by their names, are not packed together.
     """
+    slots = list(slots)
+    groups = job._groups([prefix + slot.name for slot in slots], policies) if slots else []
     buckets: list[Bucket] = []
-    waiting: list[Slot] = []
-    filled = 0
-    for slot in reversed(list(slots)):
-        size = slot.parameter.numel()
-        new_device = waiting and waiting[0].parameter.device != slot.parameter.device
-        if waiting and (filled + size > limit or new_device):
-            buckets.append(kind(waiting))
-            waiting, filled = [], 0
+    open_packs: dict[tuple[torch.device, int], list[Slot]] = {}
+    for slot, group in reversed(list(zip(slots, groups))):
+        waiting = open_packs.setdefault((slot.parameter.device, group), [])
+        filled = sum(other.parameter.numel() for other in waiting)
+        if waiting and filled + slot.parameter.numel() > limit:
+            buckets.append(kind(waiting.copy()))
+            waiting.clear()
         waiting.append(slot)
-        filled += size
-    if waiting:
-        buckets.append(kind(waiting))
+    buckets += [kind(waiting) for waiting in open_packs.values()]
+    for bucket in buckets:
+        bucket.declare(job, prefix, policies)
     return buckets
 
 

@@ -99,16 +99,16 @@ class Chain:
 class Compressor:
     """Follows a chain for one table. The worker's own code chooses the same entries and rounds to the same values.
 
-    What is not sent stays here, in the device's memory, and is added to the next gradient. `starts` are the layers' first
-    elements: entries are chosen in each layer by itself. The device's own kernels choose the largest entries where a `pump` has them.
+    What is not sent stays here, in the device's memory, and is added to the next gradient. `layers` are the first elements and
+    lengths of its layers: entries are chosen in each by itself. The device's own kernels choose the largest entries where a `pump` has them.
     """
 
     def __init__(
-        self, chain: Chain, size: int, starts: Sequence[int], device: torch.device, pump: Optional[Pump] = None
+        self, chain: Chain, size: int, layers: Sequence[tuple[int, int]], device: torch.device, pump: Optional[Pump] = None
     ) -> None:
         self._chain = chain
         self._size = size
-        self._runs = list(_runs(starts, size))
+        self._runs = list(_runs(layers))
         kind: Any = {"dtype": torch.float32, "device": device}
         #: Where gradients are to be put.
         self.input = torch.zeros(size, **kind)
@@ -200,7 +200,7 @@ class Compressor:
 
     def _topk(self, values: Tensor) -> Tensor:
         """Marks the largest entries of every layer; of equal ones those that come first."""
-        mask = torch.empty(self._size, dtype=torch.bool, device=values.device)
+        mask = torch.zeros(self._size, dtype=torch.bool, device=values.device)
         for start, rows, width in self._runs:
             end = start + rows * width
             # As integers, magnitudes are ordered like the numbers they stand for, and what is no number is above all.
@@ -257,19 +257,18 @@ class Choice:
         return self._encoded
 
 
-def _runs(starts: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
+def _runs(layers: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """Layers of equal length that follow each other: the first one's start, how many, how long.
 
-    >>> list(_runs([0, 8, 16, 20, 28], 36))
-    [(0, 2, 8), (16, 1, 4), (20, 2, 8)]
+    >>> list(_runs([(0, 8), (8, 8), (16, 4), (32, 4)]))
+    [(0, 2, 8), (16, 1, 4), (32, 1, 4)]
     """
-    ends = [*starts[1:], size]
     first, rows, width = 0, 0, -1
-    for start, end in zip(starts, ends):
-        if end - start != width:
+    for start, length in layers:
+        if length != width or start != first + rows * width:
             if rows:
                 yield first, rows, width
-            first, rows, width = start, 0, end - start
+            first, rows, width = start, 0, length
         rows += 1
     if rows:
         yield first, rows, width

@@ -154,12 +154,9 @@ class DistributedOptimizer(JobOptimizer):
                 for slot in of_rows:
                     rows.append(WatchedRows(slot))
                     rows[-1].declare(self.job, self._prefix(index), own)
-                for bucket in pack(trained, WatchedBucket, pack_bytes // 4):
-                    bucket.declare(self.job, self._prefix(index), own)
-                    dense.append(bucket)
-                for bucket in pack(frozen, Bucket, pack_bytes // 4):
-                    bucket.declare(self.job, f"frozen/{self._prefix(index)}")
-                    self._frozen.append(bucket)
+                prefix, limit = self._prefix(index), pack_bytes // 4
+                dense += pack(self.job, trained, WatchedBucket, limit, prefix, own)
+                self._frozen += pack(self.job, frozen, Bucket, limit, f"frozen/{prefix}")
             if unknown:
                 raise ParamillError(f"no parameter is called {', '.join(sorted(unknown))}")
             means = declare_buffers(self.job, buffers, sync, pack_bytes)
@@ -465,7 +462,4 @@ def declare_buffers(
 ) -> list[Bucket]:
     """Tables of the buffers that can be averaged; counters stay each worker's own."""
     slots = [Slot(name, buffer) for name, buffer in buffers or () if buffer.is_floating_point()]
-    buckets = pack(slots, BufferBucket, pack_bytes // 4)
-    for bucket in buckets:
-        bucket.declare(job, "buffers/", {"sync": sync, **BufferBucket.POLICIES})
-    return buckets
+    return pack(job, slots, BufferBucket, pack_bytes // 4, "buffers/", {"sync": sync, **BufferBucket.POLICIES})

@@ -171,6 +171,9 @@ pub(crate) struct CodecArgs {
     /// Values that are encoded at a time.
     #[arg(long, value_name = "N", default_value_t = paramill_core::limits::BLOCK_ELEMENTS)]
     pub(crate) chunk: usize,
+    /// Threads that encode together.
+    #[arg(long, value_name = "T", default_value_t = 1)]
+    pub(crate) threads: usize,
     /// Rounds; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 3)]
     pub(crate) rounds: u32,

@@ -1,25 +1,29 @@
 //! The sender's end of a chain: what it remembers, and how values become a payload.
 
-use super::container::{self, Container};
 use super::layer::{InputMemory, LayerRange, Plan, TableGradient, TableInput};
 use super::matrix::Matrix;
-use super::payload::{Layout, PREFIX_BYTES, Prefix, write_floats};
-use super::products::{PIECE_VALUES, PieceHead, Products, Thin};
+use super::products::Thin;
+use super::scratch::{ChunkState, Scratch};
 use super::selection::{Largest, Selection};
-use super::{Codec, CodecError, Context, Decoder, Mask, Packer, Quantiser};
+use super::written::Written;
+use super::{Codec, CodecError, Context, Decoder};
 use crate::absence::Absent;
+use crate::hands::{self, Alone, Hands, Shelf};
 use crate::kernels;
 use crate::store::Buffer;
-use multiversion::multiversion;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A chosen entry with its place costs as much as so many elements that are not chosen.
+const PLACES_SAVE: usize = 16;
 
 /// The sender's end of a chain, for one table and one direction.
 ///
-/// A gradient of a whole table is encoded in two phases: [`Encoder::plan`] decides what has to be decided for whole layers,
-/// and changes nothing of what chunks have; then every chunk is encoded by itself, with its own [`ChunkState`], so that
-/// threads can share the chunks. [`Encoder::encode_table`] does both. A stretch that is a layer by itself, or of which
-/// nothing is decided by layer, is encoded by [`Encoder::encode`].
+/// [`Encoder::encode_table`] encodes a gradient of a whole table in two phases: first what has to be decided for whole layers
+/// is decided, and nothing changes of what chunks have; then every chunk is encoded by itself. In both, several hands may
+/// work, and what they make does not depend on how many they are. A stretch that is a layer by itself, or of which nothing is
+/// decided by layer, is encoded by [`Encoder::encode`].
 #[derive(Debug)]
 pub struct Encoder {
     codec: Arc<Codec>,
@@ -32,31 +36,9 @@ pub struct Encoder {
     /// Elements that are sent.
     elements: usize,
     scratch: Scratch,
-    input: InputMemory,
-}
-
-/// What an encoder remembers of one chunk.
-#[derive(Debug)]
-pub struct ChunkState<'a> {
-    residual: &'a mut [f32],
-    velocity: &'a mut [f32],
-}
-
-/// Memory that is used again for every stretch. A thread that encodes chunks has its own.
-#[derive(Debug)]
-pub struct Scratch {
-    /// Aligned as residuals are: a copy between memory that is 16 bytes off is ten times as slow.
-    input: Buffer,
-    velocity: Vec<f32>,
-    mask: Mask,
-    values: Vec<f32>,
-    received: Vec<f32>,
-    packed: Vec<u8>,
-    packer: Option<Box<dyn Packer>>,
-    /// Residuals and velocities of absent ranges, set aside while the others are encoded.
-    held: Vec<f32>,
-    /// A chunk with zeros in its absent ranges.
-    present: Vec<f32>,
+    /// Those of other hands, and while hands share a gradient all of them.
+    scratches: Shelf<Scratch>,
+    inputs: Shelf<InputMemory>,
 }
 
 /// Frames with the factors of a layer: they travel before the layer's first chunk.
@@ -68,17 +50,32 @@ pub struct FactorFrames {
     pub payloads: Vec<Range<usize>>,
 }
 
-/// The entries that a body carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    /// Everything, as it is.
-    All,
-    /// The mask's entries, which are zero in the input since.
-    Taken,
-    /// The mask's entries as in `received`, one after the other.
-    MaskedRounded,
-    /// The stretch as in `received`.
-    Rounded,
+/// What an application made of a chunk of a gradient.
+#[derive(Debug, Clone, Copy)]
+pub enum ChunkInput<'a> {
+    /// A value for every element, of which those that are not zero travel.
+    Chosen(&'a [f32]),
+    /// Places in the table, ascending, and the values that travel.
+    Places(&'a [u32], &'a [f32]),
+    /// Values as the chain's quantiser has them.
+    Quantised(&'a [u8]),
+}
+
+/// What was decided for a layer.
+#[derive(Debug)]
+enum Decided {
+    Largest(Selection),
+    Factors(Option<Thin>),
+    Nothing,
+}
+
+/// Chunks that one hand encodes, one after the other.
+struct Group<S> {
+    /// Number of the first one.
+    first: usize,
+    /// What is remembered of each.
+    states: Vec<S>,
+    bytes: Vec<u8>,
 }
 
 impl Encoder {
@@ -92,8 +89,9 @@ impl Encoder {
     /// For values that are whole by themselves: it keeps nothing, even if the chain would.
     pub fn without_memory(codec: Arc<Codec>) -> Encoder {
         let (residual, velocity) = (Buffer::zeroed(0), Buffer::zeroed(0));
-        let (scratch, input) = (Scratch::new(&codec), InputMemory::default());
-        Encoder { codec, residual, velocity, bases: Vec::new(), elements: 0, scratch, input }
+        let scratch = Scratch::new(&codec);
+        let (bases, scratches, inputs) = Default::default();
+        Encoder { codec, residual, velocity, bases, elements: 0, scratch, scratches, inputs }
     }
 
     /// Takes over what another chain has not sent yet: it goes with the next values. A chain that keeps nothing sends it once.
@@ -157,7 +155,7 @@ impl Encoder {
     }
 
     /// What is remembered of each of a table's chunks, which lie one after the other.
-    pub fn chunk_states(&mut self, chunks: &[Range<usize>]) -> Vec<ChunkState<'_>> {
+    fn chunk_states(&mut self, chunks: &[Range<usize>]) -> Vec<ChunkState<'_>> {
         let (mut residual, mut velocity) = (self.residual.as_mut_slice(), self.velocity.as_mut_slice());
         let cut = |chunk: &Range<usize>| ChunkState {
             residual: split_first(&mut residual, chunk.len()),
@@ -174,9 +172,10 @@ impl Encoder {
 
     /// Decides what is decided for whole layers, and appends the factors of those that travel as such. Nothing that is kept
     /// of elements changes.
-    pub fn plan(
+    fn plan(
         &mut self,
         gradient: &TableGradient<'_>,
+        hands: &dyn Hands,
         out: &mut Vec<u8>,
     ) -> Result<(Plan, Vec<FactorFrames>), CodecError> {
         let (mut plan, mut frames) = (Plan::default(), Vec::new());
@@ -192,69 +191,143 @@ impl Encoder {
         if !self.codec.decides_by_layer(gradient.step) || !applies.contains(&true) {
             return Ok((plan, frames));
         }
-        let Encoder { codec, residual, velocity, bases, scratch, input, .. } = self;
+        let Encoder { codec, residual, velocity, bases, scratch, inputs, .. } = self;
         // The factors that a layer offers have nothing in them of what is clipped, nor of what another chain left to be sent.
         let is_altered = !codec.keeps_residual() && (!residual.is_empty() || codec.changes_values());
-        let mut input = TableInput {
+        let input = TableInput {
             codec,
             gradient,
             residual: residual.as_slice(),
             velocity: velocity.as_slice(),
-            memory: input,
-            is_finite: true,
+            memory: inputs,
+            is_finite: AtomicBool::new(true),
+        };
+        let decide = |number: usize, base: &mut Vec<f32>, hands: &dyn Hands| {
+            let (layer, seed) = (&gradient.layers[number], gradient.seed ^ number as u64);
+            let elements = layer.elements.clone();
+            let sparsifier = codec.sparsifier.as_ref();
+            if let Some(largest) =
+                sparsifier.and_then(|sparsifier| sparsifier.largest(gradient.step, elements.len()))
+            {
+                // All of a layer that the chain does not apply to.
+                let all = Largest { count: elements.len(), sample: None };
+                let largest = if applies[number] { largest } else { all };
+                return Decided::Largest(Selection::find(&input, elements, largest, seed, hands));
+            }
+            let Some(low_rank) = codec.low_rank.as_ref().filter(|_| applies[number] && !is_altered) else {
+                return Decided::Nothing;
+            };
+            let matrix = Matrix { layer, values: &input, factors: gradient.factors, seed, hands };
+            Decided::Factors(low_rank.factor(&matrix, base))
         };
         bases.resize_with(gradient.layers.len(), Vec::new);
-        for (number, (layer, applies)) in gradient.layers.iter().zip(applies).enumerate() {
-            let (elements, seed) = (layer.elements.clone(), gradient.seed ^ number as u64);
-            let largest = codec
-                .sparsifier
-                .as_ref()
-                .and_then(|sparsifier| sparsifier.largest(gradient.step, elements.len()));
-            if let Some(largest) = largest {
-                // All of a layer that the chain does not apply to.
-                let largest = if applies { largest } else { Largest { count: elements.len(), sample: None } };
-                plan.selections.push(Selection::find(&mut input, elements, largest, seed));
-                continue;
-            }
-            let Some(low_rank) = codec.low_rank.as_ref().filter(|_| applies && !is_altered) else { continue };
-            let mut matrix = Matrix { layer, values: &mut input, factors: gradient.factors, seed };
-            let thin = low_rank.factor(&mut matrix, &mut bases[number]);
+        let decided = decide_all(gradient.layers, bases, hands, decide);
+        for (number, decided) in decided {
+            let thin = match decided {
+                Decided::Largest(selection) => {
+                    plan.selections.push(selection);
+                    continue;
+                }
+                Decided::Factors(thin) => thin,
+                Decided::Nothing => continue,
+            };
             let written = thin.and_then(|thin| {
                 scratch.write_factors(codec, number as u32, &thin, gradient.layers, &mut plan, out)
             });
+            let elements = gradient.layers[number].elements.clone();
             match written {
                 Some(payloads) => frames.push(FactorFrames { elements, payloads }),
                 // Factors that are not finite are no place to begin the next step from.
                 None => bases[number].clear(),
             }
         }
-        if input.is_finite { Ok((plan, frames)) } else { Err(input.fault()) }
+        if input.is_finite() { Ok((plan, frames)) } else { Err(input.fault()) }
     }
 
-    /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk. `context` is asked for each chunk. The
-    /// payload of a chunk that is absent altogether is empty.
+    /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk, both with several hands where there is
+    /// enough to do. `context` is asked for each chunk. The payload of a chunk that is absent altogether is empty.
     pub fn encode_table<'a>(
         &mut self,
         gradient: &TableGradient<'_>,
-        context: impl Fn(usize) -> Context<'a>,
-        out: &mut Vec<u8>,
+        context: impl Fn(usize) -> Context<'a> + Sync,
+        hands: &dyn Hands,
+        out: &mut Written,
     ) -> Result<(Vec<FactorFrames>, Vec<Range<usize>>), CodecError> {
-        let (plan, factors) = self.plan(gradient, out)?;
-        let (codec, mut scratch) =
-            (self.codec.clone(), std::mem::replace(&mut self.scratch, Scratch::empty()));
-        let states = self.chunk_states(gradient.chunks);
-        let mut payloads = Vec::with_capacity(gradient.chunks.len());
-        let mut result = Ok(());
-        for (number, (chunk, state)) in gradient.chunks.iter().zip(states).enumerate() {
-            let (before, context) = (out.len(), Context { plan: Some(&plan), ..context(number) });
-            result = scratch.encode_chunk(&codec, chunk.clone(), state, gradient, &context, out);
-            if result.is_err() {
-                break;
+        out.clear();
+        let (plan, factors) = self.plan(gradient, hands, out.last())?;
+        let (codec, scratches) = (self.codec.clone(), self.lend_scratch());
+        let (chunks, pieces) = (gradient.chunks, hands::pieces(hands, gradient.values.len()));
+        let work = |scratch: &mut Scratch, number: usize, state: ChunkState<'_>, out: &mut Vec<u8>| {
+            let context = Context { plan: Some(&plan), ..context(number) };
+            scratch.encode_chunk(&codec, chunks[number].clone(), state, gradient, &context, out)
+        };
+        let states = self.chunk_states(chunks);
+        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        self.take_scratch(scratches);
+        payloads.map(|payloads| (factors, payloads))
+    }
+
+    /// Encodes what the application made of the table's chunks: filters and sparsifier are passed over, and nothing is
+    /// remembered. `input` and `context` are asked for each chunk. The payload of a chunk that is absent altogether is empty.
+    pub fn encode_prepared<'a>(
+        &mut self,
+        chunks: &[Range<usize>],
+        absent: &[Range<usize>],
+        input: impl Fn(usize) -> ChunkInput<'a> + Sync,
+        context: impl Fn(usize) -> Context<'a> + Sync,
+        hands: &dyn Hands,
+        out: &mut Written,
+    ) -> Result<Vec<Range<usize>>, CodecError> {
+        out.clear();
+        let (codec, scratches) = (self.codec.clone(), self.lend_scratch());
+        // Of places there are few: the bits of a mask are cleared and looked through.
+        let cost = |number: usize| match input(number) {
+            ChunkInput::Places(places, _) => chunks[number].len() / PLACES_SAVE + PLACES_SAVE * places.len(),
+            _ => chunks[number].len(),
+        };
+        let pieces = hands::pieces(hands, (0..chunks.len()).map(cost).sum());
+        let work = |scratch: &mut Scratch, number: usize, (): (), out: &mut Vec<u8>| {
+            let (Range { start, end }, context) = (chunks[number].clone(), context(number));
+            let before = out.len();
+            match input(number) {
+                ChunkInput::Chosen(values) => {
+                    let chosen = values.iter().copied().enumerate();
+                    scratch.encode_chosen(&codec, end - start, chosen, &context, out)
+                }
+                ChunkInput::Places(places, values) => {
+                    // A place before the chunk wraps round, and is refused as one beyond its end.
+                    let chosen = places.iter().map(|&place| (place as usize).wrapping_sub(start));
+                    scratch.encode_chosen(
+                        &codec,
+                        end - start,
+                        chosen.zip(values.iter().copied()),
+                        &context,
+                        out,
+                    )
+                }
+                ChunkInput::Quantised(bytes) => scratch.encode_quantised(&codec, end - start, bytes, out),
+            }?;
+            if Absent::in_chunk(absent, start..end).covers(end - start) {
+                out.truncate(before);
             }
-            payloads.push(before..out.len());
-        }
-        self.scratch = scratch;
-        result.map(|()| (factors, payloads))
+            Ok(())
+        };
+        let states = vec![(); chunks.len()];
+        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        self.take_scratch(scratches);
+        payloads
+    }
+
+    /// Its memory, for all hands.
+    fn lend_scratch(&mut self) -> Shelf<Scratch> {
+        let scratches = std::mem::take(&mut self.scratches);
+        scratches.put(std::mem::replace(&mut self.scratch, Scratch::empty()));
+        scratches
+    }
+
+    fn take_scratch(&mut self, scratches: Shelf<Scratch>) {
+        self.scratch = scratches.take().unwrap_or_else(|| Scratch::new(&self.codec));
+        self.scratches = scratches;
     }
 
     /// Appends the payload of `values`, which are the table's elements from `start` on. After an error nothing has
@@ -282,35 +355,7 @@ impl Encoder {
         context: &Context<'_>,
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, scratch: work, .. } = self;
-        work.mask.reset(len);
-        work.values.clear();
-        let mut next = 0;
-        for (place, value) in chosen {
-            if place < next || place >= len {
-                return Err(CodecError::Input("places out of order or beyond its end".into()));
-            }
-            next = place + 1;
-            if value != 0.0 {
-                work.mask.set(place);
-                work.values.push(value);
-            }
-        }
-        if !kernels::all_finite(&work.values) {
-            return Err(CodecError::NonFinite);
-        }
-        let (start, body) = (out.len(), out.len() + PREFIX_BYTES);
-        let (mut prefix, _) = work.write_masked(codec, len, context, out);
-        if out.len() - body > 4 * len {
-            out.truncate(start);
-            work.received.clear();
-            work.received.resize(len, 0.0);
-            work.mask.put(&work.values, &mut work.received);
-            (prefix, _) = raw(codec, &work.received, out);
-        }
-        prefix.packed = work.pack(body, out);
-        out[start..body].copy_from_slice(&prefix.encode());
-        Ok(())
+        self.scratch.encode_chosen(&self.codec, len, chosen, context, out)
     }
 
     /// Appends the payload of `count` values that the caller quantised as the chain's quantiser would have.
@@ -320,26 +365,7 @@ impl Encoder {
         bytes: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
-        let Encoder { codec, scratch: work, .. } = self;
-        let is_dense = codec.sparsifier.is_none()
-            && codec.low_rank.is_none()
-            && matches!(codec.container, None | Some(Container::Dense));
-        let Some(quantiser) = codec.quantiser.as_deref().filter(|quantiser| {
-            is_dense && quantiser.bytes(count) == bytes.len() && bytes.len() < 4 * count.max(1)
-        }) else {
-            return Err(CodecError::Input(format!("{} bytes, and `{codec}` makes others", bytes.len())));
-        };
-        work.received.resize(count, 0.0);
-        quantiser.dequantise(bytes, &mut work.received).map_err(CodecError::Input)?;
-        if !kernels::all_finite(&work.received) {
-            return Err(CodecError::NonFinite);
-        }
-        let start = out.len();
-        let mut prefix = open(codec, Layout::Dense, count, out);
-        out.extend_from_slice(bytes);
-        prefix.packed = work.pack(start + PREFIX_BYTES, out);
-        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
-        Ok(())
+        self.scratch.encode_quantised(&self.codec, count, bytes, out)
     }
 
     /// A payload of this encoder did not arrive, and will not be sent again: what it said of the `len` elements from
@@ -370,6 +396,83 @@ impl Encoder {
     }
 }
 
+/// Decides for every layer, and says so in their order. A large layer is shared, and small ones are shared out.
+fn decide_all(
+    layers: &[LayerRange],
+    bases: &mut [Vec<f32>],
+    hands: &dyn Hands,
+    decide: impl Fn(usize, &mut Vec<f32>, &dyn Hands) -> Decided + Sync,
+) -> Vec<(usize, Decided)> {
+    let is_large = |number: usize| hands::busy(hands, layers[number].elements.len()) > 1;
+    let (large, small): (Vec<_>, Vec<_>) =
+        bases.iter_mut().enumerate().partition(|(number, _)| is_large(*number));
+    let elements: usize = small.iter().map(|(number, _)| layers[*number].elements.len()).sum();
+    let each = elements.div_ceil(hands::pieces(hands, elements)).max(1);
+    let (mut groups, mut free): (Vec<Vec<_>>, usize) = (Vec::new(), 0);
+    for (number, base) in small {
+        if free == 0 {
+            groups.push(Vec::new());
+            free = each;
+        }
+        free = free.saturating_sub(layers[number].elements.len());
+        if let Some(group) = groups.last_mut() {
+            group.push((number, base));
+        }
+    }
+    let decided = hands::share_out(hands, groups, |group| {
+        let decided = group.into_iter().map(|(number, base)| (number, decide(number, base, &Alone)));
+        decided.collect::<Vec<_>>()
+    });
+    let mut decided: Vec<_> = decided.into_iter().flatten().collect();
+    decided.extend(large.into_iter().map(|(number, base)| (number, decide(number, base, hands))));
+    decided.sort_unstable_by_key(|(number, _)| *number);
+    decided
+}
+
+/// Encodes chunks, of which the hands take so many pieces. Where each payload is in `out`. The error is that of the first
+/// chunk that has one.
+fn encode_groups<S: Send>(
+    codec: &Codec,
+    scratches: &Shelf<Scratch>,
+    states: Vec<S>,
+    pieces: usize,
+    hands: &dyn Hands,
+    work: impl Fn(&mut Scratch, usize, S, &mut Vec<u8>) -> Result<(), CodecError> + Sync,
+    out: &mut Written,
+) -> Result<Vec<Range<usize>>, CodecError> {
+    let (count, mut states) = (states.len(), states.into_iter());
+    let groups = (0..pieces).map(|piece| {
+        let (first, end) = (count * piece / pieces, count * (piece + 1) / pieces);
+        Group { first, states: states.by_ref().take(end - first).collect(), bytes: out.spare() }
+    });
+    let encoded = hands::share_out(hands, groups.collect(), |group| {
+        let Group { first, states, mut bytes } = group;
+        let mut scratch = scratches.take().unwrap_or_else(|| Scratch::new(codec));
+        let (mut ends, mut result) = (Vec::with_capacity(states.len()), Ok(()));
+        for (number, state) in (first..).zip(states) {
+            result = work(&mut scratch, number, state, &mut bytes);
+            if result.is_err() {
+                break;
+            }
+            ends.push(bytes.len());
+        }
+        scratches.put(scratch);
+        (bytes, ends, result)
+    });
+    let (mut payloads, mut before) = (Vec::with_capacity(count), out.len());
+    for (bytes, ends, result) in encoded {
+        result?;
+        let mut start = before;
+        for end in ends {
+            payloads.push(start..before + end);
+            start = before + end;
+        }
+        before += bytes.len();
+        out.push(bytes);
+    }
+    Ok(payloads)
+}
+
 /// The part of a buffer that belongs to a stretch; nothing when there is no buffer.
 fn stretch(buffer: &mut Buffer, range: Range<usize>) -> &mut [f32] {
     if buffer.is_empty() { &mut [] } else { &mut buffer.as_mut_slice()[range] }
@@ -381,480 +484,4 @@ fn split_first<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
     let (first, after) = std::mem::take(rest).split_at_mut(len);
     *rest = after;
     first
-}
-
-impl ChunkState<'_> {
-    /// Residual and velocity of each absent element of the chunk.
-    fn kept_of<'a>(&'a mut self, absent: &'a Absent) -> impl Iterator<Item = &'a mut [f32]> {
-        let ChunkState { residual, velocity } = self;
-        let kept = [&mut **residual, &mut **velocity].into_iter().filter(|kept| !kept.is_empty());
-        kept.flat_map(move |kept| {
-            let (mut rest, mut passed) = (kept, 0);
-            absent.ranges().iter().map(move |range| {
-                let (first, end) = (range.start as usize - passed, range.end as usize - passed);
-                let (head, tail) = std::mem::take(&mut rest).split_at_mut(end);
-                (rest, passed) = (tail, range.end as usize);
-                &mut head[first..]
-            })
-        })
-    }
-
-    /// Sets aside what is kept of absent elements, and leaves zeros.
-    fn hold(&mut self, absent: &Absent, held: &mut Vec<f32>) {
-        held.clear();
-        for part in self.kept_of(absent) {
-            held.extend_from_slice(part);
-            part.fill(0.0);
-        }
-    }
-
-    /// Puts back what was set aside.
-    fn release(&mut self, absent: &Absent, mut held: &[f32]) {
-        for part in self.kept_of(absent) {
-            let (values, rest) = held.split_at(part.len());
-            part.copy_from_slice(values);
-            held = rest;
-        }
-    }
-}
-
-/// Puts into `input` what is to be sent. False when some of it is not finite. `next_velocity` gets what the velocity becomes,
-/// where the chain has one.
-pub(super) fn take_input(
-    codec: &Codec,
-    next_velocity: &mut Vec<f32>,
-    input: &mut [f32],
-    values: &[f32],
-    residual: &[f32],
-    velocity: &[f32],
-) -> bool {
-    let clipped = codec.changes_values();
-    if clipped {
-        input.copy_from_slice(values);
-        if !kernels::all_finite(values) {
-            return false;
-        }
-        codec.prepare(input);
-    }
-    if let Some(momentum) = codec.momentum() {
-        // Momentum correction (DGC eq. 4): velocities are accumulated, not gradients.
-        next_velocity.clear();
-        next_velocity.extend_from_slice(velocity);
-        kernels::scale(next_velocity, momentum);
-        kernels::add(next_velocity, if clipped { input } else { values });
-        return add_into(input, residual, next_velocity);
-    }
-    match (residual.is_empty(), clipped) {
-        (true, true) => true,
-        (true, false) => {
-            input.copy_from_slice(values);
-            kernels::all_finite(values)
-        }
-        (false, true) => {
-            kernels::add(input, residual);
-            kernels::all_finite(input)
-        }
-        (false, false) => add_into(input, residual, values),
-    }
-}
-
-/// Adds, and says whether all sums are finite: in one pass, because both come from memory.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_into(sum: &mut [f32], a: &[f32], b: &[f32]) -> bool {
-    assert!(sum.len() == a.len() && sum.len() == b.len());
-    let mut largest = 0;
-    for (at, sum) in sum.iter_mut().enumerate() {
-        *sum = a[at] + b[at];
-        largest = largest.max(sum.to_bits() & 0x7fff_ffff);
-    }
-    f32::from_bits(largest).is_finite()
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn subtract_into(difference: &mut [f32], a: &[f32], b: &[f32]) {
-    assert!(difference.len() == a.len() && difference.len() == b.len());
-    for (at, difference) in difference.iter_mut().enumerate() {
-        *difference = a[at] - b[at];
-    }
-}
-
-impl Scratch {
-    /// For chunks that this chain encodes.
-    pub fn new(codec: &Codec) -> Scratch {
-        Scratch { packer: codec.bytes.as_ref().map(|bytes| bytes.packer()), ..Scratch::empty() }
-    }
-
-    fn empty() -> Scratch {
-        let (velocity, mask, values, received, packed, held, present) = Default::default();
-        Scratch {
-            input: Buffer::zeroed(0),
-            velocity,
-            mask,
-            values,
-            received,
-            packed,
-            packer: None,
-            held,
-            present,
-        }
-    }
-
-    /// Appends the payload of a chunk of a gradient, and brings up to date what is remembered of the chunk. The payload of a
-    /// chunk that is absent altogether is empty. After an error neither has changed.
-    pub fn encode_chunk(
-        &mut self,
-        codec: &Codec,
-        chunk: Range<usize>,
-        mut state: ChunkState<'_>,
-        gradient: &TableGradient<'_>,
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        let absent = Absent::in_chunk(gradient.absent, chunk.clone());
-        if absent.covers(chunk.len()) {
-            return Ok(());
-        }
-        let mut present = std::mem::take(&mut self.present);
-        let values = gradient.part(chunk.clone(), &absent, &mut present);
-        let mut held = std::mem::take(&mut self.held);
-        state.hold(&absent, &mut held);
-        let result = self.encode(codec, chunk.start, &mut state, values, context, out);
-        state.release(&absent, &held);
-        (self.present, self.held) = (present, held);
-        result
-    }
-
-    /// Appends the payload of `values`, which are the table's elements from `start` on.
-    fn encode(
-        &mut self,
-        codec: &Codec,
-        start: usize,
-        state: &mut ChunkState<'_>,
-        values: &[f32],
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        if let Some(Plan { products, .. }) = context.plan
-            && state.residual.is_empty()
-            && products.covered(start..start + values.len()) == values.len()
-            && !values.is_empty()
-        {
-            // Factors have all of it, and nothing is kept of what they lack.
-            let prefix = Prefix { layout: Layout::LowRank, packed: false, tag: codec.tag(), count: 0 };
-            out.extend_from_slice(&prefix.encode());
-            return Ok(());
-        }
-        if let Some(quantiser) = codec.only_quantiser(context)
-            && state.residual.is_empty()
-            && quantiser.bytes(values.len()) < 4 * values.len()
-        {
-            return self.quantise(codec, quantiser, values, context, out);
-        }
-        let mut buffer = std::mem::replace(&mut self.input, Buffer::zeroed(0));
-        if buffer.len() < values.len() {
-            buffer = Buffer::zeroed(values.len());
-        }
-        let input = &mut buffer.as_mut_slice()[..values.len()];
-        let finite = take_input(codec, &mut self.velocity, input, values, state.residual, state.velocity);
-        let result = match finite {
-            true => {
-                self.write(codec, start, input, state, context, out);
-                Ok(())
-            }
-            false if kernels::all_finite(values) => Err(CodecError::Overflow),
-            false => Err(CodecError::NonFinite),
-        };
-        self.input = buffer;
-        result
-    }
-
-    /// Appends the factors of a layer in pieces, and puts them into the plan as they will be received. `None` when they
-    /// cannot be sent; then nothing was appended.
-    fn write_factors(
-        &mut self,
-        codec: &Arc<Codec>,
-        layer: u32,
-        thin: &Thin,
-        layers: &[LayerRange],
-        plan: &mut Plan,
-        out: &mut Vec<u8>,
-    ) -> Option<Vec<Range<usize>>> {
-        if !kernels::all_finite(&thin.values) {
-            return None;
-        }
-        let (begin, mut decoder) = (out.len(), Decoder::new(codec.clone()));
-        let mut payloads = Vec::new();
-        for (piece, values) in (0..).zip(thin.values.chunks(PIECE_VALUES)) {
-            let start = out.len();
-            let mut prefix = open(codec, Layout::Factors, values.len(), out);
-            out.extend_from_slice(&PieceHead { layer, shape: thin.shape, piece }.encode());
-            let body = write_values(codec, &Context::default(), values, out);
-            prefix.packed = self.pack(body, out);
-            out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
-            if decoder.take_factors(&out[start..], layers, &mut plan.products).is_err() {
-                plan.products.remove(&layers[layer as usize].elements);
-                out.truncate(begin);
-                return None;
-            }
-            payloads.push(start..out.len());
-        }
-        Some(payloads)
-    }
-
-    /// The whole way for a chain that is one quantiser and keeps nothing.
-    fn quantise(
-        &mut self,
-        codec: &Codec,
-        quantiser: &dyn Quantiser,
-        values: &[f32],
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        let start = out.len();
-        let mut prefix = open(codec, Layout::Dense, values.len(), out);
-        if !quantiser.quantise_finite(context, values, out) {
-            out.truncate(start);
-            return Err(CodecError::NonFinite);
-        }
-        prefix.packed = self.pack(start + PREFIX_BYTES, out);
-        out[start..start + PREFIX_BYTES].copy_from_slice(&prefix.encode());
-        Ok(())
-    }
-
-    /// Appends the payload of `input`, and brings the residual and the memory up to date.
-    fn write(
-        &mut self,
-        codec: &Codec,
-        start: usize,
-        input: &mut [f32],
-        state: &mut ChunkState<'_>,
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) {
-        let begin = out.len();
-        let keeps = !state.residual.is_empty() && codec.keeps_residual();
-        let (mut prefix, mut sent) = self.body(codec, start, input, context, out, keeps);
-        let body = begin + PREFIX_BYTES;
-        if prefix.layout != Layout::Raw && out.len() - body > 4 * input.len() {
-            out.truncate(begin);
-            if sent == Sent::Taken {
-                self.mask.put(&self.values, input);
-            }
-            (prefix, sent) = raw(codec, input, out);
-        }
-        prefix.packed = self.pack(body, out);
-        out[begin..body].copy_from_slice(&prefix.encode());
-        self.remember(codec, sent, input, state);
-    }
-
-    /// Appends room for a prefix, and a body.
-    fn body(
-        &mut self,
-        codec: &Codec,
-        start: usize,
-        input: &mut [f32],
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-        keeps: bool,
-    ) -> (Prefix, Sent) {
-        if !codec.applies(context) || input.is_empty() {
-            return raw(codec, input, out);
-        }
-        if let Some(Plan { products, .. }) = context.plan
-            && products.covered(start..start + input.len()) > 0
-        {
-            return self.low_rank_body(codec, products, start, input, context, out, keeps);
-        }
-        let masked = match (&codec.sparsifier, codec.container) {
-            (Some(sparsifier), _) => {
-                self.mask.reset(input.len());
-                match context.plan.filter(|plan| plan.selects()) {
-                    Some(plan) => plan.mark(start, input, &mut self.mask),
-                    None => sparsifier.select(context, input, &mut self.mask),
-                }
-                true
-            }
-            (None, Some(container)) if container != Container::Dense => {
-                self.mask.select_nonzero(input);
-                true
-            }
-            _ => false,
-        };
-        if !masked {
-            if codec.quantiser.is_none() {
-                return raw(codec, input, out);
-            }
-            let prefix = open(codec, Layout::Dense, input.len(), out);
-            let values = write_values(codec, context, input, out);
-            if !(keeps && codec.feeds_back()) {
-                return (prefix, Sent::All);
-            }
-            self.received.resize(input.len(), 0.0);
-            read_back(codec, &out[values..], input, &mut self.received);
-            return (prefix, Sent::Rounded);
-        }
-        self.masked_body(codec, input, context, out, keeps)
-    }
-
-    /// A body of what factors do not cover.
-    #[expect(clippy::too_many_arguments, reason = "those of a body, and the factors")]
-    fn low_rank_body(
-        &mut self,
-        codec: &Codec,
-        products: &Products,
-        start: usize,
-        input: &[f32],
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-        keeps: bool,
-    ) -> (Prefix, Sent) {
-        products.gather_rest(start, input, &mut self.values);
-        let prefix = open(codec, Layout::LowRank, self.values.len(), out);
-        let values = write_values(codec, context, &self.values, out);
-        if !keeps {
-            return (prefix, Sent::All);
-        }
-        let mut rest = vec![0.0; self.values.len()];
-        let readable = read_back(codec, &out[values..], &self.values, &mut rest);
-        self.received.resize(input.len(), 0.0);
-        products.fill(start, &rest, &mut self.received);
-        if readable && kernels::all_finite(&self.received) {
-            return (prefix, Sent::Rounded);
-        }
-        out.truncate(values - PREFIX_BYTES);
-        raw(codec, input, out)
-    }
-
-    /// A body of the mask's entries.
-    fn masked_body(
-        &mut self,
-        codec: &Codec,
-        input: &mut [f32],
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-        keeps: bool,
-    ) -> (Prefix, Sent) {
-        let feeds_back = keeps && codec.feeds_back();
-        if feeds_back {
-            self.mask.gather(input, &mut self.values)
-        } else {
-            self.mask.take(input, &mut self.values)
-        }
-        let scale = codec.sparsifier.as_ref().map_or(1.0, |sparsifier| sparsifier.scale(input.len()));
-        if scale != 1.0 {
-            kernels::scale(&mut self.values, scale);
-            // Scaling must not make finite values infinite.
-            super::clip::clamp(&mut self.values, f32::MAX);
-        }
-        let (prefix, values) = self.write_masked(codec, input.len(), context, out);
-        if !feeds_back {
-            return (prefix, Sent::Taken);
-        }
-        if prefix.layout == Layout::Dense {
-            self.values.resize(input.len(), 0.0);
-            read_back(codec, &out[values..], &self.received, &mut self.values);
-            self.received.copy_from_slice(&self.values);
-            return (prefix, Sent::Rounded);
-        }
-        self.received.resize(self.values.len(), 0.0);
-        read_back(codec, &out[values..], &self.values, &mut self.received);
-        (prefix, Sent::MaskedRounded)
-    }
-
-    /// Appends room for a prefix, and a body of the mask's entries, which are in `values`. Where the body's values begin.
-    /// In a dense body they are those of `received`.
-    fn write_masked(
-        &mut self,
-        codec: &Codec,
-        len: usize,
-        context: &Context<'_>,
-        out: &mut Vec<u8>,
-    ) -> (Prefix, usize) {
-        let count = self.values.len();
-        let container = codec.container.unwrap_or_default();
-        let layout = container.layout(len, count, |count| codec.value_bytes(count));
-        if layout == Layout::Dense {
-            self.received.clear();
-            self.received.resize(len, 0.0);
-            self.mask.put(&self.values, &mut self.received);
-            let prefix = open(codec, layout, len, out);
-            return (prefix, write_values(codec, context, &self.received, out));
-        }
-        let prefix = open(codec, layout, count, out);
-        container::write_places(layout, &self.mask, out);
-        (prefix, write_values(codec, context, &self.values, out))
-    }
-
-    /// Replaces the body by its compressed form, if that is shorter.
-    fn pack(&mut self, body: usize, out: &mut Vec<u8>) -> bool {
-        let Some(packer) = &mut self.packer else { return false };
-        self.packed.clear();
-        if !packer.pack(&out[body..], &mut self.packed) || self.packed.len() >= out.len() - body {
-            return false;
-        }
-        out.truncate(body);
-        out.extend_from_slice(&self.packed);
-        true
-    }
-
-    /// Updates the residual: what was not sent. Velocities of sent entries begin anew (factor masking, DGC section 3.2).
-    fn remember(&mut self, codec: &Codec, sent: Sent, input: &[f32], state: &mut ChunkState<'_>) {
-        let ChunkState { residual, velocity } = state;
-        if !residual.is_empty() {
-            // A chain that keeps no residual sends the one that another chain left, once.
-            let sent = if codec.keeps_residual() { sent } else { Sent::All };
-            match sent {
-                Sent::All => kernels::fill(residual, 0.0),
-                Sent::Taken => residual.copy_from_slice(input),
-                Sent::MaskedRounded => {
-                    self.mask.gather(input, &mut self.values);
-                    for (rest, received) in self.values.iter_mut().zip(&self.received) {
-                        *rest -= received;
-                    }
-                    residual.copy_from_slice(input);
-                    self.mask.put(&self.values, residual);
-                }
-                Sent::Rounded => subtract_into(residual, input, &self.received),
-            }
-        }
-        if codec.momentum().is_some() {
-            velocity.copy_from_slice(&self.velocity);
-            if sent != Sent::All {
-                self.mask.clear(velocity);
-            }
-        }
-    }
-}
-
-/// Appends room for a prefix.
-fn open(codec: &Codec, layout: Layout, count: usize, out: &mut Vec<u8>) -> Prefix {
-    out.extend_from_slice(&[0; PREFIX_BYTES]);
-    Prefix { layout, packed: false, tag: codec.tag(), count: count as u32 }
-}
-
-fn raw(codec: &Codec, input: &[f32], out: &mut Vec<u8>) -> (Prefix, Sent) {
-    let prefix = open(codec, Layout::Raw, input.len(), out);
-    write_floats(input, out);
-    (prefix, Sent::All)
-}
-
-/// Appends values as the chain's quantiser has them. Where they begin.
-fn write_values(codec: &Codec, context: &Context<'_>, values: &[f32], out: &mut Vec<u8>) -> usize {
-    let start = out.len();
-    match &codec.quantiser {
-        Some(quantiser) => quantiser.quantise(context, values, out),
-        None => write_floats(values, out),
-    }
-    start
-}
-
-/// Decodes what was encoded, as the receiver will. False when the receiver will refuse it.
-fn read_back(codec: &Codec, bytes: &[u8], values: &[f32], received: &mut [f32]) -> bool {
-    match &codec.quantiser {
-        Some(quantiser) => quantiser.dequantise(bytes, received).is_ok(),
-        None => {
-            received.copy_from_slice(values);
-            true
-        }
-    }
 }

@@ -43,7 +43,7 @@ impl Default for Offered {
 }
 
 impl LowRank for Offered {
-    fn factor(&self, matrix: &mut Matrix<'_>, _memory: &mut Vec<f32>) -> Option<Thin> {
+    fn factor(&self, matrix: &Matrix<'_>, _memory: &mut Vec<f32>) -> Option<Thin> {
         let factors = matrix.factors.filter(|factors| (1..=self.rank).contains(&factors.rank))?;
         let (elements, rank) = (matrix.layer.elements.len(), factors.rank as usize);
         let shape = Shape { rank: factors.rank, columns: u32::try_from(matrix.layer.columns).ok()? };

@@ -1,15 +1,17 @@
 //! What is decided for a whole layer before its chunks are encoded, each by itself.
 
 use super::chain::Codec;
-use super::encoder::take_input;
 use super::products::Products;
+use super::scratch::take_input;
 use super::selection::{Selection, Stretches};
 use super::{CodecError, Factors, Mask};
 use crate::absence::Absent;
+use crate::hands::Shelf;
 use crate::kernels;
 use crate::limits;
 use crate::table::{LayerRef, TableSpec};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A layer's elements in its table, seen as a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,11 +106,11 @@ pub(super) struct TableInput<'a> {
     pub(super) gradient: &'a TableGradient<'a>,
     pub(super) residual: &'a [f32],
     pub(super) velocity: &'a [f32],
-    pub(super) memory: &'a mut InputMemory,
-    pub(super) is_finite: bool,
+    pub(super) memory: &'a Shelf<InputMemory>,
+    pub(super) is_finite: AtomicBool,
 }
 
-/// Memory that is used again.
+/// Memory of one hand that is used again.
 #[derive(Debug, Default)]
 pub(super) struct InputMemory {
     gradient: Vec<f32>,
@@ -117,41 +119,50 @@ pub(super) struct InputMemory {
 }
 
 impl Stretches for TableInput<'_> {
-    fn visit(&mut self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32])) {
+    fn visit(&self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32])) {
+        let mut memory = self.memory.take().unwrap_or_default();
         let chunks = self.gradient.chunks;
         let first = chunks.partition_point(|chunk| chunk.end <= range.start);
         for chunk in chunks[first..].iter().take_while(|chunk| chunk.start < range.end) {
             let part = range.start.max(chunk.start)..range.end.min(chunk.end);
             if self.codec.changes_values() {
                 // What is clipped depends on the whole chunk.
-                self.stretch(chunk.clone());
-                each(part.start, &self.memory.input[part.start - chunk.start..part.end - chunk.start]);
+                self.stretch(chunk.clone(), &mut memory);
+                each(part.start, &memory.input[part.start - chunk.start..part.end - chunk.start]);
                 continue;
             }
             // Blocks that stay in the nearest caches.
             let mut start = part.start;
             while start < part.end {
                 let end = part.end.min(start + limits::BLOCK_ELEMENTS);
-                self.stretch(start..end);
-                each(start, &self.memory.input);
+                self.stretch(start..end, &mut memory);
+                each(start, &memory.input);
                 start = end;
             }
         }
+        self.memory.put(memory);
     }
 }
 
 impl TableInput<'_> {
     /// Puts the input of a stretch into memory.
-    fn stretch(&mut self, range: Range<usize>) {
+    fn stretch(&self, range: Range<usize>, memory: &mut InputMemory) {
         let absent = Absent::in_chunk(self.gradient.absent, range.clone());
-        let InputMemory { gradient, input, velocity } = &mut *self.memory;
+        let InputMemory { gradient, input, velocity } = memory;
         let values = self.gradient.part(range.clone(), &absent, gradient);
         let of = |kept: &'_ [f32]| if kept.is_empty() { 0..0 } else { range.clone() };
         input.resize(values.len(), 0.0);
         let (residual, before) = (&self.residual[of(self.residual)], &self.velocity[of(self.velocity)]);
-        self.is_finite &= take_input(self.codec, velocity, input, values, residual, before);
+        if !take_input(self.codec, velocity, input, values, residual, before) {
+            self.is_finite.store(false, Ordering::Relaxed);
+        }
         // What was not sent of absent elements waits for their next gradient.
         absent.clear_in(input);
+    }
+
+    /// Whether all that was read is finite.
+    pub(super) fn is_finite(&self) -> bool {
+        self.is_finite.load(Ordering::Relaxed)
     }
 
     /// Why some of the input is not finite.

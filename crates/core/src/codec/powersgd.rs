@@ -37,7 +37,7 @@ impl Default for PowerSgd {
 }
 
 impl LowRank for PowerSgd {
-    fn factor(&self, matrix: &mut Matrix<'_>, memory: &mut Vec<f32>) -> Option<Thin> {
+    fn factor(&self, matrix: &Matrix<'_>, memory: &mut Vec<f32>) -> Option<Thin> {
         let shape = self.shape(matrix.layer)?;
         let (rank, right_len) = (self.rank as usize, (shape.columns * shape.rank) as usize);
         if memory.len() != right_len || memory.iter().all(|&value| value == 0.0) {
@@ -101,6 +101,7 @@ fn orthonormalise(matrix: &mut [f32], rank: usize) {
 mod tests {
     use super::*;
     use crate::codec::products::{PieceHead, Products};
+    use crate::hands::Alone;
 
     #[test]
     fn a_matrix_of_low_rank_is_found_in_two_steps() {
@@ -114,9 +115,9 @@ mod tests {
         let (layer, power) = (LayerRange { elements: 0..values.len(), columns }, PowerSgd { rank: 2 });
         let mut memory = Vec::new();
         let mut step = || {
-            let mut stretches = values.as_slice();
-            let mut matrix = Matrix { layer: &layer, values: &mut stretches, factors: None, seed: 1 };
-            power.factor(&mut matrix, &mut memory).unwrap()
+            let stretches = values.as_slice();
+            let matrix = Matrix { layer: &layer, values: &stretches, factors: None, seed: 1, hands: &Alone };
+            power.factor(&matrix, &mut memory).unwrap()
         };
         step();
         let (thin, mut products) = (step(), Products::default());

@@ -1,12 +1,15 @@
 //! Which entries of a layer travel: the largest ones, exactly so many, or about so many by the threshold of a sample.
 
 use super::Mask;
+use crate::hands::{self, Hands};
 use crate::prng::uniform_at;
 use std::ops::Range;
 
 const MAGNITUDE: u32 = 0x7fff_ffff;
 /// Values of a sample that lie next to each other: to go somewhere costs more than to read on.
 const RUN: usize = 8;
+/// Elements that are read on in the time that it takes to go somewhere.
+const PLACE_COST: usize = 64;
 /// The fewest and the most values that a first guess is made from.
 const GUESS: Range<usize> = 512..1 << 16;
 /// A guess is of use where it leaves less than this part of the values.
@@ -14,16 +17,16 @@ const FEW: usize = 8;
 /// Bits that one pass of the search finds out. Magnitudes have 31.
 const DIGITS: [u32; 3] = [11, 10, 10];
 
-/// Values that are read stretch by stretch, as often as one likes. One method is required.
-pub trait Stretches {
+/// Values that are read stretch by stretch, as often as one likes, by several hands. One method is required.
+pub trait Stretches: Sync {
     /// Calls `each` with the values of a range, in order and in stretches of any length, and the place of their first one.
     /// MUST give the same values every time.
-    fn visit(&mut self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32]));
+    fn visit(&self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32]));
 }
 
 /// Values in memory.
 impl Stretches for &[f32] {
-    fn visit(&mut self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32])) {
+    fn visit(&self, range: Range<usize>, each: &mut dyn FnMut(usize, &[f32])) {
         each(range.start, &self[range]);
     }
 }
@@ -51,10 +54,11 @@ pub struct Selection {
 impl Selection {
     /// The entries of `elements` that are among their largest.
     pub fn find(
-        values: &mut dyn Stretches,
+        values: &dyn Stretches,
         elements: Range<usize>,
         largest: Largest,
         seed: u64,
+        hands: &dyn Hands,
     ) -> Selection {
         let Largest { count, sample } = largest;
         let len = elements.len();
@@ -67,24 +71,24 @@ impl Selection {
         let sampled = sample.map(|part| ((part * len as f64).ceil() as usize).max(GUESS.start));
         match sampled.filter(|&size| size < len) {
             Some(size) => {
-                let mut drawn = draw(values, elements.clone(), size, seed);
+                let mut drawn = draw(values, elements.clone(), size, seed, hands);
                 let rank = (count as f64 / len as f64 * drawn.len() as f64).round() as usize;
                 let above = nth_largest(&mut drawn, rank.max(1));
                 Selection { ties_end: elements.start, elements, above }
             }
-            None => Selection::exact(values, elements, count),
+            None => Selection::exact(values, elements, count, hands),
         }
     }
 
-    fn exact(values: &mut dyn Stretches, elements: Range<usize>, count: usize) -> Selection {
-        let found = by_guess(values, elements.clone(), count)
-            .unwrap_or_else(|| by_digits(values, elements.clone(), count));
+    fn exact(values: &dyn Stretches, elements: Range<usize>, count: usize, hands: &dyn Hands) -> Selection {
+        let found = by_guess(values, elements.clone(), count, hands)
+            .unwrap_or_else(|| by_digits(values, elements.clone(), count, hands));
         if found.smallest == 0 {
             return Selection { ties_end: elements.start, elements, above: 0 };
         }
         let ties_end = match found.ties == found.all_ties {
             true => elements.end,
-            false => end_of_ties(values, elements.clone(), &found),
+            false => end_of_ties(values, elements.clone(), &found, hands),
         };
         Selection { elements, above: found.smallest, ties_end }
     }
@@ -124,7 +128,12 @@ struct Found {
 
 /// Looks among the values that are above a guess, which is likely to be a bit too low. `None` where it is too high, or leaves
 /// too many.
-fn by_guess(values: &mut dyn Stretches, elements: Range<usize>, count: usize) -> Option<Found> {
+fn by_guess(
+    values: &dyn Stretches,
+    elements: Range<usize>,
+    count: usize,
+    hands: &dyn Hands,
+) -> Option<Found> {
     let len = elements.len();
     if len / FEW <= count {
         return None;
@@ -132,7 +141,7 @@ fn by_guess(values: &mut dyn Stretches, elements: Range<usize>, count: usize) ->
     let mut guess = 0;
     if len > 4 * GUESS.start {
         let size = (len / 32).clamp(GUESS.start, GUESS.end);
-        let mut drawn = draw(values, elements.clone(), size, 0);
+        let mut drawn = draw(values, elements.clone(), size, 0, hands);
         let share = count as f64 / len as f64 * drawn.len() as f64;
         // Four deviations of a sample's count, and a few: neighbours are alike.
         let rank = (share + 4.0 * share.sqrt() + 4.0) as usize;
@@ -141,12 +150,16 @@ fn by_guess(values: &mut dyn Stretches, elements: Range<usize>, count: usize) ->
         }
         guess = nth_largest(&mut drawn, rank);
     }
-    let (mut mask, mut stretch, mut above) = (Mask::default(), Vec::new(), Vec::new());
-    values.visit(elements, &mut |_, values| {
-        mask.select_above(values, f32::from_bits(guess));
-        mask.gather(values, &mut stretch);
-        above.extend(stretch.iter().map(|value| value.to_bits() & MAGNITUDE));
+    let above = hands::share_out(hands, hands::cut(hands, elements), |piece| {
+        let (mut mask, mut stretch, mut above) = (Mask::default(), Vec::new(), Vec::new());
+        values.visit(piece, &mut |_, values| {
+            mask.select_above(values, f32::from_bits(guess));
+            mask.gather(values, &mut stretch);
+            above.extend(stretch.iter().map(|value| value.to_bits() & MAGNITUDE));
+        });
+        above
     });
+    let mut above = in_one(above);
     if above.len() < count {
         // Not even all that are not zero are so many.
         return (guess == 0).then_some(Found { smallest: 0, ties: 0, all_ties: 0 });
@@ -158,22 +171,25 @@ fn by_guess(values: &mut dyn Stretches, elements: Range<usize>, count: usize) ->
 }
 
 /// Finds the magnitude digit by digit, from the highest: three passes over the values, and no memory of theirs.
-fn by_digits(values: &mut dyn Stretches, elements: Range<usize>, count: usize) -> Found {
+fn by_digits(values: &dyn Stretches, elements: Range<usize>, count: usize, hands: &dyn Hands) -> Found {
     let (mut found, mut known, mut left, mut ties) = (0u32, 0u32, count, 0);
-    let mut counts = vec![0usize; 1 << DIGITS[0]];
     let mut shift = 31;
     for bits in DIGITS {
         shift -= bits;
-        counts.fill(0);
         let digit = (1u32 << bits) - 1;
-        values.visit(elements.clone(), &mut |_, values| {
-            for value in values {
-                let magnitude = value.to_bits() & MAGNITUDE;
-                // Without a branch: most values belong to no digit that is looked for, or all do.
-                counts[(magnitude >> shift & digit) as usize] += usize::from(magnitude & known == found);
-            }
+        let counted = hands::share_out(hands, hands::cut(hands, elements.clone()), |piece| {
+            let mut counts = vec![0usize; 1 << bits];
+            values.visit(piece, &mut |_, values| {
+                for value in values {
+                    let magnitude = value.to_bits() & MAGNITUDE;
+                    // Without a branch: most values belong to no digit that is looked for, or all do.
+                    counts[(magnitude >> shift & digit) as usize] += usize::from(magnitude & known == found);
+                }
+            });
+            counts
         });
-        for (candidate, &here) in counts.iter().enumerate().take(1 << bits).rev() {
+        let count_of = |candidate: usize| counted.iter().map(|counts| counts[candidate]).sum::<usize>();
+        for (candidate, here) in (0..1usize << bits).map(|candidate| (candidate, count_of(candidate))).rev() {
             if here >= left {
                 found |= (candidate as u32) << shift;
                 ties = here;
@@ -187,9 +203,27 @@ fn by_digits(values: &mut dyn Stretches, elements: Range<usize>, count: usize) -
 }
 
 /// The place behind the last of the entries that are equal to the threshold and travel.
-fn end_of_ties(values: &mut dyn Stretches, elements: Range<usize>, found: &Found) -> usize {
+fn end_of_ties(values: &dyn Stretches, elements: Range<usize>, found: &Found, hands: &dyn Hands) -> usize {
     let (mut left, mut end) = (found.ties, elements.start);
-    values.visit(elements, &mut |start, values| {
+    let pieces = hands::cut(hands, elements);
+    let ties = hands::share_out(hands, pieces.clone(), |piece| {
+        let mut ties = 0;
+        values.visit(piece, &mut |_, values| {
+            ties += values.iter().filter(|value| value.to_bits() & MAGNITUDE == found.smallest).count();
+        });
+        ties
+    });
+    // The last of them is in the first piece that has as many as are left.
+    let mut last = None;
+    for (piece, ties) in pieces.into_iter().zip(ties) {
+        if ties >= left {
+            last = Some(piece);
+            break;
+        }
+        left -= ties;
+    }
+    let Some(last) = last else { return end };
+    values.visit(last, &mut |start, values| {
         if left == 0 {
             return;
         }
@@ -206,20 +240,35 @@ fn end_of_ties(values: &mut dyn Stretches, elements: Range<usize>, found: &Found
     end
 }
 
+fn in_one(mut parts: Vec<Vec<u32>>) -> Vec<u32> {
+    if parts.len() == 1 { parts.swap_remove(0) } else { parts.concat() }
+}
+
 /// Magnitudes of about `size` of the values: a few of each of many places, so that no period in them misleads.
-fn draw(values: &mut dyn Stretches, elements: Range<usize>, size: usize, seed: u64) -> Vec<u32> {
+fn draw(
+    values: &dyn Stretches,
+    elements: Range<usize>,
+    size: usize,
+    seed: u64,
+    hands: &dyn Hands,
+) -> Vec<u32> {
     let run = RUN.min(elements.len());
     let places = size.div_ceil(run).min(elements.len() / run);
     let (stride, seed) = (elements.len() / places, seed as u32 ^ (seed >> 32) as u32);
-    let mut drawn = Vec::with_capacity(places * run);
-    for place in 0..places {
-        let within = (uniform_at(seed, place as u32) * (stride - run + 1) as f32) as usize;
-        let start = elements.start + place * stride + within.min(stride - run);
-        values.visit(start..start + run, &mut |_, values| {
-            drawn.extend(values.iter().map(|value| value.to_bits() & MAGNITUDE));
-        });
-    }
-    drawn
+    let pieces = hands::pieces(hands, places * PLACE_COST);
+    let cut = (0..pieces).map(|piece| places * piece / pieces..places * (piece + 1) / pieces);
+    let drawn = hands::share_out(hands, cut.collect(), |places: Range<usize>| {
+        let mut drawn = Vec::with_capacity(places.len() * run);
+        for place in places {
+            let within = (uniform_at(seed, place as u32) * (stride - run + 1) as f32) as usize;
+            let start = elements.start + place * stride + within.min(stride - run);
+            values.visit(start..start + run, &mut |_, values| {
+                drawn.extend(values.iter().map(|value| value.to_bits() & MAGNITUDE));
+            });
+        }
+        drawn
+    });
+    in_one(drawn)
 }
 
 /// The magnitude that so many are at least as large as.
@@ -231,6 +280,7 @@ fn nth_largest(magnitudes: &mut [u32], rank: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hands::Alone;
     use crate::prng::Prng;
     use proptest::prelude::*;
 
@@ -271,7 +321,7 @@ mod tests {
             let values = drawn_values(seed, before + len + 50, distinct);
             let (layer, count) = (before..before + len, super::super::share(ratio, len));
             let largest = Largest { count, sample: None };
-            let selection = Selection::find(&mut values.as_slice(), layer.clone(), largest, 0);
+            let selection = Selection::find(&values.as_slice(), layer.clone(), largest, 0, &Alone);
             let expected: Vec<usize> = naive(&values[layer], count).iter().map(|at| before + at).collect();
             // Whatever the chunks, and one by one.
             let mut cuts: Vec<usize> = cuts.into_iter().filter(|&cut| cut < values.len()).collect();
@@ -293,8 +343,8 @@ mod tests {
             distinct in prop_oneof![Just(300u64), Just(1u64 << 40)],
         ) {
             let (values, count) = (drawn_values(seed, len, distinct), super::super::share(ratio, len));
-            let digits = by_digits(&mut values.as_slice(), 0..len, count);
-            if let Some(guess) = by_guess(&mut values.as_slice(), 0..len, count) {
+            let digits = by_digits(&values.as_slice(), 0..len, count, &Alone);
+            if let Some(guess) = by_guess(&values.as_slice(), 0..len, count, &Alone) {
                 prop_assert_eq!(guess, digits);
             }
         }
@@ -305,7 +355,7 @@ mod tests {
         let mut prng = Prng::new(5);
         let values: Vec<f32> = (0..1 << 18).map(|_| prng.normal() as f32).collect();
         for count in [1, 100, 2622] {
-            assert!(by_guess(&mut values.as_slice(), 0..values.len(), count).is_some(), "{count}");
+            assert!(by_guess(&values.as_slice(), 0..values.len(), count, &Alone).is_some(), "{count}");
         }
     }
 
@@ -317,7 +367,7 @@ mod tests {
             let (count, mut selected) = (len / 100, 0);
             for seed in 0..20 {
                 let largest = Largest { count, sample: Some(part) };
-                let selection = Selection::find(&mut values.as_slice(), 0..len, largest, seed);
+                let selection = Selection::find(&values.as_slice(), 0..len, largest, seed, &Alone);
                 selected += marked(&selection, 0, &values).len();
             }
             let mean = selected / 20;

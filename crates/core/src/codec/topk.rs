@@ -2,6 +2,7 @@
 
 use super::selection::{Largest, Selection};
 use super::{Bound, Context, Mask, Sparsifier, Stage, require_ratio, share};
+use crate::hands::Alone;
 use crate::registry::{Entry, Param};
 use serde::Deserialize;
 
@@ -83,7 +84,6 @@ pub(super) fn select_largest(
     mask: &mut Mask,
 ) {
     if let Some(largest) = largest {
-        let mut stretches = values;
-        Selection::find(&mut stretches, 0..values.len(), largest, context.seed).mark(0, values, mask);
+        Selection::find(&values, 0..values.len(), largest, context.seed, &Alone).mark(0, values, mask);
     }
 }

@@ -1,7 +1,7 @@
 //! Policies of the job's tables that train badly together, as sentences with their remedies.
 
 use super::config::names;
-use crate::policy::Axis;
+use crate::policy::{Advice, Axis};
 use crate::registry::Registry;
 use crate::table::TableSpec;
 use crate::types::{ServerId, TableId};
@@ -18,7 +18,7 @@ pub(super) fn warnings(plan: &Plan, registry: &Registry) -> Vec<String> {
             let policy = plan.policy_of(id, server);
             let texts = [Axis::Codec, Axis::Optimizer].map(|axis| policy.get(axis).to_owned());
             let sentence = sentences.entry(texts).or_insert_with(|| {
-                let advice = policy.advice(registry)?;
+                let advice = Advice::on(&policy, registry)?;
                 Some(format!("{}; take optimizer={}", advice.why, advice.optimizer))
             });
             if let Some(sentence) = sentence {

@@ -1,7 +1,8 @@
 //! The intake by itself, with a sink that writes down what it gets.
 
 use super::*;
-use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, half};
+use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, Written, half};
+use crate::hands::Alone;
 use crate::registry::Registry;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{ServerId, ShardId, TableId};
@@ -429,7 +430,8 @@ fn elements_of_any_type_are_added_from_where_they_lie() {
             let first = frame::Push { form: Form::Dense(dtype), ..push(1, 0, 0) };
             let payload = halves(dtype, &[0.5, -2.0]);
             assert_eq!(bench.take(0, first, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");
-            let (absent, values) = (Absent::in_chunk(&[0..1], 0..LEN), halves(dtype, &[8.0, 4.0]));
+            let (absent, values) =
+                (Absent::in_chunk(std::slice::from_ref(&(0..1)), 0..LEN), halves(dtype, &[8.0, 4.0]));
             let payload = Aligned::from_bytes(&absent.payload(LEN, values.bytes()));
             let second = frame::Push { form: Form::Dense(dtype), has_absent: true, ..push(1, 0, 1) };
             assert_eq!(bench.take(0, second, payload.bytes()), Ok(Taken::Partly), "{dtype:?}");
@@ -491,10 +493,11 @@ impl Product {
             step: 0,
             seed: 0,
         };
-        let (mut encoder, mut bytes) = (Encoder::new(Arc::new(chain("factors")), 60), Vec::new());
-        let (factors, chunks) = encoder.encode_table(&gradient, |_| Context::default(), &mut bytes).unwrap();
+        let (mut encoder, mut bytes) = (Encoder::new(Arc::new(chain("factors")), 60), Written::default());
+        let (factors, chunks) =
+            encoder.encode_table(&gradient, |_| Context::default(), &Alone, &mut bytes).unwrap();
         let factors = factors.into_iter().flat_map(|layer| layer.payloads).collect();
-        Product { bytes, factors, chunks, values }
+        Product { bytes: bytes.to_vec(), factors, chunks, values }
     }
 
     fn bench() -> Bench {

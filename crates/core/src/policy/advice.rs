@@ -20,15 +20,15 @@ pub struct Advice {
     pub optimizer: String,
 }
 
-impl Policy {
-    /// What is to be said against these policies. A policy that cannot be read has its error, and no advice.
+impl Advice {
+    /// What is to be said against policies. A policy that cannot be read has its error, and no advice.
     ///
     /// A sparsifier that sends a share of the entries keeps the others until they have grown. They arrive late and at once.
     /// Momentum goes on moving by such an entry for many steps, in which workers keep more of the same, because they do not
     /// see the end of the move: it goes too far.
-    pub fn advice(&self, registry: &Registry) -> Option<Advice> {
-        let codec = self.codecs(registry).ok()?.push;
-        let optimizer = self.optimizer(registry).ok()?;
+    pub fn on(policy: &Policy, registry: &Registry) -> Option<Advice> {
+        let codec = policy.codecs(registry).ok()?.push;
+        let optimizer = policy.optimizer(registry).ok()?;
         let instead = optimizer.without_inertia()?;
         if !is_late(&codec, registry) {
             return None;
@@ -70,7 +70,7 @@ mod tests {
 
     fn advice(codec: &str, optimizer: &str) -> Option<String> {
         let policy = Policy::default().with(Axis::Codec, codec).with(Axis::Optimizer, optimizer);
-        policy.advice(&Registry::builtin()).map(|advice| advice.optimizer)
+        Advice::on(&policy, &Registry::builtin()).map(|advice| advice.optimizer)
     }
 
     #[test]

@@ -230,7 +230,7 @@ mod tests {
             }
             prop_assert_eq!(&cut, &chunks(&tables, &parts, &[], &cores, &policy));
             // Every second table of one part is needed whole.
-            let is_whole = |table: &TableId| table.0 % 2 == 0 && parts[table.0 as usize].len() == 1;
+            let is_whole = |table: &TableId| table.0.is_multiple_of(2) && parts[table.0 as usize].len() == 1;
             let whole: Vec<TableId> = (0..tables.len() as u32).map(TableId).filter(is_whole).collect();
             let uncut = chunks(&tables, &parts, &whole, &cores, &policy);
             for (number, (cut, uncut)) in (0..).zip(cut.iter().zip(&uncut)) {

@@ -8,8 +8,10 @@ use super::request::{Outgoing, OutgoingForm};
 use super::slab::Prepared;
 use crate::absence::Absent;
 use crate::codec::{
-    self, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
+    self, ChunkInput, Codec, CodecError, Context, Decoder, Encoder, FactorFrames, Products, TableGradient,
+    Written,
 };
+use crate::hands::Hands;
 use crate::kernels;
 use crate::policy::{Codecs, NonFinite, Policy};
 use crate::registry::Registry;
@@ -40,8 +42,8 @@ pub(super) struct PushCodec {
     /// The encoder has something that another codec had not sent.
     is_carrying: bool,
     sender: Sender,
-    /// Payloads of the push at hand, one after the other.
-    payloads: Vec<u8>,
+    /// Payloads of the push at hand.
+    payloads: Written,
     /// A refused gradient, while it can be pushed again.
     refused: Option<Refused>,
     /// A chunk of single rows, or of values that were clipped.
@@ -196,7 +198,7 @@ impl PushCodec {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.capacity()
+        self.push.as_ref().map_or(0, Encoder::memory_bytes) + self.payloads.memory_bytes()
     }
 
     /// A server refused what it was sent of a push. Where the residual counted that as sent, it is in no residual any more.
@@ -241,21 +243,22 @@ impl PushCodec {
     }
 
     /// Encodes a gradient chunk by chunk; [`PushCodec::payloads`] has the bytes. The gradient is finite, or is to be
-    /// clipped.
+    /// clipped. A large one is shared among `hands`.
     pub(super) fn encode(
         &mut self,
         layout: &Layout,
         nonfinite: NonFinite,
         plain: &Plain<'_>,
+        hands: &dyn Hands,
     ) -> Result<Made, CodecError> {
         self.payloads.clear();
         if plain.prepared != Prepared::Gradient {
             // The application keeps what is refused of a gradient that it encoded itself.
-            return Ok(Made { payloads: self.encode_prepared(layout, plain)?, is_counted: false });
+            return Ok(Made { payloads: self.encode_prepared(layout, plain, hands)?, is_counted: false });
         }
         self.is_carrying = false;
         let is_counted = self.push.as_ref().is_some_and(Encoder::counts_what_is_sent);
-        let payloads = self.encode_chunks(layout, nonfinite, plain)?;
+        let payloads = self.encode_chunks(layout, nonfinite, plain, hands)?;
         if let Some(encoder) = &mut self.push {
             encoder.settle();
             if self.elements.is_some() && !encoder.counts_what_is_sent() {
@@ -318,7 +321,7 @@ impl PushCodec {
     }
 
     /// The bytes of the push that was encoded last.
-    pub(super) fn payloads(&self) -> &[u8] {
+    pub(super) fn payloads(&self) -> &Written {
         &self.payloads
     }
 
@@ -338,6 +341,7 @@ impl PushCodec {
         layout: &Layout,
         nonfinite: NonFinite,
         plain: &Plain<'_>,
+        hands: &dyn Hands,
     ) -> Result<Payloads, CodecError> {
         let (values, factors) = match plain.gradient {
             Gradient::Rows { rows, values } => return self.encode_rows(layout, plain, rows, values),
@@ -365,7 +369,7 @@ impl PushCodec {
             let context = context(*sender, layout, plain, number, layout.chunk_at(number));
             Context { table_elements: largest, ..context }
         };
-        let (factors, ranges) = encoder.encode_table(&gradient, context, payloads)?;
+        let (factors, ranges) = encoder.encode_table(&gradient, context, hands, payloads)?;
         let factors = factors.into_iter().map(|FactorFrames { elements, payloads }| LayerFactors {
             chunks: layout.chunks_in(&elements),
             payloads,
@@ -384,7 +388,7 @@ impl PushCodec {
     ) -> Result<Payloads, CodecError> {
         let PushCodec { push, sender, payloads, chunk: scratch, .. } = self;
         let Some(encoder) = push else { return Ok(Payloads::default()) };
-        let mut ranges = Vec::new();
+        let (payloads, mut ranges) = (payloads.last(), Vec::new());
         for (number, chunk) in layout.chunks() {
             if !spread_rows(scratch, layout, &chunk, rows, values) {
                 continue;
@@ -402,7 +406,12 @@ impl PushCodec {
     }
 
     /// Appends the payloads of a gradient that the application prepared.
-    fn encode_prepared(&mut self, layout: &Layout, plain: &Plain<'_>) -> Result<Payloads, CodecError> {
+    fn encode_prepared(
+        &mut self,
+        layout: &Layout,
+        plain: &Plain<'_>,
+        hands: &dyn Hands,
+    ) -> Result<Payloads, CodecError> {
         let PushCodec { push, sender, payloads, .. } = self;
         let Some(encoder) = push else {
             return Err(CodecError::Input("no codec to be sent by".into()));
@@ -410,48 +419,41 @@ impl PushCodec {
         let (Gradient::Dense(words)
         | Gradient::Rows { values: words, .. }
         | Gradient::Product { values: words, .. }) = plain.gradient;
-        let (places, values) = match plain.prepared {
+        let (places, values): (&[u32], _) = match plain.prepared {
             Prepared::Places { count } if count > words.len() / 2 => {
                 return Err(CodecError::Input(format!("{count} places, which do not fit its memory")));
             }
             Prepared::Places { count } => (bytemuck::cast_slice(&words[..count]), &words[count..2 * count]),
-            Prepared::Gradient | Prepared::Chosen | Prepared::Halves => (&[][..], words),
+            Prepared::Gradient | Prepared::Chosen | Prepared::Halves => (&[], words),
         };
-        let (mut ranges, mut taken) = (Vec::with_capacity(layout.chunk_count()), 0);
-        for (number, chunk) in layout.chunks() {
-            let place = elements_of(&chunk);
-            let (first, len) = (place.start, place.len());
-            let context = context(*sender, layout, plain, number, chunk);
-            let before = payloads.len();
+        let (chunks, absent) = (layout.ranges(), plain.missing.ranges());
+        // Where the places of each chunk end.
+        let mut taken = 0;
+        let end = |chunk: &Range<usize>| {
+            taken += places[taken..].partition_point(|&place| (place as usize) < chunk.end);
+            taken
+        };
+        let ends: Vec<usize> = chunks.iter().map(end).collect();
+        let input = |number: usize| {
+            let chunk = chunks[number].clone();
             match plain.prepared {
-                Prepared::Gradient => encoder.encode(first, &words[place.clone()], &context, payloads)?,
-                Prepared::Chosen => {
-                    let chosen = words[place.clone()].iter().copied().enumerate();
-                    encoder.encode_chosen(len, chosen, &context, payloads)?;
-                }
+                Prepared::Gradient | Prepared::Chosen => ChunkInput::Chosen(&words[chunk]),
                 Prepared::Places { .. } => {
-                    let here: &[u32] = &places[taken..];
-                    let count = here.partition_point(|&place| (place as usize) < first + len);
-                    let chosen = here[..count].iter().zip(&values[taken..]);
-                    // A place before the chunk wraps round, and is refused as one beyond its end.
-                    let chosen = chosen.map(|(&place, &value)| ((place as usize).wrapping_sub(first), value));
-                    encoder.encode_chosen(len, chosen, &context, payloads)?;
-                    taken += count;
+                    let here = number.checked_sub(1).map_or(0, |before| ends[before])..ends[number];
+                    ChunkInput::Places(&places[here.clone()], &values[here])
                 }
                 Prepared::Halves => {
-                    let bytes: &[u8] = bytemuck::cast_slice(words);
-                    encoder.encode_quantised(len, &bytes[2 * first..2 * (first + len)], payloads)?;
+                    ChunkInput::Quantised(&bytemuck::cast_slice(words)[2 * chunk.start..2 * chunk.end])
                 }
             }
-            if Absent::in_chunk(plain.missing.ranges(), place).covers(len) {
-                payloads.truncate(before);
-            }
-            ranges.push((number, before..payloads.len()));
-        }
+        };
+        let context =
+            |number: usize| context(*sender, layout, plain, number as u32, layout.chunk_at(number as u32));
+        let ranges = encoder.encode_prepared(&chunks, absent, input, context, hands, payloads)?;
         if taken < places.len() {
             return Err(CodecError::Input("places beyond the end of the table".into()));
         }
-        Ok(Payloads { chunks: ranges, factors: Vec::new() })
+        Ok(Payloads { chunks: (0..).zip(ranges).collect(), factors: Vec::new() })
     }
 }
 

@@ -590,9 +590,10 @@ mod tests {
     use super::super::Ticket;
     use super::super::request::{Request, RequestKind};
     use super::super::slab::Prepared;
-    use super::super::submission::{Alone, Submission, SubmissionKind};
+    use super::super::submission::{Submission, SubmissionKind};
     use super::*;
     use crate::consistency::{Consistency, Decision, PullView, SyncState};
+    use crate::hands::Alone;
     use crate::policy::Policy;
     use crate::prng::Prng;
     use crate::registry::{Entry, Registry};

@@ -1,6 +1,8 @@
 //! The requests that are under way, found by number without a search.
 
 use super::request::{Acknowledged, Request};
+use super::session::Session;
+use super::ticket::Ticket;
 use crate::types::Clock;
 use std::collections::BTreeMap;
 
@@ -91,6 +93,17 @@ impl Requests {
     /// All of them, in no order that means anything.
     pub(super) fn values(&self) -> impl Iterator<Item = &Request> {
         self.slots.iter().filter_map(|slot| slot.filed.as_ref()).map(|filed| &filed.request)
+    }
+
+    /// Sentences about servers that a ticket waits for; a few of them.
+    pub(super) fn silent_servers(&self, ticket: Ticket, session: &Session) -> Vec<String> {
+        let its = self.values().filter(|request| request.ticket() == ticket);
+        let sentence = |request: &Request| match session.link(request.shard()).map(|link| (link, link.why()))
+        {
+            Some((link, Some(why))) => format!("{link} is not connected ({why})"),
+            Some((_, None)) | None => format!("{} has not answered", request.shard()),
+        };
+        its.map(sentence).take(4).collect()
     }
 
     /// The numbers of those that are chosen, in the order in which they were made.

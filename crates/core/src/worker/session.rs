@@ -422,7 +422,8 @@ mod tests {
         };
         let mut of = |lane| names(std::iter::from_fn(|| several.poll_output(lane)).collect());
         let shard = |core| ConnectionId::Node(NodeId::Shard(shard(core))).to_string();
-        let first = [ConnectionId::from(NodeId::Coordinator).to_string(), shard(0), "Log(\"a line\")".into()];
+        let first =
+            [ConnectionId::from(NodeId::Coordinator).to_string(), shard(0), "Log(Warn, \"a line\")".into()];
         assert_eq!((of(0), of(1), of(2)), (first.to_vec(), vec![shard(1)], vec![shard(2)]));
         assert_eq!((several.lanes_with_outputs(), several.total_backlog_bytes()), (0, 0));
     }

@@ -13,6 +13,7 @@ use super::missing::{Missing, NOTHING};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{Prepared, Slab};
 use crate::codec::{CodecError, half};
+use crate::hands::{self, Hands};
 use crate::kernels;
 use crate::lease::{Lease, Pool};
 use crate::limits;
@@ -20,34 +21,7 @@ use crate::policy::NonFinite;
 use crate::store::Allocate;
 use crate::types::Clock;
 use crate::wire::DType;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Gradients of fewer elements are prepared by one hand: sharing them costs more than it saves.
-const SHARED_FROM: usize = 1 << 20;
-
-/// Those who prepare a large gradient together. Two methods are required.
-pub trait Hands {
-    /// How many work at the same time.
-    fn count(&self) -> usize;
-
-    /// MUST call `work` once with each number below `pieces`, on whichever threads, and return when all calls have.
-    fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync));
-}
-
-/// The caller does everything itself.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Alone;
-
-impl Hands for Alone {
-    fn count(&self) -> usize {
-        1
-    }
-
-    fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
-        (0..pieces).for_each(work);
-    }
-}
+use std::sync::Arc;
 
 /// Gradients of one clock that are about to be sent, under one ticket.
 #[derive(Debug)]
@@ -117,7 +91,8 @@ impl Submission<'_> {
         let clock = self.clock;
         // What an encoder counts as sent is not undone: everything that may be refused comes first.
         let looked = self.parts.iter_mut().try_for_each(|part| part.look(clock, hands));
-        let encoded = looked.and_then(|()| self.parts.iter_mut().try_for_each(|part| part.encode(clock)));
+        let encoded =
+            looked.and_then(|()| self.parts.iter_mut().try_for_each(|part| part.encode(clock, hands)));
         self.error = encoded.err();
     }
 
@@ -210,7 +185,7 @@ impl<'a> Part<'a> {
                 self.sent = Some(Sent::Made(outgoing));
                 is_finite
             }
-            None => kernels::all_finite(plain.gradient.values()),
+            None => is_finite(plain.gradient.values(), hands),
         };
         if is_finite {
             return Ok(());
@@ -224,11 +199,11 @@ impl<'a> Part<'a> {
     }
 
     /// Lets the codec encode what is not prepared by now.
-    fn encode(&mut self, clock: Clock) -> Result<(), WorkerError> {
+    fn encode(&mut self, clock: Clock, hands: &dyn Hands) -> Result<(), WorkerError> {
         let Part { source, codec, surroundings, .. } = self;
         let (Some(codec), None) = (codec, &self.sent) else { return Ok(()) };
         let plain = source.plain(clock, surroundings);
-        self.sent = Some(Sent::Made(surroundings.encode(codec, &plain)?));
+        self.sent = Some(Sent::Made(surroundings.encode(codec, &plain, hands)?));
         Ok(())
     }
 }
@@ -258,7 +233,12 @@ impl Surroundings {
     }
 
     /// A gradient as the codec makes it, in memory that frames are sent from.
-    fn encode(&self, codec: &mut PushCodec, plain: &Plain<'_>) -> Result<Outgoing, WorkerError> {
+    fn encode(
+        &self,
+        codec: &mut PushCodec,
+        plain: &Plain<'_>,
+        hands: &dyn Hands,
+    ) -> Result<Outgoing, WorkerError> {
         let &Plain { clock, prepared, missing, .. } = plain;
         let layout = &self.layout;
         if prepared == Prepared::Gradient
@@ -277,10 +257,10 @@ impl Surroundings {
             let (form, missing) = (OutgoingForm::Dense(DType::F32), missing.clone());
             return Ok(Outgoing { buffer: self.pool.lend(buffer), form, missing, is_counted: false });
         }
-        let Made { payloads, is_counted } = codec.encode(layout, self.nonfinite, plain).map_err(fault)?;
+        let encoded = codec.encode(layout, self.nonfinite, plain, hands);
+        let Made { payloads, is_counted } = encoded.map_err(fault)?;
         let mut buffer = self.pool.take(codec.payload_elements(layout), &*self.allocator);
-        let bytes = codec.payloads();
-        buffer.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
+        codec.payloads().copy_to(buffer.as_mut_bytes(), hands);
         Ok(Outgoing {
             buffer: self.pool.lend(buffer),
             form: OutgoingForm::Encoded(Arc::new(payloads)),
@@ -292,23 +272,21 @@ impl Surroundings {
 
 /// Writes a gradient as elements of a type while it is in cache for the check. Whether all of it is finite.
 fn write_elements(dtype: DType, gradient: &[f32], to: &mut [u8], hands: &dyn Hands) -> bool {
-    let hands_full = gradient.len().div_ceil(SHARED_FROM / 2).min(hands.count());
-    if gradient.len() < SHARED_FROM || hands_full < 2 {
-        return write_blocks(dtype, gradient, to);
-    }
-    let each = gradient.len().div_ceil(hands_full).next_multiple_of(limits::BLOCK_ELEMENTS);
-    let pieces = gradient.chunks(each).zip(to.chunks_mut(each * dtype.bytes()));
-    let pieces: Vec<_> = pieces.map(|piece| Mutex::new(Some(piece))).collect();
-    let is_finite = AtomicBool::new(true);
-    hands.share(pieces.len(), &|number| {
-        let piece = pieces[number].lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((gradient, to)) = piece
-            && !write_blocks(dtype, gradient, to)
-        {
-            is_finite.store(false, Ordering::Relaxed);
-        }
+    let pieces = hands::cut(hands, 0..gradient.len());
+    let mut rest = to;
+    let places = pieces.into_iter().map(|piece| {
+        let (to, after) = std::mem::take(&mut rest).split_at_mut(piece.len() * dtype.bytes());
+        rest = after;
+        (&gradient[piece], to)
     });
-    is_finite.into_inner()
+    let written = hands::share_out(hands, places.collect(), |(from, to)| write_blocks(dtype, from, to));
+    !written.contains(&false)
+}
+
+fn is_finite(gradient: &[f32], hands: &dyn Hands) -> bool {
+    let pieces = hands::cut(hands, 0..gradient.len());
+    let finite = hands::share_out(hands, pieces, |piece| kernels::all_finite(&gradient[piece]));
+    !finite.contains(&false)
 }
 
 fn write_blocks(dtype: DType, gradient: &[f32], to: &mut [u8]) -> bool {
@@ -334,6 +312,9 @@ fn write_clipped(dtype: DType, gradient: &[f32], to: &mut [u8], layout: &Layout)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hands::Alone;
+
+    const LEN: usize = (1 << 20) + 12_345;
 
     /// Works on the last piece first.
     struct Backwards;
@@ -350,14 +331,13 @@ mod tests {
 
     #[test]
     fn many_hands_make_what_one_makes_and_miss_nothing() {
-        let mut values: Vec<f32> =
-            (0..SHARED_FROM + 12_345).map(|at| (at % 1009) as f32 / 8.0 - 60.0).collect();
+        let mut values: Vec<f32> = (0..LEN).map(|at| (at % 1009) as f32 / 8.0 - 60.0).collect();
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
             let mut made = [(); 2].map(|()| vec![0; values.len() * dtype.bytes()]);
             assert!(write_elements(dtype, &values, &mut made[0], &Alone));
             assert!(write_elements(dtype, &values, &mut made[1], &Backwards));
             assert!(made[0] == made[1], "{dtype:?}");
-            for at in [0, SHARED_FROM / 2, values.len() - 1] {
+            for at in [0, LEN / 2, values.len() - 1] {
                 let finite = std::mem::replace(&mut values[at], f32::INFINITY);
                 assert!(!write_elements(dtype, &values, &mut made[1], &Backwards), "{dtype:?} at {at}");
                 values[at] = finite;

@@ -8,8 +8,9 @@
 use paramill_core::absence::Absent;
 use paramill_core::codec::delta::Weights;
 use paramill_core::codec::{
-    self, Codec, Context, Decoder, Encoder, Factors, LayerRange, Products, TableGradient,
+    self, Codec, Context, Decoder, Encoder, Factors, LayerRange, Products, TableGradient, Written,
 };
+use paramill_core::hands::Alone;
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
@@ -127,23 +128,25 @@ fn layers() -> [LayerRange; 1] {
 /// What a chain makes of some values: pieces of factors, if any, and then the payload of a chunk.
 fn payloads(codec: &Arc<Codec>, values: &[f32]) -> Vec<Vec<u8>> {
     let (u, v) = ([0.5; ENTRIES / 10], [-2.0; 10]);
-    let (layers, chunks) = (layers(), [0..ENTRIES]);
+    let (layers, chunk) = (layers(), 0..ENTRIES);
+    let chunks = std::slice::from_ref(&chunk);
     let gradient = TableGradient {
         values,
         clips_non_finite: false,
         absent: &[],
         layers: &layers,
-        chunks: &chunks,
+        chunks,
         factors: Some(Factors { rank: 1, u: &u, v: &v }),
         step: 20,
         seed: 7,
     };
     let context = |_| Context { step: 20, seed: 7, table_elements: 1000, ..Context::default() };
-    let mut bytes = Vec::new();
-    let encoded = Encoder::new(codec.clone(), values.len()).encode_table(&gradient, context, &mut bytes);
+    let mut bytes = Written::default();
+    let encoded =
+        Encoder::new(codec.clone(), values.len()).encode_table(&gradient, context, &Alone, &mut bytes);
     let (factors, chunks) = encoded.unwrap_or_else(|error| panic!("{codec}: {error}"));
     let factors = factors.into_iter().flat_map(|layer| layer.payloads);
-    factors.chain(chunks).map(|range| bytes[range].to_vec()).collect()
+    factors.chain(chunks).map(|range| bytes.get(range).to_vec()).collect()
 }
 
 impl Family for Chains {

@@ -1,6 +1,6 @@
-//! Threads that prepare large gradients together.
+//! Threads that copy and encode large gradients together.
 
-use paramill_core::worker::Hands;
+use paramill_core::hands::Hands;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -10,7 +10,7 @@ const MOST: usize = 8;
 /// The caller and threads that live as long as the gradient needs them: a gradient of some megabytes takes a hundred times
 /// as long as starting them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Threads {
+pub struct Threads {
     count: usize,
 }
 
@@ -26,6 +26,11 @@ pub(super) fn job_ends() {
 }
 
 impl Threads {
+    /// So many, the caller among them.
+    pub fn new(count: usize) -> Threads {
+        Threads { count: count.max(1) }
+    }
+
     /// As many as one of this process's jobs gets when all of them are busy.
     pub(super) fn of_one_job() -> Threads {
         Threads::of_one_of(JOBS.load(Ordering::Relaxed))
@@ -33,7 +38,7 @@ impl Threads {
 
     fn of_one_of(jobs: usize) -> Threads {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        Threads { count: (cores / jobs.max(1)).clamp(1, MOST) }
+        Threads::new((cores / jobs.max(1)).min(MOST))
     }
 }
 

@@ -230,13 +230,4 @@ impl Table {
     pub fn codec(&self) -> Result<String, ClientError> {
         Ok(self.0.shared.lock().worker.codec(self.home())?)
     }
-
-    /// Where its chunks begin, ascending: each is encoded by itself.
-    pub fn chunk_starts(&self) -> Result<Vec<u64>, ClientError> {
-        let Range { start, end } = self.range();
-        let starts = self.0.shared.lock().worker.chunk_starts(self.home())?;
-        let (start, within) = (start as u64, start as u64 + 1..end as u64);
-        let later = starts.into_iter().filter(|first| within.contains(first)).map(|first| first - start);
-        Ok(std::iter::once(0).chain(later).collect())
-    }
 }

@@ -20,7 +20,8 @@ const VERSIONS: usize = 8;
 pub struct Replicas {
     layout: Layout,
     policies: Policies,
-    seen: BTreeMap<(TableId, u32), BTreeMap<Clock, u64>>,
+    /// By table, chunk and type of elements: a switch to halves gives the same version other bits.
+    seen: BTreeMap<(TableId, u32, u8), BTreeMap<Clock, u64>>,
     /// Whether an aggregator may hand on other bits: old ones while a switch gives a version a new meaning, or what a
     /// codec left of them.
     may_differ: bool,
@@ -49,7 +50,7 @@ impl Checker for Replicas {
             // A switch may step what was aggregated under the old model without a new version.
             let chunks = (0..).zip(self.layout.chunks(table));
             for (number, _) in chunks.filter(|(_, chunk)| chunk.shard == shard) {
-                self.seen.remove(&(table, number));
+                self.seen.retain(|(of, chunk, _), _| (*of, *chunk) != (table, number));
             }
         }
         Ok(())
@@ -70,7 +71,7 @@ impl Checker for Replicas {
             return Ok(());
         }
         let digest = xxhash_rust::xxh3::xxh3_64(frame.payload);
-        let versions = self.seen.entry((header.table, header.chunk)).or_default();
+        let versions = self.seen.entry((header.table, header.chunk, header.dtype as u8)).or_default();
         let first = *versions.entry(header.version).or_insert(digest);
         if versions.len() > VERSIONS {
             versions.pop_first();

@@ -95,7 +95,8 @@ fn train(optimizer: &str, sync: &str, shape: Shape) -> Vec<Vec<f32>> {
             };
             let now = bench.now();
             for (table, gradient) in (0..).map(TableId).zip(&gradients) {
-                bench.worker_mut(worker).push(now, table, Gradient::Dense(gradient), true).unwrap();
+                let pushed = bench.worker_mut(worker).push(now, table, Gradient::Dense(gradient), true);
+                pushed.expect("it fits");
             }
             bench.worker_mut(worker).clock();
             bench.run();

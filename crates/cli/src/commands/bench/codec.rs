@@ -6,12 +6,13 @@ use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table};
 use anyhow::{Context as _, Result, ensure};
 use paramill_core::codec::{
-    Codec, Context, Decoder, Encoder, FactorFrames, LayerRange, Products, TableGradient,
+    Codec, Context, Decoder, Encoder, FactorFrames, LayerRange, Products, TableGradient, Written,
 };
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::store::Buffer;
+use paramill_node::client::Threads;
 use serde::Serialize;
 use std::ops::Range;
 use std::path::Path;
@@ -20,14 +21,17 @@ use std::time::Instant;
 
 const GB: f64 = 1e9;
 const MAX_ELEMENTS: usize = 1 << 28;
+const MAX_THREADS: usize = 64;
 const SEED: u64 = 1;
 
-/// What was measured. A GB is 10^9 bytes of f32, on one core.
+/// What was measured. A GB is 10^9 bytes of f32; decoding is on one core.
 #[derive(Debug, Serialize)]
 struct Report {
     elements: usize,
     /// Elements that are encoded at a time.
     chunk: usize,
+    /// Threads that encode together.
+    threads: usize,
     /// The part of the values that is zero.
     sparsity: f64,
     rounds: u32,
@@ -75,6 +79,7 @@ pub(super) fn run(args: &CodecArgs, registry: &Registry, output: &Output) -> Res
     let mut report = Report {
         elements: values.len(),
         chunk: args.chunk,
+        threads: args.threads,
         sparsity: zeros as f64 / values.len() as f64,
         rounds: args.rounds,
         only: None,
@@ -97,6 +102,11 @@ fn check(args: &CodecArgs) -> Result<()> {
         (1..=MAX_ELEMENTS).contains(&args.elements),
         "--elements {}: expected 1 to {MAX_ELEMENTS}",
         args.elements
+    );
+    ensure!(
+        (1..=MAX_THREADS).contains(&args.threads),
+        "--threads {}: expected 1 to {MAX_THREADS}",
+        args.threads
     );
     ensure!((0.0..=1.0).contains(&args.sparsity), "--sparsity {}: expected 0 to 1", args.sparsity);
     ensure!((1..=1000).contains(&args.rounds), "--rounds {}: expected 1 to 1000", args.rounds);
@@ -134,7 +144,7 @@ fn read(path: &Path) -> Result<Buffer> {
 }
 
 fn measure(codec: Arc<Codec>, values: &[f32], args: &CodecArgs) -> Result<Measured> {
-    let mut bench = Bench::new(codec.clone(), values, args.chunk);
+    let mut bench = Bench::new(codec.clone(), values, args);
     // The first step shows what is lost, and touches every page.
     bench.encode(0)?;
     bench.decode()?;
@@ -178,17 +188,16 @@ struct Bench<'a> {
     /// The values are one layer, without rows of their own.
     layers: [LayerRange; 1],
     chunks: Vec<Range<usize>>,
-    payloads: Vec<u8>,
+    threads: Threads,
+    payloads: Written,
     factors: Vec<FactorFrames>,
     ranges: Vec<Range<usize>>,
     sum: Buffer,
 }
 
-impl Bench<'_> {
-    fn new(codec: Arc<Codec>, values: &[f32], chunk: usize) -> Bench<'_> {
-        // Pages are touched here: what is measured takes no memory.
-        let mut payloads = vec![1; values.len().div_ceil(chunk) * codec.max_bytes(chunk)];
-        payloads.clear();
+impl<'a> Bench<'a> {
+    fn new(codec: Arc<Codec>, values: &'a [f32], args: &CodecArgs) -> Bench<'a> {
+        let chunk = args.chunk;
         let starts = (0..values.len()).step_by(chunk);
         Bench {
             encoder: Encoder::new(codec.clone(), values.len()),
@@ -196,7 +205,8 @@ impl Bench<'_> {
             values,
             layers: [LayerRange { elements: 0..values.len(), columns: 0 }],
             chunks: starts.map(|start| start..values.len().min(start + chunk)).collect(),
-            payloads,
+            threads: Threads::new(args.threads),
+            payloads: Written::default(),
             factors: Vec::new(),
             ranges: Vec::new(),
             sum: Buffer::zeroed(values.len()),
@@ -204,7 +214,6 @@ impl Bench<'_> {
     }
 
     fn encode(&mut self, step: u64) -> Result<()> {
-        self.payloads.clear();
         let gradient = TableGradient {
             values: self.values,
             clips_non_finite: false,
@@ -222,17 +231,19 @@ impl Bench<'_> {
             table_elements,
             ..Context::default()
         };
-        (self.factors, self.ranges) = self.encoder.encode_table(&gradient, context, &mut self.payloads)?;
+        (self.factors, self.ranges) =
+            self.encoder.encode_table(&gradient, context, &self.threads, &mut self.payloads)?;
         Ok(())
     }
 
     fn decode(&mut self) -> Result<()> {
         let mut products = Products::default();
         for range in self.factors.iter().flat_map(|layer| &layer.payloads) {
-            self.decoder.take_factors(&self.payloads[range.clone()], &self.layers, &mut products)?;
+            self.decoder.take_factors(self.payloads.get(range.clone()), &self.layers, &mut products)?;
         }
         for (chunk, range) in self.chunks.iter().zip(&self.ranges) {
-            let content = self.decoder.read_chunk(&self.payloads[range.clone()], chunk.clone(), &products)?;
+            let content =
+                self.decoder.read_chunk(self.payloads.get(range.clone()), chunk.clone(), &products)?;
             content.add_to(&mut self.sum.as_mut_slice()[chunk.clone()]);
         }
         Ok(())
@@ -245,10 +256,11 @@ impl Report {
             return Ok(output.object(self)?);
         }
         output.text(format!(
-            "{} values, {:.1}% zeros, {} at a time, on one core; GB/s of f32",
+            "{} values, {:.1}% zeros, {} at a time, encoded by {} and decoded on one core; GB/s of f32",
             self.elements,
             self.sparsity * 100.0,
-            self.chunk
+            self.chunk,
+            if self.threads == 1 { "one thread".to_owned() } else { format!("{} threads", self.threads) },
         ))?;
         let mut table = Table::new([
             ("codec", Align::Left),

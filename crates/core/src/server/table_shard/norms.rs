@@ -24,10 +24,10 @@ struct Squares {
 
 impl LayerNorms {
     pub(super) fn new(layout: &Layout) -> LayerNorms {
-        LayerNorms {
-            segments: layout.segments(),
-            squares: vec![Squares::default(); layout.spec().layers().count()],
-        }
+        let segments = layout.segments();
+        // Of a table that is elsewhere nothing is kept.
+        let layers = if segments.is_empty() { 0 } else { layout.spec().layers().count() };
+        LayerNorms { segments, squares: vec![Squares::default(); layers] }
     }
 
     /// Begins a step: takes the norms of all parameters, and forgets those of the last gradient.
