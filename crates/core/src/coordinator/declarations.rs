@@ -61,6 +61,13 @@ impl Declarations {
         match tables.iter().zip(theirs).find(|(mine, theirs)| mine != theirs) {
             Some((mine, theirs)) => {
                 mine.check()?;
+                if (&mine.name, &mine.shape) == (&theirs.name, &theirs.shape) {
+                    return Err(format!(
+                        "{worker} declared table `{}` with other layers or policies than {other}; all workers must declare \
+                         the same tables",
+                        mine.name
+                    ));
+                }
                 Err(format!(
                     "{worker} declared table `{}` of shape {:?}, {other} declared `{}` of shape {:?} in its place; \
                      all workers must declare the same tables in the same order",
