@@ -47,8 +47,8 @@ use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
-use crate::wire::frame::{Form, Params};
-use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::frame::Params;
+use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use allocation::Allocation;
 use barriers::Barriers;
@@ -171,16 +171,14 @@ impl Worker {
         Ok(self.tables[self.tables.index(table)?].codec())
     }
 
+    /// Whether a ticket waits for more than acknowledgements, which do not depend on other workers.
+    pub fn awaits_answers(&self, ticket: Ticket) -> bool {
+        self.tickets.get(ticket).is_some_and(Pending::awaits_answers)
+    }
+
     /// Whether a gradient of the current clock was pushed, and not refused since.
     pub fn has_pushed(&self, table: TableId) -> bool {
         self.tables.get(table).is_some_and(|local| local.has_pushed(self.clock))
-    }
-
-    /// First elements of a table's chunks, ascending: each is encoded by itself.
-    pub fn chunk_starts(&self, table: TableId) -> Result<Vec<u64>, WorkerError> {
-        self.check_started()?;
-        let layout = self.tables[self.tables.index(table)?].layout();
-        Ok(layout.chunks().map(|(_, chunk)| chunk.start).collect())
     }
 
     // Requests of the application.
@@ -226,7 +224,7 @@ impl Worker {
         gradient: Gradient<'_>,
         want_params: bool,
     ) -> Result<Ticket, WorkerError> {
-        let mut submission = self.begin_push(table, gradient, want_params)?;
+        let mut submission = self.begin_push(table, gradient, Vec::new(), want_params)?;
         submission.prepare(&Alone);
         self.finish(now, &mut submission)
     }
@@ -244,29 +242,9 @@ impl Worker {
         self.tables[index].check_layer(layer, gradient, self.clock, is_finite)
     }
 
-    /// Begins [`Worker::push`]: [`Submission::prepare`] comes next, which needs no worker, and then [`Worker::finish`].
+    /// Begins [`Worker::push`]: [`Submission::prepare`] comes next, which needs no worker, and then [`Worker::finish`]. A dense
+    /// gradient may lack ranges of its table: ascending, disjoint, not empty, and zeros.
     pub fn begin_push<'a>(
-        &mut self,
-        table: TableId,
-        gradient: Gradient<'a>,
-        want_params: bool,
-    ) -> Result<Submission<'a>, WorkerError> {
-        self.begin_given(table, gradient, Vec::new(), want_params)
-    }
-
-    /// The same for a dense gradient that lacks ranges of its table: ascending, disjoint, not empty. Its elements there have to
-    /// be zeros.
-    pub fn begin_push_without<'a>(
-        &mut self,
-        table: TableId,
-        gradient: &'a [f32],
-        lacks: Vec<Range<usize>>,
-        want_params: bool,
-    ) -> Result<Submission<'a>, WorkerError> {
-        self.begin_given(table, Gradient::Dense(gradient), lacks, want_params)
-    }
-
-    fn begin_given<'a>(
         &mut self,
         table: TableId,
         gradient: Gradient<'a>,
@@ -423,11 +401,7 @@ impl Worker {
     pub fn exchange(&mut self, now: Time, slabs: &mut Vec<Slab>) -> Result<Ticket, WorkerError> {
         let mut submission = self.begin_exchange(slabs)?;
         submission.prepare(&Alone);
-        let finished = self.finish(now, &mut submission);
-        if finished.is_err() {
-            *slabs = submission.take_slabs();
-        }
-        finished
+        self.finish(now, &mut submission).inspect_err(|_| *slabs = submission.take_slabs())
     }
 
     /// Begins [`Worker::exchange`], and takes the slabs unless there is an error: [`Submission::prepare`] comes next, which
@@ -549,21 +523,9 @@ impl Worker {
     /// A sentence about a ticket's wait: which servers, which table, since when.
     pub fn explain(&self, now: Time, ticket: Ticket) -> String {
         let Some(pending) = self.tickets.get(ticket) else { return "nothing".into() };
-        let seconds = now.since(pending.since()).as_secs_f64();
-        let mut waits_for = pending.kind().sentence(|table| self.tables[table].name());
+        let waits_for = pending.kind().sentence(|table| self.tables[table].name());
         let is_start = self.tickets.start() == Some(ticket);
-        if is_start && self.session.joins() {
-            waits_for = "the running job to let it join".into();
-        }
-        let mut sentence = format!("{waits_for} (for {seconds:.1} s)");
-        if let Some(reason) = self.session.join_waits().filter(|_| is_start) {
-            sentence += &format!("; {reason}");
-        }
-        let coordinator = self.session.coordinator();
-        if !coordinator.is_up() {
-            let why = coordinator.why().unwrap_or("not tried yet");
-            sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
-        }
+        let mut sentence = self.session.explain(now.since(pending.since()), waits_for, is_start);
         let silent = self.requests.silent_servers(ticket, &self.session);
         if !silent.is_empty() {
             sentence += &format!("; {}", silent.join(", "));
@@ -1085,20 +1047,11 @@ impl Role for Worker {
     ) -> Option<Region> {
         let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
-        let request = self.requests.get(params.subject.request)?;
-        let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
-        let Form::Dense(dtype) = params.form else { return None };
-        // What comes as f32 where halves are wanted has to be converted.
-        let fits = dtype == request.dtype() || request.dtype() == DType::F32;
-        if is_stale || !fits || request.shard() != shard || !request.wants_params() {
-            return None;
-        }
-        let fetch = request.fetch()?;
+        let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
         let local = &mut self.tables[request.table()];
-        places.extend(request.places(local.layout(), params.piece.sequence as usize, frames, dtype));
-        places.first().filter(|place| {
-            place.chunk == params.piece.chunk && place.payload_bytes() == header.payload_bytes as usize
-        })?;
+        let is_current = params.subject.epoch == local.valid_from();
+        let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
+        places.first().filter(|place| place.payload_bytes() == header.payload_bytes as usize)?;
         local.back(fetch, shard)
     }
 

@@ -365,3 +365,33 @@ fn a_worker_without_some_gradients_and_one_that_comes_anew_have_the_same_packs()
     second.close().unwrap();
     end(&first, servers);
 }
+
+/// One worker waits for a small table first, and the other for a large one: what was given to small ones has to leave.
+#[test]
+fn a_wait_for_any_table_lets_packs_leave() {
+    let config = JobConfig { policy: policy("sgd:lr=1"), ..JobConfig::new("test", 2, 1) };
+    let (servers, url) = start_servers(&config, 1);
+    let worker = |rank: u32| {
+        let job = join(&url, rank);
+        let small = create(&job, 9);
+        let large = job.table(TableSpec::dense("large", [9000]), vec![1.0; 9000]).unwrap();
+        job.start().unwrap();
+        if rank == 0 {
+            small[0].update(&[1.0; 4]).unwrap();
+            large.push_pull(&[1.0; 9000]).unwrap().wait().unwrap();
+            small[0].sync().unwrap();
+        } else {
+            small[0].push_pull(&[3.0; 4]).unwrap().wait().unwrap();
+            large.push_pull(&[3.0; 9000]).unwrap().wait().unwrap();
+        }
+        let found = (read(&small[0]), read(&large)[0], read(&small[1])[0]);
+        job.close().unwrap();
+        found
+    };
+    let found = std::thread::scope(|scope| {
+        let workers = [0, 1].map(|rank| scope.spawn(move || worker(rank)));
+        workers.map(|worker| worker.join().unwrap())
+    });
+    assert_eq!(found, [0, 1].map(|_| (vec![-1.0; 4], -1.0, 1.0)));
+    servers.into_iter().for_each(|server| server.join().unwrap());
+}

@@ -336,26 +336,29 @@ impl Request {
         self.reply_place
     }
 
-    /// The type of the elements in the memory that the answer is put to.
-    pub(super) fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Places of the chunks of an answer, from the `first` one on, which come as elements of this type.
-    pub(super) fn places(
+    /// Places of so many chunks of an answer, from the one at hand on. The pull that they are for; `None` where what comes has to
+    /// be decoded or converted, or is not wanted.
+    pub(super) fn foresee(
         &self,
+        params: &Params,
         layout: &Layout,
-        first: usize,
         count: usize,
-        dtype: DType,
-    ) -> impl Iterator<Item = Landing> {
-        (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index)).map(
-            move |(chunk, range)| {
-                let (place, memory) = (elements_of(&range), self.dtype);
-                let bytes = place.start * memory.bytes()..place.end * memory.bytes();
-                Landing { chunk, bytes, memory, dtype }
-            },
-        )
+        places: &mut Vec<Landing>,
+    ) -> Option<FetchId> {
+        let (Form::Dense(dtype), memory) = (params.form, self.dtype) else { return None };
+        let fetch = self.fetch.filter(|_| self.wants_params())?;
+        if dtype != memory && memory != DType::F32 {
+            return None;
+        }
+        let first = params.piece.sequence as usize;
+        let chunks =
+            (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index));
+        places.extend(chunks.map(|(chunk, range)| {
+            let place = elements_of(&range);
+            let bytes = place.start * memory.bytes()..place.end * memory.bytes();
+            Landing { chunk, bytes, memory, dtype }
+        }));
+        places.first().filter(|place| place.chunk == params.piece.chunk).map(|_| fetch)
     }
 
     /// Puts the next chunk to its place; `None` when it is another, or does not fit.

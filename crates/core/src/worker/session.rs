@@ -9,6 +9,7 @@ use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
 use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// The loop that has the coordinator's connection, log lines and timeouts.
 const FIRST: usize = 0;
@@ -275,6 +276,23 @@ impl Session {
 
     pub(super) fn tell_coordinator(&mut self, message: &Control) {
         self.send(NodeId::Coordinator.into(), frame(Kind::Control, message));
+    }
+
+    /// A sentence about a wait of such a length, of the start of the job or of something else, as far as connections tell.
+    pub(super) fn explain(&self, waited: Duration, mut waits_for: String, is_start: bool) -> String {
+        if is_start && self.joins() {
+            waits_for = "the running job to let it join".into();
+        }
+        let mut sentence = format!("{waits_for} (for {:.1} s)", waited.as_secs_f64());
+        if let Some(reason) = self.join_waits().filter(|_| is_start) {
+            sentence += &format!("; {reason}");
+        }
+        let coordinator = self.coordinator();
+        if !coordinator.is_up() {
+            let why = coordinator.why().unwrap_or("not tried yet");
+            sentence += &format!("; the coordinator at {} is not connected ({why})", coordinator.addresses());
+        }
+        sentence
     }
 
     pub(super) fn log(&mut self, line: String) {

@@ -152,6 +152,11 @@ impl Pending {
         self.outstanding != Outstanding::default()
     }
 
+    /// Whether some of that is more than an acknowledgement.
+    pub(super) fn awaits_answers(&self) -> bool {
+        self.outstanding.answers > 0
+    }
+
     pub(super) fn acknowledged(&mut self) {
         let acks = &mut self.outstanding.acks;
         *acks = acks.saturating_sub(1);

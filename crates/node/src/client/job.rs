@@ -202,6 +202,7 @@ impl Job {
         let packs = Packs::settle(&self.shared, &tables, &packs);
         tables.clear();
         // A job starts once.
+        let _ = self.shared.packs.set(packs.departures());
         let _ = self.packs.set(packs);
         Ok(handle)
     }

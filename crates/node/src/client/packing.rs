@@ -2,8 +2,8 @@
 //!
 //! A table costs a worker and a shard as much as some thousand additions, whatever its size. The application need not
 //! know: each of its tables is a [`Member`] of a [`Gathering`], and its handles are [`Passage`]s, which know their ticket once the
-//! pack has left. A pack never waits for a gradient that may not come: when somebody waits for one of its members, it leaves
-//! without the others.
+//! pack has left. A pack never waits for a gradient that may not come: when somebody waits for parameters or at a barrier, all packs
+//! leave with what they have, since other workers may need that to go on.
 
 use super::error::ClientError;
 use super::hands::Threads;
@@ -52,6 +52,11 @@ pub(super) fn divide(tables: &[Table], policies: &JobPolicies) -> Vec<Pack> {
 pub(super) struct Packs(Vec<Arc<Gathering>>);
 
 impl Packs {
+    /// For those who wait.
+    pub(super) fn departures(&self) -> Departures {
+        Departures(self.0.iter().map(Arc::downgrade).collect())
+    }
+
     /// Tells tables where they are.
     pub(super) fn settle(shared: &Arc<Shared>, tables: &[Table], packs: &[Pack]) -> Packs {
         let mut gatherings = Vec::new();
@@ -76,6 +81,19 @@ impl Packs {
         let mut rounds: Vec<MutexGuard<'_, Round>> = self.0.iter().map(|pack| lock(&pack.round)).collect();
         self.0.iter().zip(&mut rounds).for_each(|(pack, round)| pack.leave(round));
         Rounds(rounds)
+    }
+}
+
+/// The packs of a job, as its other parts know them: packs know the job.
+#[derive(Debug)]
+pub(super) struct Departures(Vec<Weak<Gathering>>);
+
+impl Departures {
+    /// Lets all packs leave that have something.
+    pub(super) fn leave(&self) {
+        for pack in self.0.iter().filter_map(Weak::upgrade) {
+            pack.leave(&mut lock(&pack.round));
+        }
     }
 }
 
@@ -336,9 +354,8 @@ impl Gathering {
                 _ => lacks.push(range),
             }
         }
-        let (gradient, wants) = (&round.gradient, round.wants);
-        let mut submission =
-            self.shared.act(|worker| worker.begin_push_without(self.id, gradient, lacks, wants))?;
+        let (gradient, wants) = (Gradient::Dense(&round.gradient), round.wants);
+        let mut submission = self.shared.act(|worker| worker.begin_push(self.id, gradient, lacks, wants))?;
         submission.prepare(&Threads::of_one_job());
         self.shared.act(|worker| worker.finish(clock::now(), &mut submission))
     }

@@ -1,6 +1,7 @@
 //! The worker behind its lock: what the application's threads and the event loops share.
 
 use super::error::ClientError;
+use super::packing::Departures;
 use crate::clock;
 use crate::event_loop::{FIRST_LANE, Rest, RoleCell};
 use crate::transport::memory::Mailbox;
@@ -10,7 +11,7 @@ use paramill_core::standstill;
 use paramill_core::types::Time;
 use paramill_core::worker::{Ticket, Worker, WorkerError};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a timed-out wait asks the servers for their reason.
@@ -29,6 +30,8 @@ pub(super) struct Shared {
     stop: Arc<AtomicBool>,
     /// How long calls wait unless told otherwise.
     pub(super) timeout: Duration,
+    /// Set at the start of a job that has packs.
+    pub(super) packs: OnceLock<Departures>,
 }
 
 #[derive(Debug)]
@@ -63,7 +66,7 @@ impl Shared {
     pub(super) fn new(worker: Worker, mailboxes: Vec<Arc<Mailbox>>, timeout: Duration) -> Shared {
         let state = State { worker, ended: None, first_wakes: None, waited: Vec::new() };
         let (state, stop) = (Mutex::new(state), Arc::new(AtomicBool::new(false)));
-        Shared { state, changed: Condvar::new(), mailboxes, stop, timeout }
+        Shared { state, changed: Condvar::new(), mailboxes, stop, timeout, packs: OnceLock::new() }
     }
 
     /// Of each loop.
@@ -141,6 +144,11 @@ impl Shared {
 
     /// The event loops wake those who wait for tickets that they find in this list.
     fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
+        let depends = |state: &State| !state.is_due(ticket) && state.worker.awaits_answers(ticket);
+        if let Some(packs) = self.packs.get().filter(|_| depends(&self.lock())) {
+            // What is waited for may come after others have what was given here.
+            packs.leave();
+        }
         self.lock().waited.push(ticket);
         let outcome = wait();
         let waited = &mut self.lock().waited;

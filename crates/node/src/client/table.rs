@@ -158,7 +158,7 @@ impl Table {
             return Ok(Handle::packed(member.send(gradient, want)?, |_, _| Ok(())));
         }
         let (shared, id) = (&self.0.shared, self.home());
-        let mut submission = shared.act(|worker| worker.begin_push(id, gradient, want))?;
+        let mut submission = shared.act(|worker| worker.begin_push(id, gradient, Vec::new(), want))?;
         submission.prepare(&Threads::of_one_job());
         let ticket = shared.act(|worker| worker.finish(clock::now(), &mut submission))?;
         Ok(Handle::new(shared.clone(), ticket))
