@@ -37,8 +37,10 @@ impl F16 {
     const INFINITY: u16 = 0x7c00;
     /// How far the mantissas of the two formats are apart.
     const SHIFT: u32 = 13;
-    /// 2 to the difference of the two exponents' biases. The product is exact, and makes normal what was subnormal.
-    const REBIAS: f32 = f32::from_bits((127 + 127 - 15) << 23);
+    /// The difference of the two exponents' biases, where an `f32` has its exponent.
+    const REBIAS: u32 = (127 - 15) << 23;
+    /// The smallest normal number, as bits of an `f32`.
+    const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
 }
 
 impl Element for F16 {
@@ -47,7 +49,11 @@ impl Element for F16 {
         let bits = u32::from(self.0);
         let sign = (bits & 0x8000) << 16;
         let magnitude = (bits & u32::from(F16::MAGNITUDE)) << F16::SHIFT;
-        let finite = (f32::from_bits(magnitude) * F16::REBIAS).to_bits();
+        // A subnormal number becomes the mantissa of the smallest normal one, which is then taken off: no operand is subnormal,
+        // since CPUs take a hundred times as long for those, and small gradients have many.
+        let small = f32::from_bits(magnitude + F16::SMALLEST_NORMAL) - f32::from_bits(F16::SMALLEST_NORMAL);
+        let is_normal = magnitude >= 1 << 23;
+        let finite = if is_normal { magnitude + F16::REBIAS } else { small.to_bits() };
         let is_finite = bits & u32::from(F16::INFINITY) != u32::from(F16::INFINITY);
         let magnitude = if is_finite { finite } else { magnitude | f32::INFINITY.to_bits() };
         f32::from_bits(magnitude | sign)
