@@ -106,11 +106,11 @@ impl<T> Shelf<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// Works on the last piece first.
-    struct Backwards;
+    /// Three hands of tests. Works on the last piece first.
+    pub(crate) struct Backwards;
 
     impl Hands for Backwards {
         fn count(&self) -> usize {

@@ -2,36 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
+mod common;
+
+use common::{join, start_servers};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
-use paramill_core::registry::Registry;
 use paramill_core::status::PackNames;
 use paramill_node::admin::Admin;
-use paramill_node::client::{Job, JobOptions, JobPolicies, Layer, Pack, Table, TableSpec};
-use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::client::{Job, JobPolicies, Layer, Pack, Table, TableSpec};
+use paramill_node::server::Server;
 use paramill_node::url::JobUrl;
-use std::sync::Arc;
 use std::time::Duration;
 
 const STEPS: usize = 10;
 /// Elements of each layer. The first is longer than several chunks.
 const LAYERS: [(&str, usize); 3] = [("fc", 30_000), ("fc.bias", 100), ("scale", 1)];
-
-fn start_servers(config: &JobConfig, cores: u32) -> (Vec<Server>, JobUrl) {
-    let registry = Arc::new(Registry::builtin());
-    let base = ServerConfig { cores, ..ServerConfig::new(&config.job, "127.0.0.1:0") };
-    let first =
-        server::start(ServerConfig { coordinate: Some(config.clone()), ..base.clone() }, &registry).unwrap();
-    let coordinator = first.coordinator().to_owned();
-    let url = format!("paramill://{coordinator}/{}", config.job).parse().unwrap();
-    let further = ServerConfig { coordinator, ..base };
-    let rest = (1..config.servers).map(|_| server::start(further.clone(), &registry).unwrap());
-    ([first].into_iter().chain(rest).collect(), url)
-}
-
-fn join(url: &JobUrl, rank: u32) -> Job {
-    Job::init(JobOptions::at(url.clone()).rank(rank).timeout(Duration::from_secs(20))).unwrap()
-}
 
 fn values(layer: usize, seed: usize) -> Vec<f32> {
     let length = [0.2, 30.0, 4.0][layer];

@@ -2,31 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
+mod common;
+
+use common::{join, start_servers};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
-use paramill_core::registry::Registry;
 use paramill_node::admin::Admin;
-use paramill_node::client::{ClientError, Gradient, Handle, Job, JobOptions, Table, TableId, TableSpec};
-use paramill_node::server::{self, Server, ServerConfig};
+use paramill_node::client::{ClientError, Gradient, Handle, Job, Table, TableId, TableSpec};
+use paramill_node::server::Server;
 use paramill_node::url::JobUrl;
-use std::sync::Arc;
 use std::time::Duration;
-
-fn start_servers(config: &JobConfig, cores: u32) -> (Vec<Server>, JobUrl) {
-    let registry = Arc::new(Registry::builtin());
-    let base = ServerConfig { cores, ..ServerConfig::new(&config.job, "127.0.0.1:0") };
-    let first =
-        server::start(ServerConfig { coordinate: Some(config.clone()), ..base.clone() }, &registry).unwrap();
-    let coordinator = first.coordinator().to_owned();
-    let url = format!("paramill://{coordinator}/{}", config.job).parse().unwrap();
-    let further = ServerConfig { coordinator, ..base };
-    let rest = (1..config.servers).map(|_| server::start(further.clone(), &registry).unwrap());
-    ([first].into_iter().chain(rest).collect(), url)
-}
-
-fn join(url: &JobUrl, rank: u32) -> Job {
-    Job::init(JobOptions::at(url.clone()).rank(rank).timeout(Duration::from_secs(20))).unwrap()
-}
 
 fn policy(optimizer: &str) -> Policy {
     Policy::default().with(Axis::Optimizer, optimizer).with(Axis::Order, "ranked")

@@ -313,21 +313,9 @@ fn write_clipped(dtype: DType, gradient: &[f32], to: &mut [u8], layout: &Layout)
 mod tests {
     use super::*;
     use crate::hands::Alone;
+    use crate::hands::tests::Backwards;
 
     const LEN: usize = (1 << 20) + 12_345;
-
-    /// Works on the last piece first.
-    struct Backwards;
-
-    impl Hands for Backwards {
-        fn count(&self) -> usize {
-            3
-        }
-
-        fn share(&self, pieces: usize, work: &(dyn Fn(usize) + Sync)) {
-            (0..pieces).rev().for_each(work);
-        }
-    }
 
     #[test]
     fn many_hands_make_what_one_makes_and_miss_nothing() {
