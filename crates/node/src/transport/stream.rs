@@ -65,8 +65,8 @@ pub(crate) struct StreamConnection {
     /// A frame whose payload is received where it belongs. The receive buffer is empty then.
     arriving: Option<landing::Arriving>,
     scratch: landing::Scratch,
-    /// First bytes of frames in the receive buffer that were put to where they belong.
-    placed: Vec<usize>,
+    /// Frames in the receive buffer that were put to where they belong.
+    ahead: landing::Ahead,
     /// Bytes that are read at once into the receive buffer at most.
     look_ahead: usize,
     /// Frames are left in the buffer that were not looked at yet.
@@ -108,7 +108,7 @@ impl StreamConnection {
             filled: 0,
             arriving: None,
             scratch: landing::Scratch::default(),
-            placed: Vec::new(),
+            ahead: landing::Ahead::default(),
             look_ahead: RECEIVE_BYTES,
             has_leftovers: false,
             waiting: VecDeque::new(),
@@ -134,7 +134,6 @@ impl StreamConnection {
         let (mut done, mut needed) = (0, 0);
         let mut wants_more = true;
         let mut room_in_cache = HANDLE_BYTES;
-        let mut placed = self.placed.drain(..).peekable();
         self.has_leftovers = false;
         while let Some(head) = bytes[done..self.filled].first_chunk::<HEADER_BYTES>() {
             if !wants_more {
@@ -153,7 +152,7 @@ impl StreamConnection {
                 needed = total;
                 break;
             };
-            let is_placed = placed.next_if_eq(&done).is_some();
+            let is_placed = self.ahead.take(done);
             done += total;
             if header.kind == Kind::Share {
                 self.stream.take_segment(self.is_open, &header)?;
@@ -170,7 +169,6 @@ impl StreamConnection {
                 wants_more = handle(&header, &body[..length], is_placed);
             }
         }
-        drop(placed);
         if done == self.filled
             && let Stream::Unix(_, memory) = &mut self.stream
         {
@@ -179,6 +177,7 @@ impl StreamConnection {
         // Everything in the stream is a multiple of a cache line, so payloads stay aligned after the move.
         bytes.copy_within(done..self.filled, 0);
         self.filled -= done;
+        self.ahead.moved(done);
         let (len, usual) = (bytes.len(), self.usual_receive_bytes());
         if needed > len {
             self.resize(needed);

@@ -6,10 +6,12 @@
 //! astray are put back into the order of the stream and handled as usual.
 
 use super::{ReceiveError, Stream, StreamConnection, is_passing};
+use paramill_core::landing::{Destination, Landing};
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::region::Region;
-use paramill_core::role::Landing;
+use paramill_core::types::TableId;
 use paramill_core::wire::{DESCRIPTOR_BYTES, Flags, HEADER_BYTES, Header, Kind, padded};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSliceMut, Read};
 use std::ops::Range;
 
@@ -28,16 +30,48 @@ pub(super) struct Arriving {
     received: usize,
 }
 
-/// Payloads of up to so many bytes are left to those who handle them: asking for their place costs as much as a copy.
+/// Payloads of up to so many bytes are left to those who handle them: asking for their place costs as much as a copy. What is
+/// encoded may be short and mean much.
 const SHORT_PAYLOAD: usize = 4096;
 
 /// Frames of one answer that come one after the other.
 struct Run {
-    region: Region,
+    destination: Destination,
     /// Which of the places is the next frame's.
     next: usize,
     /// The last one of them.
     before: Header,
+}
+
+/// What was put to its place from the receive buffer, and is not handled yet.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// First bytes of those frames in the receive buffer, ascending.
+    placed: VecDeque<usize>,
+    /// Bytes of the receive buffer that have been looked through.
+    looked: usize,
+    /// Tables of parameters among them that were left to those who handle frames.
+    passed_over: Vec<TableId>,
+}
+
+impl Ahead {
+    /// Whether the frame that begins there was put to its place.
+    pub(super) fn take(&mut self, start: usize) -> bool {
+        let is_placed = self.placed.front() == Some(&start);
+        if is_placed {
+            self.placed.pop_front();
+        }
+        is_placed
+    }
+
+    /// So many bytes of the receive buffer are handled, and what is behind them moves there.
+    pub(super) fn moved(&mut self, bytes: usize) {
+        self.placed.iter_mut().for_each(|start| *start -= bytes);
+        self.looked = self.looked.saturating_sub(bytes);
+        if self.looked == 0 {
+            self.passed_over.clear();
+        }
+    }
 }
 
 /// What a connection keeps for this, for its memory.
@@ -58,21 +92,26 @@ impl StreamConnection {
     /// that came whole [`StreamConnection::landed`] tells.
     pub(crate) fn fill_landing(
         &mut self,
-        ask: impl FnOnce(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
+        ask: impl FnOnce(&Header, usize, &mut Vec<Landing>) -> Option<Destination>,
     ) -> Result<(), ReceiveError> {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.places.clear();
         let filled = match self.arriving() {
             None => self.fill(),
-            Some(arriving) => match ask(&arriving.header, LANDING_FRAMES, &mut scratch.places) {
-                Some(mut region) if scratch.places[0].is_direct() => {
-                    self.read_landing(arriving, &mut region, &mut scratch)
+            Some(arriving) => {
+                let header = &arriving.header;
+                let is_encoded = header.flags.has(Flags::ENCODED);
+                let asked = || ask(header, LANDING_FRAMES, &mut scratch.places);
+                let mut destination = if is_encoded { None } else { asked() };
+                let first = scratch.places.first().cloned();
+                match destination.as_mut().zip(first).and_then(|(it, first)| it.direct(&first)) {
+                    Some(region) => self.read_landing(arriving, region, &mut scratch),
+                    None => {
+                        self.give_up(&arriving);
+                        self.fill()
+                    }
                 }
-                _ => {
-                    self.give_up(&arriving);
-                    self.fill()
-                }
-            },
+            }
         };
         self.scratch = scratch;
         filled
@@ -87,39 +126,48 @@ impl StreamConnection {
     /// nothing long to do then. Frames that come one after the other are asked for together.
     pub(crate) fn put_ahead(
         &mut self,
-        mut ask: impl FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
+        mut ask: impl FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Destination>,
     ) {
-        let StreamConnection { receive, filled, scratch: Scratch { places, .. }, placed, .. } = self;
+        let StreamConnection { receive, filled, scratch: Scratch { places, .. }, ahead, .. } = self;
+        let Ahead { placed, looked, passed_over } = ahead;
         let bytes: &[u8] = bytemuck::cast_slice(receive.as_slice());
-        let (mut done, mut run) = (0, None::<Run>);
-        placed.clear();
-        while let Some(head) = bytes[done..*filled].first_chunk::<HEADER_BYTES>() {
+        let mut run = None::<Run>;
+        while let Some(head) = bytes[*looked..*filled].first_chunk::<HEADER_BYTES>() {
             // What does not decode is an error for those who handle frames.
             let Ok(header) = Header::decode(head) else { break };
-            let (length, begin) = (header.payload_bytes as usize, done + HEADER_BYTES);
+            let (length, begin) = (header.payload_bytes as usize, *looked + HEADER_BYTES);
             let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
             let end = begin + if is_elsewhere { DESCRIPTOR_BYTES } else { padded(length) };
             if end > *filled {
                 break;
             }
-            if header.kind == Kind::Params && !is_elsewhere && length > SHORT_PAYLOAD {
+            let is_long = length > SHORT_PAYLOAD || header.flags.has(Flags::ENCODED);
+            let is_worth_it = is_long && !is_elsewhere && !header.flags.has(Flags::ROWS);
+            if header.kind == Kind::Params && is_worth_it {
                 let is_next =
                     |run: &Run| places.get(run.next).is_some_and(|place| place.is_for(&run.before, &header));
                 if !run.as_ref().is_some_and(is_next) {
                     // The part that it has must be free before it is asked for again.
                     drop(run.take());
                     places.clear();
-                    let region = ask(&header, LANDING_FRAMES, places);
-                    run = region.map(|region| Run { region, next: 0, before: header });
+                    let destination = ask(&header, LANDING_FRAMES, places);
+                    run = destination.map(|destination| Run { destination, next: 0, before: header });
                 }
-                if let Some(run) = &mut run
-                    && places[run.next].put(&mut run.region, &bytes[begin..begin + length])
+                // A difference is not added before one that came earlier.
+                let may_put =
+                    |run: &Run| !run.destination.is_ordered() || !passed_over.contains(&header.table);
+                if let Some(run) = run.as_mut().filter(|run| may_put(run))
+                    && run.destination.put(&places[run.next], &bytes[begin..begin + length])
                 {
-                    placed.push(done);
+                    placed.push_back(*looked);
                     (run.next, run.before) = (run.next + 1, header);
+                } else {
+                    passed_over.push(header.table);
                 }
+            } else if header.kind == Kind::Params && !passed_over.contains(&header.table) {
+                passed_over.push(header.table);
             }
-            done = end;
+            *looked = end;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use paramill_core::prng::Prng;
-use paramill_core::region::{Divided, Partition, Region};
+use paramill_core::region::{Divided, Partition};
 use paramill_core::role::{Lost, Output, Role};
 use paramill_core::store::Buffer;
 use paramill_core::types::{ConnectionId, NodeId, ServerId, ShardId, Time};
@@ -83,7 +83,7 @@ impl Role for Taker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         if header.kind != Kind::Params || !self.foresees {
             return None;
         }
@@ -93,9 +93,9 @@ impl Role for Taker {
             chunk: chunk as u32,
             bytes: self.place(chunk),
             memory: DType::F32,
-            dtype: DType::F32,
+            dtype: Some(DType::F32),
         }));
-        self.memory.lend(0)
+        self.memory.lend(0).map(Destination::new)
     }
 
     fn handle_landed(&mut self, _: Time, _: ConnectionId, header: &Header) {
