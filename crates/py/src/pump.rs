@@ -13,19 +13,27 @@ use crate::slab::{Address, Slab, Underway, begin};
 use crate::waiting::{check_process, duration, timed, until_due};
 use paramill_core::standstill;
 use paramill_core::wire::Cause;
-use paramill_node::client::{self as node, ClientError, Prepared, WorkerError};
+use paramill_node::client::{self as node, ClientError, Prepared, Share, WorkerError};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a thread looks at one exchange before it looks whether it is to end.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(100);
-/// A lane's memory that the device reads and writes: its flag, and how many entries a codec chose.
+/// A lane's memory that the device reads and writes: flags, and how many entries a codec chose.
 const WORDS_BYTES: usize = 64;
-const COUNT_AT: usize = 8;
+const COUNT_AT: usize = 0;
 const COUNT_BYTES: usize = 8;
+const FLAGS_AT: usize = 8;
+const FLAG_BYTES: usize = 4;
+/// A bucket of so many bytes is copied in parts, so that most of it is on the device when its last parameters come.
+const LARGE_BYTES: usize = 32 << 20;
+/// Parts of a large bucket.
+const PARTS: usize = 4;
+const _: () = assert!(FLAGS_AT + PARTS * FLAG_BYTES <= WORDS_BYTES);
 const ELEMENT_BYTES: usize = 4;
 const PAGE_BYTES: usize = 4096;
 
@@ -43,6 +51,8 @@ struct Shared {
     timeout: Duration,
     outward: Stream,
     inward: Stream,
+    /// Beside the order of the other two.
+    mending: Stream,
     /// The end of what was computed with the parameters that are about to be replaced.
     used: Event,
     arrived: Event,
@@ -66,10 +76,19 @@ struct Lane {
     slab: Py<Slab>,
     incoming: Remote,
     words: Host,
-    flag: Flag,
+    /// In the order in which they come.
+    parts: Vec<Part>,
     ready: Event,
     copied: Event,
     memory: Mutex<Memory>,
+}
+
+/// Parameters that are copied together.
+struct Part {
+    /// First byte and number of bytes of each stretch.
+    stretches: Vec<(usize, usize)>,
+    /// Has the number of the last submission whose parameters are here, or will not come.
+    flag: Flag,
 }
 
 /// Submissions are counted, and these are the numbers of the last ones.
@@ -359,14 +378,14 @@ impl Drop for Pump {
 
 impl Shared {
     fn new(job: Arc<node::Job>, device: Box<dyn Device>, timeout: Duration) -> Outcome<Shared> {
-        let (outward, inward) = (device.new_stream()?, device.new_stream()?);
+        let (outward, inward, mending) = (device.new_stream()?, device.new_stream()?, device.new_stream()?);
         let (used, arrived) = (device.new_event()?, device.new_event()?);
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Shared { job, device, timeout, outward, inward, used, arrived, state, changed };
+        let shared = Shared { job, device, timeout, outward, inward, mending, used, arrived, state, changed };
         // A driver that cannot wait for flags says so now.
         let words = shared.device.allocate(WORDS_BYTES)?;
-        let outcome =
-            shared.device.wait_flag(inward, Flag::at(words), 0).and_then(|()| shared.device.drain(inward));
+        let flag = flag_at(words, 0);
+        let outcome = shared.device.wait_flag(inward, flag, 0).and_then(|()| shared.device.drain(inward));
         shared.device.free(words);
         outcome.map(|()| shared)
     }
@@ -384,7 +403,14 @@ impl Shared {
         let memory = Mutex::new(self.memory(address)?);
         let words = self.device.allocate(WORDS_BYTES)?;
         let (ready, copied) = (self.device.new_event()?, self.device.new_event()?);
-        Ok(Lane { slab, incoming, words, flag: Flag::at(words), ready, copied, memory })
+        let count = if address.len * ELEMENT_BYTES >= LARGE_BYTES { PARTS } else { 1 };
+        let parts = slab.get().answer_parts(count).map_err(|error| error.to_string())?;
+        let stretch = |range: Range<usize>| (range.start * ELEMENT_BYTES, range.len() * ELEMENT_BYTES);
+        let parts = parts.into_iter().enumerate().map(|(number, ranges)| Part {
+            stretches: ranges.into_iter().map(stretch).collect(),
+            flag: flag_at(words, number),
+        });
+        Ok(Lane { slab, incoming, words, parts: parts.collect(), ready, copied, memory })
     }
 
     fn memory(&self, address: Address) -> Outcome<Memory> {
@@ -451,8 +477,10 @@ impl Shared {
         device.record(self.used, stream)?;
         device.wait_event(self.inward, self.used)?;
         for (lane, number) in &asked {
-            device.wait_flag(self.inward, lane.flag, *number)?;
-            self.copy_in(lane)?;
+            for part in &lane.parts {
+                device.wait_flag(self.inward, part.flag, *number)?;
+                self.copy_in(lane, part, self.inward)?;
+            }
         }
         device.record(self.arrived, self.inward)
     }
@@ -475,15 +503,22 @@ impl Shared {
         };
         self.device.attach()?;
         if !late.is_empty() {
-            late.iter().try_for_each(|lane| self.copy_in(lane))?;
+            late.iter().try_for_each(|lane| self.copy_all_in(lane, self.inward))?;
             self.device.record(self.arrived, self.inward)?;
         }
         self.device.wait_event(stream, self.arrived)
     }
 
-    fn copy_in(&self, lane: &Lane) -> Outcome<()> {
-        let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        self.device.copy_in(lane.incoming, memory.values.start(), memory.values.bytes, self.inward)
+    fn copy_in(&self, lane: &Lane, part: &Part, stream: Stream) -> Outcome<()> {
+        let from = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).values.start();
+        part.stretches.iter().try_for_each(|&(start, bytes)| {
+            let to = Remote(lane.incoming.0 + start);
+            self.device.copy_in(to, Host(from.0 + start), bytes, stream)
+        })
+    }
+
+    fn copy_all_in(&self, lane: &Lane, stream: Stream) -> Outcome<()> {
+        lane.parts.iter().try_for_each(|part| self.copy_in(lane, part, stream))
     }
 
     /// The first thread: hands gradients to the servers in the order in which they were submitted.
@@ -578,9 +613,29 @@ impl Shared {
         loop {
             let wait = |state: &mut State| state.under_way.is_empty() && !state.is_closing;
             let state = self.changed.wait_while(self.lock(), wait).unwrap_or_else(PoisonError::into_inner);
-            let Some((lane, exchange)) = state.first_under_way() else { return };
+            let Some((number, exchange)) = state.first_under_way() else { return };
             drop(state);
-            self.receive(lane, &exchange);
+            self.receive_parts(number, &exchange);
+            self.receive(number, &exchange);
+        }
+    }
+
+    /// Raises the flags of all parts of a bucket but the last, as they come.
+    fn receive_parts(&self, number: usize, exchange: &Underway) {
+        let (lane, submission) = {
+            let state = self.lock();
+            let (lane, progress) = &state.lanes[number];
+            (lane.clone(), progress.submitted)
+        };
+        let of = lane.parts.len();
+        let is_shared = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).values.own.is_none();
+        for part in (1..of).filter(|_| is_shared) {
+            let share = Share { parts: part, of };
+            // What comes no more is found, and told, by whoever waits for the whole.
+            if !exchange.has_share_within(share, LOOK_UP_EVERY) || exchange.is_due() {
+                return;
+            }
+            lane.parts[part - 1].flag.raise(submission);
         }
     }
 
@@ -591,14 +646,15 @@ impl Shared {
         loop {
             let (slice, began) = (left.min(LOOK_UP_EVERY), Instant::now());
             if exchange.is_due_within(slice) || left.is_zero() {
+                let is_repeated = exchange.is_repeated();
                 let (slabs, outcome) = match exchange.wait_within(Duration::ZERO) {
                     Ok(slabs) => (slabs, Ok(())),
                     Err(error @ ClientError::Timeout { .. }) => {
                         return self.go_on_without(lane, timed(error, self.timeout));
                     }
-                    Err(error) => (exchange.give_up(), Err(error)),
+                    Err(error) => (exchange.give_up(), Err(Why::Client(error))),
                 };
-                return self.finish(lane, slabs, outcome);
+                return self.finish(lane, slabs, outcome.and_then(|()| self.repair(lane, is_repeated)));
             }
             if self.lock().is_closing {
                 return;
@@ -609,7 +665,7 @@ impl Shared {
         }
     }
 
-    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), ClientError>) {
+    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), Why>) {
         let lane = self.lane(number);
         for slab in slabs {
             lane.slab.get().put_back(slab);
@@ -619,11 +675,22 @@ impl Shared {
         }
         let mut state = self.lock();
         state.under_way.pop_front();
-        if let Err(error) = outcome {
-            state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
+        if let Err(why) = outcome {
+            state.failures.push(Failure { lane: number, is_refusal: false, why });
         }
         state.end(number);
         self.changed.notify_all();
+    }
+
+    /// Parameters that came twice may have been copied before they came for the second time.
+    fn repair(&self, number: usize, is_repeated: bool) -> Result<(), Why> {
+        let lane = self.lane(number);
+        if is_repeated && lane.parts.len() > 1 {
+            self.device.attach()?;
+            self.copy_all_in(&lane, self.mending)?;
+            self.device.drain(self.mending)?;
+        }
+        Ok(())
     }
 
     /// After a time-out.
@@ -631,7 +698,7 @@ impl Shared {
         let mut state = self.lock();
         let (lane, progress) = &mut state.lanes[number];
         progress.is_late = true;
-        lane.flag.raise(progress.submitted);
+        lane.raise(progress.submitted);
         if state.failures.is_empty() {
             state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
         }
@@ -650,7 +717,7 @@ impl Shared {
         let mut state = self.lock();
         state.is_closing = true;
         for (lane, progress) in &state.lanes {
-            lane.flag.raise(progress.submitted);
+            lane.raise(progress.submitted);
         }
         self.changed.notify_all();
     }
@@ -693,7 +760,7 @@ impl State {
     fn end(&mut self, lane: usize) {
         let (lane, progress) = &mut self.lanes[lane];
         progress.done = progress.submitted;
-        lane.flag.raise(progress.submitted);
+        lane.raise(progress.submitted);
     }
 }
 
@@ -703,8 +770,18 @@ impl Progress {
     }
 }
 
+/// One of the flags in a lane's words.
+fn flag_at(words: Host, number: usize) -> Flag {
+    Flag::at(Host(words.0 + FLAGS_AT + number * FLAG_BYTES))
+}
+
 #[allow(unsafe_code, reason = "the device writes the count")]
 impl Lane {
+    /// Lets the device go on with all of it.
+    fn raise(&self, submission: u32) {
+        self.parts.iter().for_each(|part| part.flag.raise(submission));
+    }
+
     fn count(&self) -> usize {
         // SAFETY: the words have room for it, and the copy that wrote it is done.
         let count = unsafe { std::ptr::read_volatile((self.words.0 + COUNT_AT) as *const u64) };

@@ -8,6 +8,7 @@ use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
 use paramill_node::client::{self as node, ClientError, DType, Prepared, WorkerError};
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -145,6 +146,11 @@ impl Slab {
             Place::Away { address, .. } => Ok(*address),
             Place::Between => Err(raise("OrderError", "this slab is being exchanged by another thread")),
         }
+    }
+
+    /// The elements of the parameters in the order in which they come, cut into so many parts.
+    pub(crate) fn answer_parts(&self, of: usize) -> Result<Vec<Vec<Range<usize>>>, ClientError> {
+        self.table.answer_parts(of)
     }
 
     /// Says what stands in the gradient's memory, by the codec of this text.

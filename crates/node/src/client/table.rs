@@ -226,6 +226,12 @@ impl Table {
         Slab::lend(&self.0.shared, self.home())
     }
 
+    /// The elements of the table in the order in which its parameters come to a slab, cut into so many parts: the first one comes
+    /// first ([`Handle::has_share_within`]).
+    pub fn answer_parts(&self, of: usize) -> Result<Vec<Vec<Range<usize>>>, ClientError> {
+        self.0.shared.act(|worker| worker.answer_parts(self.home(), of))
+    }
+
     /// The codec that its gradients travel by; empty without one.
     pub fn codec(&self) -> Result<String, ClientError> {
         Ok(self.0.shared.lock().worker.codec(self.home())?)
