@@ -49,7 +49,7 @@ use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::Params;
-use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use allocation::Allocation;
 use barriers::Barriers;
@@ -170,6 +170,11 @@ impl Worker {
     pub fn codec(&self, table: TableId) -> Result<String, WorkerError> {
         self.check_started()?;
         Ok(self.tables[self.tables.index(table)?].codec())
+    }
+
+    /// The type that the parameters of a table come as; none where the answer codec makes something else of them.
+    pub fn answer_type(&self, table: TableId) -> Result<Option<DType>, WorkerError> {
+        Ok(self.tables[self.tables.index(table)?].answer_type())
     }
 
     /// Whether a ticket waits for more than acknowledgements, which do not depend on other workers.

@@ -6,18 +6,18 @@
 //! servers. Two threads do the rest: one hands gradients to the servers when they have left the device, the other raises the flag
 //! of a bucket when its answer is here, or when it failed.
 
-use crate::device::{Cuda, Device, Emulated, Event, Flag, Host, Outcome, Remote, Stream, TopK};
+use crate::device::{Cuda, Device, Emulated, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
 use crate::errors::{client, raise};
 use crate::job::Job;
 use crate::slab::{Address, Slab, Underway, begin};
 use crate::waiting::{check_process, duration, timed, until_due};
 use paramill_core::standstill;
 use paramill_core::wire::Cause;
-use paramill_node::client::{self as node, ClientError, Prepared, Share, WorkerError};
+use paramill_node::client::{self as node, ClientError, DType, Prepared, Share, WorkerError};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,14 @@ const COUNT_AT: usize = 0;
 const COUNT_BYTES: usize = 8;
 const FLAGS_AT: usize = 8;
 const FLAG_BYTES: usize = 4;
+const KIND_AT: usize = 24;
 /// A bucket of so many bytes is copied in parts, so that most of it is on the device when its last parameters come.
 const LARGE_BYTES: usize = 32 << 20;
 /// Parts of a large bucket.
 const PARTS: usize = 4;
-const _: () = assert!(FLAGS_AT + PARTS * FLAG_BYTES <= WORDS_BYTES);
+const _: () = assert!(FLAGS_AT + PARTS * FLAG_BYTES <= KIND_AT && KIND_AT + FLAG_BYTES <= WORDS_BYTES);
 const ELEMENT_BYTES: usize = 4;
+const HALF_BYTES: usize = 2;
 const PAGE_BYTES: usize = 4096;
 
 /// Carries the buckets of a job that are on one device.
@@ -78,6 +80,8 @@ struct Lane {
     words: Host,
     /// In the order in which they come.
     parts: Vec<Part>,
+    /// Where parameters that come as halves are widened from, once some are to.
+    halves: OnceLock<Option<Remote>>,
     ready: Event,
     copied: Event,
     memory: Mutex<Memory>,
@@ -85,8 +89,7 @@ struct Lane {
 
 /// Parameters that are copied together.
 struct Part {
-    /// First byte and number of bytes of each stretch.
-    stretches: Vec<(usize, usize)>,
+    elements: Vec<Range<usize>>,
     /// Has the number of the last submission whose parameters are here, or will not come.
     flag: Flag,
 }
@@ -108,6 +111,8 @@ struct Memory {
     address: Address,
     gradient: Region,
     values: Region,
+    /// Whether the parameters that come next are asked for as halves.
+    asks_halves: bool,
     /// What an exchange that failed left: the device may still copy from there.
     former: Vec<Region>,
 }
@@ -405,12 +410,9 @@ impl Shared {
         let (ready, copied) = (self.device.new_event()?, self.device.new_event()?);
         let count = if address.len * ELEMENT_BYTES >= LARGE_BYTES { PARTS } else { 1 };
         let parts = slab.get().answer_parts(count).map_err(|error| error.to_string())?;
-        let stretch = |range: Range<usize>| (range.start * ELEMENT_BYTES, range.len() * ELEMENT_BYTES);
-        let parts = parts.into_iter().enumerate().map(|(number, ranges)| Part {
-            stretches: ranges.into_iter().map(stretch).collect(),
-            flag: flag_at(words, number),
-        });
-        Ok(Lane { slab, incoming, words, parts: parts.collect(), ready, copied, memory })
+        let part = |(number, elements)| Part { elements, flag: flag_at(words, number) };
+        let (parts, halves) = (parts.into_iter().enumerate().map(part).collect(), OnceLock::new());
+        Ok(Lane { slab, incoming, words, parts, halves, ready, copied, memory })
     }
 
     fn memory(&self, address: Address) -> Outcome<Memory> {
@@ -424,7 +426,7 @@ impl Shared {
             Ok(Region { slab, bytes, own })
         };
         let (gradient, values) = (region(address.gradient)?, region(address.values)?);
-        Ok(Memory { address, gradient, values, former: Vec::new() })
+        Ok(Memory { address, gradient, values, asks_halves: false, former: Vec::new() })
     }
 
     /// Asks for the copies of a bucket that is ready on `stream`.
@@ -443,6 +445,7 @@ impl Shared {
             let former = std::mem::replace(&mut *memory, self.memory(address)?);
             memory.former.extend([former.gradient, former.values].into_iter().chain(former.former));
         }
+        memory.asks_halves = self.ask_halves(&lane, address.len);
         let room = if is_counted { COUNT_BYTES } else { memory.gradient.bytes };
         if parts.iter().map(|part| part.1).sum::<usize>() > room {
             return Err("more is to be sent than the slab has room for".to_owned());
@@ -455,6 +458,15 @@ impl Shared {
             to += bytes;
         }
         device.record(lane.copied, self.outward)
+    }
+
+    /// Has parameters come as halves, where an answer codec makes them and the device can widen them.
+    fn ask_halves(&self, lane: &Lane, elements: usize) -> bool {
+        let slab = lane.slab.get();
+        let is_half = slab.answer_type().is_ok_and(|found| found.is_some_and(|dtype| dtype != DType::F32));
+        let allocate = || self.device.allocate_remote(elements * HALF_BYTES).ok();
+        let asks = is_half && lane.halves.get_or_init(allocate).is_some();
+        slab.ask_halves(asks).is_ok() && asks
     }
 
     fn turn(&self, stream: Stream, clock: bool) -> Outcome<()> {
@@ -481,6 +493,7 @@ impl Shared {
                 device.wait_flag(self.inward, part.flag, *number)?;
                 self.copy_in(lane, part, self.inward)?;
             }
+            self.widen(lane)?;
         }
         device.record(self.arrived, self.inward)
     }
@@ -503,18 +516,34 @@ impl Shared {
         };
         self.device.attach()?;
         if !late.is_empty() {
-            late.iter().try_for_each(|lane| self.copy_all_in(lane, self.inward))?;
+            for lane in &late {
+                self.copy_all_in(lane, self.inward)?;
+                self.widen(lane)?;
+            }
             self.device.record(self.arrived, self.inward)?;
         }
         self.device.wait_event(stream, self.arrived)
     }
 
+    /// Copies parameters to where they belong, or to where they are widened from.
     fn copy_in(&self, lane: &Lane, part: &Part, stream: Stream) -> Outcome<()> {
-        let from = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).values.start();
-        part.stretches.iter().try_for_each(|&(start, bytes)| {
-            let to = Remote(lane.incoming.0 + start);
-            self.device.copy_in(to, Host(from.0 + start), bytes, stream)
+        let (from, halves) = {
+            let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            (memory.values.start(), lane.halves_of(&memory))
+        };
+        let (to, width) = halves.map_or((lane.incoming, ELEMENT_BYTES), |halves| (halves, HALF_BYTES));
+        part.elements.iter().try_for_each(|range| {
+            let (start, bytes) = (range.start * width, range.len() * width);
+            self.device.copy_in(Remote(to.0 + start), Host(from.0 + start), bytes, stream)
         })
+    }
+
+    /// Widens what came as halves.
+    fn widen(&self, lane: &Lane) -> Outcome<()> {
+        let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(halves) = lane.halves_of(&memory) else { return Ok(()) };
+        let (values, count, kind) = (lane.incoming, memory.address.len, lane.kind());
+        self.device.widen(self.inward, &Halves { halves, values, count, kind })
     }
 
     fn copy_all_in(&self, lane: &Lane, stream: Stream) -> Outcome<()> {
@@ -654,7 +683,8 @@ impl Shared {
                     }
                     Err(error) => (exchange.give_up(), Err(Why::Client(error))),
                 };
-                return self.finish(lane, slabs, outcome.and_then(|()| self.repair(lane, is_repeated)));
+                let outcome = outcome.and_then(|()| self.check_arrival(lane, &slabs, is_repeated));
+                return self.finish(lane, slabs, outcome);
             }
             if self.lock().is_closing {
                 return;
@@ -682,10 +712,23 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Parameters that came twice may have been copied before they came for the second time.
-    fn repair(&self, number: usize, is_repeated: bool) -> Result<(), Why> {
+    /// Looks at what came before the device does. Parameters that came twice may have been copied before they came for the second
+    /// time; those of another type than they were asked for, because the answer codec was switched, are not where the device looks.
+    fn check_arrival(&self, number: usize, slabs: &[node::Slab], is_repeated: bool) -> Result<(), Why> {
         let lane = self.lane(number);
-        if is_repeated && lane.parts.len() > 1 {
+        let kind = match slabs.first().map(|slab| slab.values_type()) {
+            Some(DType::F16) => Halves::F16,
+            Some(DType::Bf16) => Halves::BF16,
+            Some(DType::F32) | None => Halves::NONE,
+        };
+        lane.kind().raise(kind);
+        let is_unasked = {
+            let mut memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_unasked = memory.asks_halves && kind == Halves::NONE;
+            memory.asks_halves &= !is_unasked;
+            is_unasked
+        };
+        if is_unasked || is_repeated && lane.parts.len() > 1 {
             self.device.attach()?;
             self.copy_all_in(&lane, self.mending)?;
             self.device.drain(self.mending)?;
@@ -698,6 +741,7 @@ impl Shared {
         let mut state = self.lock();
         let (lane, progress) = &mut state.lanes[number];
         progress.is_late = true;
+        lane.kind().raise(Halves::NONE);
         lane.raise(progress.submitted);
         if state.failures.is_empty() {
             state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
@@ -737,6 +781,9 @@ impl Shared {
                 }
             }
             self.device.free(lane.words);
+            if let Some(Some(halves)) = lane.halves.get() {
+                self.device.free_remote(*halves);
+            }
         }
     }
 }
@@ -777,6 +824,16 @@ fn flag_at(words: Host, number: usize) -> Flag {
 
 #[allow(unsafe_code, reason = "the device writes the count")]
 impl Lane {
+    /// What the parameters are that came last: a value of [`Halves`].
+    fn kind(&self) -> Flag {
+        Flag::at(Host(self.words.0 + KIND_AT))
+    }
+
+    /// Where parameters are widened from, if they are asked for as halves.
+    fn halves_of(&self, memory: &Memory) -> Option<Remote> {
+        self.halves.get().copied().flatten().filter(|_| memory.asks_halves)
+    }
+
     /// Lets the device go on with all of it.
     fn raise(&self, submission: u32) {
         self.parts.iter().for_each(|part| part.flag.raise(submission));

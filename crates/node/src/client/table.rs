@@ -10,6 +10,7 @@ use crate::clock;
 use paramill_core::lease::Lease;
 use paramill_core::table::TableSpec;
 use paramill_core::types::TableId;
+use paramill_core::wire::DType;
 use paramill_core::worker::{Gradient, PullOptions};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -230,6 +231,11 @@ impl Table {
     /// first ([`Handle::has_share_within`]).
     pub fn answer_parts(&self, of: usize) -> Result<Vec<Vec<Range<usize>>>, ClientError> {
         self.0.shared.act(|worker| worker.answer_parts(self.home(), of))
+    }
+
+    /// The type that its parameters come as; none where the answer codec makes something else of them.
+    pub fn answer_type(&self) -> Result<Option<DType>, ClientError> {
+        self.0.shared.act(|worker| worker.answer_type(self.home()))
     }
 
     /// The codec that its gradients travel by; empty without one.
