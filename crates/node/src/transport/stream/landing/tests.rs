@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use super::*;
+use crate::transport::carrier::{Carrier, Peer};
+use crate::transport::stream::StreamCarrier;
 use paramill_core::prng::Prng;
 use paramill_core::region::{Divided, Partition, Region};
 use paramill_core::role::{Lost, Output, Role};
@@ -135,8 +137,8 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (stream, _) = listener.accept().unwrap();
-    let mut connection = StreamConnection::new(Stream::Tcp(stream));
-    connection.opened();
+    let mut connection = StreamCarrier::new(stream);
+    connection.let_in(Peer::Member);
     let whole = Partition::new(total, [std::iter::once(0..total).collect()]);
     let mut role = Taker {
         lengths: lengths.to_vec(),
@@ -156,22 +158,20 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
         if blinks {
             role.foresees = prng.chance(0.7);
         }
-        if connection.is_amid_payload() {
-            connection.fill_landing(|header, frames, places| role.landing(from, header, frames, places))
-        } else {
-            connection.fill()
-        }
-        .unwrap();
-        connection.landed().for_each(|header| role.handle_landed(Time::ZERO, from, &header));
-        if prng.chance(0.5) {
-            connection.put_ahead(|header, frames, places| role.landing(from, header, frames, places));
+        {
+            let mut ask = |header: &Header, frames: usize, places: &mut Vec<Landing>| {
+                role.landing(from, header, frames, places)
+            };
+            connection.receive(Some(&mut ask)).unwrap();
+            if prng.chance(0.5) {
+                connection.put_ahead(&mut ask);
+            }
         }
         connection
-            .handle(usize::MAX, |header, payload, is_placed| {
-                if is_placed {
-                    role.handle_landed(Time::ZERO, from, header);
-                } else {
-                    role.handle_frame(Time::ZERO, from, header, payload);
+            .handle(usize::MAX, &mut |header, payload| {
+                match payload {
+                    None => role.handle_landed(Time::ZERO, from, header),
+                    Some(payload) => role.handle_frame(Time::ZERO, from, header, payload),
                 }
                 true
             })
