@@ -37,12 +37,12 @@ pub use ticket::Ticket;
 
 use crate::consistency::ServerPush;
 use crate::hands::Alone;
+use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
-use crate::region::Region;
 use crate::registry::Registry;
-use crate::role::{Landing, Lost, Output, Role};
+use crate::role::{Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
@@ -1044,15 +1044,15 @@ impl Role for Worker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
         let local = &mut self.tables[request.table()];
         let is_current = params.subject.epoch == local.valid_from();
         let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
-        places.first().filter(|place| place.payload_bytes() == header.payload_bytes as usize)?;
-        local.back(fetch, shard)
+        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
+        local.destination(Some(fetch), shard, params.form.is_encoded())
     }
 
     fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {

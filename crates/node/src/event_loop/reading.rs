@@ -6,8 +6,9 @@ use super::{EventLoop, HANDSHAKE_DEADLINE, Named, RoleCell};
 use crate::clock;
 use crate::log::Level;
 use crate::transport::carrier::{Peer, ReceiveError};
+use paramill_core::landing::Landing;
 use paramill_core::limits;
-use paramill_core::role::{Landing, Lost, Role};
+use paramill_core::role::{Lost, Role};
 use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
@@ -222,6 +223,6 @@ fn lies_in_place<R: Role>(
         return false;
     }
     places.clear();
-    let region = role.landing(name, header, 1, places);
-    region.zip(places.first()).is_some_and(|(region, place)| region.holds(place.bytes.clone(), payload))
+    let destination = role.landing(name, header, 1, places);
+    destination.zip(places.first()).is_some_and(|(mut destination, place)| destination.holds(place, payload))
 }

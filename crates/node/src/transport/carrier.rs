@@ -1,14 +1,14 @@
 //! What carries the frames of one connection, and what takes new ones: all that an event loop knows of a transport.
 
 use crate::waker::Watched;
-use paramill_core::region::Region;
-use paramill_core::role::{Frame, Landing, Role};
+use paramill_core::landing::{Destination, Landing};
+use paramill_core::role::{Frame, Role};
 use paramill_core::wire::{Header, WireError};
 use std::io;
 
 /// Asks a role for the places of the payload with this header, and of up to so many frames in all
 /// ([`Role::landing`]).
-pub(crate) type Ask<'a> = dyn FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Region> + 'a;
+pub(crate) type Ask<'a> = dyn FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Destination> + 'a;
 
 /// Takes a frame, with its payload unless that was put to where it belongs. Returns false when this is enough for now.
 pub(crate) type Take<'a> = dyn FnMut(&Header, Option<&[u8]>) -> bool + 'a;

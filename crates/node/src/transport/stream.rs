@@ -6,10 +6,10 @@ mod gathering;
 mod landing;
 mod receiving;
 
-pub(super) use ahead::{Ahead, Placer};
+pub(super) use ahead::{Ahead, Received};
 #[cfg(test)]
 pub(super) use receiving::HANDLE_BYTES;
-pub(super) use receiving::{Elsewhere, Nowhere, ReceiveBuffer, check_length};
+pub(super) use receiving::{Elsewhere, Nowhere, ReceiveBuffer, check_length, out_of_place};
 
 use super::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take};
 use super::queue::{SendQueue, write_in_turns};
@@ -88,7 +88,7 @@ impl<P: Pipe> Carrier for StreamCarrier<P> {
     }
 
     fn put_ahead(&mut self, ask: &mut Ask<'_>) {
-        self.ahead.put(&self.receive, ask);
+        self.ahead.put(ask, |start| self.receive.frame_at(start));
     }
 
     fn handle(&mut self, limit: usize, take: &mut Take<'_>) -> Result<(), ReceiveError> {

@@ -3,10 +3,10 @@
 use super::channel::{CAPACITY, Direction, Letter};
 use crate::transport::carrier::{Ask, Carrier, Flushed, Peer, ReceiveError, Take};
 use crate::transport::queue::{SendQueue, payload_of, refresh, write_in_turns};
-use crate::transport::stream::{Elsewhere, Nowhere, Placer, check_length};
+use crate::transport::stream::{Ahead, Received, check_length, out_of_place};
 use crate::waker::{Doorbell, Watched};
-use paramill_core::role::{Body, Frame, Landing, Role};
-use paramill_core::wire::{Flags, Header, Kind, WireError};
+use paramill_core::role::{Body, Frame, Role};
+use paramill_core::wire::{Flags, Header, Kind};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub(super) struct MemoryCarrier {
     queue: SendQueue,
     /// Letters that were received and not handled.
     inbox: VecDeque<Letter>,
-    /// Kept from time to time for their memory.
+    ahead: Ahead,
+    /// Kept from time to time for its memory.
     staged: VecDeque<Letter>,
-    places: Vec<Landing>,
 }
 
 impl MemoryCarrier {
@@ -42,8 +42,8 @@ impl MemoryCarrier {
             peer: Peer::Stranger,
             queue: SendQueue::default(),
             inbox: VecDeque::new(),
+            ahead: Ahead::default(),
             staged: VecDeque::new(),
-            places: Vec::new(),
         }
     }
 }
@@ -92,29 +92,30 @@ impl Carrier for MemoryCarrier {
     }
 
     fn put_ahead(&mut self, ask: &mut Ask<'_>) {
-        let mut placer = Placer::new(&mut self.places, ask);
-        for letter in self.inbox.iter_mut().filter(|letter| !letter.is_placed) {
+        let MemoryCarrier { inbox, ahead, .. } = self;
+        ahead.put(ask, |index| {
+            let letter = inbox.get(index)?;
             // What does not decode is an error for those who handle frames.
-            let Ok(header) = Header::decode(letter.head()) else { break };
-            letter.is_placed = placer.put(&header, letter.payload());
-        }
+            let header = Header::decode(letter.head()).ok()?;
+            Some(Received { header, payload: Some(letter.payload()), next: index + 1 })
+        });
     }
 
     fn handle(&mut self, limit: usize, take: &mut Take<'_>) -> Result<(), ReceiveError> {
-        let mut wants_more = true;
+        let (mut done, mut wants_more) = (0, true);
         while wants_more && let Some(letter) = self.inbox.pop_front() {
             let header = Header::decode(letter.head())?;
             check_length(&header, limit)?;
             let payload = letter.payload();
-            if header.kind == Kind::Share {
-                Nowhere.take_segment(&header)?;
+            let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
+            if header.kind == Kind::Share || is_elsewhere || payload.len() != header.payload_bytes as usize {
+                return Err(out_of_place(&header));
             }
-            if header.flags.has(Flags::ELSEWHERE) || payload.len() != header.payload_bytes as usize {
-                let value = u64::from(header.flags.0);
-                return Err(WireError::Field { field: "flags", value }.into());
-            }
-            wants_more = take(&header, (!letter.is_placed).then_some(payload));
+            let is_placed = self.ahead.take(done);
+            done += 1;
+            wants_more = take(&header, (!is_placed).then_some(payload));
         }
+        self.ahead.moved(done);
         Ok(())
     }
 

@@ -16,14 +16,12 @@ pub(super) struct Letter {
     /// Encoded as over a socket, so that it is checked as there.
     head: [u8; HEADER_BYTES],
     body: Body,
-    /// The receiver has put the payload to where it belongs.
-    pub(super) is_placed: bool,
 }
 
 impl Letter {
     /// The body MUST NOT be in a role's own memory, which another thread cannot read.
     pub(super) fn new(header: &Header, body: Body) -> Letter {
-        Letter { head: header.encode(), body, is_placed: false }
+        Letter { head: header.encode(), body }
     }
 
     pub(super) fn head(&self) -> &[u8; HEADER_BYTES] {
@@ -42,7 +40,7 @@ impl Letter {
     /// Anything for a header.
     #[cfg(test)]
     pub(super) fn raw(head: [u8; HEADER_BYTES], payload: Vec<u8>) -> Letter {
-        Letter { head, body: Body::Bytes(payload), is_placed: false }
+        Letter { head, body: Body::Bytes(payload) }
     }
 }
 

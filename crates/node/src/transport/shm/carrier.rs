@@ -132,7 +132,7 @@ impl Carrier for ShmCarrier {
     }
 
     fn put_ahead(&mut self, ask: &mut Ask<'_>) {
-        self.ahead.put(&self.receive, ask);
+        self.ahead.put(ask, |start| self.receive.frame_at(start));
     }
 
     fn handle(&mut self, limit: usize, take: &mut Take<'_>) -> Result<(), ReceiveError> {

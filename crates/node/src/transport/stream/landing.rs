@@ -7,10 +7,10 @@
 
 use super::receiving::{ReceiveBuffer, received};
 use crate::transport::carrier::{Ask, ReceiveError, Take};
+use paramill_core::landing::Landing;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::region::Region;
-use paramill_core::role::Landing;
-use paramill_core::wire::{HEADER_BYTES, Header, padded};
+use paramill_core::wire::{Flags, HEADER_BYTES, Header, padded};
 use std::io::{IoSliceMut, Read};
 use std::ops::Range;
 
@@ -51,11 +51,16 @@ impl Lander {
     ) -> Result<(), ReceiveError> {
         let Some(arriving) = self.arriving(buffer) else { return buffer.fill(|room| pipe.read(room)) };
         self.places.clear();
-        match ask(&arriving.header, LANDING_FRAMES, &mut self.places) {
-            Some(mut region) if self.places[0].is_direct() => {
-                self.read_landing(pipe, buffer, arriving, &mut region)
-            }
-            _ => {
+        // What is encoded is of no use as it is.
+        let is_encoded = arriving.header.flags.has(Flags::ENCODED);
+        let mut destination = match is_encoded {
+            true => None,
+            false => ask(&arriving.header, LANDING_FRAMES, &mut self.places),
+        };
+        let first = self.places.first().cloned();
+        match destination.as_mut().zip(first).and_then(|(it, first)| it.direct(&first)) {
+            Some(region) => self.read_landing(pipe, buffer, arriving, region),
+            None => {
                 give_up(buffer, &arriving);
                 buffer.fill(|room| pipe.read(room))
             }

@@ -1,6 +1,6 @@
 //! The receive buffer of one connection, in which frames are handled.
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Received};
 use crate::transport::carrier::{ReceiveError, Take};
 use bytemuck::{cast_slice, cast_slice_mut};
 use paramill_core::limits;
@@ -36,11 +36,11 @@ pub(crate) struct Nowhere;
 
 impl Elsewhere for Nowhere {
     fn take_segment(&mut self, header: &Header) -> Result<(), ReceiveError> {
-        Err(out_of_place("kind", header.kind as u8))
+        Err(out_of_place(header))
     }
 
     fn payload(&self, header: &Header, _: &[u8; DESCRIPTOR_BYTES]) -> Result<&[u8], ReceiveError> {
-        Err(out_of_place("flags", header.flags.0))
+        Err(out_of_place(header))
     }
 
     fn check_settled(&mut self) -> Result<(), ReceiveError> {
@@ -48,8 +48,12 @@ impl Elsewhere for Nowhere {
     }
 }
 
-/// A value that is defined, but not for this connection.
-fn out_of_place(field: &'static str, value: u8) -> ReceiveError {
+/// A frame that is defined, but not for this connection: there is no memory that it could refer to.
+pub(crate) fn out_of_place(header: &Header) -> ReceiveError {
+    let (field, value) = match header.kind {
+        Kind::Share => ("kind", Kind::Share as u8),
+        _ => ("flags", header.flags.0),
+    };
     WireError::Field { field, value: u64::from(value) }.into()
 }
 
@@ -166,7 +170,7 @@ impl ReceiveBuffer {
         // Everything in the stream is a multiple of a cache line, so payloads stay aligned after the move.
         bytes.copy_within(done..self.filled, 0);
         self.filled -= done;
-        ahead.moved();
+        ahead.moved(done);
         let len = bytes.len();
         if needed > len {
             self.resize(needed);
@@ -175,6 +179,17 @@ impl ReceiveBuffer {
             self.resize(self.usual_bytes);
         }
         Ok(())
+    }
+
+    /// The frame that begins there, if it is here as a whole. What does not decode is an error for those who handle frames.
+    pub(crate) fn frame_at(&self, start: usize) -> Option<Received<'_>> {
+        let (head, rest) = self.received().get(start..)?.split_first_chunk::<HEADER_BYTES>()?;
+        let header = Header::decode(head).ok()?;
+        let length = header.payload_bytes as usize;
+        let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
+        let body = rest.get(..if is_elsewhere { DESCRIPTOR_BYTES } else { padded(length) })?;
+        let payload = (!is_elsewhere).then(|| &body[..length]);
+        Some(Received { header, payload, next: start + HEADER_BYTES + body.len() })
     }
 
     /// What was received and not handled.
