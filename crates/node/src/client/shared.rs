@@ -4,7 +4,7 @@ use super::error::ClientError;
 use super::packing::Departures;
 use crate::clock;
 use crate::event_loop::{FIRST_LANE, Rest, RoleCell};
-use crate::transport::memory::Mailbox;
+use crate::waker::Waker;
 use paramill_core::limits;
 use paramill_core::role::{Output, Role};
 use paramill_core::standstill;
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     changed: Condvar,
     /// For each loop.
-    mailboxes: Vec<Arc<Mailbox>>,
+    wakers: Vec<Arc<Waker>>,
     stop: Arc<AtomicBool>,
     /// How long calls wait unless told otherwise.
     pub(super) timeout: Duration,
@@ -74,16 +74,16 @@ impl State {
 }
 
 impl Shared {
-    /// One mailbox for each loop.
-    pub(super) fn new(worker: Worker, mailboxes: Vec<Arc<Mailbox>>, timeout: Duration) -> Shared {
+    /// One waker for each loop.
+    pub(super) fn new(worker: Worker, wakers: Vec<Arc<Waker>>, timeout: Duration) -> Shared {
         let state = State { worker, ended: None, first_wakes: None, waited: Vec::new() };
         let (state, stop) = (Mutex::new(state), Arc::new(AtomicBool::new(false)));
-        Shared { state, changed: Condvar::new(), mailboxes, stop, timeout, packs: OnceLock::new() }
+        Shared { state, changed: Condvar::new(), wakers, stop, timeout, packs: OnceLock::new() }
     }
 
     /// Of each loop.
-    pub(super) fn mailboxes(&self) -> &[Arc<Mailbox>] {
-        &self.mailboxes
+    pub(super) fn wakers(&self) -> &[Arc<Waker>] {
+        &self.wakers
     }
 
     /// Ends the loops when it becomes true.
@@ -94,7 +94,7 @@ impl Shared {
     /// Ends all loops.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+        self.wakers.iter().for_each(|waker| waker.wake());
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -124,7 +124,7 @@ impl Shared {
     /// Wakes loops, one bit each.
     fn wake(&self, mut lanes: u64) {
         while lanes != 0 {
-            self.mailboxes[lanes.trailing_zeros() as usize].wake_sleeper();
+            self.wakers[lanes.trailing_zeros() as usize].wake_sleeper();
             lanes &= lanes - 1;
         }
     }
@@ -277,7 +277,7 @@ impl RoleCell for Cell {
             next_timeout = state.worker.next_timeout();
             state.first_wakes = next_timeout;
         }
-        if self.shared.mailboxes.len() > 1 {
+        if self.shared.wakers.len() > 1 {
             // This loop has looked at its own outputs.
             let others = state.lanes_to_wake() & !(1 << self.lane);
             drop(state);
