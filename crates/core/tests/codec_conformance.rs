@@ -998,3 +998,30 @@ fn an_overflow_of_a_layer_changes_nothing() {
         assert_eq!(bits(encoder.residual()), before, "{chain}");
     }
 }
+
+/// Nothing is known of a chunk that overflows before the others are encoded.
+#[test]
+fn an_overflow_of_a_chunk_leaves_what_is_kept_of_the_others() {
+    let absent = [30..70, 600..800, 1_000..1_500];
+    let table = Table { absent: absent.to_vec(), ..Table::new(&[(1_200, 20), (800, 1)], 500) };
+    for chain in ["threshold:0.5", "onebit", "ef+int8", "randk:0.1,residual=true", "min-size:4096+dgc:0.1"] {
+        for hands in [1, 3] {
+            let mut encoder = Encoder::new(codec(chain), table.len());
+            (0..3).for_each(|step| {
+                table.encode(&mut encoder, &table.gradient(step, &normal(table.len(), step + 5)));
+            });
+            let mut values = normal(table.len(), 1);
+            values[1_990] = 3e38;
+            encoder.put_back_values(1_990, &[3e38]);
+            let (before, mut bytes) = (encoder.residual().to_vec(), Written::default());
+            let (gradient, context) = (table.gradient(3, &values), |_| context(3, table.len()));
+            let result = encoder.encode_table(&gradient, context, &Threads(hands), &mut bytes);
+            assert_eq!(result.map(|_| ()), Err(CodecError::Overflow), "{chain}");
+            for (at, (&kept, &was)) in encoder.residual().iter().zip(&before).enumerate() {
+                let is_absent = absent.iter().any(|range| range.contains(&at));
+                let tolerance = if is_absent { 0.0 } else { 1e-5 * (1.0 + was.abs() + values[at].abs()) };
+                assert!((kept - was).abs() <= tolerance, "{chain}: {kept} for {was} at {at}");
+            }
+        }
+    }
+}
