@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use super::*;
+use crate::transport::carrier::{Carrier, Peer};
+use crate::transport::stream::StreamCarrier;
 use paramill_core::codec::{Codec, Context, Decoder, Encoder};
-use paramill_core::landing::{AnswerDecoder, SharedDecoder};
+use paramill_core::landing::{AnswerDecoder, Destination, SharedDecoder};
 use paramill_core::prng::Prng;
 use paramill_core::region::{Divided, Partition};
 use paramill_core::registry::Registry;
@@ -143,8 +145,8 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
         start += length;
     }
     let (mut sender, stream) = connected();
-    let mut connection = StreamConnection::new(Stream::Tcp(stream));
-    connection.opened();
+    let mut connection = StreamCarrier::new(stream);
+    connection.let_in(Peer::Member);
     let whole = Partition::new(total, [std::iter::once(0..total).collect()]);
     let mut role = Taker {
         lengths: lengths.to_vec(),
@@ -164,22 +166,20 @@ fn travel(seed: u64, lengths: &[usize], stray: f64, blinks: bool) -> usize {
         if blinks {
             role.foresees = prng.chance(0.7);
         }
-        if connection.is_amid_payload() {
-            connection.fill_landing(|header, frames, places| role.landing(from, header, frames, places))
-        } else {
-            connection.fill()
-        }
-        .unwrap();
-        connection.landed().for_each(|header| role.handle_landed(Time::ZERO, from, &header));
-        if prng.chance(0.5) {
-            connection.put_ahead(|header, frames, places| role.landing(from, header, frames, places));
+        {
+            let mut ask = |header: &Header, frames: usize, places: &mut Vec<Landing>| {
+                role.landing(from, header, frames, places)
+            };
+            connection.receive(Some(&mut ask)).unwrap();
+            if prng.chance(0.5) {
+                connection.put_ahead(&mut ask);
+            }
         }
         connection
-            .handle(usize::MAX, |header, payload, is_placed| {
-                if is_placed {
-                    role.handle_landed(Time::ZERO, from, header);
-                } else {
-                    role.handle_frame(Time::ZERO, from, header, payload);
+            .handle(usize::MAX, &mut |header, payload| {
+                match payload {
+                    None => role.handle_landed(Time::ZERO, from, header),
+                    Some(payload) => role.handle_frame(Time::ZERO, from, header, payload),
                 }
                 true
             })
@@ -291,8 +291,8 @@ fn differences_are_added_once_and_in_their_turn() {
             }
         }
         let (mut sender, stream) = connected();
-        let mut connection = StreamConnection::new(Stream::Tcp(stream));
-        connection.opened();
+        let mut connection = StreamCarrier::new(stream);
+        connection.let_in(Peer::Member);
         let whole =
             || Arc::new(Partition::new(4 * held.len(), [std::iter::once(0..4 * held.len()).collect()]));
         let divided = || Divided::new(Buffer::zeroed(held.len()), whole());
@@ -306,26 +306,22 @@ fn differences_are_added_once_and_in_their_turn() {
             sender.write_all(&bytes[sent..sent + piece]).unwrap();
             sent += piece;
             role.foresees = prng.chance(0.8);
-            if !connection.has_leftovers() {
-                match connection.is_amid_payload() {
-                    true => {
-                        connection.fill_landing(|header, frames, places| role.landing(header, frames, places))
-                    }
-                    false => connection.fill(),
-                }
-                .unwrap();
-            }
-            assert_eq!(connection.landed().count(), 0, "none of it can be received as it is");
+            let mut ask = |header: &Header, frames: usize, places: &mut Vec<Landing>| {
+                role.landing(header, frames, places)
+            };
+            connection.receive(Some(&mut ask)).unwrap();
+            assert!(connection.lander.landed.is_empty(), "none of it can be received as it is");
             if prng.chance(0.8) {
-                connection.put_ahead(|header, frames, places| role.landing(header, frames, places));
+                connection.put_ahead(&mut ask);
             }
             connection
-                .handle(usize::MAX, |header, payload, is_placed| {
-                    if is_placed {
-                        role.landed += 1;
-                    } else {
-                        role.handled += 1;
-                        assert!(role.destination().put(&role.place(header, header.chunk), payload));
+                .handle(usize::MAX, &mut |header, payload| {
+                    match payload {
+                        None => role.landed += 1,
+                        Some(payload) => {
+                            role.handled += 1;
+                            assert!(role.destination().put(&role.place(header, header.chunk), payload));
+                        }
                     }
                     prng.chance(0.8)
                 })
