@@ -30,6 +30,7 @@ mod ticket;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
+pub use layout::Share;
 pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
 pub use submission::Submission;
@@ -48,7 +49,7 @@ use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::Params;
-use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use allocation::Allocation;
 use barriers::Barriers;
@@ -169,6 +170,11 @@ impl Worker {
     pub fn codec(&self, table: TableId) -> Result<String, WorkerError> {
         self.check_started()?;
         Ok(self.tables[self.tables.index(table)?].codec())
+    }
+
+    /// The type that the parameters of a table come as; none where the answer codec makes something else of them.
+    pub fn answer_type(&self, table: TableId) -> Result<Option<DType>, WorkerError> {
+        Ok(self.tables[self.tables.index(table)?].answer_type())
     }
 
     /// Whether a ticket waits for more than acknowledgements, which do not depend on other workers.
@@ -423,6 +429,23 @@ impl Worker {
         slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
     }
 
+    /// The elements of a table in the order in which its parameters come to a slab: those of the first part of so many come first.
+    pub fn answer_parts(&self, table: TableId, of: usize) -> Result<Vec<Vec<Range<usize>>>, WorkerError> {
+        Ok(self.tables[self.tables.index(table)?].layout().answer_parts(of))
+    }
+
+    /// Whether a share of the parameters is in the slabs of an exchange that is under way. It stays there, unless
+    /// [`Worker::is_repeated`] says otherwise when the exchange is over.
+    pub fn has_share(&self, ticket: Ticket, share: Share) -> bool {
+        let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
+        its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
+    }
+
+    /// Whether some of an answer was here when it began anew, so that what was seen of a share may not be what came in the end.
+    pub fn is_repeated(&self, ticket: Ticket) -> bool {
+        self.tickets.get(ticket).is_some_and(Pending::is_repeated)
+    }
+
     /// Forgets a ticket of an exchange and returns its slabs.
     ///
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
@@ -618,6 +641,7 @@ impl Worker {
 
     fn send_request(&mut self, id: u64) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        self.tickets.begin_answer(request.ticket(), request.has_begun());
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
@@ -711,6 +735,9 @@ impl Worker {
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
         if request.shard() != from || !request.wants_params() || is_stale {
             return;
+        }
+        if params.piece.sequence == 0 {
+            self.tickets.begin_answer(request.ticket(), request.has_begun());
         }
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table, fetch) = (request.ticket(), request.table(), request.fetch());

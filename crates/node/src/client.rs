@@ -43,6 +43,6 @@ pub use paramill_core::store::Buffer;
 pub use paramill_core::table::{Layer, Pack, Packed, TableSpec};
 pub use paramill_core::types::{Clock, TableId, WorkerId};
 pub use paramill_core::wire::DType;
-pub use paramill_core::worker::{Gradient, Prepared, WorkerError};
+pub use paramill_core::worker::{Gradient, Prepared, Share, WorkerError};
 pub use slab::Slab;
 pub use table::{Table, Values};

@@ -1,7 +1,7 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
 use super::encoding::{LayerFactors, Payloads};
-use super::layout::{Layout, RowPlace, elements_of};
+use super::layout::{Layout, RowPlace, Share, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
 use super::missing::Missing;
@@ -240,6 +240,16 @@ impl Request {
             RequestKind::Push { want_params, .. } => want_params,
             RequestKind::Pull { .. } => true,
         }
+    }
+
+    /// Whether some of the answer is here.
+    pub(super) fn has_begun(&self) -> bool {
+        self.received > 0
+    }
+
+    /// Whether a share of the answer is here, which is one of the whole table.
+    pub(super) fn has_share(&self, layout: &Layout, share: Share) -> bool {
+        !self.wants_params() || self.received >= layout.chunks_of_share(self.shard, share)
     }
 
     /// Hands everything that the server does not have yet to `send`.

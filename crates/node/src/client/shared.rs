@@ -9,7 +9,7 @@ use paramill_core::limits;
 use paramill_core::role::{Output, Role};
 use paramill_core::standstill;
 use paramill_core::types::Time;
-use paramill_core::worker::{Ticket, Worker, WorkerError};
+use paramill_core::worker::{Share, Ticket, Worker, WorkerError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,13 +40,25 @@ pub(super) struct State {
     pub(super) ended: Option<String>,
     /// When the first loop calls the worker, as far as it knows.
     first_wakes: Option<Time>,
-    /// Tickets that somebody waits for, each by one thread: only for these is anybody woken.
-    pub(super) waited: Vec<Ticket>,
+    /// What somebody waits for, each by one thread: only for these is anybody woken.
+    waited: Vec<Awaited>,
+}
+
+/// A ticket, or a share of what it brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Awaited {
+    ticket: Ticket,
+    share: Option<Share>,
 }
 
 impl State {
     pub(super) fn is_due(&self, ticket: Ticket) -> bool {
         self.ended.is_some() || self.worker.outcome(ticket).is_some()
+    }
+
+    fn is_reached(&self, awaited: Awaited) -> bool {
+        let has_share = |share| self.worker.has_share(awaited.ticket, share);
+        self.is_due(awaited.ticket) || awaited.share.is_some_and(has_share)
     }
 
     /// The loops that outputs wait for, one bit each, and the first one where the worker wants to be called sooner than that
@@ -132,27 +144,38 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
-        self.while_waited_for(ticket, || self.wait_for(ticket, timeout))
+        self.while_waited_for(Awaited { ticket, share: None }, || self.wait_for(ticket, timeout))
     }
 
     pub(super) fn is_due_within(&self, ticket: Ticket, timeout: Duration) -> bool {
-        self.while_waited_for(ticket, || {
-            let state = self.changed.wait_timeout_while(self.lock(), timeout, |state| !state.is_due(ticket));
-            state.unwrap_or_else(PoisonError::into_inner).0.is_due(ticket)
+        self.is_reached_within(Awaited { ticket, share: None }, timeout)
+    }
+
+    /// Whether a share of what a ticket brings is here, or the ticket is due.
+    pub(super) fn has_share_within(&self, ticket: Ticket, share: Share, timeout: Duration) -> bool {
+        self.is_reached_within(Awaited { ticket, share: Some(share) }, timeout)
+    }
+
+    fn is_reached_within(&self, awaited: Awaited, timeout: Duration) -> bool {
+        self.while_waited_for(awaited, || {
+            let is_open = |state: &mut State| !state.is_reached(awaited);
+            let state = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
+            state.unwrap_or_else(PoisonError::into_inner).0.is_reached(awaited)
         })
     }
 
-    /// The event loops wake those who wait for tickets that they find in this list.
-    fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
+    /// The event loops wake those who wait for what they find in this list.
+    fn while_waited_for<T>(&self, awaited: Awaited, wait: impl FnOnce() -> T) -> T {
+        let ticket = awaited.ticket;
         let depends = |state: &State| !state.is_due(ticket) && state.worker.awaits_answers(ticket);
         if let Some(packs) = self.packs.get().filter(|_| depends(&self.lock())) {
             // What is waited for may come after others have what was given here.
             packs.leave();
         }
-        self.lock().waited.push(ticket);
+        self.lock().waited.push(awaited);
         let outcome = wait();
         let waited = &mut self.lock().waited;
-        if let Some(index) = waited.iter().position(|other| *other == ticket) {
+        if let Some(index) = waited.iter().position(|other| *other == awaited) {
             waited.swap_remove(index);
         }
         outcome
@@ -245,7 +268,7 @@ impl RoleCell for Cell {
 
     fn rest(&mut self) -> Rest {
         let mut state = self.shared.lock();
-        if state.waited.iter().any(|ticket| state.worker.outcome(*ticket).is_some()) {
+        if state.waited.iter().any(|awaited| state.is_reached(*awaited)) {
             self.shared.changed.notify_all();
         }
         let has_work = state.worker.backlog_bytes_of(self.lane) > 0;
