@@ -1,4 +1,4 @@
-"""Makes crates/py/src/device/topk.ptx of topk.cu, with the compiler that comes with torch (NVRTC). Needs no GPU."""
+"""Makes the .ptx of every .cu in crates/py/src/device, with the compiler that comes with torch (NVRTC). Needs no GPU."""
 
 import ctypes
 import pathlib
@@ -6,7 +6,7 @@ import re
 
 import nvidia
 
-SOURCE = pathlib.Path(__file__).parents[2] / "crates/py/src/device/topk.cu"
+SOURCES = pathlib.Path(__file__).parents[2] / "crates/py/src/device"
 # Any GPU from Turing on; what the code asks of the driver is as old.
 ARCHITECTURE, VERSION = "compute_75", "7.0"
 
@@ -15,9 +15,13 @@ def main():
     folders = [pathlib.Path(each) for each in nvidia.__path__]
     library = next(path for folder in folders for path in folder.glob("**/libnvrtc.so.*"))
     nvrtc = ctypes.CDLL(str(library))
+    for source in sorted(SOURCES.glob("*.cu")):
+        translate(nvrtc, source)
+
+
+def translate(nvrtc, source):
     program = ctypes.c_void_p()
-    text = SOURCE.read_bytes()
-    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"topk.cu", 0, None, None))
+    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
     options = [f"--gpu-architecture={ARCHITECTURE}".encode()]
     outcome = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
     size = ctypes.c_size_t()
@@ -31,7 +35,7 @@ def main():
     check(nvrtc.nvrtcGetPTX(program, ptx))
     assembly = re.sub(r"^//.*\n", "", ptx.value.decode(), flags=re.MULTILINE).strip()
     assembly = "\n".join(line.expandtabs(4).rstrip() for line in assembly.splitlines())
-    SOURCE.with_suffix(".ptx").write_text(re.sub(r"\.version \S+", f".version {VERSION}", assembly) + "\n")
+    source.with_suffix(".ptx").write_text(re.sub(r"\.version \S+", f".version {VERSION}", assembly) + "\n")
 
 
 def check(outcome):

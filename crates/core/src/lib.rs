@@ -16,6 +16,7 @@ pub mod fault;
 pub mod hands;
 mod intake;
 pub mod kernels;
+pub mod landing;
 pub mod lease;
 pub mod limits;
 pub mod link;

@@ -12,13 +12,11 @@
 //! - *Invariants*: `check`.
 //! - *Identity*: `node` and `hello`.
 
-use crate::kernels;
+use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
-use crate::region::Region;
 use crate::types::{ConnectionId, NodeId, Time};
-use crate::wire::{DType, Header, Hello, Refusal, Welcome};
+use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
-use std::ops::Range;
 
 /// A frame that a role wants sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -199,61 +197,6 @@ impl Lost {
     }
 }
 
-/// The place in a role's memory that a frame's payload is received into.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Landing {
-    /// The frame's chunk.
-    pub chunk: u32,
-    /// Its bytes in that memory.
-    pub bytes: Range<usize>,
-    /// Type of the elements there: `f32`, or what arrives.
-    pub memory: DType,
-    /// Type of the elements that arrive. If it is another, they cannot be received to their place without another pass.
-    pub dtype: DType,
-}
-
-impl Landing {
-    /// Bytes of the payload that belongs there.
-    pub fn payload_bytes(&self) -> usize {
-        self.bytes.len() / self.memory.bytes() * self.dtype.bytes()
-    }
-
-    /// Whether payloads can be received to their place.
-    pub fn is_direct(&self) -> bool {
-        self.memory == self.dtype
-    }
-
-    /// Writes a payload to its place. False where it does not fit.
-    pub fn put(&self, region: &mut Region, payload: &[u8]) -> bool {
-        if payload.len() != self.payload_bytes() {
-            return false;
-        }
-        let place = region.bytes_mut(self.bytes.clone());
-        if self.is_direct() {
-            place.copy_from_slice(payload);
-            return true;
-        }
-        let Some(values) = self.dtype.values(payload) else { return false };
-        kernels::copy(bytemuck::cast_slice_mut(place), values);
-        true
-    }
-
-    /// Whether `found`, the header of the frame behind `before`, is that of the frame that was foreseen for this place.
-    pub fn is_for(&self, before: &Header, found: &Header) -> bool {
-        let foreseen = Header {
-            chunk: self.chunk,
-            part: before.part + 1,
-            payload_bytes: self.payload_bytes() as u32,
-            // These differ from frame to frame: LAST, and each chunk's own version and place.
-            flags: found.flags,
-            version: found.version,
-            landing: found.landing,
-            ..*before
-        };
-        *found == foreseen
-    }
-}
-
 /// A role: coordinator, shard of a server, aggregator, worker. Nine methods are required.
 ///
 /// The same calls in the same order MUST give the same outputs. No bytes from a peer may make a role panic, or take more memory
@@ -278,25 +221,28 @@ pub trait Role {
     /// A frame arrived. `payload` has exactly `header.payload_bytes` bytes.
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]);
 
-    /// Memory to receive payloads into: that of a frame whose header has arrived, and those of up to `frames - 1` frames
-    /// expected after it. Their places, ascending in the returned region, are put into `places`. `None`, the default, when the
-    /// payload goes through the driver's own buffer.
+    /// Where payloads belong: that of a frame whose header has arrived, and those of up to `frames - 1` frames expected after
+    /// it. Their places, ascending, are put into `places`. `None`, the default, when the payload goes through the driver's own
+    /// buffer to [`Role::handle_frame`].
     ///
-    /// A driver fills the region without the role, which others may use meanwhile. It gives the region up before it calls
-    /// [`Role::handle_landed`] for each frame that it received so, and soon: the role does without that memory until then. If
+    /// A driver puts payloads there without the role, which others may use meanwhile. It gives the destination up before it
+    /// calls [`Role::handle_landed`] for each frame that it put there, and soon: the role does without that memory until then. If
     /// other frames come than were expected, their bytes may be written to these places too: the role MUST NOT give memory
     /// whose contents are in use.
+    ///
+    /// An answer may be a difference to the one before it. A driver puts a payload once, and hands over what it could not put:
+    /// a payload of a table MUST NOT be put before one of the same table that came earlier and waits for `handle_frame`.
     fn landing(
         &mut self,
         _connection: ConnectionId,
         _header: &Header,
         _frames: usize,
         _places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         None
     }
 
-    /// A frame arrived, and its payload lies where [`Role::landing`] said.
+    /// A frame arrived, and its payload was put to where [`Role::landing`] said.
     fn handle_landed(&mut self, _now: Time, _connection: ConnectionId, _header: &Header) {}
 
     /// Progress of a connection's peer in bytes, where a peer's bytes are of use only together with those of others. A driver
@@ -339,11 +285,7 @@ pub trait Role {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::{Divided, Partition};
-    use crate::store::Buffer;
-    use crate::types::TableId;
-    use crate::wire::{Flags, Kind};
-    use std::sync::Arc;
+    use crate::wire::Kind;
 
     /// A frame with a payload of so many bytes of its own.
     fn send(bytes: usize) -> Output {
@@ -376,52 +318,6 @@ mod tests {
             [cost(own), cost(stored), cost(Body::Empty)],
             [100, 0, 0].map(|own| size_of::<Frame>() + own)
         );
-    }
-
-    #[test]
-    fn the_frame_that_was_foreseen_is_the_next_part_of_the_same_answer_for_that_chunk() {
-        let before = Header {
-            table: TableId(2),
-            request: 5,
-            clock: 3,
-            chunk: 7,
-            part: 1,
-            payload_bytes: 64,
-            ..Header::new(Kind::Params)
-        };
-        let landing = Landing { chunk: 8, bytes: 64..192, memory: DType::F32, dtype: DType::F32 };
-        let next = Header { chunk: 8, part: 2, payload_bytes: 128, ..before };
-        assert!(landing.is_for(&before, &next));
-        let last = Header { flags: Flags::LAST, version: 9, landing: 1 << 20, ..next };
-        assert!(landing.is_for(&before, &last), "each has its own version and place");
-        for (what, other) in [
-            ("chunk", Header { chunk: 7, ..next }),
-            ("part", Header { part: 1, ..next }),
-            ("length", Header { payload_bytes: 64, ..next }),
-            ("table", Header { table: TableId(1), ..next }),
-            ("request", Header { request: 6, ..next }),
-            ("clock", Header { clock: 4, ..next }),
-            ("kind", Header { kind: Kind::Push, ..next }),
-        ] {
-            assert!(!landing.is_for(&before, &other), "another {what}");
-        }
-    }
-
-    #[test]
-    fn halves_are_widened_at_their_place() {
-        let partition = Arc::new(Partition::new(32, [vec![8..16, 16..24], vec![0..8, 24..32]]));
-        let divided = Divided::new(Buffer::zeroed(8), partition);
-        let mut region = divided.lend(0).expect("it is free");
-        let before = Header { part: 0, payload_bytes: 8, dtype: DType::F16, ..Header::new(Kind::Params) };
-        let landing = Landing { chunk: 3, bytes: 8..24, memory: DType::F32, dtype: DType::F16 };
-        assert!(landing.is_for(&before, &Header { part: 1, chunk: 3, ..before }));
-        assert!(!landing.is_for(&before, &Header { part: 1, chunk: 3, payload_bytes: 16, ..before }));
-        let halves: [u16; 4] = [0x3c00, 0x4000, 0xbc00, 0];
-        assert!(landing.put(&mut region, bytemuck::cast_slice(&halves)));
-        assert!(!landing.put(&mut region, &[0; 16]), "too many");
-        drop(region);
-        let buffer = divided.reclaim().expect("nothing is lent");
-        assert_eq!(buffer.as_slice(), [0.0, 0.0, 1.0, 2.0, -1.0, 0.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -453,11 +453,18 @@ impl Shard {
     fn handle_verdict(&mut self, now: Time, worker: WorkerId, payload: &[u8]) -> Result<(), Fault> {
         let protocol = |message| Fault { cause: Cause::Protocol, message };
         if worker != WorkerId::FIRST || !self.members.has(worker) {
-            return Err(protocol(format!("conditions are evaluated by {}, not by {worker}", WorkerId::FIRST)));
+            return Err(protocol(format!(
+                "conditions are evaluated by {}, not by {worker}",
+                WorkerId::FIRST
+            )));
         }
-        let message = control::decode("control message", payload).map_err(|error| protocol(error.to_string()))?;
+        let message =
+            control::decode("control message", payload).map_err(|error| protocol(error.to_string()))?;
         let Control::Verdict { table, number, holds } = message else {
-            return Err(protocol(format!("a server does not take a `{}` message from a worker", message.name())));
+            return Err(protocol(format!(
+                "a server does not take a `{}` message from a worker",
+                message.name()
+            )));
         };
         let place = table.0 as usize;
         if place >= self.tables.len() {

@@ -31,6 +31,7 @@ mod ticket;
 
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
+pub use layout::Share;
 pub use rulings::Asked;
 pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
@@ -39,18 +40,18 @@ pub use ticket::Ticket;
 
 use crate::consistency::{Question, ServerPush};
 use crate::hands::Alone;
+use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
-use crate::region::Region;
 use crate::registry::Registry;
-use crate::role::{Landing, Lost, Output, Role};
+use crate::role::{Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::Params;
-use crate::wire::{Cause, Change, Control, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
+use crate::wire::{Cause, Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
 use crate::wire::{ack, control};
 use allocation::Allocation;
 use barriers::Barriers;
@@ -174,6 +175,11 @@ impl Worker {
     pub fn codec(&self, table: TableId) -> Result<String, WorkerError> {
         self.check_started()?;
         Ok(self.tables[self.tables.index(table)?].codec())
+    }
+
+    /// The type that the parameters of a table come as; none where the answer codec makes something else of them.
+    pub fn answer_type(&self, table: TableId) -> Result<Option<DType>, WorkerError> {
+        Ok(self.tables[self.tables.index(table)?].answer_type())
     }
 
     /// Whether a ticket waits for more than acknowledgements, which do not depend on other workers.
@@ -428,6 +434,23 @@ impl Worker {
         slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
     }
 
+    /// The elements of a table in the order in which its parameters come to a slab: those of the first part of so many come first.
+    pub fn answer_parts(&self, table: TableId, of: usize) -> Result<Vec<Vec<Range<usize>>>, WorkerError> {
+        Ok(self.tables[self.tables.index(table)?].layout().answer_parts(of))
+    }
+
+    /// Whether a share of the parameters is in the slabs of an exchange that is under way. It stays there, unless
+    /// [`Worker::is_repeated`] says otherwise when the exchange is over.
+    pub fn has_share(&self, ticket: Ticket, share: Share) -> bool {
+        let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
+        its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
+    }
+
+    /// Whether some of an answer was here when it began anew, so that what was seen of a share may not be what came in the end.
+    pub fn is_repeated(&self, ticket: Ticket) -> bool {
+        self.tickets.get(ticket).is_some_and(Pending::is_repeated)
+    }
+
     /// Forgets a ticket of an exchange and returns its slabs.
     ///
     /// After an error, answers may still be on their way into the buffers; then these are not used again, and the slabs
@@ -643,6 +666,7 @@ impl Worker {
 
     fn send_request(&mut self, id: u64) {
         let Some(request) = self.requests.get_mut(id) else { return };
+        self.tickets.begin_answer(request.ticket(), request.has_begun());
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
@@ -761,6 +785,9 @@ impl Worker {
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
         if request.shard() != from || !request.wants_params() || is_stale {
             return;
+        }
+        if params.piece.sequence == 0 {
+            self.tickets.begin_answer(request.ticket(), request.has_begun());
         }
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table, fetch) = (request.ticket(), request.table(), request.fetch());
@@ -1094,15 +1121,15 @@ impl Role for Worker {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         let shard = connection.shard()?;
         let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
         let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
         let local = &mut self.tables[request.table()];
         let is_current = params.subject.epoch == local.valid_from();
         let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
-        places.first().filter(|place| place.payload_bytes() == header.payload_bytes as usize)?;
-        local.back(fetch, shard)
+        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
+        local.destination(Some(fetch), shard, params.form.is_encoded())
     }
 
     fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {

@@ -258,7 +258,10 @@ impl World {
         }
         while let Some(question) = self.controller.poll_question() {
             let is_its = |waiting: &&(WorkerId, i64)| **waiting == (question.worker, question.progress);
-            assert!(self.waiting.values().any(|waiting| is_its(&waiting)), "{question:?} is about a pull that waits");
+            assert!(
+                self.waiting.values().any(|waiting| is_its(&waiting)),
+                "{question:?} is about a pull that waits"
+            );
             assert!(question.gap() >= 0, "{question:?}");
             self.questions.push(question.number);
         }

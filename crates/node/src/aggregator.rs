@@ -5,10 +5,12 @@ use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
 use crate::log::{Level, Log};
 use crate::server::{announced, random_number};
-use crate::transport::memory::{Hub, Mailbox, SCHEME};
-use crate::transport::options::SocketOptions;
+use crate::transport::carrier::Listener;
+use crate::transport::memory::{Hub, SCHEME};
 use crate::transport::shm::{self, SharedAllocator};
-use crate::transport::{Listener, Transport, tcp};
+use crate::transport::tcp::{self, options::SocketOptions};
+use crate::transport::{Dialler, Transport};
+use crate::waker::Waker;
 use paramill_core::address::Addresses;
 use paramill_core::aggregator::{Aggregator as Role, AggregatorConfig as RoleConfig};
 use paramill_core::fault::FaultPlan;
@@ -76,7 +78,7 @@ impl AggregatorConfig {
 pub struct Aggregator {
     thread: Option<JoinHandle<Result<(), String>>>,
     stop: Arc<AtomicBool>,
-    mailbox: Arc<Mailbox>,
+    waker: Arc<Waker>,
     address: String,
 }
 
@@ -91,13 +93,14 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let process = ProcessId(random_number());
+    let sockets = SocketOptions::new(config.congestion.as_deref())?;
     let (listeners, addresses, coordinator) = match &config.memory {
-        Some(_) => {
+        Some(hub) => {
             let name = format!("{SCHEME}{}", config.listen);
-            (Vec::new(), name.into(), format!("{SCHEME}coordinator"))
+            (vec![hub.listen(&name)], name.into(), format!("{SCHEME}coordinator"))
         }
         None => {
-            let (listeners, addresses) = listeners(&config, process)?;
+            let (listeners, addresses) = listeners(&config, process, &sockets)?;
             (listeners, addresses, config.coordinator.clone())
         }
     };
@@ -111,15 +114,17 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         hold: config.hold,
     };
     let role = Owned(Role::new(clock::now(), role, registry.clone()));
-    let (stop, mailbox) = (Arc::new(AtomicBool::new(false)), Mailbox::new()?);
+    let (stop, waker) = (Arc::new(AtomicBool::new(false)), Waker::new()?);
     let setup = Setup {
         listeners,
         resolve: tcp::resolve,
-        sockets: SocketOptions::new(config.congestion.as_deref())?,
-        transport: config.transport,
-        memory: SharedAllocator::new(),
-        hub: config.memory.clone().map(|hub| (hub, Some(address.clone()))),
-        mailbox: mailbox.clone(),
+        dialler: Dialler {
+            transport: config.transport,
+            sockets,
+            memory: SharedAllocator::new(),
+            hub: config.memory.clone(),
+        },
+        waker: waker.clone(),
         stop: stop.clone(),
         strangers: Strangers::new(),
         injection: Injection { plan: config.faults.clone(), seed: config.seed },
@@ -127,16 +132,20 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
     };
     let event_loop = EventLoop::new(role, setup)?;
     let thread = std::thread::Builder::new().name("aggregator".into()).spawn(move || event_loop.run())?;
-    Ok(Aggregator { thread: Some(thread), stop, mailbox, address })
+    Ok(Aggregator { thread: Some(thread), stop, waker, address })
 }
 
 /// Where workers of this host and of others come in.
-fn listeners(config: &AggregatorConfig, process: ProcessId) -> io::Result<(Vec<Listener>, Addresses)> {
-    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+fn listeners(
+    config: &AggregatorConfig,
+    process: ProcessId,
+    sockets: &SocketOptions,
+) -> io::Result<(Vec<Box<dyn Listener>>, Addresses)> {
+    let (mut listeners, mut addresses) = (Vec::<Box<dyn Listener>>::new(), Vec::new());
     if config.transport.allows(true) {
         match shm::listen(&format!("{:x}-aggregator", process.0)) {
             Ok((listener, address)) => {
-                listeners.push(Listener::Unix(listener));
+                listeners.push(Box::new(listener));
                 addresses.push(address);
             }
             // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
@@ -147,7 +156,7 @@ fn listeners(config: &AggregatorConfig, process: ProcessId) -> io::Result<(Vec<L
     if config.transport.allows(false) {
         let listener = tcp::listen(&config.listen)?;
         addresses.push(announced(&listener, None)?);
-        listeners.push(Listener::Tcp(listener));
+        listeners.push(tcp::Listening::new(listener, sockets));
     }
     Ok((listeners, addresses.into_iter().collect()))
 }
@@ -161,7 +170,7 @@ impl Aggregator {
     /// Asks the thread to end; frames under way still leave.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.mailbox.wake();
+        self.waker.wake();
     }
 
     /// Waits until the job is over. The error is what the thread ended with.

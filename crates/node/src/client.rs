@@ -45,6 +45,6 @@ pub use paramill_core::store::Buffer;
 pub use paramill_core::table::{Layer, Pack, Packed, TableSpec};
 pub use paramill_core::types::{Clock, TableId, WorkerId};
 pub use paramill_core::wire::DType;
-pub use paramill_core::worker::{Asked, Gradient, Prepared, WorkerError};
+pub use paramill_core::worker::{Asked, Gradient, Prepared, Share, WorkerError};
 pub use slab::Slab;
 pub use table::{Table, Values};

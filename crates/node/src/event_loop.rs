@@ -10,27 +10,27 @@ mod connection;
 mod greeting;
 mod injected;
 mod listening;
-mod mail;
 mod panicking;
 mod reading;
 mod sending;
 mod strangers;
+mod watching;
 
 pub use injected::Injection;
 pub(crate) use strangers::Strangers;
 
 use crate::clock;
 use crate::log::Log;
-use crate::transport::memory::{Hub, Mailbox};
-use crate::transport::options::SocketOptions;
-use crate::transport::resolver::{Resolve, Resolver};
-use crate::transport::shm::SharedAllocator;
-use crate::transport::{Listener, Transport};
+use crate::transport::Dialler;
+use crate::transport::carrier::Listener;
+use crate::transport::tcp::resolver::{Resolve, Resolver};
+use crate::waker::{Doorbell, Waker};
 use connecting::Resolving;
-use connection::{Connection, State, Wire};
+use connection::{Connection, State};
 use injected::Injected;
+use paramill_core::landing::Landing;
 use paramill_core::limits;
-use paramill_core::role::{Frame, Landing, Lost, Output, Role};
+use paramill_core::role::{Frame, Lost, Output, Role};
 use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
 use std::collections::BTreeMap;
@@ -39,6 +39,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use watching::Watch;
 
 /// How long a peer may take to say who it is, and a connection attempt to be decided.
 const HANDSHAKE_DEADLINE: Duration = limits::ATTEMPT_DEADLINE;
@@ -54,7 +55,8 @@ const EVENTS_PER_TURN: usize = 64;
 pub(crate) const FIRST_LANE: usize = 0;
 
 const LISTENER: u64 = 0;
-const MAILBOX: u64 = 1;
+const WAKER: u64 = 1;
+const RESOLVER: u64 = 2;
 
 /// Access to a role, which a loop owns or shares with other threads. One method and the type are required.
 pub(crate) trait RoleCell {
@@ -125,20 +127,14 @@ impl<R: Role> RoleCell for Owned<R> {
 
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
-    /// Where peers come in: on any number of interfaces, and from this host.
-    pub(crate) listeners: Vec<Listener>,
+    /// Where peers come in: on any number of interfaces, from this host, and from this process.
+    pub(crate) listeners: Vec<Box<dyn Listener>>,
     /// How names of hosts become addresses.
     pub(crate) resolve: Resolve,
-    /// How TCP sockets are set up.
-    pub(crate) sockets: SocketOptions,
-    /// How data cores may be reached.
-    pub(crate) transport: Transport,
-    /// The memory that data cores of this host may share.
-    pub(crate) memory: SharedAllocator,
-    /// The address book of in-memory nodes, and the name to be found under.
-    pub(crate) hub: Option<(Hub, Option<String>)>,
-    /// Letters from in-memory peers; also how others wake the loop.
-    pub(crate) mailbox: Arc<Mailbox>,
+    /// How peers are reached.
+    pub(crate) dialler: Dialler,
+    /// How others wake the loop.
+    pub(crate) waker: Arc<Waker>,
     /// Ends the loop when it becomes true.
     pub(crate) stop: Arc<AtomicBool>,
     /// Connections of strangers in all loops that are set up with this.
@@ -154,7 +150,7 @@ pub(crate) struct EventLoop<C: RoleCell> {
     cell: C,
     setup: Setup,
     injected: Injected,
-    epoll: OwnedFd,
+    watch: Watch,
     connections: BTreeMap<u64, Connection>,
     resolver: Resolver,
     /// Connections that are asked for, by the name of a host that has no address yet.
@@ -162,6 +158,8 @@ pub(crate) struct EventLoop<C: RoleCell> {
     /// The connections that the role knows, by its names for them.
     names: BTreeMap<ConnectionId, Named>,
     next_key: u64,
+    /// Sources without a descriptor that rang. Kept from turn to turn for its memory.
+    rung: Vec<u64>,
     /// Connections with something to read. Kept from turn to turn for its memory.
     readable: Vec<u64>,
     /// Connections with something to write, to watch for or to close.
@@ -207,33 +205,29 @@ struct Ending {
 }
 
 impl<C: RoleCell> EventLoop<C> {
-    pub(crate) fn new(cell: C, setup: Setup) -> io::Result<EventLoop<C>> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let readable = epoll::EventFlags::IN;
-        epoll::add(&epoll, setup.mailbox.descriptor(), epoll::EventData::new_u64(MAILBOX), readable)?;
-        for listener in &setup.listeners {
-            epoll::add(&epoll, listener.as_fd(), epoll::EventData::new_u64(LISTENER), readable)?;
+    pub(crate) fn new(cell: C, mut setup: Setup) -> io::Result<EventLoop<C>> {
+        let watch = Watch::new(&setup.waker, WAKER)?;
+        for listener in &mut setup.listeners {
+            watch.add(&mut **listener, LISTENER, epoll::EventFlags::IN)?;
         }
         let spare = match setup.listeners[..] {
             [] => None,
             _ => {
                 setup.strangers.add_loop();
-                Some(listening::spare_descriptor(&epoll)?)
+                Some(listening::spare_descriptor(&setup.waker)?)
             }
         };
-        if let Some((hub, Some(address))) = &setup.hub {
-            hub.register(address, setup.mailbox.clone());
-        }
         Ok(EventLoop {
             cell,
             injected: Injected::new(&setup.injection),
-            resolver: Resolver::new(setup.resolve, setup.mailbox.clone()),
+            resolver: Resolver::new(setup.resolve, Doorbell::new(&setup.waker, RESOLVER)),
             resolving: BTreeMap::new(),
             setup,
-            epoll,
+            watch,
             connections: BTreeMap::new(),
             names: BTreeMap::new(),
-            next_key: MAILBOX + 1,
+            next_key: RESOLVER,
+            rung: Vec::new(),
             readable: Vec::new(),
             dirty: Vec::new(),
             leftovers: Vec::new(),
@@ -251,9 +245,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// Turns until the role stops or the flag is set. The error is the role's, or tells of a panic.
     pub(crate) fn run(mut self) -> Result<(), String> {
         let result = self.turn_to_the_end();
-        for connection in self.connections.values() {
-            connection.hang_up();
-        }
+        self.connections.values_mut().for_each(Connection::hang_up);
         self.cell.ended(result.as_ref().err().map(String::as_str));
         result
     }
@@ -285,7 +277,7 @@ impl<C: RoleCell> EventLoop<C> {
             let flags = event.flags;
             match event.data.u64() {
                 LISTENER => self.accept_all(),
-                MAILBOX => self.read_mail(),
+                WAKER => self.answer_bells(),
                 key => self.serve(key, flags),
             }
         }
@@ -304,22 +296,29 @@ impl<C: RoleCell> EventLoop<C> {
         self.ended(now)
     }
 
+    /// Serves sources without a descriptor.
+    fn answer_bells(&mut self) {
+        let mut rung = std::mem::take(&mut self.rung);
+        self.setup.waker.take(&mut rung);
+        for key in rung.drain(..) {
+            match key {
+                LISTENER => self.accept_all(),
+                RESOLVER => self.take_answers(),
+                key => self.serve(key, epoll::EventFlags::IN | epoll::EventFlags::OUT),
+            }
+        }
+        self.rung = rung;
+    }
+
     /// Sleeps until something happens, or it is time for something.
-    fn wait_for_events(&mut self, events: &mut Vec<epoll::Event>) -> rustix::io::Result<()> {
+    fn wait_for_events(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         // From here on whoever gives the role something to do also wakes this loop.
-        self.setup.mailbox.set_sleeping(true);
+        self.setup.waker.set_sleeping(true);
         let Rest { has_work, next_timeout } = self.cell.rest();
         let timeout = if has_work { Some(Duration::ZERO) } else { self.sleep_for(next_timeout) };
-        let spec = timeout.map(|timeout| rustix::event::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
-        let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), spec.as_ref());
-        self.setup.mailbox.set_sleeping(false);
-        match waited {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error),
-        }
+        let waited = self.watch.wait(events, timeout);
+        self.setup.waker.set_sleeping(false);
+        waited
     }
 
     /// Whether frames that were received can be handled without waiting for anything.
@@ -347,18 +346,12 @@ impl<C: RoleCell> EventLoop<C> {
 
     fn watch(&mut self, key: u64, mut connection: Connection) {
         self.expire_at(connection.deadline());
-        if let Wire::Stream(stream) = &connection.wire {
-            let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-            connection.watched = flags;
-            if let Err(error) =
-                epoll::add(&self.epoll, stream.descriptor(), epoll::EventData::new_u64(key), flags)
-            {
-                self.connections.insert(key, connection);
-                return self
-                    .drop_connection(key, &Lost::Broken(format!("cannot watch the connection: {error}")));
-            }
-        }
+        connection.watched = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+        let added = self.watch.add(&mut *connection.carrier, key, connection.watched);
         self.connections.insert(key, connection);
+        if let Err(error) = added {
+            self.drop_connection(key, &Lost::Broken(format!("cannot watch the connection: {error}")));
+        }
     }
 
     fn expire_at(&mut self, deadline: Option<Time>) {
@@ -384,11 +377,9 @@ impl<C: RoleCell> EventLoop<C> {
     /// A connection is gone; its role hears of it if it knew of it.
     fn drop_connection(&mut self, key: u64, why: &Lost) {
         self.last_sent = None;
-        let Some(connection) = self.connections.remove(&key) else { return };
-        if let Wire::Stream(stream) = &connection.wire {
-            // Closing the descriptor would remove it too; this keeps the set tidy if a duplicate exists.
-            let _ = epoll::delete(&self.epoll, stream.descriptor());
-        }
+        let Some(mut connection) = self.connections.remove(&key) else { return };
+        // Closing the descriptor would remove it too; this keeps the set tidy if a duplicate exists.
+        let _ = self.watch.remove(&*connection.carrier);
         connection.hang_up();
         let name = match connection.state {
             State::Open { name } => {
@@ -417,7 +408,7 @@ impl<C: RoleCell> EventLoop<C> {
     /// Removes a connection that a newer one replaced; the role knows already.
     fn forget(&mut self, key: u64) {
         self.last_sent = None;
-        if let Some(connection) = self.connections.remove(&key) {
+        if let Some(mut connection) = self.connections.remove(&key) {
             connection.hang_up();
         }
         self.names.retain(|_, named| named.key != key);
@@ -436,11 +427,9 @@ impl<C: RoleCell> EventLoop<C> {
         let silent = !has_late && self.connections.values().all(Connection::is_silent);
         if silent && !ending.hung_up {
             ending.hung_up = true;
-            self.connections.values().for_each(Connection::hang_up);
+            self.connections.values_mut().for_each(Connection::hang_up);
         }
-        let alone =
-            self.connections.values().all(|connection| matches!(connection.wire, Wire::Memory { .. }));
-        if now < ending.deadline && !(ending.hung_up && alone) {
+        if now < ending.deadline && !(ending.hung_up && self.connections.is_empty()) {
             return None;
         }
         Some(ending.error.take().map_or(Ok(()), Err))

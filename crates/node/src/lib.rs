@@ -24,6 +24,7 @@ pub mod server;
 pub mod stderr;
 mod transport;
 pub mod url;
+mod waker;
 
 pub use event_loop::Injection;
 pub use log::{Level, Log};

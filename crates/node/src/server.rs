@@ -7,10 +7,12 @@ use crate::host;
 use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::ports::{PortSupply, Ports};
-use crate::transport::memory::{Hub, Mailbox, SCHEME};
-use crate::transport::options::SocketOptions;
+use crate::transport::carrier::Listener;
+use crate::transport::memory::{Hub, SCHEME};
 use crate::transport::shm::{self, SharedAllocator};
-use crate::transport::{Listener, Transport, tcp};
+use crate::transport::tcp::{self, options::SocketOptions};
+use crate::transport::{Dialler, Transport};
+use crate::waker::Waker;
 use paramill_core::address::Addresses;
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
@@ -86,8 +88,9 @@ impl ServerConfig {
 pub struct Server {
     threads: Vec<JoinHandle<Result<(), String>>>,
     stop: Arc<AtomicBool>,
-    mailboxes: Vec<Arc<Mailbox>>,
+    wakers: Vec<Arc<Waker>>,
     strangers: Arc<Strangers>,
+    dialler: Dialler,
     coordinator: String,
     data: Vec<Addresses>,
     pinning: Pinning,
@@ -106,8 +109,14 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     let mut server = Server {
         threads: Vec::new(),
         stop,
-        mailboxes: Vec::new(),
+        wakers: Vec::new(),
         strangers: Strangers::new(),
+        dialler: Dialler {
+            transport: config.transport,
+            sockets: SocketOptions::new(config.congestion.as_deref())?,
+            memory: SharedAllocator::new(),
+            hub: config.memory.clone(),
+        },
         coordinator: String::new(),
         data: Vec::new(),
         pinning,
@@ -119,29 +128,32 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
     if let Some(job) = &config.coordinate {
         job.check(registry)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        let mut listeners = Vec::new();
-        if config.memory.is_none() {
-            let listener = tcp::listen(&config.coordinator)?;
-            // A job that listens on one address is found there, wherever its data cores are.
-            let any = listener.local_addr()?.ip().is_unspecified();
-            server.coordinator =
-                announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
-            listeners.push(Listener::Tcp(listener));
-        }
+        let listener = match &config.memory {
+            Some(hub) => hub.listen(&server.coordinator),
+            None => {
+                let listener = tcp::listen(&config.coordinator)?;
+                // A job that listens on one address is found there, wherever its data cores are.
+                let any = listener.local_addr()?.ip().is_unspecified();
+                server.coordinator =
+                    announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
+                tcp::Listening::new(listener, &server.dialler.sockets)
+            }
+        };
         let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
-        let address = server.coordinator.clone();
         let thread = Thread { name: "coordinator".into(), cpu: None };
-        server.spawn(thread, &config, listeners, address, Owned(coordinator))?;
+        server.spawn(thread, &config, vec![listener], Owned(coordinator))?;
     }
     let process = ProcessId(random_number());
     let mut ports = PortSupply::new(config.ports, config.cores)?;
     for core in 0..config.cores {
-        let name = format!("{SCHEME}{:x}/{core}", process.0);
         let (listeners, addresses) = match &config.memory {
-            Some(_) => (Vec::new(), name.as_str().into()),
+            Some(hub) => {
+                let address = format!("{SCHEME}{:x}/{core}", process.0);
+                (vec![hub.listen(&address)], address.into())
+            }
             None => {
                 let name = format!("{:x}-{core}", process.0);
-                data_listeners(&config, &server.coordinator, &name, &mut ports)?
+                data_listeners(&config, &server, &name, &mut ports)?
             }
         };
         addresses.check().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
@@ -158,7 +170,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
         let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
         let cpu = server.pinning.cpus.get(core as usize).copied();
         let thread = Thread { name: format!("data core {core}"), cpu };
-        server.spawn(thread, &config, listeners, name, shard)?;
+        server.spawn(thread, &config, listeners, shard)?;
     }
     Ok(server)
 }
@@ -187,7 +199,7 @@ impl Server {
     /// Asks all threads to end; frames under way still leave.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+        self.wakers.iter().for_each(|waker| waker.wake());
     }
 
     /// Whether the job is over: [`Server::join`] would return at once.
@@ -210,20 +222,16 @@ impl Server {
         &mut self,
         thread: Thread,
         config: &ServerConfig,
-        listeners: Vec<Listener>,
-        name: String,
+        listeners: Vec<Box<dyn Listener>>,
         role: C,
     ) -> io::Result<()> {
-        let mailbox = Mailbox::new()?;
-        self.mailboxes.push(mailbox.clone());
+        let waker = Waker::new()?;
+        self.wakers.push(waker.clone());
         let setup = Setup {
             listeners,
             resolve: tcp::resolve,
-            sockets: SocketOptions::new(config.congestion.as_deref())?,
-            transport: config.transport,
-            memory: SharedAllocator::new(),
-            hub: config.memory.clone().map(|hub| (hub, Some(name))),
-            mailbox,
+            dialler: self.dialler.clone(),
+            waker,
             stop: self.stop.clone(),
             strangers: self.strangers.clone(),
             injection: Injection { plan: config.faults.clone(), seed: config.seed },
@@ -261,14 +269,14 @@ impl Drop for Server {
 /// The listeners of one data core, on each host and for this one, and what others are to be told.
 fn data_listeners(
     config: &ServerConfig,
-    coordinator: &str,
+    server: &Server,
     name: &str,
     ports: &mut PortSupply,
-) -> io::Result<(Vec<Listener>, Addresses)> {
-    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+) -> io::Result<(Vec<Box<dyn Listener>>, Addresses)> {
+    let (mut listeners, mut addresses) = (Vec::<Box<dyn Listener>>::new(), Vec::new());
     if config.transport.allows(false) {
         let hosts = match config.hosts.as_slice() {
-            [] => vec![(host_towards(coordinator)?, None)],
+            [] => vec![(host_towards(server.coordinator())?, None)],
             hosts => hosts.iter().map(|host| (host.clone(), Some(host.as_str()))).collect(),
         };
         // One port on all hosts, so that a firewall has as many to let through as there are data cores.
@@ -276,14 +284,14 @@ fn data_listeners(
         let bound: Vec<TcpListener> = ports.listen(listen)?;
         for (listener, (_, told)) in bound.into_iter().zip(&hosts) {
             addresses.push(announced(&listener, *told)?);
-            listeners.push(Listener::Tcp(listener));
+            listeners.push(tcp::Listening::new(listener, &server.dialler.sockets));
         }
     }
     if config.transport.allows(true) && addresses.len() < limits::MAX_ADDRESSES {
         match shm::listen(name) {
             Ok((listener, address)) => {
                 addresses.push(address);
-                listeners.push(Listener::Unix(listener));
+                listeners.push(Box::new(listener));
             }
             // Where memory cannot be shared there is still TCP, unless the user wants nothing else.
             Err(error) if config.transport == Transport::Shm => return Err(error),

@@ -1,23 +1,22 @@
 //! How frames get from one node to another: TCP between hosts, shared memory between processes of one host, queues
 //! within one process.
 
+pub(crate) mod carrier;
 pub(crate) mod memory;
-pub(crate) mod options;
-pub(crate) mod resolver;
+mod queue;
 pub(crate) mod shm;
-pub(crate) mod stream;
+mod stream;
 pub(crate) mod tcp;
 
-use options::SocketOptions;
+use carrier::Carrier;
+use memory::Hub;
+use paramill_core::address::LOCAL;
 use serde::{Deserialize, Serialize};
-use shm::{SharedError, SharedMemory};
+use shm::SharedAllocator;
 use std::fmt;
-use std::io;
-use std::net::TcpListener;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::net::SocketAddr;
 use std::str::FromStr;
-use stream::Stream;
+use tcp::options::SocketOptions;
 
 /// How workers and data cores exchange gradients and parameters. Control messages always go over TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -65,35 +64,52 @@ impl FromStr for Transport {
     }
 }
 
-/// Where peers come in.
-#[derive(Debug)]
-pub(crate) enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
+/// How the peers of one node are reached.
+#[derive(Debug, Clone)]
+pub(crate) struct Dialler {
+    /// How data cores may be reached.
+    pub(crate) transport: Transport,
+    /// How TCP sockets are set up.
+    pub(crate) sockets: SocketOptions,
+    /// The memory that data cores of this host may share.
+    pub(crate) memory: SharedAllocator,
+    /// The address book of in-memory nodes.
+    pub(crate) hub: Option<Hub>,
 }
 
-impl Listener {
-    /// Takes a connection. The inner error is about who connected, not about the listener.
-    pub(crate) fn accept(&self, options: &SocketOptions) -> io::Result<Result<Stream, SharedError>> {
-        match self {
-            Listener::Tcp(listener) => {
-                let (stream, peer) = listener.accept()?;
-                tcp::prepare(&stream, peer, options)?;
-                Ok(Ok(Stream::Tcp(stream)))
-            }
-            Listener::Unix(listener) => {
-                let stream = listener.accept()?.0;
-                stream.set_nonblocking(true)?;
-                Ok(SharedMemory::accepted(&stream).map(|memory| Stream::Unix(stream, memory)))
-            }
+/// What came of an address.
+#[derive(Debug)]
+pub(crate) enum Dialled {
+    /// It has begun to connect.
+    Carrier(Box<dyn Carrier>),
+    /// The address begins with a name, which has to be resolved first.
+    Name,
+}
+
+impl Dialler {
+    /// Begins to connect, over whatever the address says. The transport is chosen for data only.
+    pub(crate) fn dial(&self, address: &str, is_for_data: bool) -> Result<Dialled, String> {
+        if address.starts_with(memory::SCHEME) {
+            let hub = self.hub.as_ref().ok_or_else(|| memory::unknown(address))?;
+            return hub.dial(address).map(Dialled::Carrier);
+        }
+        let is_local = address.starts_with(LOCAL);
+        if is_for_data && !self.transport.allows(is_local) {
+            return Err(format!("`--transport {}` does not allow {address}", self.transport));
+        }
+        if is_local {
+            let carrier = shm::dial(address, &self.memory).map_err(|error| error.to_string())?;
+            return Ok(Dialled::Carrier(carrier));
+        }
+        match address.parse() {
+            Ok(target) => self.dial_resolved(target).map(Dialled::Carrier),
+            Err(_) => Ok(Dialled::Name),
         }
     }
 
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
-        }
+    /// Begins to connect to an address of a name.
+    pub(crate) fn dial_resolved(&self, target: SocketAddr) -> Result<Box<dyn Carrier>, String> {
+        tcp::dial(target, &self.sockets).map_err(|error| error.to_string())
     }
 }
 

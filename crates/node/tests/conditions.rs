@@ -70,7 +70,8 @@ fn nobody_is_further_ahead_than_worker_0_says() {
 
 #[test]
 fn a_condition_that_fails_leaves_it_to_the_fallback() {
-    let (most, questions, fallbacks) = train("remote:near,deadline=60,fallback=ssp:s=1", |_| Err("no".into()));
+    let (most, questions, fallbacks) =
+        train("remote:near,deadline=60,fallback=ssp:s=1", |_| Err("no".into()));
     assert!(most.iter().all(|most| *most <= 1.0), "{most:?}");
     assert!(fallbacks > 0 && fallbacks <= questions, "{questions} questions, {fallbacks} fallbacks");
 }
@@ -81,7 +82,8 @@ fn a_condition_that_does_not_return_holds_up_nothing_but_itself() {
     let held = over.clone();
     let never = move |_: &Asked| {
         let (is_over, changed) = &*held;
-        let wait = changed.wait_timeout_while(is_over.lock().unwrap(), Duration::from_secs(30), |over| !*over);
+        let wait =
+            changed.wait_timeout_while(is_over.lock().unwrap(), Duration::from_secs(30), |over| !*over);
         drop(wait.unwrap());
         Ok(false)
     };

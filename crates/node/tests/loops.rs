@@ -35,6 +35,10 @@ impl Place {
             .with(Axis::Order, "ranked")
             .with(Axis::Optimizer, "momentum:lr=0.1")
             .with(Axis::AnswerCodec, answer_codec);
+        self.start_with(workers, policy)
+    }
+
+    fn start_with(&self, workers: u32, policy: Policy) -> Server {
         let config = ServerConfig {
             coordinate: Some(JobConfig { policy, ..JobConfig::new("test", workers, 1) }),
             cores: CORES,
@@ -63,6 +67,50 @@ impl Place {
 
 fn gradient(rank: u32, step: u32) -> Vec<f32> {
     (0..ELEMENTS).map(|i| (i % 103) as f32 / 7.0 - (rank * 3 + step) as f32).collect()
+}
+
+/// Trains a table that is copied and another one in slabs on whole numbers, which no addition rounds; every worker's final
+/// parameters.
+fn train_whole_numbers(place: &Place, answer_codec: &str) -> Vec<Vec<f32>> {
+    let workers = 2;
+    let policy = Policy::default()
+        .with(Axis::Optimizer, "sgd:lr=1")
+        .with(Axis::Reduce, "sum")
+        .with(Axis::AnswerCodec, answer_codec);
+    let server = place.start_with(workers, policy);
+    let run = |rank: u32| {
+        let job = Job::init(place.options(&server, rank)).unwrap();
+        let dense = TableSpec::dense("dense", [ELEMENTS as u64]);
+        let copied = job.table(dense.clone(), vec![1.0; ELEMENTS]).unwrap();
+        let lent = job.table(TableSpec { name: "lent".into(), ..dense }, vec![2.0; ELEMENTS]).unwrap();
+        job.start().unwrap();
+        let mut slabs = vec![lent.slab().unwrap()];
+        for step in 0..12 {
+            let gradient: Vec<f32> = gradient(rank, step).into_iter().map(f32::round).collect();
+            slabs[0].gradient_mut().copy_from_slice(&gradient);
+            let exchange = job.exchange(&mut slabs).unwrap();
+            copied.update(&gradient).unwrap();
+            job.clock();
+            copied.sync().unwrap();
+            slabs = exchange.wait().unwrap();
+        }
+        let mut finals = copied.read(<[f32]>::to_vec).unwrap();
+        finals.extend_from_slice(slabs[0].values());
+        drop(slabs);
+        job.close().unwrap();
+        finals
+    };
+    let finals = both(&run);
+    server.join().unwrap();
+    finals
+}
+
+/// What two workers, each on its thread, come to.
+fn both(run: &(impl Fn(u32) -> Vec<f32> + Sync)) -> Vec<Vec<f32>> {
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..2).map(|rank| scope.spawn(move || run(rank))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    })
 }
 
 /// Trains a table that is copied, another one in slabs and one of rows; every worker's final parameters.
@@ -97,11 +145,7 @@ fn train(place: &Place, answer_codec: &str) -> Vec<Vec<f32>> {
         job.close().unwrap();
         finals
     };
-    let finals = std::thread::scope(|scope| {
-        let run = &run;
-        let workers: Vec<_> = (0..workers).map(|rank| scope.spawn(move || run(rank))).collect();
-        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
-    });
+    let finals = both(&run);
     server.join().unwrap();
     finals
 }
@@ -121,9 +165,28 @@ fn any_number_of_loops_gives_the_same_bits_over_every_transport() {
 
 #[test]
 fn answers_that_have_to_be_decoded_are_the_same_with_several_loops() {
-    for codec in ["f16", "int8"] {
+    for codec in ["f16", "int8", "lossless+zstd"] {
         let expected = train(&Place::over(Transport::Tcp, 1), codec);
-        assert!(train(&Place::over(Transport::Tcp, 3), codec) == expected, "{codec}");
+        for place in [Place::over(Transport::Tcp, 3), Place::over(Transport::Shm, 4)] {
+            assert!(train(&place, codec) == expected, "{codec} over {:?}", place.transport);
+        }
+    }
+}
+
+/// Differences of whole numbers that are sent whole lose nothing: the parameters are those of answers without a codec if, and
+/// only if, each of them is added once, and in its turn.
+#[test]
+fn differences_are_added_once_by_whichever_loop_receives_them() {
+    let expected = train_whole_numbers(&Place::over(Transport::Tcp, 1), "none");
+    assert_eq!(expected[0], expected[1]);
+    let memory = Place { hub: Some(Hub::new()), ..Place::over(Transport::Auto, 3) };
+    let faults = FaultPlan::parse(&["link:reset,p=0.01"]).unwrap();
+    let broken = Place { faults, ..Place::over(Transport::Tcp, 3) };
+    let places =
+        [Place::over(Transport::Tcp, 1), Place::over(Transport::Tcp, 4), Place::over(Transport::Shm, 4)];
+    for place in places.into_iter().chain([memory, broken]) {
+        let found = train_whole_numbers(&place, "topk:1");
+        assert!(found == expected, "{:?} with {:?} loops", place.transport, place.loops);
     }
 }
 

@@ -70,11 +70,36 @@ pub(crate) trait Device: Send + Sync {
     /// Chooses the largest entries of layers and packs them, after what was asked of the stream so far.
     fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()>;
 
+    /// Memory of the device's own. It MUST stay until [`Device::free_remote`].
+    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote>;
+
+    /// Gives it back.
+    fn free_remote(&self, memory: Remote);
+
+    /// Makes floats of halves, after what was asked of the stream so far.
+    fn widen(&self, stream: Stream, halves: &Halves) -> Outcome<()>;
+
     /// Waits until the event has happened.
     fn synchronize(&self, event: Event) -> Outcome<()>;
 
     /// Waits until all that was asked of the stream is done.
     fn drain(&self, stream: Stream) -> Outcome<()>;
+}
+
+/// Halves that are to become floats, in memory of the device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Halves {
+    pub(crate) halves: Remote,
+    pub(crate) values: Remote,
+    pub(crate) count: usize,
+    /// What they are when it is their turn: [`Halves::NONE`] and then nothing is done, [`Halves::F16`] or [`Halves::BF16`].
+    pub(crate) kind: Flag,
+}
+
+impl Halves {
+    pub(crate) const NONE: u32 = 0;
+    pub(crate) const F16: u32 = 1;
+    pub(crate) const BF16: u32 = 2;
 }
 
 /// A choice of the largest entries of each layer, in memory of the device.
@@ -133,10 +158,14 @@ impl Flag {
         unsafe { AtomicU32::from_ptr(self.0.0 as *mut u32) }.store(value, Ordering::Release);
     }
 
+    /// Its value.
+    pub(crate) fn value(self) -> u32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.0.0 as *mut u32) }.load(Ordering::Acquire)
+    }
+
     /// Whether it has this value or one beyond it, counted around the end of the numbers.
     pub(crate) fn has(self, value: u32) -> bool {
-        // SAFETY: as above.
-        let now = unsafe { AtomicU32::from_ptr(self.0.0 as *mut u32) }.load(Ordering::Acquire);
-        now.wrapping_sub(value) as i32 >= 0
+        self.value().wrapping_sub(value) as i32 >= 0
     }
 }

@@ -6,27 +6,37 @@
 //! servers. Two threads do the rest: one hands gradients to the servers when they have left the device, the other raises the flag
 //! of a bucket when its answer is here, or when it failed.
 
-use crate::device::{Cuda, Device, Emulated, Event, Flag, Host, Outcome, Remote, Stream, TopK};
+use crate::device::{Cuda, Device, Emulated, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
 use crate::errors::{client, raise};
 use crate::job::Job;
 use crate::slab::{Address, Slab, Underway, begin};
 use crate::waiting::{check_process, duration, timed, until_due};
 use paramill_core::standstill;
 use paramill_core::wire::Cause;
-use paramill_node::client::{self as node, ClientError, Prepared, WorkerError};
+use paramill_node::client::{self as node, ClientError, DType, Prepared, Share, WorkerError};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How long a thread looks at one exchange before it looks whether it is to end.
 const LOOK_UP_EVERY: Duration = Duration::from_millis(100);
-/// A lane's memory that the device reads and writes: its flag, and how many entries a codec chose.
+/// A lane's memory that the device reads and writes: flags, and how many entries a codec chose.
 const WORDS_BYTES: usize = 64;
-const COUNT_AT: usize = 8;
+const COUNT_AT: usize = 0;
 const COUNT_BYTES: usize = 8;
+const FLAGS_AT: usize = 8;
+const FLAG_BYTES: usize = 4;
+const KIND_AT: usize = 24;
+/// A bucket of so many bytes is copied in parts, so that most of it is on the device when its last parameters come.
+const LARGE_BYTES: usize = 32 << 20;
+/// Parts of a large bucket.
+const PARTS: usize = 4;
+const _: () = assert!(FLAGS_AT + PARTS * FLAG_BYTES <= KIND_AT && KIND_AT + FLAG_BYTES <= WORDS_BYTES);
 const ELEMENT_BYTES: usize = 4;
+const HALF_BYTES: usize = 2;
 const PAGE_BYTES: usize = 4096;
 
 /// Carries the buckets of a job that are on one device.
@@ -43,6 +53,8 @@ struct Shared {
     timeout: Duration,
     outward: Stream,
     inward: Stream,
+    /// Beside the order of the other two.
+    mending: Stream,
     /// The end of what was computed with the parameters that are about to be replaced.
     used: Event,
     arrived: Event,
@@ -66,10 +78,20 @@ struct Lane {
     slab: Py<Slab>,
     incoming: Remote,
     words: Host,
-    flag: Flag,
+    /// In the order in which they come.
+    parts: Vec<Part>,
+    /// Where parameters that come as halves are widened from, once some are to.
+    halves: OnceLock<Option<Remote>>,
     ready: Event,
     copied: Event,
     memory: Mutex<Memory>,
+}
+
+/// Parameters that are copied together.
+struct Part {
+    elements: Vec<Range<usize>>,
+    /// Has the number of the last submission whose parameters are here, or will not come.
+    flag: Flag,
 }
 
 /// Submissions are counted, and these are the numbers of the last ones.
@@ -89,6 +111,8 @@ struct Memory {
     address: Address,
     gradient: Region,
     values: Region,
+    /// Whether the parameters that come next are asked for as halves.
+    asks_halves: bool,
     /// What an exchange that failed left: the device may still copy from there.
     former: Vec<Region>,
 }
@@ -359,14 +383,14 @@ impl Drop for Pump {
 
 impl Shared {
     fn new(job: Arc<node::Job>, device: Box<dyn Device>, timeout: Duration) -> Outcome<Shared> {
-        let (outward, inward) = (device.new_stream()?, device.new_stream()?);
+        let (outward, inward, mending) = (device.new_stream()?, device.new_stream()?, device.new_stream()?);
         let (used, arrived) = (device.new_event()?, device.new_event()?);
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Shared { job, device, timeout, outward, inward, used, arrived, state, changed };
+        let shared = Shared { job, device, timeout, outward, inward, mending, used, arrived, state, changed };
         // A driver that cannot wait for flags says so now.
         let words = shared.device.allocate(WORDS_BYTES)?;
-        let outcome =
-            shared.device.wait_flag(inward, Flag::at(words), 0).and_then(|()| shared.device.drain(inward));
+        let flag = flag_at(words, 0);
+        let outcome = shared.device.wait_flag(inward, flag, 0).and_then(|()| shared.device.drain(inward));
         shared.device.free(words);
         outcome.map(|()| shared)
     }
@@ -384,7 +408,11 @@ impl Shared {
         let memory = Mutex::new(self.memory(address)?);
         let words = self.device.allocate(WORDS_BYTES)?;
         let (ready, copied) = (self.device.new_event()?, self.device.new_event()?);
-        Ok(Lane { slab, incoming, words, flag: Flag::at(words), ready, copied, memory })
+        let count = if address.len * ELEMENT_BYTES >= LARGE_BYTES { PARTS } else { 1 };
+        let parts = slab.get().answer_parts(count).map_err(|error| error.to_string())?;
+        let part = |(number, elements)| Part { elements, flag: flag_at(words, number) };
+        let (parts, halves) = (parts.into_iter().enumerate().map(part).collect(), OnceLock::new());
+        Ok(Lane { slab, incoming, words, parts, halves, ready, copied, memory })
     }
 
     fn memory(&self, address: Address) -> Outcome<Memory> {
@@ -398,7 +426,7 @@ impl Shared {
             Ok(Region { slab, bytes, own })
         };
         let (gradient, values) = (region(address.gradient)?, region(address.values)?);
-        Ok(Memory { address, gradient, values, former: Vec::new() })
+        Ok(Memory { address, gradient, values, asks_halves: false, former: Vec::new() })
     }
 
     /// Asks for the copies of a bucket that is ready on `stream`.
@@ -417,6 +445,7 @@ impl Shared {
             let former = std::mem::replace(&mut *memory, self.memory(address)?);
             memory.former.extend([former.gradient, former.values].into_iter().chain(former.former));
         }
+        memory.asks_halves = self.ask_halves(&lane, address.len);
         let room = if is_counted { COUNT_BYTES } else { memory.gradient.bytes };
         if parts.iter().map(|part| part.1).sum::<usize>() > room {
             return Err("more is to be sent than the slab has room for".to_owned());
@@ -429,6 +458,15 @@ impl Shared {
             to += bytes;
         }
         device.record(lane.copied, self.outward)
+    }
+
+    /// Has parameters come as halves, where an answer codec makes them and the device can widen them.
+    fn ask_halves(&self, lane: &Lane, elements: usize) -> bool {
+        let slab = lane.slab.get();
+        let is_half = slab.answer_type().is_ok_and(|found| found.is_some_and(|dtype| dtype != DType::F32));
+        let allocate = || self.device.allocate_remote(elements * HALF_BYTES).ok();
+        let asks = is_half && lane.halves.get_or_init(allocate).is_some();
+        slab.ask_halves(asks).is_ok() && asks
     }
 
     fn turn(&self, stream: Stream, clock: bool) -> Outcome<()> {
@@ -451,8 +489,11 @@ impl Shared {
         device.record(self.used, stream)?;
         device.wait_event(self.inward, self.used)?;
         for (lane, number) in &asked {
-            device.wait_flag(self.inward, lane.flag, *number)?;
-            self.copy_in(lane)?;
+            for part in &lane.parts {
+                device.wait_flag(self.inward, part.flag, *number)?;
+                self.copy_in(lane, part, self.inward)?;
+            }
+            self.widen(lane)?;
         }
         device.record(self.arrived, self.inward)
     }
@@ -475,15 +516,38 @@ impl Shared {
         };
         self.device.attach()?;
         if !late.is_empty() {
-            late.iter().try_for_each(|lane| self.copy_in(lane))?;
+            for lane in &late {
+                self.copy_all_in(lane, self.inward)?;
+                self.widen(lane)?;
+            }
             self.device.record(self.arrived, self.inward)?;
         }
         self.device.wait_event(stream, self.arrived)
     }
 
-    fn copy_in(&self, lane: &Lane) -> Outcome<()> {
+    /// Copies parameters to where they belong, or to where they are widened from.
+    fn copy_in(&self, lane: &Lane, part: &Part, stream: Stream) -> Outcome<()> {
+        let (from, halves) = {
+            let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            (memory.values.start(), lane.halves_of(&memory))
+        };
+        let (to, width) = halves.map_or((lane.incoming, ELEMENT_BYTES), |halves| (halves, HALF_BYTES));
+        part.elements.iter().try_for_each(|range| {
+            let (start, bytes) = (range.start * width, range.len() * width);
+            self.device.copy_in(Remote(to.0 + start), Host(from.0 + start), bytes, stream)
+        })
+    }
+
+    /// Widens what came as halves.
+    fn widen(&self, lane: &Lane) -> Outcome<()> {
         let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        self.device.copy_in(lane.incoming, memory.values.start(), memory.values.bytes, self.inward)
+        let Some(halves) = lane.halves_of(&memory) else { return Ok(()) };
+        let (values, count, kind) = (lane.incoming, memory.address.len, lane.kind());
+        self.device.widen(self.inward, &Halves { halves, values, count, kind })
+    }
+
+    fn copy_all_in(&self, lane: &Lane, stream: Stream) -> Outcome<()> {
+        lane.parts.iter().try_for_each(|part| self.copy_in(lane, part, stream))
     }
 
     /// The first thread: hands gradients to the servers in the order in which they were submitted.
@@ -578,9 +642,29 @@ impl Shared {
         loop {
             let wait = |state: &mut State| state.under_way.is_empty() && !state.is_closing;
             let state = self.changed.wait_while(self.lock(), wait).unwrap_or_else(PoisonError::into_inner);
-            let Some((lane, exchange)) = state.first_under_way() else { return };
+            let Some((number, exchange)) = state.first_under_way() else { return };
             drop(state);
-            self.receive(lane, &exchange);
+            self.receive_parts(number, &exchange);
+            self.receive(number, &exchange);
+        }
+    }
+
+    /// Raises the flags of all parts of a bucket but the last, as they come.
+    fn receive_parts(&self, number: usize, exchange: &Underway) {
+        let (lane, submission) = {
+            let state = self.lock();
+            let (lane, progress) = &state.lanes[number];
+            (lane.clone(), progress.submitted)
+        };
+        let of = lane.parts.len();
+        let is_shared = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).values.own.is_none();
+        for part in (1..of).filter(|_| is_shared) {
+            let share = Share { parts: part, of };
+            // What comes no more is found, and told, by whoever waits for the whole.
+            if !exchange.has_share_within(share, LOOK_UP_EVERY) || exchange.is_due() {
+                return;
+            }
+            lane.parts[part - 1].flag.raise(submission);
         }
     }
 
@@ -591,13 +675,15 @@ impl Shared {
         loop {
             let (slice, began) = (left.min(LOOK_UP_EVERY), Instant::now());
             if exchange.is_due_within(slice) || left.is_zero() {
+                let is_repeated = exchange.is_repeated();
                 let (slabs, outcome) = match exchange.wait_within(Duration::ZERO) {
                     Ok(slabs) => (slabs, Ok(())),
                     Err(error @ ClientError::Timeout { .. }) => {
                         return self.go_on_without(lane, timed(error, self.timeout));
                     }
-                    Err(error) => (exchange.give_up(), Err(error)),
+                    Err(error) => (exchange.give_up(), Err(Why::Client(error))),
                 };
+                let outcome = outcome.and_then(|()| self.check_arrival(lane, &slabs, is_repeated));
                 return self.finish(lane, slabs, outcome);
             }
             if self.lock().is_closing {
@@ -609,7 +695,7 @@ impl Shared {
         }
     }
 
-    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), ClientError>) {
+    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), Why>) {
         let lane = self.lane(number);
         for slab in slabs {
             lane.slab.get().put_back(slab);
@@ -619,11 +705,35 @@ impl Shared {
         }
         let mut state = self.lock();
         state.under_way.pop_front();
-        if let Err(error) = outcome {
-            state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
+        if let Err(why) = outcome {
+            state.failures.push(Failure { lane: number, is_refusal: false, why });
         }
         state.end(number);
         self.changed.notify_all();
+    }
+
+    /// Looks at what came before the device does. Parameters that came twice may have been copied before they came for the second
+    /// time; those of another type than they were asked for, because the answer codec was switched, are not where the device looks.
+    fn check_arrival(&self, number: usize, slabs: &[node::Slab], is_repeated: bool) -> Result<(), Why> {
+        let lane = self.lane(number);
+        let kind = match slabs.first().map(|slab| slab.values_type()) {
+            Some(DType::F16) => Halves::F16,
+            Some(DType::Bf16) => Halves::BF16,
+            Some(DType::F32) | None => Halves::NONE,
+        };
+        lane.kind().raise(kind);
+        let is_unasked = {
+            let mut memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_unasked = memory.asks_halves && kind == Halves::NONE;
+            memory.asks_halves &= !is_unasked;
+            is_unasked
+        };
+        if is_unasked || is_repeated && lane.parts.len() > 1 {
+            self.device.attach()?;
+            self.copy_all_in(&lane, self.mending)?;
+            self.device.drain(self.mending)?;
+        }
+        Ok(())
     }
 
     /// After a time-out.
@@ -631,7 +741,8 @@ impl Shared {
         let mut state = self.lock();
         let (lane, progress) = &mut state.lanes[number];
         progress.is_late = true;
-        lane.flag.raise(progress.submitted);
+        lane.kind().raise(Halves::NONE);
+        lane.raise(progress.submitted);
         if state.failures.is_empty() {
             state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
         }
@@ -650,7 +761,7 @@ impl Shared {
         let mut state = self.lock();
         state.is_closing = true;
         for (lane, progress) in &state.lanes {
-            lane.flag.raise(progress.submitted);
+            lane.raise(progress.submitted);
         }
         self.changed.notify_all();
     }
@@ -670,6 +781,9 @@ impl Shared {
                 }
             }
             self.device.free(lane.words);
+            if let Some(Some(halves)) = lane.halves.get() {
+                self.device.free_remote(*halves);
+            }
         }
     }
 }
@@ -693,7 +807,7 @@ impl State {
     fn end(&mut self, lane: usize) {
         let (lane, progress) = &mut self.lanes[lane];
         progress.done = progress.submitted;
-        lane.flag.raise(progress.submitted);
+        lane.raise(progress.submitted);
     }
 }
 
@@ -703,8 +817,28 @@ impl Progress {
     }
 }
 
+/// One of the flags in a lane's words.
+fn flag_at(words: Host, number: usize) -> Flag {
+    Flag::at(Host(words.0 + FLAGS_AT + number * FLAG_BYTES))
+}
+
 #[allow(unsafe_code, reason = "the device writes the count")]
 impl Lane {
+    /// What the parameters are that came last: a value of [`Halves`].
+    fn kind(&self) -> Flag {
+        Flag::at(Host(self.words.0 + KIND_AT))
+    }
+
+    /// Where parameters are widened from, if they are asked for as halves.
+    fn halves_of(&self, memory: &Memory) -> Option<Remote> {
+        self.halves.get().copied().flatten().filter(|_| memory.asks_halves)
+    }
+
+    /// Lets the device go on with all of it.
+    fn raise(&self, submission: u32) {
+        self.parts.iter().for_each(|part| part.flag.raise(submission));
+    }
+
     fn count(&self) -> usize {
         // SAFETY: the words have room for it, and the copy that wrote it is done.
         let count = unsafe { std::ptr::read_volatile((self.words.0 + COUNT_AT) as *const u64) };

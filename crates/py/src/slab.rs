@@ -8,6 +8,7 @@ use crate::waiting::{check_process, duration, timed, until_due};
 use numpy::PyArray1;
 use paramill_node::client::{self as node, ClientError, DType, Prepared, WorkerError};
 use pyo3::prelude::*;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -78,11 +79,7 @@ impl Slab {
 
     /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
     fn take_halves(&self, takes: bool) -> PyResult<()> {
-        let told = self.here(|slab| {
-            slab.take_halves(takes);
-            Ok(())
-        });
-        told.map_err(client)
+        self.ask_halves(takes).map_err(client)
     }
 
     /// The type of the parameters that the last exchange brought: `f32`, `f16` or `bf16`.
@@ -145,6 +142,24 @@ impl Slab {
             Place::Away { address, .. } => Ok(*address),
             Place::Between => Err(raise("OrderError", "this slab is being exchanged by another thread")),
         }
+    }
+
+    /// The elements of the parameters in the order in which they come, cut into so many parts.
+    pub(crate) fn answer_parts(&self, of: usize) -> Result<Vec<Vec<Range<usize>>>, ClientError> {
+        self.table.answer_parts(of)
+    }
+
+    /// The type that parameters come as, where no codec encodes them otherwise.
+    pub(crate) fn answer_type(&self) -> Result<Option<DType>, ClientError> {
+        self.table.answer_type()
+    }
+
+    /// Says whether parameters may come as halves.
+    pub(crate) fn ask_halves(&self, takes: bool) -> Result<(), ClientError> {
+        self.here(|slab| {
+            slab.take_halves(takes);
+            Ok(())
+        })
     }
 
     /// Says what stands in the gradient's memory, by the codec of this text.

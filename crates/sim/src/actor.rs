@@ -5,8 +5,8 @@ use crate::operator::Operator;
 use crate::player::Player;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
-use paramill_core::region::Region;
-use paramill_core::role::{Body, Landing, Lost, Output, Role};
+use paramill_core::landing::{Destination, Landing};
+use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello, Refusal, Welcome};
@@ -105,7 +105,7 @@ impl Role for Actor {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         self.role_mut().landing(connection, header, frames, places)
     }
 

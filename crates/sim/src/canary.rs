@@ -1,7 +1,7 @@
 //! Planted bugs. A swarm that does not find them would not find real ones either.
 
-use paramill_core::region::Region;
-use paramill_core::role::{Body, Landing, Lost, Output, Role};
+use paramill_core::landing::{Destination, Landing};
+use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::server::Shard;
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Flags, Header, Hello, Kind, Refusal, Welcome, ack};
@@ -185,7 +185,7 @@ impl Role for BrokenShard {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
+    ) -> Option<Destination> {
         self.shard.landing(connection, header, frames, places)
     }
 

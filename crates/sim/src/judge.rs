@@ -44,7 +44,8 @@ impl JudgeModel {
 
     /// Whether the pull may be answered; `None` when the condition fails.
     pub fn verdict(&self, seed: u64, question: &Question) -> Option<bool> {
-        let fails = self.fails_p > 0.0 && Prng::fork(seed ^ 0x006A_7564, question.number).chance(self.fails_p);
+        let fails =
+            self.fails_p > 0.0 && Prng::fork(seed ^ 0x006A_7564, question.number).chance(self.fails_p);
         (!fails).then(|| question.progress - question.slowest() <= i64::from(self.lead))
     }
 }

@@ -8,9 +8,9 @@ use crate::canary::Canary;
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
 use crate::judge::{CONDITION, JudgeModel};
+use paramill_core::landing::{Destination, Landing};
 use paramill_core::prng::Prng;
-use paramill_core::region::Region;
-use paramill_core::role::{Body, Landing, Lost, Output, Role};
+use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
@@ -517,9 +517,12 @@ impl Role for Player {
         header: &Header,
         frames: usize,
         places: &mut Vec<Landing>,
-    ) -> Option<Region> {
-        let region = self.worker.landing(connection, header, frames, places)?;
-        if self.program.canary == Some(Canary::Reused) && self.read.is_empty() {
+    ) -> Option<Destination> {
+        let destination = self.worker.landing(connection, header, frames, places)?;
+        if self.program.canary == Some(Canary::Reused)
+            && self.read.is_empty()
+            && let Some(region) = destination.region()
+        {
             // The bug: what is received is read before all of it is here.
             let mut values: Vec<u8> = bytemuck::cast_slice(self.worker.values(header.table)).to_vec();
             // The values of a slab that is exchanged are nowhere else.
@@ -530,7 +533,7 @@ impl Role for Player {
             }
             self.read = vec![(header.table, xxhash_rust::xxh3::xxh3_64(&values))];
         }
-        Some(region)
+        Some(destination)
     }
 
     fn handle_landed(&mut self, now: Time, connection: ConnectionId, header: &Header) {

@@ -26,6 +26,7 @@ use connection::{Connection, End};
 use event::Event;
 use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
+use paramill_core::landing::{Destination, Landing};
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
@@ -818,10 +819,8 @@ impl<R: Role> World<R> {
             return;
         }
         let mut places = Vec::new();
-        if let Some(mut region) = node.role.landing(name, header, 1, &mut places) {
-            let start = places[0].bytes.start;
-            let some = (bytes.len() / 2).min(places[0].bytes.len());
-            region.bytes_mut(start..start + some).copy_from_slice(&bytes[..some]);
+        if let Some(mut destination) = node.role.landing(name, header, 1, &mut places) {
+            stray(&mut destination, &places[0], &bytes[..bytes.len() / 2]);
         }
     }
 
@@ -968,12 +967,12 @@ impl<R: Role> World<R> {
         observer.on_delivered(&view, role)?;
         let mut places = Vec::new();
         let comes_in_pieces = !payload.is_empty() && self.dice.chance(0.5);
-        let region = if comes_in_pieces { role.landing(name, header, frames, &mut places) } else { None };
-        let Some(mut region) = region else {
+        let asked = if comes_in_pieces { role.landing(name, header, frames, &mut places) } else { None };
+        let destination = asked.and_then(|mut it| it.put(&places[0], payload).then_some(it));
+        let Some(mut destination) = destination else {
             role.handle_frame(now, name, header, payload);
             return Ok(());
         };
-        let mut fits = places[0].put(&mut region, payload);
         // One system call also brings what is behind it. What was not foreseen went astray, and is read in its turn.
         let channel = &mut self.connections[connection].channels[side];
         let mut landed = vec![*header];
@@ -981,20 +980,18 @@ impl<R: Role> World<R> {
             let Some(Flight { header: Some(next), payload, .. }) = channel.peek() else { break };
             let bytes = payload.bytes();
             if !place.is_for(&landed[landed.len() - 1], next) {
-                let some = bytes.len().min(place.bytes.len());
-                region.bytes_mut(place.bytes.start..place.bytes.start + some).copy_from_slice(&bytes[..some]);
+                stray(&mut destination, place, bytes);
                 break;
             }
-            fits &= place.put(&mut region, bytes);
+            if !destination.put(place, bytes) {
+                break;
+            }
             landed.push(*next);
             if let Some(flight) = channel.read() {
                 self.copies.recycle(flight.payload);
             }
         }
-        drop(region);
-        if !fits {
-            return Err(format!("a payload does not fit the place that {id} has for it"));
-        }
+        drop(destination);
         for header in &landed {
             self.counts.landings += 1;
             if header.part != landed[0].part {
@@ -1020,6 +1017,14 @@ impl<R: Role> World<R> {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
+    }
+}
+
+/// Bytes come to a place where they do not belong, if they are received straight to it.
+fn stray(destination: &mut Destination, place: &Landing, bytes: &[u8]) {
+    if let Some(region) = destination.direct(place) {
+        let some = bytes.len().min(place.bytes.len());
+        region.bytes_mut(place.bytes.start..place.bytes.start + some).copy_from_slice(&bytes[..some]);
     }
 }
 

@@ -18,6 +18,7 @@ from .devices import Lane, Pump
 ALIGNMENT = 16
 # Gradient and parameters, in the host's memory and in the device's, and what is compressed there.
 MOST_KNOWN_VIEWS = 5
+HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Slot:
@@ -79,6 +80,7 @@ class Bucket:
         self.lane: Optional[Lane] = None
         # What stands in the memory that frames leave from.
         self._content = ("gradient", 0)
+        self._widened: Optional[Tensor] = None
         self._compressor: Optional[Compressor] = None
         self._codec = ""
         self._device_codec: Optional[bool] = None
@@ -262,6 +264,17 @@ class Bucket:
     def _answer(self) -> Tensor:
         """The parameters that came last, where they can be copied from."""
         return self._values if self.lane is None else self.lane.home
+
+    @property
+    def _received(self) -> Tensor:
+        """The same in the host's memory. A device may have had them as halves."""
+        assert self._slab is not None
+        kind = self._slab._native.values_type()
+        if kind == "f32":
+            return self._values
+        if self._widened is None:
+            self._widened = torch.empty(self.size, dtype=torch.float32, device="cpu")
+        return self._widened.copy_(self._values.view(HALVES[kind])[: self.size])
 
     def _submit(self, encoded: Encoded) -> None:
         if self.lane is not None:

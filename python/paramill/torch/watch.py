@@ -90,7 +90,7 @@ class WatchedBucket(Bucket):
             self._look()
             if not self._is_delivered:
                 return
-        for watch, value in zip(self._watches, self._views(self._values)):
+        for watch, value in zip(self._watches, self._views(self._received)):
             if not (compares or watch.moved):
                 continue
             parameter = watch.slot.parameter.detach()
@@ -163,7 +163,7 @@ class WatchedBucket(Bucket):
         self._refuse_moved()
         if self.lane is not None and self._is_held:
             # What the script wrote is where the answer was.
-            self.lane.home.copy_(self._values)
+            self.lane.home.copy_(self._received)
         moved = self._moved
         self._is_held = False
         kept = [(slot.parameter, slot.parameter.detach().clone()) for slot in moved]

@@ -405,7 +405,8 @@ impl Controller {
         while let Some(number) = self.questions.poll() {
             // The pull may have been answered, or forgotten, since.
             let is_it = |delayed: &&Delayed| delayed.is_asked() && delayed.wait.question == number;
-            let (Some(pull), Some(remote)) = (self.delayed.iter().find(is_it), self.policy.model.remote()) else {
+            let (Some(pull), Some(remote)) = (self.delayed.iter().find(is_it), self.policy.model.remote())
+            else {
                 continue;
             };
             self.stats.questions += 1;
@@ -651,7 +652,8 @@ impl Controller {
         if self.policy.model.remote().is_none() {
             return;
         }
-        let is_late = |delayed: &mut Delayed| matches!(delayed.wait.judged, Judged::Asked(until) if until <= now);
+        let is_late =
+            |delayed: &mut Delayed| matches!(delayed.wait.judged, Judged::Asked(until) if until <= now);
         let mut late: Vec<Delayed> = self.delayed.extract_if(.., is_late).collect();
         late.sort_unstable_by_key(Delayed::turn);
         late.into_iter().for_each(|pull| self.fall_back(now, pull, Unanswered::Late));

@@ -128,7 +128,11 @@ mod tests {
         ] {
             let model = SyncPolicy::parse(&axis(), text).unwrap().model;
             let remote = model.remote().unwrap();
-            assert_eq!((&*remote.name, remote.deadline), (name, Duration::from_millis(deadline_ms)), "{text}");
+            assert_eq!(
+                (&*remote.name, remote.deadline),
+                (name, Duration::from_millis(deadline_ms)),
+                "{text}"
+            );
         }
         let wants = |text| SyncPolicy::parse(&axis(), text).unwrap().model.wants_significance();
         assert!(wants("remote:near,significance=true") && !wants("remote:near"));

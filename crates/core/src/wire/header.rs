@@ -101,6 +101,11 @@ impl Flags {
         Flags(self.0 | other.0)
     }
 
+    /// Those of these bits that `other` has too.
+    pub fn only(self, other: Flags) -> Flags {
+        Flags(self.0 & other.0)
+    }
+
     /// These bits without those of `other`.
     pub fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)

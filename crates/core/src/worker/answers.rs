@@ -2,32 +2,59 @@
 
 use super::layout::Layout;
 use crate::codec::{Codec, Decoder};
-use crate::kernels::{self, Values};
+use crate::landing::{AnswerDecoder, SharedDecoder};
 use crate::limits;
-use crate::table::TableSpec;
+use crate::region::Divided;
+use crate::store::Buffer;
+use crate::types::ShardId;
 use crate::wire::DType;
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Reads answers.
+/// How answers of a table are read.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     /// The type of the elements that they come as, where a codec does not encode them.
     elements: Option<DType>,
-    decoder: Option<Decoder>,
-    /// Sum of all answers so far, where answers are differences; whether or not the application saw it.
-    base: Option<Vec<f32>>,
+    /// For each shard of the table, where answers may be encoded.
+    decoders: Vec<Arc<AnswerDecoder>>,
+    /// Memory for the sums of answers, where these are differences.
+    base_bytes: usize,
+}
+
+/// The decoders of a worker's connections: a decoder's memory serves all tables whose answers come over one connection by the
+/// same codec.
+#[derive(Debug, Default)]
+pub(super) struct Decoders(BTreeMap<(ShardId, String), SharedDecoder>);
+
+impl Decoders {
+    fn of(&mut self, shard: ShardId, codec: &Arc<Codec>) -> SharedDecoder {
+        let decoder = self.0.entry((shard, codec.to_string()));
+        decoder.or_insert_with(|| SharedDecoder::new(Decoder::new(codec.clone()))).clone()
+    }
+
+    /// Forgets those that no table has any more.
+    pub(super) fn tidy(&mut self) {
+        self.0.retain(|_, decoder| !decoder.is_alone());
+    }
 }
 
 impl Answers {
     /// For answers of a table that this codec makes.
-    pub(super) fn new(spec: &TableSpec, codec: Codec) -> Answers {
-        let has_base = codec.is_for_differences() && !spec.rows;
-        Answers {
-            elements: codec.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32),
-            base: has_base.then(|| vec![0.0; spec.elements() as usize]),
-            decoder: (!codec.is_none()).then(|| Decoder::new(Arc::new(codec))),
-        }
+    pub(super) fn new(layout: &Layout, codec: Codec, decoders: &mut Decoders) -> Answers {
+        let is_sparse = layout.is_sparse();
+        let elements = codec.element_type().filter(|&dtype| !is_sparse || dtype == DType::F32);
+        let (is_none, has_base) = (codec.is_none(), codec.is_for_differences() && !is_sparse);
+        let base = has_base.then(|| {
+            Divided::new(Buffer::zeroed(layout.elements()), Arc::clone(layout.partition(DType::F32)))
+        });
+        let codec = Arc::new(codec);
+        let decoder = |(index, shard): (usize, ShardId)| {
+            let base = base.as_ref().and_then(|base| base.lend(index));
+            Arc::new(AnswerDecoder::new(decoders.of(shard, &codec), base))
+        };
+        let decoders = layout.shards().enumerate().filter(|_| !is_none).map(decoder).collect();
+        Answers { elements, decoders, base_bytes: base.map_or(0, |base| base.memory_bytes()) }
     }
 
     /// The type of the elements that they come as, where a codec does not encode them.
@@ -36,53 +63,36 @@ impl Answers {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.base.as_ref().map_or(0, |base| base.capacity() * 4)
+        self.base_bytes
     }
 
-    /// Whether answers are differences, which have to be added up in the base first.
+    /// Whether answers are differences, which have to be added up.
     pub(super) fn has_base(&self) -> bool {
-        self.base.is_some()
+        self.base_bytes > 0
     }
 
-    /// Sum of all answers so far, where answers are differences.
-    pub(super) fn base(&self) -> Option<&[f32]> {
-        self.base.as_deref()
+    /// Reads the answers of a shard; `None` where no codec makes them.
+    pub(super) fn decoder(&self, shard: usize) -> Option<&Arc<AnswerDecoder>> {
+        self.decoders.get(shard)
     }
 
-    /// A chunk came whole: the next difference is one to this.
-    pub(super) fn set_base(&mut self, place: Range<usize>, values: Values<'_>) {
-        if let Some(base) = &mut self.base {
-            kernels::copy(&mut base[place], values);
-        }
+    /// Replaces a table's values by the sum of all answers so far, where answers are differences.
+    pub(super) fn copy_base(&self, to: &mut Buffer) {
+        self.decoders.iter().for_each(|decoder| decoder.copy_base(to));
     }
 
-    /// Decodes a chunk of an answer into `target`, if there is one. `None` when it does not fit.
-    pub(super) fn decode_chunk(
-        &mut self,
-        place: Range<usize>,
+    /// The values of so many rows from a shard's payload. `None` when it does not fit.
+    pub(super) fn decode_rows(
+        &self,
+        layout: &Layout,
+        shard: usize,
+        rows: usize,
         payload: &[u8],
-        target: Option<&mut [f32]>,
-    ) -> Option<()> {
-        let decoder = self.decoder.as_mut()?;
-        match (&mut self.base, target) {
-            // The next difference is one to this answer, whether or not it was wanted.
-            (Some(base), target) => {
-                let base = &mut base[place];
-                decoder.decode_add(payload, base).ok()?;
-                target.into_iter().for_each(|target| target.copy_from_slice(base));
-                Some(())
-            }
-            (None, Some(target)) => decoder.decode(payload, target).ok(),
-            (None, None) => Some(()),
-        }
-    }
-
-    /// The values of so many rows from a payload. `None` when it does not fit.
-    pub(super) fn decode_rows(&mut self, layout: &Layout, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
+    ) -> Option<Vec<f32>> {
         let elements =
             rows.checked_mul(layout.row_width()).filter(|&elements| elements <= limits::MAX_DATA_ELEMENTS)?;
+        let decoder = self.decoder(shard)?.decoder();
         let mut values = vec![0.0; elements];
-        self.decoder.as_mut()?.decode(payload, &mut values).ok()?;
-        Some(values)
+        decoder.decode(payload, &mut values).then_some(values)
     }
 }

@@ -1,7 +1,6 @@
 //! Gradients of tables that have codecs.
 
 use super::Gradient;
-use super::answers::Answers;
 use super::layout::{Layout, elements_of};
 use super::missing::Missing;
 use super::request::{Outgoing, OutgoingForm};
@@ -27,7 +26,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct TableCodecs {
     pub(super) push: PushCodec,
-    pub(super) answers: Answers,
+    /// That of answers.
+    pub(super) answer: Codec,
 }
 
 /// The sending end of the codec of pushes. A submission takes it along while it encodes.
@@ -128,7 +128,7 @@ impl TableCodecs {
             sender,
             ..PushCodec::default()
         };
-        Ok(TableCodecs { push, answers: Answers::new(spec, answer) })
+        Ok(TableCodecs { push, answer })
     }
 }
 

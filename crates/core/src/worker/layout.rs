@@ -24,6 +24,23 @@ pub(super) struct RowPlace {
     pub(super) place: u32,
 }
 
+/// A share of an answer: so many of the parts that it is cut into. Each shard's chunks come one after the other, and those of several
+/// shards side by side, so a part has some chunks of every shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// The first parts.
+    pub parts: usize,
+    /// All parts.
+    pub of: usize,
+}
+
+impl Share {
+    /// Of so many chunks.
+    fn chunks(self, all: usize) -> usize {
+        all * self.parts / self.of
+    }
+}
+
 /// A table's shape, cut into chunks. There are none before the plan.
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -132,6 +149,30 @@ impl Layout {
 
     pub(super) fn chunk_count(&self) -> usize {
         self.chunks.len()
+    }
+
+    /// How many of a shard's chunks belong to a share of its answer.
+    pub(super) fn chunks_of_share(&self, shard: ShardId, share: Share) -> usize {
+        share.chunks(self.numbers(shard).len())
+    }
+
+    /// The elements of each part of an answer that is cut into so many.
+    pub(super) fn answer_parts(&self, of: usize) -> Vec<Vec<Range<usize>>> {
+        let part = |number: usize| {
+            let chunks = self.by_shard.iter().flat_map(|(_, numbers)| {
+                let [start, end] =
+                    [number, number + 1].map(|parts| Share { parts, of }.chunks(numbers.len()));
+                numbers[start..end].iter().map(|&number| elements_of(&self.chunks[number as usize]))
+            });
+            chunks.fold(Vec::new(), |mut ranges: Vec<Range<usize>>, chunk| {
+                match ranges.last_mut() {
+                    Some(last) if last.end == chunk.start => last.end = chunk.end,
+                    _ => ranges.push(chunk),
+                }
+                ranges
+            })
+        };
+        (0..of).map(part).collect()
     }
 
     /// One of the chunks of a shard, counted from its first.

@@ -1,7 +1,7 @@
 //! A table as a worker holds it: where it lives, its parameters as last pulled, and memory for gradients under way.
 
 use super::WorkerError;
-use super::answers::Answers;
+use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
 use super::layout::Layout;
@@ -9,17 +9,15 @@ use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
 use super::submission::{Part, Sent, Source, Surroundings};
-use crate::codec::{Codec, half};
+use crate::codec::Codec;
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
-use crate::kernels::{self, Values};
+use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
-use crate::region::Region;
 use crate::store::{Allocate, Heap, Place};
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::DType;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Free buffers that are kept, for the next pushes and the next answer.
@@ -118,22 +116,22 @@ impl LocalTable {
     }
 
     /// Takes the plan's word on where the table lives and what holds for it.
-    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>) {
+    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>, decoders: &mut Decoders) {
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
-        self.follow(planned.policies);
+        self.follow(planned.policies, decoders);
         self.parameters.fill(Arc::clone(allocator), &self.layout);
     }
 
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
-    pub(super) fn follow(&mut self, policies: TablePolicies) {
+    pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
         let TablePolicies { nonfinite, sync, valid_from, codecs } = policies;
         self.nonfinite = nonfinite;
         self.sync = Some(sync);
         self.valid_from = valid_from;
-        let Some(TableCodecs { push, answers }) = codecs else { return };
+        let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
-        self.answers = answers;
+        self.answers = Answers::new(&self.layout, answer, decoders);
         match &mut self.push_codec {
             Some(codec) => codec.go_over_to(push, &self.layout),
             None => self.meanwhile.next = Some(push),
@@ -375,13 +373,21 @@ impl LocalTable {
         Reply { fetch, place, dtype: DType::F32 }
     }
 
-    /// Memory that a driver receives a shard's answer into. `None` where the answer has to be decoded first.
-    pub(super) fn back(&mut self, fetch: FetchId, shard: ShardId) -> Option<Region> {
-        if self.answers.has_base() {
-            return None;
-        }
+    /// Where a shard's answer to a pull belongs, which a codec made or not; `fetch` is `None` when nobody wants it any more.
+    /// `None` when it is of no use at all.
+    pub(super) fn destination(
+        &mut self,
+        fetch: Option<FetchId>,
+        shard: ShardId,
+        is_encoded: bool,
+    ) -> Option<Destination> {
         let index = self.layout.index_of(shard)?;
-        self.parameters.back(fetch, index)
+        let region = fetch.and_then(|fetch| self.parameters.back(fetch, index));
+        let decoder = self.answers.decoder(index).filter(|_| is_encoded || self.answers.has_base());
+        match decoder {
+            Some(decoder) => Some(Destination::decoded(region, decoder.clone())),
+            None => region.map(Destination::new),
+        }
     }
 
     /// Whether a driver is receiving into a slab at this moment.
@@ -389,51 +395,9 @@ impl LocalTable {
         matches!(slab.values, ValuesInFlight::Awaited(fetch) if self.parameters.is_landing(fetch))
     }
 
-    /// Puts a chunk of an answer to its place in the back of a pull, which has elements of this type; `None` when that is not
-    /// wanted any more.
-    pub(super) fn put_chunk(
-        &mut self,
-        place: Range<usize>,
-        values: Values<'_>,
-        target: Option<(FetchId, usize)>,
-        dtype: DType,
-    ) {
-        self.answers.set_base(place.clone(), values);
-        if let Some(mut back) = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard)) {
-            let bytes = back.bytes_mut(bytes_of(&place, dtype));
-            match dtype {
-                DType::F32 => kernels::copy(bytemuck::cast_slice_mut(bytes), values),
-                // Only what is not finite, or was asked for under another codec, comes as something else.
-                dtype => half::write_any(dtype, &values.to_vec(), bytes),
-            }
-        }
-    }
-
-    /// The same for a chunk that a codec made. `None` when it does not fit.
-    pub(super) fn decode_chunk(
-        &mut self,
-        place: Range<usize>,
-        payload: &[u8],
-        target: Option<(FetchId, usize)>,
-        dtype: DType,
-    ) -> Option<()> {
-        let mut back = target.and_then(|(fetch, shard)| self.parameters.back(fetch, shard));
-        let bytes = back.as_mut().map(|back| back.bytes_mut(bytes_of(&place, dtype)));
-        if dtype == DType::F32 {
-            return self.answers.decode_chunk(place, payload, bytes.map(bytemuck::cast_slice_mut));
-        }
-        // The codec has changed since the answer was asked for.
-        let mut values = vec![0.0; place.len()];
-        self.answers.decode_chunk(place, payload, Some(&mut values))?;
-        if let Some(bytes) = bytes {
-            half::write_any(dtype, &values, bytes);
-        }
-        Some(())
-    }
-
     /// The values of so many rows from what a codec made. `None` when they do not fit.
-    pub(super) fn decode_rows(&mut self, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
-        self.answers.decode_rows(&self.layout, rows, payload)
+    pub(super) fn decode_rows(&self, shard: ShardId, rows: usize, payload: &[u8]) -> Option<Vec<f32>> {
+        self.answers.decode_rows(&self.layout, self.layout.index_of(shard)?, rows, payload)
     }
 
     /// All of a shard's answer is here. `may_go_on` says whether a partial pull for an iteration need not wait for the rest.
@@ -492,9 +456,7 @@ impl LocalTable {
         slab.convert_values(DType::F32);
         let (gradient, mut values, _retired) = slab.into_parts();
         // The application may have changed them, and differences may have come meanwhile.
-        if let Some(base) = self.answers.base() {
-            values.as_mut_slice().copy_from_slice(base);
-        }
+        self.answers.copy_base(&mut values);
         self.parameters.return_slab(values);
         self.parameters.pool().keep(gradient);
     }
@@ -580,11 +542,6 @@ impl LocalTable {
     }
 }
 
-/// The bytes of elements of a type.
-fn bytes_of(place: &Range<usize>, dtype: DType) -> Range<usize> {
-    place.start * dtype.bytes()..place.end * dtype.bytes()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Ticket;
@@ -639,7 +596,7 @@ mod tests {
             },
         };
         let heap: Arc<dyn Allocate> = Arc::new(Heap);
-        table.plan(planned, &heap);
+        table.plan(planned, &heap, &mut Decoders::default());
         table
     }
 
@@ -707,7 +664,7 @@ mod tests {
             )
             .ok(),
         };
-        table.follow(policies);
+        table.follow(policies, &mut Decoders::default());
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! One request to one shard, from the moment it is made until it is answered.
 
 use super::encoding::{LayerFactors, Payloads};
-use super::layout::{Layout, RowPlace, elements_of};
+use super::layout::{Layout, RowPlace, Share, elements_of};
 use super::local_table::{LocalTable, Reply};
 use super::memory::FetchId;
 use super::missing::Missing;
 use super::scheduler::Scheduler;
 use super::{Ticket, WorkerError};
+use crate::landing::Landing;
 use crate::lease::Lease;
-use crate::role::{Body, Frame, Landing};
+use crate::role::{Body, Frame};
 use crate::store::{self, Place};
 use crate::table::Chunk;
 use crate::types::{Clock, ShardId, TableId};
@@ -241,6 +242,16 @@ impl Request {
         }
     }
 
+    /// Whether some of the answer is here.
+    pub(super) fn has_begun(&self) -> bool {
+        self.received > 0
+    }
+
+    /// Whether a share of the answer is here, which is one of the whole table.
+    pub(super) fn has_share(&self, layout: &Layout, share: Share) -> bool {
+        !self.wants_params() || self.received >= layout.chunks_of_share(self.shard, share)
+    }
+
     /// Hands everything that the server does not have yet to `send`.
     pub(super) fn frames(&mut self, context: &Context<'_>, send: &mut impl FnMut(Frame)) {
         let Context { id, epoch, scheduler, layout } = *context;
@@ -336,8 +347,8 @@ impl Request {
         self.reply_place
     }
 
-    /// Places of so many chunks of an answer, from the one at hand on. The pull that they are for; `None` where what comes has to
-    /// be decoded or converted, or is not wanted.
+    /// Places of so many chunks of an answer, from the one at hand on. The pull that they are for; `None` where that is not of a
+    /// whole table, or not wanted.
     pub(super) fn foresee(
         &self,
         params: &Params,
@@ -345,19 +356,14 @@ impl Request {
         count: usize,
         places: &mut Vec<Landing>,
     ) -> Option<FetchId> {
-        let (Form::Dense(dtype), memory) = (params.form, self.dtype) else { return None };
+        let dtype = element_type(params.form)?;
         let fetch = self.fetch.filter(|_| self.wants_params())?;
-        if dtype != memory && memory != DType::F32 {
-            return None;
-        }
         let first = params.piece.sequence as usize;
         let chunks =
             (first..first.saturating_add(count)).map_while(|index| layout.chunk_of(self.shard, index));
-        places.extend(chunks.map(|(chunk, range)| {
-            let place = elements_of(&range);
-            let bytes = place.start * memory.bytes()..place.end * memory.bytes();
-            Landing { chunk, bytes, memory, dtype }
-        }));
+        places.extend(
+            chunks.map(|(number, chunk)| Landing::new(number, elements_of(&chunk), self.dtype, dtype)),
+        );
         places.first().filter(|place| place.chunk == params.piece.chunk).map(|_| fetch)
     }
 
@@ -372,24 +378,20 @@ impl Request {
         if next != answer.params.piece.chunk {
             return None;
         }
-        let place = elements_of(&chunk);
-        // An answer that is not wanted any more is not written.
-        let target = self.fetch.filter(|_| !answer.is_late).zip(layout.index_of(self.shard));
-        match payload {
-            Payload::InPlace => match answer.params.form {
-                Form::Dense(dtype) if place.len() * dtype.bytes() == answer.payload_bytes as usize => {}
-                _ => return None,
-            },
-            Payload::Bytes(bytes) => match answer.params.form {
-                Form::Encoded => table.decode_chunk(place, bytes, target, self.dtype)?,
-                Form::Dense(dtype) => {
-                    let values = dtype.values(bytes).filter(|values| values.len() == place.len())?;
-                    table.put_chunk(place, values, target, self.dtype);
+        let form = answer.params.form;
+        let place = Landing::new(next, elements_of(&chunk), self.dtype, element_type(form)?);
+        let fits = match payload {
+            Payload::InPlace => place.may_have(answer.payload_bytes as usize),
+            Payload::Bytes(bytes) => {
+                // An answer that is not wanted any more is not written.
+                let fetch = self.fetch.filter(|_| !answer.is_late);
+                match table.destination(fetch, self.shard, form.is_encoded()) {
+                    Some(mut destination) => destination.put(&place, bytes),
+                    None => place.dtype.is_some() && place.may_have(bytes.len()),
                 }
-                Form::Rows { .. } | Form::EncodedRows { .. } => return None,
-            },
-        }
-        Some(step)
+            }
+        };
+        fits.then_some(step)
     }
 
     /// Puts whole rows to their places; `None` when they do not fit.
@@ -401,7 +403,7 @@ impl Request {
         payload: &[u8],
     ) -> Option<Step> {
         let decoded = match answer.params.form {
-            Form::EncodedRows { count } => Some(table.decode_rows(count as usize, payload)?),
+            Form::EncodedRows { count } => Some(table.decode_rows(self.shard, count as usize, payload)?),
             Form::Encoded | Form::Dense(DType::F16 | DType::Bf16) => return None,
             Form::Dense(DType::F32) | Form::Rows { .. } => None,
         };
@@ -545,6 +547,15 @@ impl Outgoing {
             send(push_frame(Push { piece, form, ..push }, Body::Bytes(bytes)));
             sequence += 1;
         }
+    }
+}
+
+/// The type of the elements that a chunk of an answer comes as, `None` if a codec made it. No chunk comes as rows.
+fn element_type(form: Form) -> Option<Option<DType>> {
+    match form {
+        Form::Dense(dtype) => Some(Some(dtype)),
+        Form::Encoded => Some(None),
+        Form::Rows { .. } | Form::EncodedRows { .. } => None,
     }
 }
 

@@ -76,7 +76,12 @@ mod tests {
             count: 1,
             workers: Vec::new(),
         };
-        Asked { shard: ShardId { server: ServerId(0), core: 0 }, table: TableId(0), table_name: "w".into(), question }
+        Asked {
+            shard: ShardId { server: ServerId(0), core: 0 },
+            table: TableId(0),
+            table_name: "w".into(),
+            question,
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The tables of a worker, by number.
 
 use super::WorkerError;
+use super::answers::Decoders;
 use super::encoding::{Sender, TableCodecs};
 use super::local_table::{LocalTable, Planned, TablePolicies};
 use crate::policy::PolicyOverride;
@@ -15,18 +16,21 @@ use std::sync::Arc;
 
 /// All tables that the application has declared, in its order.
 #[derive(Debug, Default)]
-pub(super) struct Tables(Vec<LocalTable>);
+pub(super) struct Tables {
+    tables: Vec<LocalTable>,
+    decoders: Decoders,
+}
 
 impl Tables {
     /// The shards that have a part of some table.
     pub(super) fn shards(&self) -> BTreeSet<ShardId> {
-        self.0.iter().flat_map(|local| local.layout().shards()).collect()
+        self.tables.iter().flat_map(|local| local.layout().shards()).collect()
     }
 
     /// Adds a table with its initial values.
     pub(super) fn declare(&mut self, mut spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
         spec.check().map_err(WorkerError::Table)?;
-        if self.0.iter().any(|table| table.name() == spec.name) {
+        if self.tables.iter().any(|table| table.name() == spec.name) {
             return Err(WorkerError::Table(format!("table `{}` is created twice", spec.name)));
         }
         if initial.len() as u64 != spec.elements() {
@@ -38,8 +42,8 @@ impl Tables {
         }
         // A matter of who divides tables into packs: the job does not hear of it.
         spec.alone = false;
-        self.0.push(LocalTable::new(spec, initial));
-        Ok(TableId(self.0.len() as u32 - 1))
+        self.tables.push(LocalTable::new(spec, initial));
+        Ok(TableId(self.tables.len() as u32 - 1))
     }
 
     /// Puts the tables into packs, whose tensors are these tables in their order.
@@ -48,18 +52,21 @@ impl Tables {
         numbers.sort_unstable();
         let fits = |pack: &Pack| {
             pack.tensors().iter().all(|tensor| {
-                self.0.get(tensor.number).is_some_and(|local| local.layout().elements() == tensor.place.len())
+                self.tables
+                    .get(tensor.number)
+                    .is_some_and(|local| local.layout().elements() == tensor.place.len())
             })
         };
-        if !numbers.into_iter().eq(0..self.0.len()) || !packs.iter().all(fits) {
+        if !numbers.into_iter().eq(0..self.tables.len()) || !packs.iter().all(fits) {
             return Err(WorkerError::Table("the packs are not of the tables that were created".into()));
         }
         packs.iter().try_for_each(|pack| pack.spec().check()).map_err(WorkerError::Table)?;
-        let mut single: Vec<Option<LocalTable>> = std::mem::take(&mut self.0).into_iter().map(Some).collect();
+        let mut single: Vec<Option<LocalTable>> =
+            std::mem::take(&mut self.tables).into_iter().map(Some).collect();
         for pack in packs {
             let mut tensors =
                 pack.tensors().iter().filter_map(|tensor| single[tensor.number].take()).collect::<Vec<_>>();
-            self.0.push(match tensors.len() {
+            self.tables.push(match tensors.len() {
                 1 => tensors.remove(0),
                 _ => {
                     let initial = tensors.iter_mut().flat_map(LocalTable::take_initial).collect();
@@ -84,10 +91,10 @@ impl Tables {
             WorkerError::Table(format!("the coordinator's plan does not fit this worker: {why}"))
         })?;
         let mut overlap = true;
-        for (table, (local, chunks)) in (0..).map(TableId).zip(self.0.iter_mut().zip(plan.chunks())) {
+        for (table, (local, chunks)) in (0..).map(TableId).zip(self.tables.iter_mut().zip(plan.chunks())) {
             let policies = policies_of(plan, registry, worker, (table, local), chunks[0].shard.server)?;
             overlap &= policies.sync.overlap;
-            local.plan(Planned { chunks, policies }, allocator);
+            local.plan(Planned { chunks, policies }, allocator, &mut self.decoders);
         }
         Ok(overlap)
     }
@@ -95,8 +102,8 @@ impl Tables {
     /// Indices of the tables whose [`Plan::valid_from`] this plan changes.
     pub(super) fn changed_frames(&self, plan: &Plan) -> Vec<usize> {
         let is_changed =
-            |&index: &usize| self.0[index].valid_from() != plan.valid_from(TableId(index as u32));
-        (0..self.0.len()).filter(is_changed).collect()
+            |&index: &usize| self.tables[index].valid_from() != plan.valid_from(TableId(index as u32));
+        (0..self.tables.len()).filter(is_changed).collect()
     }
 
     /// Lets the plan's policies hold for the tables that a rule is about. What the user should know of it.
@@ -108,7 +115,7 @@ impl Tables {
         rule: &PolicyOverride,
     ) -> Result<Vec<String>, WorkerError> {
         let mut notes = Vec::new();
-        for (table, local) in (0..).map(TableId).zip(&mut self.0) {
+        for (table, local) in (0..).map(TableId).zip(&mut self.tables) {
             let spec = local.layout().spec();
             if !spec.is_meant_by(rule, rule.server.unwrap_or(ServerId(0))) {
                 continue;
@@ -117,7 +124,7 @@ impl Tables {
             let Some(shard) = local.layout().shards().next() else { continue };
             let policies = policies_of(plan, registry, worker, (table, local), shard.server)?;
             let (before, text) = (local.partial_pull(), policies.sync.to_string());
-            local.follow(policies);
+            local.follow(policies, &mut self.decoders);
             if local.is_lent() && local.partial_pull().is_some() && local.partial_pull() != before {
                 // It was lent after the coordinator had agreed to the switch.
                 let name = local.name();
@@ -126,45 +133,46 @@ impl Tables {
                 ));
             }
         }
+        self.decoders.tidy();
         Ok(notes)
     }
 
     pub(super) fn get(&self, table: TableId) -> Option<&LocalTable> {
-        self.0.get(table.0 as usize)
+        self.tables.get(table.0 as usize)
     }
 
     /// A table's place, if there is such a table.
     pub(super) fn index(&self, table: TableId) -> Result<usize, WorkerError> {
         let index = table.0 as usize;
-        if index < self.0.len() {
+        if index < self.tables.len() {
             return Ok(index);
         }
-        Err(WorkerError::Table(format!("table {index} does not exist; there are {}", self.0.len())))
+        Err(WorkerError::Table(format!("table {index} does not exist; there are {}", self.tables.len())))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.tables.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.tables.is_empty()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &LocalTable> {
-        self.0.iter()
+        self.tables.iter()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LocalTable> {
-        self.0.iter_mut()
+        self.tables.iter_mut()
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = &TableSpec> {
-        self.0.iter().map(|table| table.layout().spec())
+        self.tables.iter().map(|table| table.layout().spec())
     }
 
     /// Tables that the application has as slabs.
     pub(super) fn lent(&self) -> Vec<TableId> {
-        let lent = (0..).zip(&self.0).filter(|(_, table)| table.is_lent());
+        let lent = (0..).zip(&self.tables).filter(|(_, table)| table.is_lent());
         lent.map(|(number, _)| TableId(number)).collect()
     }
 }
@@ -192,13 +200,13 @@ impl Index<usize> for Tables {
     type Output = LocalTable;
 
     fn index(&self, index: usize) -> &LocalTable {
-        &self.0[index]
+        &self.tables[index]
     }
 }
 
 impl IndexMut<usize> for Tables {
     fn index_mut(&mut self, index: usize) -> &mut LocalTable {
-        &mut self.0[index]
+        &mut self.tables[index]
     }
 }
 

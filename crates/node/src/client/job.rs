@@ -11,11 +11,11 @@ use crate::clock;
 use crate::event_loop::{EventLoop, FIRST_LANE, Setup, Strangers};
 use crate::exhaustion;
 use crate::log::Log;
-use crate::transport::memory::Mailbox;
-use crate::transport::options::SocketOptions;
+use crate::transport::Dialler;
 use crate::transport::shm::{self, SharedAllocator};
-use crate::transport::tcp;
+use crate::transport::tcp::{self, options::SocketOptions};
 use crate::url::JobUrl;
+use crate::waker::Waker;
 use paramill_core::address::Addresses;
 use paramill_core::policy::JobPolicies;
 use paramill_core::status::{Status, WorkerReport};
@@ -64,7 +64,7 @@ impl Job {
 
     fn begin(options: JobOptions) -> io::Result<Job> {
         let loops = options.spread()?;
-        let mailboxes = (0..loops.count()).map(|_| Mailbox::new()).collect::<io::Result<Vec<_>>>()?;
+        let wakers = (0..loops.count()).map(|_| Waker::new()).collect::<io::Result<Vec<_>>>()?;
         let config = WorkerConfig {
             job: options.url.job.clone(),
             rank: options.rank,
@@ -77,17 +77,19 @@ impl Job {
         if let Some(host) = shm::host_prefix().filter(|_| options.transport.allows(true)) {
             worker = worker.with_shared_memory(host, Arc::new(memory.clone()));
         }
-        let shared = Arc::new(Shared::new(worker, mailboxes, options.timeout));
-        let sockets = SocketOptions::new(options.congestion.as_deref())?;
+        let shared = Arc::new(Shared::new(worker, wakers, options.timeout));
+        let dialler = Dialler {
+            transport: options.transport,
+            sockets: SocketOptions::new(options.congestion.as_deref())?,
+            memory,
+            hub: options.memory.clone(),
+        };
         let strangers = Strangers::new();
-        let setup = |mailbox: &Arc<Mailbox>| Setup {
+        let setup = |waker: &Arc<Waker>| Setup {
             listeners: Vec::new(),
             resolve: tcp::resolve,
-            sockets: sockets.clone(),
-            transport: options.transport,
-            memory: memory.clone(),
-            hub: options.memory.clone().map(|hub| (hub, None)),
-            mailbox: mailbox.clone(),
+            dialler: dialler.clone(),
+            waker: waker.clone(),
             stop: shared.stop_flag().clone(),
             strangers: strangers.clone(),
             injection: options.injection.clone(),
@@ -105,8 +107,8 @@ impl Job {
             packs: OnceLock::new(),
         };
         // If a thread cannot be started, those before it end with the job.
-        for (lane, mailbox) in shared.mailboxes().iter().enumerate() {
-            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(mailbox))?;
+        for (lane, waker) in shared.wakers().iter().enumerate() {
+            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(waker))?;
             let name = match lane {
                 FIRST_LANE => "paramill worker".to_owned(),
                 other => format!("paramill worker {other}"),

@@ -5,12 +5,12 @@ use super::error::ClientError;
 use super::packing::Departures;
 use crate::clock;
 use crate::event_loop::{FIRST_LANE, Rest, RoleCell};
-use crate::transport::memory::Mailbox;
+use crate::waker::Waker;
 use paramill_core::limits;
 use paramill_core::role::{Output, Role};
 use paramill_core::standstill;
 use paramill_core::types::Time;
-use paramill_core::worker::{Ticket, Worker, WorkerError};
+use paramill_core::worker::{Share, Ticket, Worker, WorkerError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub(super) struct Shared {
     pub(super) state: Mutex<State>,
     changed: Condvar,
     /// For each loop.
-    mailboxes: Vec<Arc<Mailbox>>,
+    wakers: Vec<Arc<Waker>>,
     stop: Arc<AtomicBool>,
     /// How long calls wait unless told otherwise.
     pub(super) timeout: Duration,
@@ -42,13 +42,25 @@ pub(super) struct State {
     pub(super) ended: Option<String>,
     /// When the first loop calls the worker, as far as it knows.
     first_wakes: Option<Time>,
-    /// Tickets that somebody waits for, each by one thread: only for these is anybody woken.
-    pub(super) waited: Vec<Ticket>,
+    /// What somebody waits for, each by one thread: only for these is anybody woken.
+    waited: Vec<Awaited>,
+}
+
+/// A ticket, or a share of what it brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Awaited {
+    ticket: Ticket,
+    share: Option<Share>,
 }
 
 impl State {
     pub(super) fn is_due(&self, ticket: Ticket) -> bool {
         self.ended.is_some() || self.worker.outcome(ticket).is_some()
+    }
+
+    fn is_reached(&self, awaited: Awaited) -> bool {
+        let has_share = |share| self.worker.has_share(awaited.ticket, share);
+        self.is_due(awaited.ticket) || awaited.share.is_some_and(has_share)
     }
 
     /// The loops that outputs wait for, one bit each, and the first one where the worker wants to be called sooner than that
@@ -64,17 +76,17 @@ impl State {
 }
 
 impl Shared {
-    /// One mailbox for each loop.
-    pub(super) fn new(worker: Worker, mailboxes: Vec<Arc<Mailbox>>, timeout: Duration) -> Shared {
+    /// One waker for each loop.
+    pub(super) fn new(worker: Worker, wakers: Vec<Arc<Waker>>, timeout: Duration) -> Shared {
         let state = State { worker, ended: None, first_wakes: None, waited: Vec::new() };
         let (state, stop) = (Mutex::new(state), Arc::new(AtomicBool::new(false)));
         let (changed, packs, conditions) = (Condvar::new(), OnceLock::new(), Conditions::default());
-        Shared { state, changed, mailboxes, stop, timeout, packs, conditions }
+        Shared { state, changed, wakers, stop, timeout, packs, conditions }
     }
 
     /// Of each loop.
-    pub(super) fn mailboxes(&self) -> &[Arc<Mailbox>] {
-        &self.mailboxes
+    pub(super) fn wakers(&self) -> &[Arc<Waker>] {
+        &self.wakers
     }
 
     /// Ends the loops when it becomes true.
@@ -90,7 +102,7 @@ impl Shared {
     /// Ends all loops.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+        self.wakers.iter().for_each(|waker| waker.wake());
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -120,7 +132,7 @@ impl Shared {
     /// Wakes loops, one bit each.
     fn wake(&self, mut lanes: u64) {
         while lanes != 0 {
-            self.mailboxes[lanes.trailing_zeros() as usize].wake_sleeper();
+            self.wakers[lanes.trailing_zeros() as usize].wake_sleeper();
             lanes &= lanes - 1;
         }
     }
@@ -140,27 +152,38 @@ impl Shared {
     }
 
     pub(super) fn wait(&self, ticket: Ticket, timeout: Duration) -> Result<(), ClientError> {
-        self.while_waited_for(ticket, || self.wait_for(ticket, timeout))
+        self.while_waited_for(Awaited { ticket, share: None }, || self.wait_for(ticket, timeout))
     }
 
     pub(super) fn is_due_within(&self, ticket: Ticket, timeout: Duration) -> bool {
-        self.while_waited_for(ticket, || {
-            let state = self.changed.wait_timeout_while(self.lock(), timeout, |state| !state.is_due(ticket));
-            state.unwrap_or_else(PoisonError::into_inner).0.is_due(ticket)
+        self.is_reached_within(Awaited { ticket, share: None }, timeout)
+    }
+
+    /// Whether a share of what a ticket brings is here, or the ticket is due.
+    pub(super) fn has_share_within(&self, ticket: Ticket, share: Share, timeout: Duration) -> bool {
+        self.is_reached_within(Awaited { ticket, share: Some(share) }, timeout)
+    }
+
+    fn is_reached_within(&self, awaited: Awaited, timeout: Duration) -> bool {
+        self.while_waited_for(awaited, || {
+            let is_open = |state: &mut State| !state.is_reached(awaited);
+            let state = self.changed.wait_timeout_while(self.lock(), timeout, is_open);
+            state.unwrap_or_else(PoisonError::into_inner).0.is_reached(awaited)
         })
     }
 
-    /// The event loops wake those who wait for tickets that they find in this list.
-    fn while_waited_for<T>(&self, ticket: Ticket, wait: impl FnOnce() -> T) -> T {
+    /// The event loops wake those who wait for what they find in this list.
+    fn while_waited_for<T>(&self, awaited: Awaited, wait: impl FnOnce() -> T) -> T {
+        let ticket = awaited.ticket;
         let depends = |state: &State| !state.is_due(ticket) && state.worker.awaits_answers(ticket);
         if let Some(packs) = self.packs.get().filter(|_| depends(&self.lock())) {
             // What is waited for may come after others have what was given here.
             packs.leave();
         }
-        self.lock().waited.push(ticket);
+        self.lock().waited.push(awaited);
         let outcome = wait();
         let waited = &mut self.lock().waited;
-        if let Some(index) = waited.iter().position(|other| *other == ticket) {
+        if let Some(index) = waited.iter().position(|other| *other == awaited) {
             waited.swap_remove(index);
         }
         outcome
@@ -253,7 +276,7 @@ impl RoleCell for Cell {
 
     fn rest(&mut self) -> Rest {
         let mut state = self.shared.lock();
-        if state.waited.iter().any(|ticket| state.worker.outcome(*ticket).is_some()) {
+        if state.waited.iter().any(|awaited| state.is_reached(*awaited)) {
             self.shared.changed.notify_all();
         }
         if state.worker.has_questions() {
@@ -265,7 +288,7 @@ impl RoleCell for Cell {
             next_timeout = state.worker.next_timeout();
             state.first_wakes = next_timeout;
         }
-        if self.shared.mailboxes.len() > 1 {
+        if self.shared.wakers.len() > 1 {
             // This loop has looked at its own outputs.
             let others = state.lanes_to_wake() & !(1 << self.lane);
             drop(state);

@@ -7,9 +7,10 @@ use super::job::Job;
 use super::shared::Shared;
 use crate::clock;
 use paramill_core::types::TableId;
-use paramill_core::worker::{self, Ticket};
+use paramill_core::worker::{self, Share, Ticket};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A dense table's gradient and parameters ([`worker::Slab`]), lent by [`Table::slab`](super::Table::slab). Dropping it ends the loan: the table is
 /// then pushed and pulled as others are.
@@ -61,6 +62,18 @@ impl Job {
 }
 
 impl Handle<Vec<Slab>> {
+    /// Waits a while for a share of the parameters ([`Table::answer_parts`](super::Table::answer_parts)): whether it is in the slabs, or
+    /// [`Handle::wait`] would return at once. It may be read there, unless [`Handle::is_repeated`] says otherwise in the end.
+    pub fn has_share_within(&self, share: Share, timeout: Duration) -> bool {
+        self.ticket().map_or(true, |ticket| self.shared.has_share_within(ticket, share, timeout))
+    }
+
+    /// Whether parameters were written over that were here as a share: after a connection was lost, they came again. To be asked before
+    /// [`Handle::wait`] gives the slabs back.
+    pub fn is_repeated(&self) -> bool {
+        self.ticket().is_ok_and(|ticket| self.shared.lock().worker.is_repeated(ticket))
+    }
+
     /// Gives up, after an error that is not a time-out: the slabs as they are.
     pub fn give_up(&self) -> Vec<Slab> {
         self.ticket().map(|ticket| redeem(&self.shared, ticket)).unwrap_or_default()

@@ -10,6 +10,7 @@ use crate::clock;
 use paramill_core::lease::Lease;
 use paramill_core::table::TableSpec;
 use paramill_core::types::TableId;
+use paramill_core::wire::DType;
 use paramill_core::worker::{Gradient, PullOptions};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -224,6 +225,17 @@ impl Table {
     pub fn slab(&self) -> Result<Slab, ClientError> {
         self.member().map_or(Ok(()), Member::refuse_loan)?;
         Slab::lend(&self.0.shared, self.home())
+    }
+
+    /// The elements of the table in the order in which its parameters come to a slab, cut into so many parts: the first one comes
+    /// first ([`Handle::has_share_within`]).
+    pub fn answer_parts(&self, of: usize) -> Result<Vec<Vec<Range<usize>>>, ClientError> {
+        self.0.shared.act(|worker| worker.answer_parts(self.home(), of))
+    }
+
+    /// The type that its parameters come as; none where the answer codec makes something else of them.
+    pub fn answer_type(&self) -> Result<Option<DType>, ClientError> {
+        self.0.shared.act(|worker| worker.answer_type(self.home()))
     }
 
     /// The codec that its gradients travel by; empty without one.

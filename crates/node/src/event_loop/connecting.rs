@@ -1,18 +1,15 @@
 //! Connections that the role asked for.
 
-use super::connection::{Connection, State, Wire};
-use super::{EventLoop, HANDSHAKE_DEADLINE, RoleCell, Setup};
+use super::connection::{Connection, State};
+use super::{EventLoop, HANDSHAKE_DEADLINE, RoleCell};
 use crate::clock;
-use crate::transport::memory::{self, Letter};
-use crate::transport::resolver::Answer;
-use crate::transport::stream::{Stream, StreamConnection};
-use crate::transport::{shm, tcp};
-use paramill_core::address::LOCAL;
+use crate::transport::Dialled;
+use crate::transport::carrier::Carrier;
+use crate::transport::tcp::resolver::Answer;
 use paramill_core::role::{Lost, Role};
 use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::Kind;
 use paramill_core::wire::control::frame;
-use std::net::SocketAddr;
 
 /// A connection that waits for the addresses of a name.
 #[derive(Debug)]
@@ -22,33 +19,15 @@ pub(super) struct Resolving {
     pub(super) deadline: Time,
 }
 
-/// What came of an address.
-enum Opened {
-    Stream(Stream),
-    /// It begins with a name, which has to be resolved first.
-    Name,
-}
-
 impl<C: RoleCell> EventLoop<C> {
     pub(super) fn connect(&mut self, name: ConnectionId, address: &str) {
         let now = clock::now();
         self.next_key += 1;
         let key = self.next_key;
         let deadline = now + HANDSHAKE_DEADLINE;
-        if address.starts_with(memory::SCHEME) {
-            let found = self.setup.hub.as_ref().and_then(|(hub, _)| hub.find(address));
-            let Some(to) = found else {
-                let lost = Lost::Broken(format!("nothing is registered at {address}"));
-                return self.cell.with(|role| role.handle_disconnected(now, name, &lost));
-            };
-            let hello = self.cell.with(|role| role.hello(name));
-            to.put(Letter::Connect { channel: key, hello, reply_to: self.setup.mailbox.clone() });
-            let wire = Wire::Memory { to, channel: None };
-            return self.watch(key, Connection::new(wire, State::AwaitWelcome { name, deadline }));
-        }
-        match self.open(name, address) {
-            Ok(Opened::Stream(stream)) => self.begin(key, name, deadline, stream),
-            Ok(Opened::Name) => match self.resolver.ask(now, address) {
+        match self.setup.dialler.dial(address, name.shard().is_some()) {
+            Ok(Dialled::Carrier(carrier)) => self.begin(key, name, deadline, carrier),
+            Ok(Dialled::Name) => match self.resolver.ask(now, address) {
                 Ok(Some(answer)) => self.dial_one_of(key, name, &answer),
                 Ok(None) => {
                     self.resolving.insert(key, Resolving { name, address: address.to_owned(), deadline });
@@ -60,9 +39,8 @@ impl<C: RoleCell> EventLoop<C> {
         }
     }
 
-    fn begin(&mut self, key: u64, name: ConnectionId, deadline: Time, stream: Stream) {
-        let wire = Wire::Stream(StreamConnection::new(stream));
-        self.watch(key, Connection::new(wire, State::Connecting { name, deadline }));
+    fn begin(&mut self, key: u64, name: ConnectionId, deadline: Time, carrier: Box<dyn Carrier>) {
+        self.watch(key, Connection::new(carrier, State::Connecting { name, deadline }));
     }
 
     /// A connection could not be made.
@@ -71,30 +49,15 @@ impl<C: RoleCell> EventLoop<C> {
         self.cell.with(|role| role.handle_disconnected(now, name, &Lost::Broken(why)));
     }
 
-    /// Begins to connect a stream, over whatever the address says, unless that begins with a name.
-    fn open(&self, name: ConnectionId, address: &str) -> Result<Opened, String> {
-        let Setup { transport, memory, .. } = &self.setup;
-        let is_local = address.starts_with(LOCAL);
-        if name.shard().is_some() && !transport.allows(is_local) {
-            return Err(format!("`--transport {transport}` does not allow {address}"));
+    /// Names have been resolved.
+    pub(super) fn take_answers(&mut self) {
+        for (address, answer) in self.resolver.take() {
+            self.resolved(address, answer);
         }
-        if is_local {
-            let (stream, memory) = shm::connect(address, memory).map_err(|error| error.to_string())?;
-            return Ok(Opened::Stream(Stream::Unix(stream, memory)));
-        }
-        match address.parse() {
-            Ok(target) => self.dial(target).map(Opened::Stream),
-            Err(_) => Ok(Opened::Name),
-        }
-    }
-
-    fn dial(&self, target: SocketAddr) -> Result<Stream, String> {
-        tcp::connect(target, &self.setup.sockets).map(Stream::Tcp).map_err(|error| error.to_string())
     }
 
     /// A name has been resolved, or has not: for every attempt that waits for it, or for the next one.
-    pub(super) fn resolved(&mut self, address: String, answer: Answer) {
-        self.resolver.answered(&address);
+    fn resolved(&mut self, address: String, answer: Answer) {
         let waits = |(_, resolving): &(&u64, &Resolving)| resolving.address == address;
         let waiting: Vec<u64> = self.resolving.iter().filter(waits).map(|(key, _)| *key).collect();
         if waiting.is_empty() {
@@ -112,10 +75,10 @@ impl<C: RoleCell> EventLoop<C> {
     fn dial_one_of(&mut self, key: u64, name: ConnectionId, answer: &Answer) {
         let opened = answer.as_ref().map_err(String::clone).and_then(|targets| {
             let target = targets.get(key as usize % targets.len().max(1)).ok_or("the name has no address")?;
-            self.dial(*target)
+            self.setup.dialler.dial_resolved(*target)
         });
         match opened {
-            Ok(stream) => self.begin(key, name, clock::now() + HANDSHAKE_DEADLINE, stream),
+            Ok(carrier) => self.begin(key, name, clock::now() + HANDSHAKE_DEADLINE, carrier),
             Err(why) => self.fail(name, why),
         }
     }
@@ -138,16 +101,11 @@ impl<C: RoleCell> EventLoop<C> {
     /// The connection attempt is decided: say hello, or tell the role that it failed.
     pub(super) fn finish_connecting(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        let (State::Connecting { name, .. }, Wire::Stream(stream)) =
-            (&connection.state, &mut connection.wire)
-        else {
-            return;
-        };
-        let name = *name;
-        match stream.take_error() {
+        let State::Connecting { name, .. } = connection.state else { return };
+        match connection.carrier.take_error() {
             Ok(None) => {
                 let hello = self.cell.with(|role| role.hello(name));
-                stream.queue(frame(Kind::Hello, &hello));
+                connection.carrier.queue(frame(Kind::Hello, &hello));
                 let deadline = clock::now() + HANDSHAKE_DEADLINE;
                 connection.state = State::AwaitWelcome { name, deadline };
             }

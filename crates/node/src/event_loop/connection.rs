@@ -1,16 +1,14 @@
 //! What a loop keeps for one connection.
 
 use super::strangers::Stranger;
-use crate::transport::memory::{Letter, Mailbox};
-use crate::transport::stream::StreamConnection;
+use crate::transport::carrier::Carrier;
 use paramill_core::types::{ConnectionId, Time};
 use rustix::event::epoll;
-use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) wire: Wire,
+    pub(super) carrier: Box<dyn Carrier>,
     pub(super) state: State,
     /// Ends once everything is written, or at this time.
     pub(super) closing: Option<Time>,
@@ -28,16 +26,6 @@ pub(super) struct Connection {
 }
 
 #[derive(Debug)]
-pub(super) enum Wire {
-    Stream(StreamConnection),
-    /// `channel` is the other end's name for this connection, once it is known.
-    Memory {
-        to: Arc<Mailbox>,
-        channel: Option<u64>,
-    },
-}
-
-#[derive(Debug)]
 pub(super) enum State {
     Connecting { name: ConnectionId, deadline: Time },
     AwaitWelcome { name: ConnectionId, deadline: Time },
@@ -47,10 +35,10 @@ pub(super) enum State {
 }
 
 impl Connection {
-    pub(super) fn new(wire: Wire, state: State) -> Connection {
+    pub(super) fn new(carrier: Box<dyn Carrier>, state: State) -> Connection {
         let accepted = matches!(state, State::AwaitHello { .. });
         Connection {
-            wire,
+            carrier,
             state,
             closing: None,
             stranger: None,
@@ -72,12 +60,12 @@ impl Connection {
 
     /// Whether so much waits to be written that nothing more should be asked for.
     pub(super) fn is_congested(&self) -> bool {
-        self.accepted && matches!(&self.wire, Wire::Stream(stream) if stream.is_congested())
+        self.accepted && self.carrier.is_congested()
     }
 
     /// Whether frames are here that were not handled.
     pub(super) fn has_unhandled(&self) -> bool {
-        matches!(&self.wire, Wire::Stream(stream) if stream.has_leftovers())
+        self.carrier.has_leftovers()
     }
 
     /// Whether frames are here that can be handled now.
@@ -87,7 +75,7 @@ impl Connection {
 
     /// Whether nothing waits to be written.
     pub(super) fn is_silent(&self) -> bool {
-        !matches!(&self.wire, Wire::Stream(stream) if !stream.is_silent())
+        self.carrier.is_silent()
     }
 
     /// When it ends, unless its handshake is over by then; for one that is closed, whether or not everything has left.
@@ -102,11 +90,7 @@ impl Connection {
     }
 
     /// Tells the other end that nothing more comes.
-    pub(super) fn hang_up(&self) {
-        match &self.wire {
-            Wire::Stream(stream) => stream.hang_up(),
-            Wire::Memory { to, channel: Some(channel) } => to.put(Letter::Closed { channel: *channel }),
-            Wire::Memory { channel: None, .. } => {}
-        }
+    pub(super) fn hang_up(&mut self) {
+        self.carrier.hang_up();
     }
 }

@@ -26,18 +26,10 @@ pub(super) fn greet(
     if header.kind != Kind::Hello {
         return refuse(format!("expected a hello first, got a {:?} frame", header.kind));
     }
-    match decode::<Hello>("hello", payload) {
-        Ok(hello) => greet_hello(role, now, &hello, names),
-        Err(error) => refuse(error.to_string()),
-    }
-}
-
-pub(super) fn greet_hello(
-    role: &mut impl Role,
-    now: Time,
-    hello: &Hello,
-    names: &BTreeMap<ConnectionId, Named>,
-) -> Greeting {
+    let hello = match decode::<Hello>("hello", payload) {
+        Ok(hello) => hello,
+        Err(error) => return refuse(error.to_string()),
+    };
     // A node that comes back before its old connection was seen to break: the old one ends first.
     let known = hello.caller().map(|caller| hello.connection(caller));
     let replaced = known
@@ -46,7 +38,7 @@ pub(super) fn greet_hello(
     if let Some((name, _)) = replaced {
         role.handle_disconnected(now, name, &Lost::Broken("replaced by a new connection".into()));
     }
-    let answer = role.accept(now, hello).map(|welcome| (hello.connection(welcome.you), welcome));
+    let answer = role.accept(now, &hello).map(|welcome| (hello.connection(welcome.you), welcome));
     Greeting { answer, replaced: replaced.map(|(_, found)| found.key) }
 }
 

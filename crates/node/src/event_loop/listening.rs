@@ -1,12 +1,12 @@
 //! Taking new connections, and the bounds on connections that have not said hello yet.
 
-use super::connection::{Connection, State, Wire};
+use super::connection::{Connection, State};
 use super::strangers::Stranger;
-use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell, Setup};
+use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
 use crate::clock;
 use crate::log::Level;
-use crate::transport::shm::SharedError;
-use crate::transport::stream::{Stream, StreamConnection};
+use crate::transport::carrier::Carrier;
+use crate::waker::Waker;
 use paramill_core::limits;
 use paramill_core::role::Lost;
 use paramill_core::types::Time;
@@ -28,9 +28,9 @@ impl<C: RoleCell> EventLoop<C> {
         loop {
             match self.take(listener) {
                 // One for which there is no room is closed here.
-                Ok(Ok(stream)) => {
+                Ok(Ok(carrier)) => {
                     if self.make_room() {
-                        self.await_hello(stream);
+                        self.await_hello(carrier);
                     }
                 }
                 Ok(Err(stranger)) => {
@@ -50,32 +50,30 @@ impl<C: RoleCell> EventLoop<C> {
     }
 
     /// Takes the next connection. Where no descriptor is free another one is given up for it.
-    fn take(&mut self, listener: usize) -> io::Result<Result<Stream, SharedError>> {
+    fn take(&mut self, listener: usize) -> io::Result<Result<Box<dyn Carrier>, String>> {
         let strangers = self.setup.strangers.clone();
         let _alone = strangers.accept_alone();
         if self.spare.is_none() {
-            self.spare = spare_descriptor(&self.epoll).ok();
+            self.spare = spare_descriptor(&self.setup.waker).ok();
         }
-        let accept = |setup: &Setup| setup.listeners[listener].accept(&setup.sockets);
-        match accept(&self.setup) {
+        match self.setup.listeners[listener].accept() {
             Err(error) if is_out_of_descriptors(&error) => {
                 // The kernel looks for a descriptor before it looks for a connection.
-                if !is_readable(self.setup.listeners[listener].as_fd()) {
+                if !self.setup.listeners[listener].descriptor().is_some_and(is_readable) {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
                 if !self.give_up_a_descriptor() {
                     return Err(error);
                 }
-                accept(&self.setup)
+                self.setup.listeners[listener].accept()
             }
             taken => taken,
         }
     }
 
-    fn await_hello(&mut self, stream: Stream) {
+    fn await_hello(&mut self, carrier: Box<dyn Carrier>) {
         let deadline = clock::now() + HANDSHAKE_DEADLINE;
-        let wire = Wire::Stream(StreamConnection::new(stream));
-        let mut connection = Connection::new(wire, State::AwaitHello { deadline });
+        let mut connection = Connection::new(carrier, State::AwaitHello { deadline });
         connection.stranger = Some(Stranger::new(&self.setup.strangers));
         self.next_key += 1;
         self.watch(self.next_key, connection);
@@ -118,11 +116,10 @@ impl<C: RoleCell> EventLoop<C> {
             self.deaf_until = at;
             return;
         }
-        for listener in &self.setup.listeners {
-            let data = epoll::EventData::new_u64(LISTENER);
+        for listener in &mut self.setup.listeners {
             let changed = match at {
-                Some(_) => epoll::delete(&self.epoll, listener.as_fd()),
-                None => epoll::add(&self.epoll, listener.as_fd(), data, epoll::EventFlags::IN),
+                Some(_) => self.watch.remove(&**listener),
+                None => self.watch.add(&mut **listener, LISTENER, epoll::EventFlags::IN),
             };
             if let Err(error) = changed {
                 self.setup.log.line(Level::Error, &format!("cannot watch the listener: {error}"));
@@ -154,8 +151,8 @@ fn is_command(connection: &Connection) -> bool {
 
 /// A descriptor without a use but to be given up. A loop that takes connections keeps one, so that it can still take one when
 /// the process has no other descriptor left.
-pub(super) fn spare_descriptor(any: &OwnedFd) -> io::Result<OwnedFd> {
-    Ok(rustix::io::fcntl_dupfd_cloexec(any, 0)?)
+pub(super) fn spare_descriptor(any: &Waker) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(any.descriptor(), 0)?)
 }
 
 /// Whether a connection waits to be taken.

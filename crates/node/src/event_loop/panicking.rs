@@ -1,8 +1,6 @@
 //! The end of a loop that panicked: its error, and what its peers are told.
 
-use super::connection::Wire;
 use super::{EventLoop, FAREWELL, RoleCell};
-use crate::transport::memory::Letter;
 use paramill_core::role::{Frame, Role};
 use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::{frame, sentence};
@@ -52,18 +50,9 @@ impl<C: RoleCell> EventLoop<C> {
     /// Sends a frame without the role: what waits before it must not be in the role's memory. Returns false if the connection
     /// is broken.
     fn tell(&mut self, key: u64, frame: Frame) -> bool {
-        match self.connections.get_mut(&key).map(|connection| &mut connection.wire) {
-            Some(Wire::Stream(stream)) => {
-                stream.queue(frame);
-                stream.flush(None::<&C::Role>, false).is_ok()
-            }
-            Some(Wire::Memory { to, channel: Some(channel) }) => {
-                let payload = frame.body.bytes().unwrap_or_default().to_vec();
-                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
-                true
-            }
-            Some(Wire::Memory { channel: None, .. }) | None => false,
-        }
+        let Some(connection) = self.connections.get_mut(&key) else { return false };
+        connection.carrier.queue(frame);
+        connection.carrier.flush(None, false).is_ok()
     }
 }
 

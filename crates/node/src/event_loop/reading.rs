@@ -1,13 +1,14 @@
 //! Receiving: whose bytes are taken next, and what becomes of them.
 
-use super::connection::{Connection, State, Wire};
+use super::connection::{Connection, State};
 use super::greeting::{greet, welcomed};
 use super::{EventLoop, HANDSHAKE_DEADLINE, Named, RoleCell};
 use crate::clock;
 use crate::log::Level;
-use crate::transport::stream::ReceiveError;
+use crate::transport::carrier::{Peer, ReceiveError};
+use paramill_core::landing::Landing;
 use paramill_core::limits;
-use paramill_core::role::{Landing, Lost, Role};
+use paramill_core::role::{Lost, Role};
 use paramill_core::types::{ConnectionId, NodeId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Cause, Fault, Header, Kind, Refusal, WireError};
@@ -81,34 +82,26 @@ impl<C: RoleCell> EventLoop<C> {
     fn read(&mut self, key: u64) -> Result<(), Lost> {
         let EventLoop { cell, setup, connections, names, places, .. } = self;
         let Some(connection) = connections.get_mut(&key) else { return Ok(()) };
-        let is_congested = connection.is_congested();
-        let Connection { wire: Wire::Stream(stream), state, closing, stranger, .. } = connection else {
-            return Ok(());
-        };
-        if is_congested {
+        if connection.is_congested() {
             return Ok(());
         }
+        let Connection { carrier, state, closing, stranger, .. } = connection;
         let (now, lane) = (clock::now(), cell.lane());
         // Bytes are copied out of the kernel without the role, since other threads may want it.
-        let filled = match state {
-            _ if stream.has_leftovers() => Ok(()),
-            State::Open { name } if stream.is_amid_payload() => {
-                stream.fill_landing(|header, frames, places| {
-                    cell.with(|role| role.landing(*name, header, frames, places))
-                })
+        let filled = match *state {
+            State::Open { name } => {
+                let is_shared = cell.lend().is_none();
+                let mut ask = |header: &Header, frames: usize, places: &mut Vec<Landing>| {
+                    cell.with(|role| role.landing(name, header, frames, places))
+                };
+                let filled = carrier.receive(Some(&mut ask));
+                if is_shared && filled.is_ok() {
+                    carrier.put_ahead(&mut ask);
+                }
+                filled
             }
-            _ => stream.fill(),
+            _ => carrier.receive(None),
         };
-        let is_shared = cell.lend().is_none();
-        if let State::Open { name } = &*state
-            && is_shared
-            && filled.is_ok()
-        {
-            let name = *name;
-            stream.put_ahead(|header, frames, places| {
-                cell.with(|role| role.landing(name, header, frames, places))
-            });
-        }
         let mut reply = None;
         let mut replaced = None;
         let mut opened = None;
@@ -121,18 +114,17 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let received = filled.and_then(|()| {
             cell.with(|role| {
-                if let State::Open { name } = state {
-                    stream.landed().for_each(|header| role.handle_landed(now, *name, &header));
-                }
-                stream.handle(limit, |header, payload, is_placed| {
-                    match state {
-                        State::Open { name }
-                            if is_placed || lies_in_place(role, *name, header, payload, places) =>
-                        {
-                            role.handle_landed(now, *name, header);
+                carrier.handle(limit, &mut |header, payload| {
+                    match (&*state, payload) {
+                        (State::Open { name }, None) => role.handle_landed(now, *name, header),
+                        (State::Open { name }, Some(payload)) => {
+                            if lies_in_place(role, *name, header, payload, places) {
+                                role.handle_landed(now, *name, header);
+                            } else {
+                                role.handle_frame(now, *name, header, payload);
+                            }
                         }
-                        State::Open { name } => role.handle_frame(now, *name, header, payload),
-                        State::AwaitHello { .. } => {
+                        (State::AwaitHello { .. }, Some(payload)) => {
                             let greeting = greet(role, now, header, payload, names);
                             replaced = greeting.replaced;
                             match greeting.answer {
@@ -148,15 +140,18 @@ impl<C: RoleCell> EventLoop<C> {
                                 }
                             }
                         }
-                        State::AwaitWelcome { name, .. } => match welcomed(header, payload) {
-                            Ok(welcome) => {
-                                opened = Some((*name, 0));
-                                role.handle_connected(now, *name, &welcome);
-                                *state = State::Open { name: *name };
+                        (&State::AwaitWelcome { name, .. }, Some(payload)) => {
+                            match welcomed(header, payload) {
+                                Ok(welcome) => {
+                                    opened = Some((name, 0));
+                                    role.handle_connected(now, name, &welcome);
+                                    *state = State::Open { name };
+                                }
+                                Err(lost) => refused = Some(lost),
                             }
-                            Err(lost) => refused = Some(lost),
-                        },
-                        State::Refused | State::Connecting { .. } => {}
+                        }
+                        // Nothing lands before a connection is open.
+                        _ => {}
                     }
                     // Answers are taken before more is asked for; so are those to the first words.
                     C::backlog_bytes(role, lane) <= limits::MAX_BACKLOG_BYTES && reply.is_none()
@@ -191,13 +186,13 @@ impl<C: RoleCell> EventLoop<C> {
         };
         let has_reply = reply.is_some();
         if let Some(reply) = reply {
-            stream.queue(reply);
+            carrier.queue(reply);
         }
         match opened {
-            Some((ConnectionId::Node(NodeId::Admin(_)), _)) => stream.opened_for_command(),
+            Some((ConnectionId::Node(NodeId::Admin(_)), _)) => carrier.let_in(Peer::Command),
             Some(_) => {
                 *stranger = None;
-                stream.opened();
+                carrier.let_in(Peer::Member);
             }
             None => {}
         }
@@ -228,6 +223,6 @@ fn lies_in_place<R: Role>(
         return false;
     }
     places.clear();
-    let region = role.landing(name, header, 1, places);
-    region.zip(places.first()).is_some_and(|(region, place)| region.holds(place.bytes.clone(), payload))
+    let destination = role.landing(name, header, 1, places);
+    destination.zip(places.first()).is_some_and(|(mut destination, place)| destination.holds(place, payload))
 }

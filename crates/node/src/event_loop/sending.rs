@@ -1,10 +1,9 @@
 //! Carrying out what the role says, and moving its frames to the sockets.
 
-use super::connection::{State, Wire};
+use super::connection::State;
 use super::{EventLoop, FAREWELL, FIRST_LANE, HANDSHAKE_DEADLINE, Late, Named, RoleCell};
 use crate::clock;
-use crate::transport::memory::Letter;
-use crate::transport::stream::Flushed;
+use crate::transport::carrier::Flushed;
 use paramill_core::fault::{Delay, Fate};
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{ConnectionId, Time};
@@ -115,18 +114,9 @@ impl<C: RoleCell> EventLoop<C> {
     /// Puts a frame on its way. Without a connection it is dropped, as the contract of roles says.
     pub(super) fn dispatch(&mut self, key: u64, frame: Frame) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        match &mut connection.wire {
-            Wire::Stream(stream) => {
-                stream.queue(frame);
-                if !std::mem::replace(&mut connection.dirty, true) {
-                    self.dirty.push(key);
-                }
-            }
-            Wire::Memory { to, channel: Some(channel) } => {
-                let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
-                to.put(Letter::Frame { channel: *channel, header: frame.header, payload });
-            }
-            Wire::Memory { channel: None, .. } => {}
+        connection.carrier.queue(frame);
+        if !std::mem::replace(&mut connection.dirty, true) {
+            self.dirty.push(key);
         }
     }
 
@@ -158,27 +148,22 @@ impl<C: RoleCell> EventLoop<C> {
         let closing = connection.closing.is_some() && !self.late.values().any(|late| late.key == key);
         connection.dirty = false;
         let is_connecting = matches!(connection.state, State::Connecting { .. });
-        let closed = || Err(Lost::Broken("closed".into()));
-        let Wire::Stream(stream) = &mut connection.wire else {
-            return if closing { closed() } else { Ok(Flushed::Done) };
-        };
         let broken = |error: io::Error| Lost::Broken(error.to_string());
         let flushed = if is_connecting {
             Flushed::Blocked
         } else {
-            stream.flush(self.cell.lend(), more && connection.closing.is_none()).map_err(broken)?
+            let role = self.cell.lend().map(|role| role as &dyn Role);
+            connection.carrier.flush(role, more && connection.closing.is_none()).map_err(broken)?
         };
         if flushed == Flushed::Done && closing {
-            return closed();
+            return Err(Lost::Broken("closed".into()));
         }
         let mut wanted = epoll::EventFlags::empty();
-        wanted.set(epoll::EventFlags::IN, !(connection.accepted && stream.is_congested()));
+        wanted.set(epoll::EventFlags::IN, !connection.is_congested());
         wanted.set(epoll::EventFlags::OUT, flushed == Flushed::Blocked);
         if wanted != connection.watched {
             connection.watched = wanted;
-            let data = epoll::EventData::new_u64(key);
-            epoll::modify(&self.epoll, stream.descriptor(), data, wanted)
-                .map_err(|error| broken(error.into()))?;
+            self.watch.change(&*connection.carrier, key, wanted).map_err(broken)?;
         }
         Ok(flushed)
     }

@@ -10,13 +10,9 @@ fn a_dead_address_is_passed_over() {
     let config = ServerConfig { coordinate: Some(job), cores: 0, ..ServerConfig::new("test", "127.0.0.1:0") };
     let mut server = start(config.clone(), &registry).expect("a coordinator");
     let tcp = ServerConfig { transport: Transport::Tcp, ..config.clone() };
-    let (listeners, alive) = data_listeners(
-        &tcp,
-        server.coordinator(),
-        "unused",
-        &mut PortSupply::new(None, 1).expect("no range"),
-    )
-    .expect("loopback is always there");
+    let (listeners, alive) =
+        data_listeners(&tcp, &server, "unused", &mut PortSupply::new(None, 1).expect("no range"))
+            .expect("loopback is always there");
     // Bound, so that nobody else gets it; not listening, so that everybody is refused.
     let dead = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     let any: std::net::SocketAddr = ([127, 0, 0, 2], 0).into();
@@ -34,7 +30,7 @@ fn a_dead_address_is_passed_over() {
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
     let thread = Thread { name: "data core 0".into(), cpu: None };
-    server.spawn(thread, &config, listeners, String::new(), shard).expect("a thread");
+    server.spawn(thread, &config, listeners, shard).expect("a thread");
 
     let url = format!("paramill://{}/test", server.coordinator()).parse().expect("a URL");
     let job = Job::init(JobOptions::at(url)).expect("a worker");

@@ -1,94 +1,25 @@
-//! The in-memory transport: nodes of one process exchange frames through mailboxes, with no socket.
+//! The in-memory transport: nodes of one process exchange frames through queues, with no socket.
 
-use super::resolver::Answer;
-use paramill_core::wire::{Header, Hello, Refusal, Welcome};
-use rustix::event::{EventfdFlags, eventfd};
+mod carrier;
+mod channel;
+
+use super::carrier::{Carrier, Listener};
+use crate::waker::{Doorbell, Watched};
+use carrier::MemoryCarrier;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Prefix of addresses on this transport.
 pub(crate) const SCHEME: &str = "mem:";
 
-/// What one node puts into another's mailbox. `reply_to` and `channel` name the sender's end.
-#[derive(Debug)]
-pub(crate) enum Letter {
-    /// A new connection.
-    Connect { channel: u64, hello: Hello, reply_to: Arc<Mailbox> },
-    /// It was taken: the other end's channel, and who we are.
-    Accepted { channel: u64, peer_channel: u64, welcome: Welcome },
-    /// It was refused.
-    Refused { channel: u64, refusal: Refusal },
-    /// A frame on a connection.
-    Frame { channel: u64, header: Header, payload: Vec<u8> },
-    /// The other end is gone.
-    Closed { channel: u64 },
-    /// From the loop's own resolver: the addresses of a name, or why it has none.
-    Resolved { address: String, answer: Answer },
-}
-
-/// A node's letters, and a descriptor that wakes its event loop.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    letters: Mutex<VecDeque<Letter>>,
-    wake: OwnedFd,
-    /// The owner is about to sleep, or does.
-    sleeps: AtomicBool,
-}
-
-impl Mailbox {
-    pub(crate) fn new() -> std::io::Result<Arc<Mailbox>> {
-        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Arc::new(Mailbox { letters: Mutex::default(), wake, sleeps: AtomicBool::new(false) }))
-    }
-
-    pub(crate) fn put(&self, letter: Letter) {
-        let was_empty = {
-            let mut letters = self.letters.lock().expect("no holder of this lock panics");
-            letters.push_back(letter);
-            letters.len() == 1
-        };
-        if was_empty {
-            self.wake();
-        }
-    }
-
-    /// Makes the owner's event loop turn once.
-    pub(crate) fn wake(&self) {
-        // A full counter already wakes the loop; no other error can happen to an eventfd.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    /// Wakes the owner's event loop if it sleeps. One that does not looks at its role before it does.
-    pub(crate) fn wake_sleeper(&self) {
-        if self.sleeps.swap(false, Ordering::SeqCst) {
-            self.wake();
-        }
-    }
-
-    /// The owner says that it is about to sleep, or that it does not any more. What it looks at between this and the
-    /// sleep, nobody changes without waking it.
-    pub(crate) fn set_sleeping(&self, sleeps: bool) {
-        self.sleeps.store(sleeps, Ordering::SeqCst);
-    }
-
-    /// Takes all letters and resets the wake-up.
-    pub(crate) fn take(&self) -> VecDeque<Letter> {
-        let mut counter = [0; 8];
-        let _ = rustix::io::read(&self.wake, &mut counter);
-        std::mem::take(&mut *self.letters.lock().expect("no holder of this lock panics"))
-    }
-
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-}
+/// Connections that may wait to be taken.
+const BACKLOG: usize = 1024;
 
 /// The address book of one process's in-memory nodes. Two jobs in one process use two hubs.
 #[derive(Debug, Clone, Default)]
 pub struct Hub {
-    nodes: Arc<Mutex<BTreeMap<String, Arc<Mailbox>>>>,
+    nodes: Arc<Mutex<BTreeMap<String, Weak<Entrance>>>>,
 }
 
 impl Hub {
@@ -97,11 +28,107 @@ impl Hub {
         Hub::default()
     }
 
-    pub(crate) fn register(&self, address: &str, mailbox: Arc<Mailbox>) {
-        self.nodes.lock().expect("no holder of this lock panics").insert(address.to_owned(), mailbox);
+    /// From now on peers find a node at this address, for as long as its listener exists. The latest one counts.
+    pub(crate) fn listen(&self, address: &str) -> Box<dyn Listener> {
+        let entrance = Arc::<Entrance>::default();
+        self.lock().insert(address.to_owned(), Arc::downgrade(&entrance));
+        Box::new(Listening(entrance))
     }
 
-    pub(crate) fn find(&self, address: &str) -> Option<Arc<Mailbox>> {
-        self.nodes.lock().expect("no holder of this lock panics").get(address).cloned()
+    /// Connects to the node at an address. It has yet to take the connection.
+    pub(crate) fn dial(&self, address: &str) -> Result<Box<dyn Carrier>, String> {
+        let entrance = self.lock().get(address).and_then(Weak::upgrade);
+        let entrance = entrance.ok_or_else(|| unknown(address))?;
+        let (ours, theirs) = MemoryCarrier::pair();
+        entrance.enter(theirs).map_err(|_| format!("too many connections wait at {address}"))?;
+        Ok(Box::new(ours))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Entrance>>> {
+        self.nodes.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// What somebody is told who looks for a node that is not there.
+pub(crate) fn unknown(address: &str) -> String {
+    format!("nothing is registered at {address}")
+}
+
+/// Connections that wait to be taken, and the bell of the node that takes them.
+#[derive(Debug, Default)]
+struct Entrance(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    carriers: VecDeque<MemoryCarrier>,
+    bell: Option<Doorbell>,
+}
+
+impl Entrance {
+    fn enter(&self, carrier: MemoryCarrier) -> Result<(), MemoryCarrier> {
+        let mut waiting = self.lock();
+        if waiting.carriers.len() >= BACKLOG {
+            return Err(carrier);
+        }
+        waiting.carriers.push_back(carrier);
+        let bell = waiting.bell.clone();
+        drop(waiting);
+        bell.iter().for_each(Doorbell::ring);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// A node that peers find at a hub.
+#[derive(Debug)]
+struct Listening(Arc<Entrance>);
+
+impl Watched for Listening {
+    fn ring_with(&mut self, bell: Doorbell) {
+        bell.ring();
+        self.0.lock().bell = Some(bell);
+    }
+}
+
+impl Listener for Listening {
+    fn accept(&self) -> io::Result<Result<Box<dyn Carrier>, String>> {
+        let taken = self.0.lock().carriers.pop_front();
+        Ok(Ok(Box::new(taken.ok_or(io::ErrorKind::WouldBlock)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_found_as_long_as_it_listens_and_its_backlog_is_bounded() {
+        let hub = Hub::new();
+        assert_eq!(hub.dial("mem:a").unwrap_err(), "nothing is registered at mem:a");
+        let listener = hub.listen("mem:a");
+        let waiting = listener.accept().unwrap_err();
+        assert_eq!(waiting.kind(), io::ErrorKind::WouldBlock);
+        let mut dialled: Vec<_> = (0..BACKLOG).map(|_| hub.dial("mem:a").unwrap()).collect();
+        assert!(hub.dial("mem:a").unwrap_err().contains("too many connections"));
+        assert!(listener.accept().unwrap().is_ok());
+        dialled.push(hub.dial("mem:a").unwrap());
+        drop(listener);
+        assert!(hub.dial("mem:a").unwrap_err().contains("nothing is registered"));
+        // Those that nobody took are hung up on.
+        assert!(dialled.iter_mut().all(|carrier| carrier.receive(None).is_err()), "{dialled:?}");
+    }
+
+    #[test]
+    fn the_latest_of_two_nodes_counts() {
+        let hub = Hub::new();
+        let old = hub.listen("mem:a");
+        let new = hub.listen("mem:a");
+        hub.dial("mem:a").unwrap().hang_up();
+        assert!(old.accept().is_err() && new.accept().is_ok());
+        drop(old);
+        assert!(hub.dial("mem:a").is_ok());
     }
 }

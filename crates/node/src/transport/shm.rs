@@ -12,13 +12,14 @@
 //! unsafe code of this crate is in the files of this folder; `segment.rs` says why it is right.
 
 mod allocator;
+mod carrier;
 mod copying;
 mod naming;
 mod passing;
 mod segment;
 
 pub(crate) use allocator::SharedAllocator;
-pub(crate) use naming::{connect, host_prefix, listen};
+pub(crate) use naming::{dial, host_prefix, listen};
 
 use paramill_core::limits;
 use paramill_core::role::Body;
@@ -79,6 +80,16 @@ pub(crate) enum SharedError {
 impl From<io::Error> for SharedError {
     fn from(error: io::Error) -> SharedError {
         SharedError::System(error)
+    }
+}
+
+/// Errors of the system stay what they are: some of them pass.
+impl From<SharedError> for io::Error {
+    fn from(error: SharedError) -> io::Error {
+        match error {
+            SharedError::System(error) => error,
+            other => io::Error::new(io::ErrorKind::InvalidData, other),
+        }
     }
 }
 

@@ -1,28 +1,24 @@
-//! TCP sockets: how they are made and what is asked of them.
+//! TCP: between hosts, and within one where memory is not shared.
 
-use super::options::SocketOptions;
+pub(crate) mod options;
+pub(crate) mod resolver;
+
+use super::carrier::{Carrier, Listener};
+use super::stream::{Pipe, StreamCarrier};
 use crate::exhaustion;
+use crate::waker::Watched;
+use options::SocketOptions;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// A peer that is silent for this long is probed, and given up after as long again.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Prepares a socket that was connected to `peer`, or taken by a listener.
-pub(crate) fn prepare(stream: &TcpStream, peer: SocketAddr, options: &SocketOptions) -> io::Result<()> {
-    stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 5).with_retries(5);
-    socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))?;
-    options.apply(socket, peer)
-}
-
-/// Begins to connect; the socket becomes writable when it is decided.
-pub(crate) fn connect(target: SocketAddr, options: &SocketOptions) -> io::Result<TcpStream> {
+/// Begins to connect; the carrier becomes writable when it is decided.
+pub(crate) fn dial(target: SocketAddr, options: &SocketOptions) -> io::Result<Box<dyn Carrier>> {
     let socket = Socket::new(Domain::for_address(target), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     match socket.connect(&target.into()) {
@@ -32,7 +28,7 @@ pub(crate) fn connect(target: SocketAddr, options: &SocketOptions) -> io::Result
     }
     let stream = socket.into();
     prepare(&stream, target, options)?;
-    Ok(stream)
+    Ok(Box::new(StreamCarrier::new(stream)))
 }
 
 /// Binds a listener; a port in use is named.
@@ -64,4 +60,53 @@ pub(crate) fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
         return Err(named(io::Error::new(ErrorKind::NotFound, "no address")));
     }
     Ok(addresses)
+}
+
+/// A bound socket, and how those are set up that it takes.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    socket: TcpListener,
+    options: SocketOptions,
+}
+
+impl Listening {
+    pub(crate) fn new(socket: TcpListener, options: &SocketOptions) -> Box<dyn Listener> {
+        Box::new(Listening { socket, options: options.clone() })
+    }
+}
+
+impl Watched for Listening {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}
+
+impl Listener for Listening {
+    fn accept(&self) -> io::Result<Result<Box<dyn Carrier>, String>> {
+        let (stream, peer) = self.socket.accept()?;
+        prepare(&stream, peer, &self.options)?;
+        Ok(Ok(Box::new(StreamCarrier::new(stream))))
+    }
+}
+
+impl Pipe for TcpStream {
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        TcpStream::take_error(self)
+    }
+
+    fn hang_up(&self) {
+        // An error means that the peer hung up first.
+        let _ = self.shutdown(Shutdown::Write);
+    }
+}
+
+/// Prepares a socket that was connected to `peer`, or taken by a listener.
+fn prepare(stream: &TcpStream, peer: SocketAddr, options: &SocketOptions) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 5).with_retries(5);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(2 * KEEPALIVE))?;
+    options.apply(socket, peer)
 }

@@ -2,17 +2,25 @@
 
 #![allow(unsafe_code, reason = "the driver's interface is C's")]
 
-use super::{Device, Event, Flag, Host, Outcome, Remote, Stream, TopK};
+use super::{Device, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Kernels as text that the driver compiles for its GPU; `bench/gpu/compile.py` makes it of `topk.cu`.
-const TOPK: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("topk.ptx"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("the text ends where it ends"),
-};
+/// Kernels as text that the driver compiles for its GPU; `bench/gpu/compile.py` makes it of the files that end in `.cu`.
+macro_rules! kernels {
+    ($file:literal) => {
+        match CStr::from_bytes_with_nul(concat!(include_str!($file), "\0").as_bytes()) {
+            Ok(text) => text,
+            Err(_) => panic!("the text ends where it ends"),
+        }
+    };
+}
+const TOPK: &CStr = kernels!("topk.ptx");
+const HALVES: &CStr = kernels!("halves.ptx");
 const THREADS: c_uint = 256;
+/// Elements that a thread widens, where that makes more than a few blocks.
+const WIDENED_EACH: usize = 16;
 
 const LIBRARY: &CStr = c"libcuda.so.1";
 
@@ -68,6 +76,8 @@ driver! {
     event_synchronize: "cuEventSynchronize" (Handle);
     copy_out: "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
     copy_in: "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
+    alloc: "cuMemAlloc_v2" (*mut u64, usize);
+    free: "cuMemFree_v2" (u64);
     host_alloc: "cuMemHostAlloc" (*mut Handle, usize, c_uint);
     host_free: "cuMemFreeHost" (Handle);
     host_register: "cuMemHostRegister_v2" (Handle, usize, c_uint);
@@ -95,7 +105,12 @@ pub(crate) struct Cuda {
     driver: Driver,
     context: Handle,
     kernels: OnceLock<Outcome<Kernels>>,
+    /// The function of `halves.cu`.
+    widen: OnceLock<Outcome<Function>>,
 }
+
+#[derive(Clone, Copy)]
+struct Function(Handle);
 
 /// The functions of `topk.cu`.
 #[derive(Clone, Copy)]
@@ -124,7 +139,7 @@ impl Cuda {
             told(&driver, "cuDeviceGet", (driver.device_get)(&mut device, number))?;
             told(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
         }
-        let cuda = Cuda { driver, context, kernels: OnceLock::new() };
+        let cuda = Cuda { driver, context, kernels: OnceLock::new(), widen: OnceLock::new() };
         cuda.attach()?;
         Ok(cuda)
     }
@@ -137,18 +152,25 @@ impl Cuda {
         stream.0 as Handle
     }
 
-    fn load_kernels(&self) -> Outcome<Kernels> {
+    fn load(&self, text: &CStr) -> Outcome<Handle> {
         let mut module = ptr::null_mut();
         // SAFETY: the text ends with a zero.
-        let status = unsafe { (self.driver.module_load)(&mut module, TOPK.as_ptr().cast()) };
+        let status = unsafe { (self.driver.module_load)(&mut module, text.as_ptr().cast()) };
         self.check("cuModuleLoadData", status)?;
-        let function = |name: &CStr| -> Outcome<Handle> {
-            let mut function = ptr::null_mut();
-            // SAFETY: the module is loaded, and is never unloaded.
-            let status = unsafe { (self.driver.function_get)(&mut function, module, name.as_ptr()) };
-            self.check("cuModuleGetFunction", status)?;
-            Ok(function)
-        };
+        Ok(module)
+    }
+
+    fn function(&self, module: Handle, name: &CStr) -> Outcome<Handle> {
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is loaded, and is never unloaded.
+        let status = unsafe { (self.driver.function_get)(&mut function, module, name.as_ptr()) };
+        self.check("cuModuleGetFunction", status)?;
+        Ok(function)
+    }
+
+    fn load_kernels(&self) -> Outcome<Kernels> {
+        let module = self.load(TOPK)?;
+        let function = |name: &CStr| self.function(module, name);
         Ok(Kernels {
             reset: function(c"topk_reset")?,
             count_digits: function(c"topk_count_digits")?,
@@ -323,6 +345,26 @@ impl Device for Cuda {
         run(kernels.place_tiles, layers, &[layer_table, choices, counts])?;
         let half = u64::from(choice.half);
         run(kernels.pack, tiles, &[values, residual, tile_table, choices, counts, bad, places, packed, half])
+    }
+
+    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote> {
+        let mut memory = 0;
+        // SAFETY: a place for one address.
+        self.check("cuMemAlloc", unsafe { (self.driver.alloc)(&mut memory, bytes.max(1)) })?;
+        Ok(Remote(memory as usize))
+    }
+
+    fn free_remote(&self, memory: Remote) {
+        // SAFETY: it is of `allocate_remote`. What the driver says at the end of the process is of no use.
+        let _ = unsafe { (self.driver.free)(memory.0 as u64) };
+    }
+
+    fn widen(&self, stream: Stream, halves: &Halves) -> Outcome<()> {
+        let load = || self.load(HALVES).and_then(|module| self.function(module, c"halves_widen"));
+        let Function(kernel) = self.widen.get_or_init(|| load().map(Function)).clone()?;
+        let blocks = halves.count.div_ceil(THREADS as usize * WIDENED_EACH).clamp(1, 1024) as u32;
+        let words = [halves.halves.0, halves.values.0, halves.count, halves.kind.address()];
+        self.launch(kernel, blocks, stream, &words.map(|word| word as u64))
     }
 
     fn synchronize(&self, event: Event) -> Outcome<()> {

@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code, reason = "copies go from address to address, as a device's do")]
 
-use super::{Device, Event, Flag, Host, Outcome, Remote, Stream, TopK};
+use super::{Device, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
+use paramill_core::kernels::{Bf16, Element, F16};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Sender};
@@ -141,6 +142,26 @@ impl Device for Emulated {
     fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()> {
         let choice = *choice;
         self.ask(stream, move || choose(&choice))
+    }
+
+    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote> {
+        self.allocate(bytes).map(|memory| Remote(memory.0))
+    }
+
+    fn free_remote(&self, memory: Remote) {
+        self.free(Host(memory.0));
+    }
+
+    fn widen(&self, stream: Stream, halves: &Halves) -> Outcome<()> {
+        let Halves { halves, values, count, kind } = *halves;
+        self.ask(stream, move || {
+            let floats = slice::<f32>(values, count).iter_mut().zip(slice::<u16>(halves, count));
+            match kind.value() {
+                Halves::F16 => floats.for_each(|(value, half)| *value = F16(*half).to_f32()),
+                Halves::BF16 => floats.for_each(|(value, half)| *value = Bf16(*half).to_f32()),
+                _ => {}
+            }
+        })
     }
 
     fn synchronize(&self, event: Event) -> Outcome<()> {

@@ -154,6 +154,46 @@ fn a_broken_connection_does_not_mix_up_differences() {
     }
 }
 
+/// Differences of whole numbers that are sent whole lose nothing: a worker holds the parameters to the bit if, and only if, it
+/// has added each of them once.
+#[test]
+fn differences_count_once_wherever_their_answer_breaks_off() {
+    for (delivered, switched) in (0..7).flat_map(|delivered| [(delivered, None), (delivered, Some("topk:1"))])
+    {
+        let mut bench = started(with_codecs(2, "none", "topk:1"), 1, 60);
+        (0..3).for_each(|_| step(&mut bench, uneven));
+        let (worker, shard) = (bench.worker_node(1), bench.shard_node(0));
+        bench.world.hold(shard, worker);
+        let tickets = [0, 1].map(|worker| {
+            let gradient: Vec<f32> = (0..60).map(|element| uneven(worker + 1, element)).collect();
+            let now = bench.now();
+            let pushed = bench.worker_mut(worker).push(now, W, Gradient::Dense(&gradient), true);
+            bench.worker_mut(worker).clock();
+            bench.run();
+            pushed.expect("it fits")
+        });
+        bench.deliver(shard, worker, delivered);
+        match switched {
+            Some(codec) => {
+                // There and back again: frames of the time before mean nothing any more.
+                bench.set(PolicyOverride::new("w", Policies::of([(Axis::AnswerCodec, "int8")])));
+                bench.set(PolicyOverride::new("w", Policies::of([(Axis::AnswerCodec, codec)])));
+            }
+            None => bench.reset(worker, shard),
+        }
+        bench.thaw();
+        bench.pass(1.0);
+        for (worker, ticket) in tickets.into_iter().enumerate() {
+            assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+        }
+        (0..2).for_each(|_| step(&mut bench, uneven));
+        let parameters = bench.parameters(W, 60);
+        for worker in bench.workers() {
+            assert_eq!(worker.values(W), parameters, "{delivered} frames, then {switched:?}");
+        }
+    }
+}
+
 /// What two workers' gradients come to when one of them runs ahead until servers refuse it, again and again: the
 /// parameters in the end, when everything that was kept has come too.
 fn after_refusals(codec: &str, through: &[usize]) -> Vec<f32> {

@@ -98,7 +98,10 @@ fn the_fallback_decides_when_no_verdict_comes_in_time() {
     bench.pass(0.3);
     assert_eq!(bench.outcome(1, second), None);
     let sentence = &reasons(&bench)[0];
-    assert!(sentence.contains("of the fallback did not hold for progress 1 (worker 0 did not eval"), "{sentence}");
+    assert!(
+        sentence.contains("of the fallback did not hold for progress 1 (worker 0 did not eval"),
+        "{sentence}"
+    );
     answer(&mut bench, &late, Some(true));
     assert_eq!(bench.outcome(1, second), None, "it was about another pull");
     assert_eq!((fallbacks(&bench), questions(&mut bench)), (4, vec![]), "two pulls on two servers");
@@ -136,7 +139,10 @@ fn the_fallback_decides_when_worker_0_is_gone() {
         bench.pass(1.0);
         assert_eq!(bench.outcome(1, second), None);
         let sentence = &reasons(&bench)[0];
-        assert!(sentence.contains("(worker 0, which evaluates the condition, is not connected)"), "{sentence}");
+        assert!(
+            sentence.contains("(worker 0, which evaluates the condition, is not connected)"),
+            "{sentence}"
+        );
         iterate(&mut bench, 2);
         iterate(&mut bench, 2);
         bench.pass(1.0);
@@ -158,9 +164,12 @@ fn nobody_but_worker_0_has_a_say() {
     }
     bench.run();
     assert_eq!(bench.outcome(1, ticket), None);
-    let refused: u64 = bench.shards().filter_map(|shard| shard.report(bench.now())).map(|report| report.refused).sum();
+    let refused: u64 =
+        bench.shards().filter_map(|shard| shard.report(bench.now())).map(|report| report.refused).sum();
     assert_eq!(refused, 2);
-    assert!(bench.log().iter().any(|line| line.contains("conditions are evaluated by worker 0, not by worker 1")));
+    assert!(
+        bench.log().iter().any(|line| line.contains("conditions are evaluated by worker 0, not by worker 1"))
+    );
     answer(&mut bench, &asked, Some(true));
     assert_eq!(bench.outcome(1, ticket), Some(Ok(())));
 }

@@ -9,7 +9,7 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, TableId};
 use paramill_core::wire::control::frame;
 use paramill_core::wire::{Change, Control, Kind};
-use paramill_core::worker::{Gradient, Slab, Ticket};
+use paramill_core::worker::{Gradient, Share, Slab, Ticket};
 
 const ELEMENTS: usize = 40;
 
@@ -173,4 +173,38 @@ fn what_is_lent_is_not_switched_to_partial_pulling() {
     bench.worker_mut(0).give_back(slab).expect("it is of this worker");
     bench.run();
     assert_eq!(models(&mut bench), ["psp:c=1,b=0.5", "psp:c=1,b=0.5"]);
+}
+
+/// Two servers with four chunks each bring halves of the parameters side by side.
+#[test]
+fn shares_of_parameters_are_told_as_they_come_and_whether_some_came_again() {
+    const HALF: Share = Share { parts: 1, of: 2 };
+    let mut bench = started(job(1, 2, "bsp", "sgd:lr=1"), 1, 64);
+    let parts = bench.worker(0).answer_parts(W, 2).expect("it is a table");
+    assert_eq!(parts, [[0..16, 32..48], [16..32, 48..64]]);
+    let whole = bench.worker(0).answer_parts(W, 1).expect("it is a table");
+    assert_eq!(whole, [[0..64]], "what is side by side is one range");
+
+    let mut slabs = vec![bench.worker_mut(0).slab(W).expect("nothing of it is under way")];
+    let (worker, shards) = (bench.worker_node(0), [0, 1].map(|shard| bench.shard_node(shard)));
+    for is_reset in [false, true] {
+        shards.into_iter().for_each(|shard| bench.world.hold(shard, worker));
+        let ticket = exchange(&mut bench, &mut slabs, 1.0);
+        bench.deliver(shards[0], worker, 3);
+        assert!(!bench.worker(0).has_share(ticket, HALF), "the other server has brought nothing");
+        bench.deliver(shards[1], worker, 1);
+        assert!(!bench.worker(0).has_share(ticket, HALF));
+        bench.deliver(shards[1], worker, 1);
+        assert!(bench.worker(0).has_share(ticket, HALF) && bench.outcome(0, ticket).is_none());
+        if is_reset {
+            bench.reset(shards[1], worker);
+            bench.run();
+        }
+        bench.thaw();
+        bench.pass(2.0);
+        assert_eq!(bench.outcome(0, ticket), Some(Ok(())), "{}", bench.explain(0, ticket));
+        assert_eq!(bench.worker(0).is_repeated(ticket), is_reset);
+        slabs = bench.worker_mut(0).redeem_slabs(ticket);
+        assert_eq!(slabs[0].values(), bench.parameters(W, 64));
+    }
 }

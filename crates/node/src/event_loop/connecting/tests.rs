@@ -3,11 +3,11 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::log::Log;
-use crate::transport::Transport;
-use crate::transport::memory::Mailbox;
-use crate::transport::options::SocketOptions;
-use crate::transport::resolver::Resolve;
 use crate::transport::shm::SharedAllocator;
+use crate::transport::tcp::options::SocketOptions;
+use crate::transport::tcp::resolver::Resolve;
+use crate::transport::{Dialler, Transport};
+use crate::waker::Waker;
 use paramill_core::role::{Lost, Output, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use paramill_core::wire::{Header, Hello, Party, Refusal, Welcome};
@@ -98,11 +98,13 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
     let setup = Setup {
         listeners: Vec::new(),
         resolve,
-        sockets: SocketOptions::new(None).unwrap(),
-        transport: Transport::Tcp,
-        memory: SharedAllocator::new(),
-        hub: None,
-        mailbox: Mailbox::new().unwrap(),
+        dialler: Dialler {
+            transport: Transport::Tcp,
+            sockets: SocketOptions::new(None).unwrap(),
+            memory: SharedAllocator::new(),
+            hub: None,
+        },
+        waker: Waker::new().unwrap(),
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),

@@ -2,10 +2,10 @@
 
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::log::{Level, Log};
-use crate::transport::memory::Mailbox;
-use crate::transport::options::SocketOptions;
 use crate::transport::shm::SharedAllocator;
-use crate::transport::{Listener, Transport, tcp};
+use crate::transport::tcp::{self, options::SocketOptions};
+use crate::transport::{Dialler, Transport};
+use crate::waker::Waker;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
 use paramill_core::types::{ConnectionId, NodeId, Time, WorkerId};
 use paramill_core::wire::control::{decode, frame};
@@ -93,14 +93,12 @@ fn join(address: &str, rank: u32) -> TcpStream {
 fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
     let listener = tcp::listen("127.0.0.1:0").expect("loopback is always there");
     let address = listener.local_addr().expect("it is bound").to_string();
+    let sockets = SocketOptions::new(None).expect("sockets as they are");
     let setup = Setup {
-        listeners: vec![Listener::Tcp(listener)],
+        listeners: vec![tcp::Listening::new(listener, &sockets)],
         resolve: tcp::resolve,
-        sockets: SocketOptions::new(None).expect("sockets as they are"),
-        transport: Transport::Tcp,
-        memory: SharedAllocator::new(),
-        hub: None,
-        mailbox: Mailbox::new().expect("a mailbox"),
+        dialler: Dialler { transport: Transport::Tcp, sockets, memory: SharedAllocator::new(), hub: None },
+        waker: Waker::new().expect("an eventfd"),
         stop: Arc::new(AtomicBool::new(false)),
         strangers: Strangers::new(),
         injection: Injection::default(),

@@ -4,11 +4,15 @@
 //! A name begins with what tells this boot of this host from all others, so that a process of another host does not
 //! try it.
 
+use super::carrier::ShmCarrier;
 use super::{SharedAllocator, SharedError, SharedMemory};
 use crate::exhaustion;
+use crate::transport::carrier::{Carrier, Listener};
+use crate::waker::Watched;
 use paramill_core::address::LOCAL;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Digits of the boot's number in a name.
@@ -39,10 +43,7 @@ pub(crate) fn listen(name: &str) -> io::Result<(UnixListener, String)> {
 }
 
 /// Connects to a data core of this host, which will share the memory of `allocator`.
-pub(crate) fn connect(
-    address: &str,
-    allocator: &SharedAllocator,
-) -> Result<(UnixStream, SharedMemory), SharedError> {
+pub(crate) fn dial(address: &str, allocator: &SharedAllocator) -> Result<Box<dyn Carrier>, SharedError> {
     if !host_prefix().is_some_and(|prefix| address.starts_with(&prefix)) {
         return Err(SharedError::OtherHost(address.to_owned()));
     }
@@ -51,7 +52,24 @@ pub(crate) fn connect(
     socket.connect(&abstract_name(address)?)?;
     let stream = UnixStream::from(socket);
     let memory = SharedMemory::connected(&stream, allocator.clone())?;
-    Ok((stream, memory))
+    Ok(Box::new(ShmCarrier::new(stream, memory)))
+}
+
+impl Watched for UnixListener {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
+}
+
+impl Listener for UnixListener {
+    fn accept(&self) -> io::Result<Result<Box<dyn Carrier>, String>> {
+        let stream = UnixListener::accept(self)?.0;
+        stream.set_nonblocking(true)?;
+        Ok(match SharedMemory::accepted(&stream) {
+            Ok(memory) => Ok(Box::new(ShmCarrier::new(stream, memory))),
+            Err(error) => Err(error.to_string()),
+        })
+    }
 }
 
 /// A name in the abstract namespace begins with a zero byte.
@@ -68,16 +86,16 @@ mod tests {
         let (listener, address) = listen("naming-test").unwrap();
         assert!(address.starts_with("unix:"), "{address}");
         let allocator = SharedAllocator::new();
-        connect(&address, &allocator).unwrap();
+        dial(&address, &allocator).unwrap();
         assert!(listener.accept().is_ok());
         assert!(listen("naming-test").unwrap_err().to_string().contains(&address));
         drop(listener);
-        assert!(connect(&address, &allocator).is_err());
+        assert!(dial(&address, &allocator).is_err());
     }
 
     #[test]
     fn addresses_of_other_hosts_are_not_tried() {
-        let refused = connect("unix:000000000000-x", &SharedAllocator::new()).unwrap_err();
+        let refused = dial("unix:000000000000-x", &SharedAllocator::new()).unwrap_err();
         assert!(matches!(refused, SharedError::OtherHost(_)), "{refused}");
         assert!(refused.to_string().contains("another host"));
     }

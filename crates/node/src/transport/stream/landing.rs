@@ -5,12 +5,13 @@
 //! trusted: every header is decoded and compared with what was foreseen, and if it is another, the bytes that went
 //! astray are put back into the order of the stream and handled as usual.
 
-use super::{ReceiveError, Stream, StreamConnection, is_passing};
+use super::receiving::{ReceiveBuffer, received};
+use crate::transport::carrier::{Ask, ReceiveError, Take};
+use paramill_core::landing::Landing;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::region::Region;
-use paramill_core::role::Landing;
-use paramill_core::wire::{DESCRIPTOR_BYTES, Flags, HEADER_BYTES, Header, Kind, padded};
-use std::io::{self, ErrorKind, IoSliceMut, Read};
+use paramill_core::wire::{Flags, HEADER_BYTES, Header, padded};
+use std::io::{IoSliceMut, Read};
 use std::ops::Range;
 
 /// Padding and the header of the frame behind it.
@@ -22,226 +23,163 @@ const LOOK_AHEAD: usize = 8 << 10;
 
 /// A frame whose payload is being received where it belongs.
 #[derive(Debug)]
-pub(super) struct Arriving {
+struct Arriving {
     header: Header,
     /// Bytes of the padded payload that are here.
     received: usize,
 }
 
-/// Payloads of up to so many bytes are left to those who handle them: asking for their place costs as much as a copy.
-const SHORT_PAYLOAD: usize = 4096;
-
-/// Frames of one answer that come one after the other.
-struct Run {
-    region: Region,
-    /// Which of the places is the next frame's.
-    next: usize,
-    /// The last one of them.
-    before: Header,
-}
-
-/// What a connection keeps for this, for its memory.
+/// What one connection receives to where it belongs.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct Lander {
+    /// The receive buffer is empty while there is one.
+    arriving: Option<Arriving>,
+    /// Headers of frames that came to where they belong.
+    landed: Vec<Header>,
+    /// Kept from read to read for their memory.
     places: Vec<Landing>,
     slots: Vec<[u8; SLOT_BYTES]>,
-    landed: Vec<Header>,
 }
 
-impl StreamConnection {
-    /// Whether the bytes to come are probably the rest of a payload.
-    pub(crate) fn is_amid_payload(&self) -> bool {
-        matches!(self.stream, Stream::Tcp(_)) && (self.arriving.is_some() || self.filled >= HEADER_BYTES)
-    }
-
-    /// Reads once, to where `ask` says that the payloads at hand belong; otherwise like [`StreamConnection::fill`]. Of the frames
-    /// that came whole [`StreamConnection::landed`] tells.
-    pub(crate) fn fill_landing(
+impl Lander {
+    /// Reads once, to where `ask` says that the payloads at hand belong, or else into the receive buffer.
+    pub(super) fn fill(
         &mut self,
-        ask: impl FnOnce(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
+        pipe: &mut impl Read,
+        buffer: &mut ReceiveBuffer,
+        ask: &mut Ask<'_>,
     ) -> Result<(), ReceiveError> {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.places.clear();
-        let filled = match self.arriving() {
-            None => self.fill(),
-            Some(arriving) => match ask(&arriving.header, LANDING_FRAMES, &mut scratch.places) {
-                Some(mut region) if scratch.places[0].is_direct() => {
-                    self.read_landing(arriving, &mut region, &mut scratch)
-                }
-                _ => {
-                    self.give_up(&arriving);
-                    self.fill()
-                }
-            },
+        let Some(arriving) = self.arriving(buffer) else { return buffer.fill(|room| pipe.read(room)) };
+        self.places.clear();
+        // What is encoded is of no use as it is.
+        let is_encoded = arriving.header.flags.has(Flags::ENCODED);
+        let mut destination = match is_encoded {
+            true => None,
+            false => ask(&arriving.header, LANDING_FRAMES, &mut self.places),
         };
-        self.scratch = scratch;
-        filled
+        let first = self.places.first().cloned();
+        match destination.as_mut().zip(first).and_then(|(it, first)| it.direct(&first)) {
+            Some(region) => self.read_landing(pipe, buffer, arriving, region),
+            None => {
+                give_up(buffer, &arriving);
+                buffer.fill(|room| pipe.read(room))
+            }
+        }
     }
 
-    /// Hands over the headers of frames that came to where they belong.
-    pub(crate) fn landed(&mut self) -> impl Iterator<Item = Header> + '_ {
-        self.scratch.landed.drain(..)
-    }
-
-    /// Puts payloads that are in the receive buffer, whole, to where `ask` says that they belong: whoever handles the frames has
-    /// nothing long to do then. Frames that come one after the other are asked for together.
-    pub(crate) fn put_ahead(
-        &mut self,
-        mut ask: impl FnMut(&Header, usize, &mut Vec<Landing>) -> Option<Region>,
-    ) {
-        let StreamConnection { receive, filled, scratch: Scratch { places, .. }, placed, .. } = self;
-        let bytes: &[u8] = bytemuck::cast_slice(receive.as_slice());
-        let (mut done, mut run) = (0, None::<Run>);
-        placed.clear();
-        while let Some(head) = bytes[done..*filled].first_chunk::<HEADER_BYTES>() {
-            // What does not decode is an error for those who handle frames.
-            let Ok(header) = Header::decode(head) else { break };
-            let (length, begin) = (header.payload_bytes as usize, done + HEADER_BYTES);
-            let is_elsewhere = header.flags.has(Flags::ELSEWHERE);
-            let end = begin + if is_elsewhere { DESCRIPTOR_BYTES } else { padded(length) };
-            if end > *filled {
-                break;
-            }
-            if header.kind == Kind::Params && !is_elsewhere && length > SHORT_PAYLOAD {
-                let is_next =
-                    |run: &Run| places.get(run.next).is_some_and(|place| place.is_for(&run.before, &header));
-                if !run.as_ref().is_some_and(is_next) {
-                    // The part that it has must be free before it is asked for again.
-                    drop(run.take());
-                    places.clear();
-                    let region = ask(&header, LANDING_FRAMES, places);
-                    run = region.map(|region| Run { region, next: 0, before: header });
-                }
-                if let Some(run) = &mut run
-                    && places[run.next].put(&mut run.region, &bytes[begin..begin + length])
-                {
-                    placed.push(done);
-                    (run.next, run.before) = (run.next + 1, header);
-                }
-            }
-            done = end;
+    /// Hands over the frames that came to where they belong.
+    pub(super) fn hand_over(&mut self, take: &mut Take<'_>) {
+        for header in self.landed.drain(..) {
+            take(&header, None);
         }
     }
 
     /// The frame that the bytes to come belong to, if its header is here and its payload is not.
-    fn arriving(&mut self) -> Option<Arriving> {
+    fn arriving(&mut self, buffer: &ReceiveBuffer) -> Option<Arriving> {
         if let Some(arriving) = self.arriving.take() {
             return Some(arriving);
         }
-        let bytes: &[u8] = bytemuck::cast_slice(self.receive.as_slice());
-        let head = bytes[..self.filled].first_chunk::<HEADER_BYTES>()?;
+        let (head, payload) = buffer.received().split_first_chunk::<HEADER_BYTES>()?;
         // What does not decode is an error for those who handle frames.
         let header = Header::decode(head).ok()?;
-        let received = self.filled - HEADER_BYTES;
+        let received = payload.len();
         (received < header.payload_bytes as usize).then_some(Arriving { header, received })
-    }
-
-    /// The role does not want this payload any more, or never did: what follows of it comes into the receive buffer.
-    fn give_up(&mut self, arriving: &Arriving) {
-        if self.filled == 0 {
-            // Its beginning went to where it belonged, and whoever wanted it is gone; so nobody misses it.
-            self.reserve(HEADER_BYTES + padded(arriving.header.payload_bytes as usize));
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
-            bytes[..HEADER_BYTES].copy_from_slice(&arriving.header.encode());
-            self.filled = HEADER_BYTES + arriving.received;
-        }
     }
 
     fn read_landing(
         &mut self,
+        pipe: &mut impl Read,
+        buffer: &mut ReceiveBuffer,
         arriving: Arriving,
         region: &mut Region,
-        scratch: &mut Scratch,
     ) -> Result<(), ReceiveError> {
-        let Scratch { places, slots, landed } = scratch;
-        let Arriving { mut header, mut received } = arriving;
-        if self.filled > 0 {
-            let bytes: &[u8] = bytemuck::cast_slice(self.receive.as_slice());
+        let Lander { places, slots, landed, .. } = self;
+        let Arriving { mut header, received: mut here } = arriving;
+        if let Some(payload) = buffer.received().get(HEADER_BYTES..) {
             let start = places[0].bytes.start;
-            let place = region.bytes_mut(start..start + received);
-            place.copy_from_slice(&bytes[HEADER_BYTES..HEADER_BYTES + received]);
-            self.filled = 0;
+            region.bytes_mut(start..start + here).copy_from_slice(payload);
+            buffer.set_filled(0);
         }
-        self.look_ahead = LOOK_AHEAD;
+        buffer.look_ahead(LOOK_AHEAD);
         slots.resize(places.len(), [0; SLOT_BYTES]);
         let read = {
-            let tail: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
-            let tail = &mut tail[..LOOK_AHEAD];
-            let mut slices = gather(region, places, slots, received, tail);
-            let Stream::Tcp(stream) = &mut self.stream else { return Ok(()) };
-            stream.read_vectored(&mut slices)
+            let tail = &mut buffer.bytes_mut()[..LOOK_AHEAD];
+            pipe.read_vectored(&mut gather(region, places, slots, here, tail))
         };
-        let count = match read {
-            Ok(0) => {
-                return Err(ReceiveError::Io(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed")));
-            }
-            Ok(count) => count,
-            Err(error) if is_passing(&error) => {
-                self.arriving = Some(Arriving { header, received });
-                return Ok(());
-            }
-            Err(error) => return Err(ReceiveError::Io(error)),
+        let Some(mut left) = received(read)? else {
+            self.arriving = Some(Arriving { header, received: here });
+            return Ok(());
         };
-        let mut left = count;
         for (index, slot) in slots.iter().enumerate() {
             let total = padded(header.payload_bytes as usize);
-            let taken = left.min(total - received);
-            received += taken;
+            let taken = left.min(total - here);
+            here += taken;
             left -= taken;
-            if received < total {
-                self.arriving = Some(Arriving { header, received });
+            if here < total {
+                self.arriving = Some(Arriving { header, received: here });
                 return Ok(());
             }
             landed.push(header);
             let Some(next) = places.get(index + 1) else { break };
             let padding = total - header.payload_bytes as usize;
             let head = &slot[padding..padding + HEADER_BYTES];
-            let here = left.min(HEADER_BYTES);
-            left -= here;
-            let foreseen = match head.first_chunk().filter(|_| here == HEADER_BYTES).map(Header::decode) {
+            let head_bytes = left.min(HEADER_BYTES);
+            left -= head_bytes;
+            let foreseen = match head.first_chunk().filter(|_| head_bytes == HEADER_BYTES).map(Header::decode)
+            {
                 Some(Ok(found)) if next.is_for(&header, &found) => Some(found),
                 _ => None,
             };
             match foreseen {
-                Some(found) => (header, received) = (found, 0),
+                Some(found) => (header, here) = (found, 0),
                 None => {
-                    self.put_back(&head[..here], &places[index + 1..], region, &slots[index + 1..], left);
+                    let (places, slots) = (&places[index + 1..], &slots[index + 1..]);
+                    put_back(buffer, &head[..head_bytes], places, region, slots, left);
                     return Ok(());
                 }
             }
         }
         // What is behind the last place that was foreseen came into the receive buffer.
-        self.filled = left;
+        buffer.set_filled(left);
         Ok(())
     }
+}
 
-    /// Bytes that were read to places where they do not belong become the beginning of the receive buffer.
-    fn put_back(
-        &mut self,
-        head: &[u8],
-        places: &[Landing],
-        region: &Region,
-        slots: &[[u8; SLOT_BYTES]],
-        left: usize,
-    ) {
-        let mut stray = head.to_vec();
-        let mut missing = left;
-        let mut take = |bytes: &[u8]| {
-            let some = missing.min(bytes.len());
-            stray.extend_from_slice(&bytes[..some]);
-            missing -= some;
-        };
-        for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
-            let padding = padding(&place.bytes);
-            take(region.bytes(place.bytes.clone()));
-            take(&slot[..if index + 1 < places.len() { padding + HEADER_BYTES } else { padding }]);
-        }
-        take(bytemuck::cast_slice(self.receive.as_slice()));
-        self.reserve(stray.len());
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.receive.as_mut_slice());
-        bytes[..stray.len()].copy_from_slice(&stray);
-        self.filled = stray.len();
+/// The role does not want this payload any more, or never did: what follows of it comes into the receive buffer.
+fn give_up(buffer: &mut ReceiveBuffer, arriving: &Arriving) {
+    if buffer.received().is_empty() {
+        // Its beginning went to where it belonged, and whoever wanted it is gone; so nobody misses it.
+        buffer.reserve(HEADER_BYTES + padded(arriving.header.payload_bytes as usize));
+        buffer.bytes_mut()[..HEADER_BYTES].copy_from_slice(&arriving.header.encode());
+        buffer.set_filled(HEADER_BYTES + arriving.received);
     }
+}
+
+/// Bytes that were read to places where they do not belong become the beginning of the receive buffer.
+fn put_back(
+    buffer: &mut ReceiveBuffer,
+    head: &[u8],
+    places: &[Landing],
+    region: &Region,
+    slots: &[[u8; SLOT_BYTES]],
+    left: usize,
+) {
+    let mut stray = head.to_vec();
+    let mut missing = left;
+    let mut take = |bytes: &[u8]| {
+        let some = missing.min(bytes.len());
+        stray.extend_from_slice(&bytes[..some]);
+        missing -= some;
+    };
+    for (index, (place, slot)) in places.iter().zip(slots).enumerate() {
+        let padding = padding(&place.bytes);
+        take(region.bytes(place.bytes.clone()));
+        take(&slot[..if index + 1 < places.len() { padding + HEADER_BYTES } else { padding }]);
+    }
+    take(buffer.bytes_mut());
+    buffer.reserve(stray.len());
+    buffer.bytes_mut()[..stray.len()].copy_from_slice(&stray);
+    buffer.set_filled(stray.len());
 }
 
 /// The places of payloads, from byte `received` of the first on, with the slots between them and the tail behind.

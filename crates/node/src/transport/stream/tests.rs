@@ -1,14 +1,12 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use super::*;
-use crate::transport::shm::SharedAllocator;
-use paramill_core::coordinator::Coordinator;
+use bytemuck::cast_slice_mut;
 use paramill_core::lease::Lease;
-use paramill_core::store::Allocate;
-use std::net::TcpListener;
-
-/// No role: nothing is stored by one here.
-const NOBODY: Option<&Coordinator> = None;
+use paramill_core::role::Body;
+use paramill_core::store::Buffer;
+use paramill_core::wire::{Header, Kind};
+use std::net::{TcpListener, TcpStream};
 
 fn push(request: u64, body: Body) -> Frame {
     let payload_bytes = body.bytes().unwrap().len() as u32;
@@ -16,10 +14,11 @@ fn push(request: u64, body: Body) -> Frame {
 }
 
 /// Reads what is there, and notes the request and the payload's beginning of every frame that is whole.
-fn take(connection: &mut StreamConnection, seen: &mut Vec<(u64, u8)>) {
-    connection.fill().unwrap();
+fn take(connection: &mut dyn Carrier, seen: &mut Vec<(u64, u8)>) {
+    connection.receive(None).unwrap();
     connection
-        .handle(usize::MAX, |header, payload, _| {
+        .handle(usize::MAX, &mut |header, payload| {
+            let payload = payload.unwrap();
             assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
             seen.push((header.request, payload[0]));
             true
@@ -34,9 +33,9 @@ fn frames_that_a_socket_takes_in_part_arrive_whole() {
     let (receiving, _) = listener.accept().unwrap();
     sending.set_nonblocking(true).unwrap();
     receiving.set_nonblocking(true).unwrap();
-    let mut sender = StreamConnection::new(Stream::Tcp(sending));
-    let mut receiver = StreamConnection::new(Stream::Tcp(receiving));
-    receiver.opened();
+    let mut sender = StreamCarrier::new(sending);
+    let mut receiver = StreamCarrier::new(receiving);
+    receiver.let_in(Peer::Member);
     let frames = 400;
     let mut expected = Vec::new();
     for request in 0..frames {
@@ -54,85 +53,10 @@ fn frames_that_a_socket_takes_in_part_arrive_whole() {
     }
     let (mut seen, mut blocked) = (Vec::new(), 0);
     while seen.len() < expected.len() {
-        blocked += usize::from(sender.flush(NOBODY, false).unwrap() == Flushed::Blocked);
+        blocked += usize::from(sender.flush(None, false).unwrap() == Flushed::Blocked);
         take(&mut receiver, &mut seen);
     }
     assert_eq!(seen, expected);
     assert!(blocked > 10, "the socket was full {blocked} times only");
     assert!(sender.is_silent());
-}
-
-/// A worker's end and a data core's end, and the worker's memory.
-fn shared_pair() -> (StreamConnection, StreamConnection, SharedAllocator) {
-    let (left, right) = UnixStream::pair().unwrap();
-    left.set_nonblocking(true).unwrap();
-    right.set_nonblocking(true).unwrap();
-    let allocator = SharedAllocator::new();
-    let memory = SharedMemory::connected(&left, allocator.clone()).unwrap();
-    let mut worker = StreamConnection::new(Stream::Unix(left, memory));
-    let memory = SharedMemory::accepted(&right).unwrap();
-    let mut core = StreamConnection::new(Stream::Unix(right, memory));
-    worker.opened();
-    core.opened();
-    (worker, core, allocator)
-}
-
-#[test]
-fn payloads_elsewhere_are_handled_a_cacheful_at_a_time() {
-    let (mut worker, mut core, allocator) = shared_pair();
-    let len = 4 * limits::BLOCK_ELEMENTS;
-    let frames = 3 * HANDLE_BYTES / len;
-    let buffer = Lease::from(allocator.zeroed(len / 4));
-    for request in 0..frames {
-        let body = Body::Shared { buffer: buffer.clone(), start: 0, len };
-        worker.queue(push(request as u64, body));
-    }
-    assert_eq!(worker.flush(NOBODY, false).unwrap(), Flushed::Done);
-    let mut turns = Vec::new();
-    while turns.iter().sum::<usize>() < frames {
-        if !core.has_leftovers() {
-            core.fill().unwrap();
-        }
-        let mut handled = 0;
-        core.handle(usize::MAX, |_, _, _| {
-            handled += 1;
-            true
-        })
-        .unwrap();
-        turns.push(handled);
-    }
-    assert!(turns.iter().all(|handled| handled * len <= HANDLE_BYTES), "{turns:?}");
-}
-
-#[test]
-fn a_few_descriptors_wait_for_what_is_about_to_come() {
-    let (mut worker, mut core, allocator) = shared_pair();
-    let buffer = Lease::from(allocator.zeroed(limits::BLOCK_ELEMENTS));
-    let body = Body::Shared { buffer, start: 0, len: 4 * limits::BLOCK_ELEMENTS };
-    let mut seen = Vec::new();
-    worker.queue(push(1, body.clone()));
-    assert_eq!(worker.flush(NOBODY, true).unwrap(), Flushed::Enough);
-    assert!(!worker.is_silent());
-    take(&mut core, &mut seen);
-    assert_eq!(seen, [], "nothing was written");
-    worker.queue(push(2, body.clone()));
-    assert_eq!(worker.flush(NOBODY, false).unwrap(), Flushed::Done);
-    take(&mut core, &mut seen);
-    assert_eq!(seen, [(1, 0), (2, 0)]);
-    // They do not wait for ever, whatever others bring.
-    worker.queue(push(3, body.clone()));
-    let flushes = (0..).take_while(|_| worker.flush(NOBODY, true).unwrap() == Flushed::Enough).count();
-    assert_eq!(flushes, LONGEST_HOLD as usize);
-    assert!(worker.is_silent());
-    take(&mut core, &mut seen);
-    assert_eq!(seen.last(), Some(&(3, 0)));
-    // Many do not wait.
-    let many = SEND_DESCRIPTORS / (HEADER_BYTES + DESCRIPTOR_BYTES);
-    for request in 0..=many {
-        worker.queue(push(request as u64, body.clone()));
-    }
-    assert_eq!(worker.flush(NOBODY, true).unwrap(), Flushed::Enough);
-    seen.clear();
-    take(&mut core, &mut seen);
-    assert!(!seen.is_empty());
 }

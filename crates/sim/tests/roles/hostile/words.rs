@@ -317,8 +317,10 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         rule().prop_map(Control::Set),
         name().prop_map(Control::Done),
         prop::option::of(name()).prop_map(|error| Control::Stop { error }),
-        (small(), question())
-            .prop_map(|(table, question)| Control::Question { table: TableId(table), question: Box::new(question) }),
+        (small(), question()).prop_map(|(table, question)| Control::Question {
+            table: TableId(table),
+            question: Box::new(question)
+        }),
         (small(), number(), prop::option::of(any::<bool>()))
             .prop_map(|(table, number, holds)| Control::Verdict { table: TableId(table), number, holds }),
         number().prop_map(|groups| {
