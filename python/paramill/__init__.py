@@ -23,9 +23,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors
+from ._native import Pull
 from .errors import ParamillError
 from .job import Handle, Job, Slab, Table, init
-from .server import Condition, Server
+from .server import Server
 
 if TYPE_CHECKING:
     from . import torch as torch
@@ -34,10 +35,10 @@ __version__ = "0.1.0"
 
 # Not `torch`, which `from paramill import *` would need then.
 __all__ = [
-    "Condition",
     "Handle",
     "Job",
     "ParamillError",
+    "Pull",
     "Server",
     "Slab",
     "Table",

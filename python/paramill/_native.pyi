@@ -9,10 +9,12 @@ __all__ = [
     "Exchange",
     "Handle",
     "Job",
+    "Pull",
     "Pump",
     "Server",
     "Slab",
     "Table",
+    "WorkerProgress",
     "check_policies",
     "codec_keeps_residual",
     "codec_stages",
@@ -21,7 +23,6 @@ __all__ = [
     "models_of_rounds",
     "optimizer_parameters",
     "pulls_partially",
-    "register_condition",
     "steps_in_rounds",
 ]
 
@@ -38,9 +39,59 @@ def models_of_rounds() -> list[str]: ...
 def steps_in_rounds(sync: str) -> bool: ...
 def codec_stages(text: str) -> list[tuple[str, str, list[tuple[str, Optional[str]]]]]: ...
 def codec_keeps_residual(text: str) -> bool: ...
-def register_condition(
-    name: str, callable: Callable[[dict[str, Any]], Any], deadline: float, fallback: str
-) -> None: ...
+@final
+class Pull:
+    """A pull that a server asks about, and the state of its table on the data core that asks."""
+
+    @property
+    def table(self) -> str:
+        """The table's name; where small tables travel together, that of their pack."""
+    @property
+    def worker(self) -> int:
+        """The rank of the worker that pulls."""
+    @property
+    def progress(self) -> int:
+        """The last iteration that it completed."""
+    @property
+    def significance(self) -> Optional[float]:
+        """`|g| / |w|` of its last push, where the condition asks for it."""
+    @property
+    def v_train(self) -> int:
+        """The table's version: every round below it is closed."""
+    @property
+    def gap(self) -> int:
+        """`progress - v_train`."""
+    @property
+    def staleness(self) -> int:
+        """Rounds that an answer would lack."""
+    @property
+    def n(self) -> int:
+        """Live workers."""
+    @property
+    def count(self) -> int:
+        """Those that have pushed the open round, which is round `v_train`."""
+    @property
+    def fastest(self) -> int:
+        """Progress of the worker that is furthest ahead, -1 when none has pushed."""
+    @property
+    def slowest(self) -> int:
+        """Progress of the worker that is furthest behind, -1 before its first push."""
+    @property
+    def workers(self) -> list[WorkerProgress]:
+        """All workers that take part."""
+
+@final
+class WorkerProgress:
+    """How far a worker is."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def progress(self) -> int: ...
+    @property
+    def interval_s(self) -> Optional[float]:
+        """Seconds that it needs for an iteration, on average, when known."""
+
 @final
 class Job:
     def __new__(
@@ -77,6 +128,7 @@ class Job:
         layers: Optional[Sequence[tuple[str, int, Sequence[int]]]] = None,
     ) -> Table: ...
     def groups(self, names: Sequence[str], *, policies: _Policies) -> list[int]: ...
+    def condition(self, name: str, function: Callable[[Pull], bool]) -> None: ...
     def start(self, timeout: Optional[float]) -> None: ...
     def exchange(self, slabs: Sequence[Slab]) -> Exchange: ...
     def clock(self) -> None: ...

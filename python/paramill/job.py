@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tu
 import numpy as np
 
 from . import _native
+from ._native import Pull
 from .arrays import FloatArray, as_array, as_output, as_rows
 from .errors import EnvironmentError, ShapeError
 from .policies import Policies
@@ -183,7 +184,7 @@ class Job:
         >>> job = pm.init()
         >>> job.table("w", init=[0.0], sync="sps")
         Traceback (most recent call last):
-        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, python
+        paramill.errors.PolicyError: unknown consistency model `sps`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, remote
         >>> job.close()
         """
         if isinstance(init, (list, tuple, float, int)):
@@ -196,6 +197,39 @@ class Job:
         table = Table(self, native, name, shape, rows)
         self._tables[name] = table
         return table
+
+    def condition(
+        self,
+        function: Callable[[Pull], bool],
+        *,
+        name: Optional[str] = None,
+        deadline: float = 0.1,
+        fallback: str = "ssp:s=3",
+        significance: bool = False,
+    ) -> str:
+        """A consistency model of your own: `function` says of each pull whether it is answered now (True) or waits (False).
+
+        Returns the text of the model, for ``sync`` of a table or of :meth:`set`. All workers say the same; the function is called in
+        the process of rank 0, for all servers, wherever they run. It sees the pull and the state of its table on the server that asks
+        (:class:`Pull`), and is asked again about a pull that waits whenever a worker has pushed since.
+
+        It runs on a thread of its own, one pull after another. Where it takes longer than `deadline` seconds, raises, or rank 0
+        is gone, the model `fallback` decides about the pull, and :meth:`status` says so. A pull that nothing is missing for is answered
+        without being asked about. With `significance`, servers measure ``|g| / |w|`` of every push.
+
+        >>> import paramill as pm
+        >>> job = pm.init()
+        >>> near = job.condition(lambda pull: pull.progress - pull.slowest <= 2, name="near", fallback="asp")
+        >>> near
+        'remote:near,deadline=0.1,fallback=(asp)'
+        >>> w = job.table("w", init=[0.0], sync=near)
+        >>> job.close()
+        """
+        name = name or str(getattr(function, "__name__", "condition"))
+        text = f"remote:{name},deadline={deadline},fallback=({fallback})" + (",significance=true" if significance else "")
+        _native.check_policies({"sync": text})
+        self._native.condition(name, function)
+        return text
 
     def _groups(self, names: Sequence[str], policies: Policies) -> list[int]:
         """For each name the number of its group: tensors of one group may be the layers of one table."""

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _native
 from .policies import JobPolicies
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-@dataclass(frozen=True)
-class Condition:
-    """How far ahead workers may be, said by a callable on the server's state, for those who try new models.
-
-    It is called with the state after each advance of a table's version on a data core: ``v_train`` (the version), ``n`` (live
-    workers), ``count`` (those that are done with the open round) and ``workers`` (``rank``, ``progress``, ``interval_s``). It
-    returns how many rounds a worker may be ahead of the version, or ``True`` for any number, or ``False`` for none.
-
-    It runs on a thread of its own; servers never wait for it. As long as its answer is owed for more than `deadline` seconds, or
-    after it raised, `fallback` decides.
-    """
-
-    function: Callable[[dict[str, Any]], Any]
-    deadline: float = 0.1
-    fallback: str = "ssp:s=3"
 
 
 class Server:
@@ -45,13 +27,6 @@ class Server:
     elsewhere if `listen` is not on loopback.
 
     `policies` are those of every table that does not say its own (:class:`paramill.policies.JobPolicies`).
-
-    `conditions` are consistency models of your own, by name: ``python:NAME`` is then a model like any other, for servers that
-    are threads of this process.
-
-    >>> spread = lambda state: 1 + max(w["progress"] for w in state["workers"]) - state["v_train"]
-    >>> server = pm.Server(sync="python:spread", conditions={"spread": pm.Condition(spread, fallback="asp")})
-    >>> server.stop()
     """
 
     def __init__(
@@ -64,11 +39,8 @@ class Server:
         cores: Optional[int] = None,
         seed: int = 1,
         quiet: bool = False,
-        conditions: Optional[Mapping[str, Condition]] = None,
         **policies: Unpack[JobPolicies],
     ) -> None:
-        for name, condition in (conditions or {}).items():
-            _native.register_condition(name, condition.function, condition.deadline, condition.fallback)
         self._native = _native.Server(
             job,
             listen=listen,

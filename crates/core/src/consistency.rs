@@ -10,6 +10,10 @@
 //!
 //! - a pull whose worker's every round is closed (`progress < V`) is answered: fresher parameters do not exist;
 //! - a round that every live worker has pushed closes: nothing more can arrive for it.
+//!
+//! One model has its pull condition elsewhere ([`Consistency::remote`]): it is a function of the application, which worker 0
+//! evaluates. The controller makes a [`Question`] of each pull, which waits until the verdict is here; it asks again about a
+//! pull that was told to wait when the state has changed. Where there is no verdict in time the model decides by itself.
 
 mod asp;
 mod bsp;
@@ -20,13 +24,18 @@ pub mod expression;
 mod policy;
 mod psp;
 mod pssp;
+mod question;
+mod questions;
+mod remote;
 mod ssp;
 mod state;
 mod stats;
 mod when;
 
-pub use controller::{Advance, Controller, PullOutcome, Reason, Released, Waiting};
+pub use controller::{Advance, Controller, Judged, PullOutcome, Reason, Released, Unanswered, Waiting};
 pub use policy::{Exec, SyncPolicy};
+pub use question::{Question, WorkerProgress};
+pub use remote::Remote;
 pub use state::{SyncState, WorkerState};
 pub use stats::SyncStats;
 
@@ -114,6 +123,12 @@ pub trait Consistency: Send + Debug {
     /// Whether pushes should be measured: [`PullView::significance`] is `None` otherwise.
     fn wants_significance(&self) -> bool {
         false
+    }
+
+    /// The condition that worker 0 evaluates, if the model has one. [`Consistency::pull`] is then asked only where worker 0 does
+    /// not answer within the condition's deadline, or at all.
+    fn remote(&self) -> Option<&Remote> {
+        None
     }
 
     /// Told after each advance of `V_train`, and once when the model is set.
@@ -250,6 +265,7 @@ pub fn axis() -> Axis<dyn Consistency> {
             pssp::ENTRY,
             psp::ENTRY,
             when::ENTRY,
+            remote::ENTRY,
         ],
     )
 }
@@ -300,6 +316,7 @@ mod tests {
             ("pssp:s=3,alpha=significance", vec![-1, 0, 1, 2], vec![4]),
             ("psp:c=2", vec![-1], vec![2, 3, 4]),
             ("when:pull=gap < 2,push=count >= n / 2", vec![-1, 0, 1], vec![2, 3, 4]),
+            ("remote:near,fallback=(when:pull=gap < 2,push=count >= n / 2)", vec![-1, 0, 1], vec![2, 3, 4]),
         ] {
             assert_eq!(answered_gaps(text), answered, "pull condition of {text}");
             assert_eq!(closing_counts(text), closing, "push condition of {text}");
@@ -333,6 +350,7 @@ mod tests {
             ("pssp:s=3,c=0.5", Admit::Now, Admit::Now, Admit::Now),
             ("psp:c=2", Admit::Late, Admit::Round(5), Admit::Round(5)),
             ("when:pull=true", Admit::Now, Admit::Now, Admit::Now),
+            ("remote:near", Admit::Now, Admit::Now, Admit::Now),
         ] {
             let model = model(text);
             assert_eq!([3, 5, 7].map(|clock| model.admit(clock, 5)), [behind, now, ahead], "{text}");

@@ -56,6 +56,8 @@ pub const MAX_BARRIERS: usize = 64;
 pub const MAX_REASON_BYTES: usize = 1024;
 /// Pulls of one table that a worker may have waiting on one shard.
 pub const MAX_PENDING_PULLS: usize = 256;
+/// Pulls that wait for a worker to evaluate its conditions. It has no answer to more.
+pub const MAX_QUESTIONS: usize = 4096;
 /// Rows that all of these pulls together may name.
 pub const MAX_PENDING_ROWS: usize = 1 << 24;
 /// Characters in a condition's expression.

@@ -65,6 +65,8 @@ pub struct Shard {
     members: Members,
     tables: Tables,
     aggregators: Aggregators,
+    /// Whether worker 0, which evaluates conditions, can be asked.
+    has_judge: bool,
     delivery: Delivery,
     next_report: Time,
     stopped: bool,
@@ -83,6 +85,7 @@ impl Shard {
             members: Members::default(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
+            has_judge: false,
             delivery: Delivery::default(),
             next_report: now,
             stopped: false,
@@ -216,11 +219,12 @@ impl Shard {
             Change::Joining { worker, incarnation } => {
                 self.members.join(*worker, *incarnation);
                 self.tables.join(*worker, !self.aggregators.is_empty());
+                self.set_judge(now, *worker, false);
                 // A connection of its predecessor is not its own.
                 self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(*worker).into() });
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
-            Change::Left { worker } => self.remove_worker(*worker),
+            Change::Left { worker } => self.remove_worker(now, *worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
                     if self.tables.get(table).spec().is_meant_by(rule, id.server) {
@@ -249,8 +253,9 @@ impl Shard {
         self.tell_coordinator(&entered);
     }
 
-    fn remove_worker(&mut self, worker: WorkerId) {
+    fn remove_worker(&mut self, now: Time, worker: WorkerId) {
         self.members.remove(worker);
+        self.set_judge(now, worker, false);
         self.delivery.remove_worker(worker);
         self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
         if worker == WorkerId::FIRST {
@@ -432,7 +437,56 @@ impl Shard {
         }
         match table.pull(now, pull.worker(), pull.clock(), self.delivery.next_token()) {
             PullOutcome::Answer { .. } => self.delivery.answer(&pull, table),
-            PullOutcome::Wait => self.delivery.wait(pull, table),
+            PullOutcome::Wait => {
+                let number = pull.table();
+                let asks = table.sync().model.remote().is_some();
+                self.delivery.wait(pull, table);
+                if asks {
+                    // Worker 0 may have to be asked.
+                    self.tables.settle(now, number, &mut self.delivery);
+                }
+            }
+        }
+    }
+
+    /// Worker 0 says whether a pull is answered. Others have no say.
+    fn handle_verdict(&mut self, now: Time, worker: WorkerId, payload: &[u8]) -> Result<(), Fault> {
+        let protocol = |message| Fault { cause: Cause::Protocol, message };
+        if worker != WorkerId::FIRST || !self.members.has(worker) {
+            return Err(protocol(format!(
+                "conditions are evaluated by {}, not by {worker}",
+                WorkerId::FIRST
+            )));
+        }
+        let message =
+            control::decode("control message", payload).map_err(|error| protocol(error.to_string()))?;
+        let Control::Verdict { table, number, holds } = message else {
+            return Err(protocol(format!(
+                "a server does not take a `{}` message from a worker",
+                message.name()
+            )));
+        };
+        let place = table.0 as usize;
+        if place >= self.tables.len() {
+            return Err(protocol(format!("a verdict on table {place}, which does not exist")));
+        }
+        self.tables.get_mut(place).take_verdict(now, number, holds);
+        self.tables.settle(now, place, &mut self.delivery);
+        Ok(())
+    }
+
+    /// A control message of a worker, on its connection or through its aggregator.
+    fn handle_worker_control(&mut self, now: Time, worker: WorkerId, payload: &[u8]) {
+        if let Err(fault) = self.handle_verdict(now, worker, payload) {
+            self.delivery.refuse(worker, TableId(0), 0, &fault);
+        }
+    }
+
+    /// Worker 0, which evaluates conditions, can be asked, or cannot.
+    fn set_judge(&mut self, now: Time, worker: WorkerId, is_here: bool) {
+        if worker == WorkerId::FIRST && self.has_judge != is_here {
+            self.has_judge = is_here;
+            self.tables.set_judge(now, is_here, &mut self.delivery);
         }
     }
 
@@ -443,14 +497,21 @@ impl Shard {
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
-    fn lose_worker(&mut self, worker: WorkerId) {
+    fn lose_worker(&mut self, now: Time, worker: WorkerId) {
         self.delivery.lose_worker(worker);
-        self.tables.iter_mut().for_each(|table| table.lose_worker(worker));
+        self.tables.lose_worker(worker);
+        self.set_judge(now, worker, false);
+    }
+
+    /// A worker is reached through an aggregator.
+    fn reach_through(&mut self, now: Time, worker: WorkerId, id: AggregatorId) {
+        self.delivery.reach_through(worker, id);
+        self.set_judge(now, worker, true);
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
-    fn lose_aggregator(&mut self, id: AggregatorId) {
-        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(worker));
+    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
         self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
@@ -479,12 +540,12 @@ impl Shard {
                     let fault = not_a_member(worker);
                     return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
                 }
-                self.delivery.reach_through(worker, id);
+                self.reach_through(now, worker, id);
                 self.handle_worker_frame(now, worker, &frame, payload);
             }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
-            Some(FromAggregator::Forget(worker)) => self.lose_worker(worker),
+            Some(FromAggregator::Forget(worker)) => self.lose_worker(now, worker),
             None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
         }
     }
@@ -542,7 +603,7 @@ impl Shard {
                 self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
             }
             if let (Ok(table), true) = (&table, counts && is_member) {
-                self.delivery.reach_through(worker, id);
+                self.reach_through(now, worker, id);
                 self.tables.get_mut(*table).count_push(now, worker, list.clock);
             }
         }
@@ -558,7 +619,7 @@ impl Shard {
             if let Some(fault) = &stale {
                 self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
             } else if self.members.has(worker) {
-                self.delivery.reach_through(worker, id);
+                self.reach_through(now, worker, id);
                 self.ask(now, PendingPull::after_sum(worker, list, request));
             }
         }
@@ -609,7 +670,7 @@ impl Role for Shard {
         self.id().map(NodeId::Shard)
     }
 
-    fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         if hello.job != self.config.job {
             return refuse(
@@ -632,6 +693,7 @@ impl Role for Shard {
             return refuse(reason, false);
         }
         self.delivery.reach_directly(worker);
+        self.set_judge(now, worker, true);
         Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
     }
 
@@ -652,8 +714,8 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
-            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
-            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
             // The coordinator's is the only other one.
             _ if why.is_final() => self.fail(why.to_string()),
             _ => self.coordinator.disconnected(now, why),
@@ -672,6 +734,7 @@ impl Role for Shard {
         match (from, header.kind) {
             // Frames of a replaced process count neither for it nor for its successor.
             (NodeId::Worker(worker), _) if self.members.awaits_connection(worker) => {}
+            (NodeId::Worker(worker), Kind::Control) => self.handle_worker_control(now, worker, payload),
             (NodeId::Worker(worker), kind) => match FromWorker::decode(header) {
                 Some(frame) => self.handle_worker_frame(now, worker, &frame, payload),
                 None => {
@@ -680,6 +743,9 @@ impl Role for Shard {
                     self.delivery.refuse(worker, header.table, header.request, &fault);
                 }
             },
+            (NodeId::Aggregator(id), Kind::Control) if self.delivery.is_through(WorkerId::FIRST, id) => {
+                self.handle_worker_control(now, WorkerId::FIRST, payload);
+            }
             (NodeId::Aggregator(id), _) => self.handle_aggregator_frame(now, id, header, payload),
             (NodeId::Coordinator, Kind::Control) => match control::decode("control message", payload) {
                 Ok(message) => self.handle_control(now, message),

@@ -21,6 +21,7 @@ mod partial_pull;
 mod reporter;
 mod request;
 mod requests;
+mod rulings;
 mod scheduler;
 mod session;
 mod slab;
@@ -32,11 +33,13 @@ mod traffic;
 pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
 pub use layout::Share;
+pub use rulings::Asked;
 pub use session::{Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
 pub use submission::Submission;
 pub use ticket::Ticket;
 
+use crate::consistency::Question;
 use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
@@ -53,6 +56,7 @@ use barriers::Barriers;
 use local_table::LocalTable;
 use missing::Missing;
 use request::Payload;
+use rulings::Rulings;
 use session::Session;
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,6 +71,7 @@ pub struct Worker {
     session: Session,
     traffic: Traffic,
     barriers: Barriers,
+    rulings: Rulings,
 }
 
 impl Worker {
@@ -77,6 +82,7 @@ impl Worker {
             session: Session::new(now, config),
             traffic: Traffic::new(now),
             barriers: Barriers::default(),
+            rulings: Rulings::default(),
         }
     }
 
@@ -377,6 +383,26 @@ impl Worker {
         self.traffic.tickets_mut().take_status(ticket)
     }
 
+    /// The application evaluates conditions of this name from now on. Servers ask worker 0 only.
+    pub fn judge(&mut self, condition: &str) {
+        self.rulings.judge(condition);
+    }
+
+    /// Whether servers ask about pulls.
+    pub fn has_questions(&self) -> bool {
+        !self.rulings.is_empty()
+    }
+
+    /// The next pull that a server asks about; [`Worker::answer`] comes next. Those that are too old to be answered are left out.
+    pub fn poll_question(&mut self, now: Time) -> Option<Asked> {
+        self.rulings.poll(now)
+    }
+
+    /// Whether the pull may be answered; `None` when the condition failed, so that the server decides by itself.
+    pub fn answer(&mut self, asked: &Asked, holds: Option<bool>) {
+        self.send_verdict(asked.shard, asked.table, asked.question.number, holds);
+    }
+
     /// Leaves the job; the others go on without this worker.
     pub fn leave(&mut self, now: Time) -> Ticket {
         let ticket = self.traffic.tickets_mut().open_leave(now);
@@ -432,7 +458,32 @@ impl Worker {
                 Ok(fault) => self.traffic.take_fault(&mut self.session, from, header.request, fault),
                 Err(error) => self.session.log(error.to_string()),
             },
+            Kind::Control => match control::decode("control message", payload) {
+                Ok(Control::Question { table, question }) => self.take_question(now, from, table, *question),
+                Ok(other) => self.session.log(format!("ignored a `{}` message from {from}", other.name())),
+                Err(error) => self.session.log(error.to_string()),
+            },
             other => self.session.log(format!("ignored a {other:?} frame from {from}")),
+        }
+    }
+
+    /// A server asks whether a pull may be answered.
+    fn take_question(&mut self, now: Time, from: ShardId, table: TableId, question: Question) {
+        let number = question.number;
+        let is_filed = self.traffic.tables().get(table).is_some_and(|local| {
+            let table_name = local.name().to_owned();
+            self.rulings.ask(now, Asked { shard: from, table, table_name, question })
+        });
+        if !is_filed {
+            self.send_verdict(from, table, number, None);
+        }
+    }
+
+    fn send_verdict(&mut self, to: ShardId, table: TableId, number: u64, holds: Option<bool>) {
+        // A server that is not connected has decided by itself.
+        if self.session.is_up(to) {
+            let message = control::frame(Kind::Control, &Control::Verdict { table, number, holds });
+            self.session.send(self.session.connection(to), message);
         }
     }
 

@@ -28,6 +28,8 @@ const POLICIES: &[&str] = &[
     "when:pull=gap < 2 || rand() > 0.3,push=count >= n - 1",
     "when:pull=false,push=false,exec=soft",
     "when:pull=false,push=true",
+    "remote:near,deadline=5ms,fallback=ssp:s=1",
+    "remote:near,deadline=5ms,exec=soft,fallback=(when:pull=gap < 2,push=count >= n - 1)",
 ];
 
 #[derive(Debug, Clone)]
@@ -63,6 +65,15 @@ enum Event {
     Pass {
         ms: u64,
     },
+    /// Worker 0 comes or goes.
+    Judge {
+        is_here: bool,
+    },
+    /// Worker 0's word on a question, which may be one that nobody asked.
+    Verdict {
+        question: usize,
+        holds: Option<bool>,
+    },
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -78,6 +89,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (worker, 0..3u64).prop_map(|(worker, later)| Event::Join { worker, later }),
         1 => (0..POLICIES.len()).prop_map(|policy| Event::Set { policy }),
         2 => (0..20u64).prop_map(|ms| Event::Pass { ms }),
+        1 => prop::bool::weighted(0.7).prop_map(|is_here| Event::Judge { is_here }),
+        6 => (0..3usize, prop::option::weighted(0.8, any::<bool>()))
+            .prop_map(|(question, holds)| Event::Verdict { question, holds }),
     ]
 }
 
@@ -95,6 +109,8 @@ struct World {
     waiting: BTreeMap<u64, (WorkerId, i64)>,
     answers: u64,
     next_token: u64,
+    /// Numbers of the questions that were asked, and not answered.
+    questions: Vec<u64>,
 }
 
 impl World {
@@ -111,6 +127,7 @@ impl World {
             waiting: BTreeMap::new(),
             answers: 0,
             next_token: 0,
+            questions: Vec::new(),
         }
     }
 
@@ -165,6 +182,12 @@ impl World {
             }
             Event::Set { policy } => self.controller.set_policy(self.now, parse(POLICIES[policy])),
             Event::Pass { ms } => self.pass(self.now + Duration::from_millis(ms)),
+            Event::Judge { is_here } => self.controller.set_judge(self.now, is_here),
+            Event::Verdict { question, holds } => {
+                let is_asked = question < self.questions.len();
+                let number = if is_asked { self.questions.remove(question) } else { 1 << 40 };
+                self.controller.verdict(self.now, number, holds);
+            }
         }
         self.settle();
         self.check();
@@ -210,9 +233,10 @@ impl World {
     fn pass(&mut self, until: Time) {
         while let Some(timeout) = self.controller.next_timeout().filter(|&timeout| timeout <= until) {
             self.now = self.now.max(timeout);
-            let before = self.controller.state().v_train();
+            let done = |controller: &Controller| (controller.state().v_train(), controller.stats().fallbacks);
+            let before = done(&self.controller);
             self.settle();
-            assert!(self.controller.state().v_train() > before, "a timeout leads to something");
+            assert!(done(&self.controller) != before, "a timeout leads to something");
         }
         self.now = until;
     }
@@ -231,6 +255,15 @@ impl World {
                 self.waiting.remove(&released.token).expect("waits, and is answered once");
             assert_eq!(worker, released.worker);
             self.answered(progress, released.staleness);
+        }
+        while let Some(question) = self.controller.poll_question() {
+            let is_its = |waiting: &&(WorkerId, i64)| **waiting == (question.worker, question.progress);
+            assert!(
+                self.waiting.values().any(|waiting| is_its(&waiting)),
+                "{question:?} is about a pull that waits"
+            );
+            assert!(question.gap() >= 0, "{question:?}");
+            self.questions.push(question.number);
         }
     }
 

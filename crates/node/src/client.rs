@@ -19,6 +19,7 @@
 //! Calls that wait do so for the job's time-out ([`JobOptions::timeout`]). Each has a form whose name ends in `_within`, with a
 //! time-out of its own. After [`ClientError::Timeout`] it may be called again, to wait on.
 
+mod conditions;
 mod error;
 mod handle;
 mod hands;
@@ -35,6 +36,7 @@ pub use hands::Threads;
 pub use job::Job;
 pub use options::{DEFAULT_TIMEOUT, JobOptions, parse_loops};
 pub use paramill_core::codec::Factors;
+pub use paramill_core::consistency::{Question, WorkerProgress};
 pub use paramill_core::lease::Lease;
 pub use paramill_core::policy::{Axis, JobPolicies, Policies, PolicyOverride};
 pub use paramill_core::registry::Registry;
@@ -43,6 +45,6 @@ pub use paramill_core::store::Buffer;
 pub use paramill_core::table::{Layer, Pack, Packed, TableSpec};
 pub use paramill_core::types::{Clock, TableId, WorkerId};
 pub use paramill_core::wire::DType;
-pub use paramill_core::worker::{Gradient, Prepared, Share, WorkerError};
+pub use paramill_core::worker::{Asked, Gradient, Prepared, Share, WorkerError};
 pub use slab::Slab;
 pub use table::{Table, Values};

@@ -9,9 +9,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::status::PackNames;
 use paramill_node::admin::Admin;
-use paramill_node::client::{Job, JobPolicies, Layer, Pack, Table, TableSpec};
-use paramill_node::server::Server;
-use paramill_node::url::JobUrl;
+use paramill_node::client::{JobPolicies, Layer, Pack, Table, TableSpec};
 use std::time::Duration;
 
 const STEPS: usize = 10;

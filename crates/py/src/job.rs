@@ -67,7 +67,7 @@ impl Job {
             None => JobOptions::from_environment(),
         };
         let options = options.map_err(|error| raise("EnvironmentError", error))?;
-        let mut options = options.timeout(duration(timeout)?).registry(Arc::new(condition::registry()));
+        let mut options = options.timeout(duration(timeout)?);
         if let Some(rank) = rank {
             options = options.rank(rank);
         }
@@ -167,6 +167,12 @@ impl Job {
         let spec = TableSpec { rows, policy, layers, alone, ..TableSpec::dense(name, shape) };
         let table = py.detach(|| job.table(spec, initial)).map_err(client)?;
         Ok(Table::new(table, self.membership.clone()))
+    }
+
+    /// Has a function judge pulls of tables whose policy `sync` is `remote:NAME`, where this is worker 0.
+    fn condition(&self, py: Python<'_>, name: &str, function: Py<PyAny>) -> PyResult<()> {
+        let job = self.job()?;
+        py.detach(|| job.condition(name, move |asked| condition::evaluate(&function, asked))).map_err(client)
     }
 
     /// Waits until all are here and the initial values are exchanged.

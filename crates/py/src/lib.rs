@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use super::condition::register_condition;
+    use super::condition::{Pull, WorkerProgress};
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]

@@ -1,12 +1,11 @@
 //! What the texts of policies mean.
 
-use crate::condition;
 use crate::errors::raise;
 use paramill_core::codec::{self, Codec};
 use paramill_core::consistency::{Apply, ClientSync, SyncPolicy};
 use paramill_core::optimizer::OptimizerPolicy;
 use paramill_core::policy::{Axis, Policies};
-use paramill_core::registry::{self, Param};
+use paramill_core::registry::{self, Param, Registry};
 use paramill_core::spec::{Spec, SpecError, split_outside_parentheses};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -29,7 +28,7 @@ pub(crate) fn policies(given: &Bound<'_, PyDict>) -> PyResult<Policies> {
             policies.set(axis, text).map_err(fault)?;
         }
     }
-    policies.check(&condition::registry()).map_err(|error| raise("PolicyError", error))?;
+    policies.check(&Registry::builtin()).map_err(|error| raise("PolicyError", error))?;
     Ok(policies)
 }
 
@@ -42,7 +41,7 @@ pub(crate) fn check_policies(policies: &Bound<'_, PyDict>) -> PyResult<()> {
 /// The rule that an optimizer's text names, and every parameter of it with its value, also those that the text leaves out.
 #[pyfunction]
 pub(crate) fn optimizer_parameters(text: &str) -> PyResult<(String, Vec<(String, String)>)> {
-    let registry = condition::registry();
+    let registry = Registry::builtin();
     let policy =
         OptimizerPolicy::parse(&registry.optimizer, text).map_err(|error| raise("PolicyError", error))?;
     let parameters = policy.parameters().into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -53,7 +52,7 @@ pub(crate) fn optimizer_parameters(text: &str) -> PyResult<(String, Vec<(String,
 /// before they do: without a partial pull `tau2` has no effect, and PyTorch refuses it with `b`.
 #[pyfunction]
 pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
-    let policy = SyncPolicy::parse(&condition::registry().consistency, sync)
+    let policy = SyncPolicy::parse(&Registry::builtin().consistency, sync)
         .map_err(|error| raise("PolicyError", error))?;
     let waits = matches!(policy.model.client_sync(), ClientSync::Partial(partial) if !partial.tau2.is_zero());
     Ok(policy.partial_pull().is_some() || waits)
@@ -62,7 +61,7 @@ pub(crate) fn pulls_partially(sync: &str) -> PyResult<bool> {
 /// The consistency models under which the gradients of a round make one step, so that a round has a mean.
 #[pyfunction]
 pub(crate) fn models_of_rounds() -> Vec<&'static str> {
-    let axis = condition::registry().consistency;
+    let axis = Registry::builtin().consistency;
     let entries = axis.entries().iter();
     let makes_rounds = |text: &str| {
         SyncPolicy::parse(&axis, text).is_ok_and(|policy| policy.model.apply() == Apply::OnRound)
@@ -73,7 +72,7 @@ pub(crate) fn models_of_rounds() -> Vec<&'static str> {
 /// Whether this is one of them.
 #[pyfunction]
 pub(crate) fn steps_in_rounds(sync: &str) -> PyResult<bool> {
-    let policy = SyncPolicy::parse(&condition::registry().consistency, sync)
+    let policy = SyncPolicy::parse(&Registry::builtin().consistency, sync)
         .map_err(|error| raise("PolicyError", error))?;
     Ok(policy.model.apply() == Apply::OnRound)
 }
@@ -84,7 +83,7 @@ type Stage = (String, String, Vec<(String, Option<String>)>);
 /// The stages of a codec, in order.
 #[pyfunction]
 pub(crate) fn codec_stages(text: &str) -> PyResult<Vec<Stage>> {
-    let axis = condition::registry().codec;
+    let axis = Registry::builtin().codec;
     let stages = || -> Result<Vec<Stage>, SpecError> {
         // The chain as a whole makes sense, or is refused as it is everywhere.
         let text = Codec::parse(&axis, text)?.to_string();
@@ -111,6 +110,6 @@ fn stage(axis: &registry::Axis<codec::Stage>, spec: &Spec) -> Result<Stage, Spec
 /// Whether workers keep what a codec does not send, to send it later.
 #[pyfunction]
 pub(crate) fn codec_keeps_residual(text: &str) -> PyResult<bool> {
-    let codec = Codec::parse(&condition::registry().codec, text);
+    let codec = Codec::parse(&Registry::builtin().codec, text);
     Ok(codec.map_err(|error| raise("PolicyError", error))?.keeps_residual())
 }

@@ -1,6 +1,5 @@
-//! A server inside of a Python process: for scripts that run alone, and for conditions written in Python.
+//! A server inside of a Python process, for scripts that run alone.
 
-use crate::condition;
 use crate::errors::{admin, raise};
 use crate::policy::policies as read_policies;
 use crate::waiting::{ADMIN_DEADLINE, until_due};
@@ -42,7 +41,7 @@ impl Server {
         seed: u64,
         quiet: bool,
     ) -> PyResult<Server> {
-        let registry = Arc::new(condition::registry());
+        let registry = Arc::new(Registry::builtin());
         let policy = Policy::default().under(read_policies(policies)?);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
@@ -64,7 +63,7 @@ impl Server {
             }
         };
         let config = ServerConfig { cores, seed, ..ServerConfig::new(&url.job, &url.address) };
-        Server::start(py, config, &Arc::new(condition::registry()), quiet)
+        Server::start(py, config, &Arc::new(Registry::builtin()), quiet)
     }
 
     #[getter]

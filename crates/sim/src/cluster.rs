@@ -324,6 +324,7 @@ impl Builder {
             iterations: scenario.iterations,
             seed: scenario.seed,
             compute: ComputeClock::new(scenario.compute.clone(), self.faults.clone(), scenario.seed, id),
+            judge: scenario.judge.clone(),
             slabs: play.slabs,
             nan_p: play.nan_p,
             watches_memory: play.watches_memory,

@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod compute;
 pub mod gradient;
 pub mod input;
+pub mod judge;
 pub mod models;
 pub mod network;
 pub mod operator;

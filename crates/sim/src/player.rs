@@ -7,13 +7,14 @@
 use crate::canary::Canary;
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
+use crate::judge::{CONDITION, JudgeModel};
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Lost, Output, Role};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, ConnectionId, NodeId, TableId, Time, WorkerId};
 use paramill_core::wire::{Cause, Header, Hello, Refusal, Welcome};
-use paramill_core::worker::{Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
+use paramill_core::worker::{Asked, Gradient, PullOptions, Slab, Ticket, Worker, WorkerError};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub struct Program {
     pub seed: u64,
     /// Computation times.
     pub compute: ComputeClock,
+    /// What worker 0 says of pulls that servers ask about.
+    pub judge: JudgeModel,
     /// Whether dense tables are exchanged as slabs.
     pub slabs: bool,
     /// The probability that a gradient has a NaN in it. The application tries again without it where it is told, and goes
@@ -64,6 +67,8 @@ pub struct Player {
     read: Vec<(TableId, u64)>,
     /// What changed while it was read.
     torn: Option<String>,
+    /// The pull that is being judged, and until when.
+    judged: Option<(Time, Asked)>,
     /// NaNs that were put into gradients.
     nans: u64,
     times: Times,
@@ -119,6 +124,7 @@ enum State {
 impl Player {
     /// A worker that declares its tables and joins at once.
     pub fn new(now: Time, mut worker: Worker, program: Program) -> Player {
+        worker.judge(CONDITION);
         let state = declare_and_start(now, &mut worker, &program).map_or_else(State::Failed, State::Starting);
         let rows = vec![Default::default(); program.tables.len()];
         Player {
@@ -129,6 +135,7 @@ impl Player {
             slabs: Vec::new(),
             read: Vec::new(),
             torn: None,
+            judged: None,
             nans: 0,
             times: Times::default(),
             first_clock: 0,
@@ -226,11 +233,32 @@ impl Player {
 
     /// Goes on as far as what has arrived allows.
     fn play(&mut self, now: Time) {
+        self.judge(now);
         while let Some(next) = self.next_state(now) {
             self.state = next.unwrap_or_else(|error| {
                 self.stop = Some(Output::Stop { error: Some(error.to_string()) });
                 State::Failed(error)
             });
+        }
+    }
+
+    /// Evaluates the condition for the servers that ask, one pull after another.
+    fn judge(&mut self, now: Time) {
+        loop {
+            match self.judged.take() {
+                Some((until, asked)) if until > now => {
+                    self.judged = Some((until, asked));
+                    return;
+                }
+                Some((_, asked)) => {
+                    let verdict = self.program.judge.verdict(self.program.seed, &asked.question);
+                    self.worker.answer(&asked, verdict);
+                }
+                None => match self.worker.poll_question(now) {
+                    Some(asked) => self.judged = Some((now + self.program.judge.takes(), asked)),
+                    None => return,
+                },
+            }
         }
     }
 
@@ -523,7 +551,8 @@ impl Role for Player {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        [self.worker.next_timeout(), self.computes_until()].into_iter().flatten().min()
+        let judged = self.judged.as_ref().map(|(until, _)| *until);
+        [self.worker.next_timeout(), self.computes_until(), judged].into_iter().flatten().min()
     }
 
     fn poll_output(&mut self) -> Option<Output> {

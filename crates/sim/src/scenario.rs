@@ -5,6 +5,7 @@
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::input::read_file;
+use crate::judge::JudgeModel;
 use crate::network::NetworkConfig;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::fault::{FaultError, FaultPlan};
@@ -57,6 +58,8 @@ pub struct Scenario {
     pub network: NetworkConfig,
     /// Computation times.
     pub compute: ComputeModel,
+    /// The condition that worker 0 evaluates, where the model is `remote:lead`.
+    pub judge: JudgeModel,
 }
 
 /// A table of a scenario.
@@ -124,6 +127,7 @@ impl Default for Scenario {
             switches: Vec::new(),
             network: NetworkConfig::default(),
             compute: ComputeModel::default(),
+            judge: JudgeModel::default(),
         }
     }
 }
@@ -181,6 +185,7 @@ impl Scenario {
         }
         self.network.check().map_err(ScenarioError::Value)?;
         self.compute.check().map_err(ScenarioError::Value)?;
+        self.judge.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;
         Ok(())
     }
@@ -307,6 +312,7 @@ mod tests {
             ),
             ("[[tables]]\nname='w'\nshape=[1]\n[network]\nlatency_us=-1", "network.latency_us = -1"),
             ("[[tables]]\nname='w'\nshape=[1]\n[compute]\nstraggle_p=2", "compute.straggle_p = 2"),
+            ("[[tables]]\nname='w'\nshape=[1]\n[judge]\nfails_p=2", "judge.fails_p = 2: expected a number"),
             ("aggregators=5\n[[tables]]\nname='w'\nshape=[1]", "aggregators = 5: expected at most one"),
             ("hold_ms=-1\n[[tables]]\nname='w'\nshape=[1]", "hold_ms = -1: expected 0 to 10000"),
             ("seed = \n", "TOML parse error"),

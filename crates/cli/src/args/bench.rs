@@ -204,7 +204,7 @@ pub(crate) enum Transport {
     Tcp,
     /// Shared memory between processes.
     Shm,
-    /// Mailboxes between threads of one process.
+    /// Queues between threads of one process.
     Memory,
     /// What a job would choose on one host.
     Auto,

@@ -146,11 +146,17 @@ fn tables(shards: &[ShardReport]) -> Table {
     table
 }
 
-/// Who waits where, since when, and what would release it.
+/// Who waits where, since when, and what would release it; and where conditions of worker 0 do not decide.
 fn waits(status: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     for shard in &status.shards {
         for table in &shard.tables {
+            if table.stats.fallbacks > 0 {
+                lines.push(format!(
+                    "{} decided about {} of {} pulls of table `{}` by the fallback, since worker 0 gave no answer",
+                    shard.shard, table.stats.fallbacks, table.stats.pulls, table.name
+                ));
+            }
             for wait in &table.waiting {
                 lines.push(format!(
                     "{} waits for table `{}` on {} for {:.1} s: {}",

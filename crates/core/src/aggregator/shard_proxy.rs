@@ -193,6 +193,10 @@ impl ShardProxy {
             out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
             return self.lose_worker(worker, out);
         }
+        if header.kind == Kind::Control && worker == WorkerId::FIRST {
+            // What it says of pulls that the shard asked it about.
+            return out.send(NodeId::Shard(self.shard()).into(), *header, Body::Bytes(payload.to_vec()));
+        }
         let result = match FromWorker::decode(header) {
             Some(_) if !has_fitting_type(header) => {
                 let message =
@@ -281,6 +285,11 @@ impl ShardProxy {
                 Err(error) => out.log(error.to_string()),
             },
             Kind::Params => return self.take_params(header, payload, copies, out),
+            // Worker 0 evaluates conditions. Where it is not connected the shard decides by itself after a while.
+            Kind::Control if self.is_connected(WorkerId::FIRST) => {
+                let to = self.uplink.connection_of(WorkerId::FIRST);
+                out.send(to, *header, Body::Bytes(payload.to_vec()));
+            }
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(header.request, fault, out),
                 Err(error) => out.log(error.to_string()),

@@ -1,7 +1,8 @@
 //! The controller of one (table, shard): a pure state machine around a model.
 
+use super::questions::Questions;
 use super::state::signed;
-use super::{Admit, Close, Decision, Exec, PullView, SyncPolicy, SyncState, SyncStats};
+use super::{Admit, Close, Decision, Exec, PullView, Question, SyncPolicy, SyncState, SyncStats};
 use crate::limits;
 use crate::prng::Prng;
 use crate::types::{Clock, Time, WorkerId};
@@ -13,11 +14,14 @@ use std::sync::Arc;
 ///
 /// - *The world*: [`admit`](Controller::admit) before a gradient's bytes are added, [`push`](Controller::push) when
 ///   all of them are, [`pull`](Controller::pull), [`cancel`](Controller::cancel).
+/// - *Worker 0*, where it evaluates the pull condition: [`set_judge`](Controller::set_judge) when it comes or goes,
+///   [`verdict`](Controller::verdict), and as an output [`poll_question`](Controller::poll_question).
 /// - *The operator*: [`set_policy`](Controller::set_policy), [`join`](Controller::join),
 ///   [`set_first_clock`](Controller::set_first_clock), [`remove_worker`](Controller::remove_worker).
 /// - *Outputs*: after any of these but `admit`, and at [`next_timeout`](Controller::next_timeout), take all pulls from
 ///   [`poll_released`](Controller::poll_released), then call [`advance`](Controller::advance) once and step the optimizer.
-///   Repeat both until `advance` returns `None`: the pulls that an advance releases are answered before the next one.
+///   Repeat both until `advance` returns `None`, and take the pulls that are left: those that an advance releases are answered
+///   before the next one.
 /// - *Getters*: everything else.
 #[derive(Debug)]
 pub struct Controller {
@@ -31,6 +35,7 @@ pub struct Controller {
     /// Delayed pulls as they came; they are put in order when some of them are answered.
     delayed: Vec<Delayed>,
     released: VecDeque<Due>,
+    questions: Questions,
     /// Pushes of workers that left: one that comes back must not have a push applied twice.
     departed: BTreeMap<WorkerId, Departed>,
     stats: SyncStats,
@@ -98,17 +103,59 @@ pub struct Reason {
     pub slowest: WorkerId,
     /// Its progress.
     pub slowest_progress: i64,
-    /// The version that will release the pull.
+    /// The version that will release the pull, if nothing does before.
     pub until: Clock,
+    /// How it came to wait.
+    pub judged: Judged,
+}
+
+/// How a pull came to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judged {
+    /// A condition of the model did not hold.
+    ByModel,
+    /// Worker 0 is asked, until this time.
+    Asked(Time),
+    /// Worker 0's condition did not hold.
+    ByWorker,
+    /// A condition of the fallback did not hold, which decides in place of worker 0.
+    ByFallback(Unanswered),
+}
+
+/// Why worker 0 did not judge a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    /// It is not connected.
+    Gone,
+    /// It did not answer in time.
+    Late,
+    /// It does not have the condition, or the condition failed.
+    Failed,
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unanswered::Gone => "worker 0, which evaluates the condition, is not connected",
+            Unanswered::Late => "worker 0 did not evaluate the condition in time",
+            Unanswered::Failed => "worker 0 could not evaluate the condition",
+        })
+    }
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` did not hold for progress {}; waits for version {}, now {}; {} is slowest at progress {}",
-            self.condition, self.progress, self.until, self.v_train, self.slowest, self.slowest_progress
-        )
+        let Reason { condition, progress, v_train, slowest, slowest_progress, until, judged } = self;
+        match judged {
+            Judged::Asked(_) => write!(f, "`{condition}` is asked of worker 0 for progress {progress}")?,
+            Judged::ByWorker => write!(f, "`{condition}` of worker 0 did not hold for progress {progress}")?,
+            Judged::ByModel => write!(f, "`{condition}` did not hold for progress {progress}")?,
+            Judged::ByFallback(why) => {
+                write!(f, "`{condition}` of the fallback did not hold for progress {progress} ({why})")?;
+            }
+        }
+        write!(f, "; waits for version {until}, now {v_train}")?;
+        write!(f, "; {slowest} is slowest at progress {slowest_progress}")
     }
 }
 
@@ -118,13 +165,33 @@ struct Delayed {
     worker: WorkerId,
     token: u64,
     since: Time,
+    wait: Wait,
+    /// It was told to wait, and does not only wait for a word.
+    is_dpr: bool,
+}
+
+/// Why a pull waits.
+#[derive(Debug, Clone)]
+struct Wait {
     condition: Arc<str>,
+    judged: Judged,
+    /// The number of the question about it, which may be answered.
+    question: u64,
 }
 
 impl Delayed {
     /// Delayed pulls are answered by progress.
     fn turn(&self) -> (i64, WorkerId, u64) {
         (self.progress, self.worker, self.token)
+    }
+
+    fn is_asked(&self) -> bool {
+        matches!(self.wait.judged, Judged::Asked(_))
+    }
+
+    fn due(&self, at: Time) -> Due {
+        let Delayed { progress, worker, token, since, is_dpr, .. } = *self;
+        Due { worker, token, progress, since, at, is_dpr }
     }
 }
 
@@ -145,6 +212,7 @@ struct Due {
     progress: i64,
     since: Time,
     at: Time,
+    is_dpr: bool,
 }
 
 impl Controller {
@@ -163,6 +231,7 @@ impl Controller {
             ahead_when_set: 0,
             delayed: Vec::new(),
             released: VecDeque::new(),
+            questions: Questions::default(),
             departed: BTreeMap::new(),
             stats: SyncStats::default(),
         }
@@ -215,6 +284,7 @@ impl Controller {
             Some(known) if known.pushed().is_some_and(|pushed| clock <= pushed) => Admit::Duplicate,
             Some(_) => admit,
         };
+        self.questions.note_change();
         match admit {
             Admit::TooFarAhead | Admit::UnknownWorker => self.stats.refused += 1,
             Admit::Duplicate => self.stats.duplicates += 1,
@@ -234,12 +304,15 @@ impl Controller {
         }
     }
 
-    /// Closes the open round if its time has come. The caller steps the optimizer, takes the pulls that this has released from
+    /// Closes the open round if its time has come, and sees to pulls that worker 0 judges. The caller steps the optimizer, takes the pulls that this has released from
     /// [`Controller::poll_released`], and calls again, until `None`.
     pub fn advance(&mut self, now: Time) -> Option<Advance> {
+        self.end_late_questions(now);
         if !self.round_is_over(now) {
+            self.ask_again(now);
             return None;
         }
+        self.questions.note_change();
         let closed = self.state.v_train();
         let contributions = self.state.contributions();
         // Workers that pushed this round and left since are contributors too.
@@ -263,11 +336,12 @@ impl Controller {
         };
         let view = PullView { worker, progress, significance: known.significance() };
         self.stats.pulls += 1;
-        match self.judge(&view) {
-            Decision::Answer => PullOutcome::Answer { staleness: self.answered(now, worker, progress) },
-            Decision::Wait(condition) => {
-                let delayed = Delayed { progress, worker, token, since: now, condition };
-                if self.state.delayed(worker, progress) {
+        match self.judge(now, &view) {
+            Ok(()) => PullOutcome::Answer { staleness: self.answered(now, worker, progress) },
+            Err(wait) => {
+                let is_dpr = !matches!(wait.judged, Judged::Asked(_));
+                let delayed = Delayed { progress, worker, token, since: now, wait, is_dpr };
+                if is_dpr && self.state.delayed(worker, progress) {
                     self.stats.dprs += 1;
                     self.delayed.push(delayed);
                 } else if self.delayed.iter().all(|known| known.turn() != delayed.turn()) {
@@ -282,8 +356,10 @@ impl Controller {
     pub fn poll_released(&mut self) -> Option<Released> {
         let due = self.released.pop_front()?;
         let staleness = self.answered(due.at, due.worker, due.progress);
-        self.stats.released += 1;
-        self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
+        if due.is_dpr {
+            self.stats.released += 1;
+            self.stats.waited_ns = self.stats.waited_ns.saturating_add(due.at.0.saturating_sub(due.since.0));
+        }
         Some(Released { worker: due.worker, token: due.token, staleness })
     }
 
@@ -312,18 +388,47 @@ impl Controller {
         self.policy = policy;
         self.policy.model.observe(&self.state);
         self.closing_since = None;
-        let mut delayed = std::mem::take(&mut self.delayed);
-        delayed.sort_unstable_by_key(Delayed::turn);
-        for Delayed { progress, worker, token, since, .. } in delayed {
-            let significance = self.state.worker(worker).and_then(|known| known.significance());
-            match self.judge(&PullView { worker, progress, significance }) {
-                Decision::Answer => {
-                    self.released.push_back(Due { worker, token, progress, since, at: now });
-                }
-                Decision::Wait(condition) => {
-                    self.delayed.push(Delayed { progress, worker, token, since, condition });
-                }
+        self.judge_again(now, |_| true);
+    }
+
+    /// Worker 0, which evaluates conditions, is there or gone. Questions that it has not answered are answered by the fallback.
+    pub fn set_judge(&mut self, now: Time, is_here: bool) {
+        self.questions.set_judge(is_here);
+        if self.policy.model.remote().is_some() && !is_here {
+            let is_its = |judged| matches!(judged, Judged::Asked(_) | Judged::ByWorker);
+            self.judge_again(now, |delayed| is_its(delayed.wait.judged));
+        }
+    }
+
+    /// The next question for worker 0.
+    pub fn poll_question(&mut self) -> Option<Question> {
+        while let Some(number) = self.questions.poll() {
+            // The pull may have been answered, or forgotten, since.
+            let is_it = |delayed: &&Delayed| delayed.is_asked() && delayed.wait.question == number;
+            let (Some(pull), Some(remote)) = (self.delayed.iter().find(is_it), self.policy.model.remote())
+            else {
+                continue;
+            };
+            self.stats.questions += 1;
+            let view = self.view(pull.worker, pull.progress);
+            return Some(Question::new(number, &remote.name, remote.deadline, &self.state, &view));
+        }
+        None
+    }
+
+    /// Worker 0's answer to a question: whether the pull is answered now, unless the condition failed. One that comes too late, or
+    /// to nothing that was asked, changes nothing.
+    pub fn verdict(&mut self, now: Time, number: u64, holds: Option<bool>) {
+        let is_it = |delayed: &Delayed| delayed.is_asked() && delayed.wait.question == number;
+        let Some(at) = self.delayed.iter().position(is_it) else { return };
+        let mut pull = self.delayed.swap_remove(at);
+        match holds {
+            Some(true) => self.released.push_back(pull.due(now)),
+            Some(false) => {
+                pull.wait.judged = Judged::ByWorker;
+                self.delay(pull);
             }
+            None => self.fall_back(now, pull, Unanswered::Failed),
         }
     }
 
@@ -340,6 +445,7 @@ impl Controller {
         let began = self.departed.get(&worker).and_then(|departed| departed.began);
         // What was pushed by those who have left is among the contributions.
         let has_begun = has_begun || self.state.count() > 0 || self.state.contributions() > 0;
+        self.questions.note_change();
         let open = self.state.v_train() + u64::from(has_begun);
         let first = began.map_or(0, |clock| clock.saturating_add(1)).max(open);
         self.state.join(worker, first);
@@ -348,6 +454,7 @@ impl Controller {
 
     /// A worker that joined pushes nothing before this clock, and nothing before it is waited for.
     pub fn set_first_clock(&mut self, worker: WorkerId, clock: Clock) {
+        self.questions.note_change();
         self.state.postpone(worker, clock);
     }
 
@@ -355,6 +462,7 @@ impl Controller {
     /// clock of a push of which only a part is here.
     pub fn remove_worker(&mut self, worker: WorkerId, under_way: Option<Clock>) {
         self.cancel(worker);
+        self.questions.note_change();
         let Some(left) = self.state.leave(worker) else { return };
         let before = self.departed.get(&worker);
         let pushed = left.pushed().max(before.and_then(|before| before.pushed));
@@ -366,11 +474,19 @@ impl Controller {
 
     /// When [`Controller::advance`] should be called though nothing happened.
     pub fn next_timeout(&self) -> Option<Time> {
-        let since = self.closing_since?;
-        match self.closes() {
+        let closing = self.closing_since.and_then(|since| match self.closes() {
             Close::After(tau) => Some(since + tau),
             Close::Now | Close::No => None,
-        }
+        });
+        // Other models ask nobody.
+        let asked = self.policy.model.remote().and_then(|_| {
+            let until = |delayed: &Delayed| match delayed.wait.judged {
+                Judged::Asked(until) => Some(until),
+                _ => None,
+            };
+            self.delayed.iter().filter_map(until).min()
+        });
+        closing.into_iter().chain(asked).min()
     }
 
     /// How many pulls wait, or are released and not polled.
@@ -385,6 +501,10 @@ impl Controller {
         if let Some(delayed) = gone {
             return Err(format!("a pull of {}, which has left, waits", delayed.worker));
         }
+        let asks = self.questions.has_judge() && self.policy.model.remote().is_some();
+        if let Some(delayed) = self.delayed.iter().find(|delayed| delayed.is_asked() && !asks) {
+            return Err(format!("worker 0 is asked about a pull of {}, and does not judge", delayed.worker));
+        }
         Ok(())
     }
 
@@ -398,12 +518,13 @@ impl Controller {
             let (slowest, slowest_progress) = slowest?;
             let Delayed { progress, worker, token, since, .. } = *delayed;
             let reason = Reason {
-                condition: Arc::clone(&delayed.condition),
+                condition: Arc::clone(&delayed.wait.condition),
                 progress,
                 v_train: self.state.v_train(),
                 slowest,
                 slowest_progress,
                 until: self.releasing_version(progress),
+                judged: delayed.wait.judged,
             };
             Some(Waiting { worker, token, since, reason })
         })
@@ -457,18 +578,101 @@ impl Controller {
         }
     }
 
-    /// The model's word, unless fresher parameters cannot exist.
-    fn judge(&mut self, view: &PullView) -> Decision {
+    /// Whether a pull is answered now: always if fresher parameters cannot exist, else by the model's word, or, later, by that of
+    /// worker 0.
+    fn judge(&mut self, now: Time, view: &PullView) -> Result<(), Wait> {
         if view.progress < signed(self.state.v_train()) {
-            return Decision::Answer;
+            return Ok(());
         }
-        self.policy.model.pull(&self.state, view, &mut self.rng)
+        match self.policy.model.remote() {
+            None => self.ask_model(view, Judged::ByModel),
+            Some(remote) if self.questions.has_judge() => {
+                let (condition, judged) = (Arc::clone(&remote.name), Judged::Asked(now + remote.deadline));
+                Err(Wait { condition, judged, question: self.questions.ask() })
+            }
+            Some(_) => self.ask_fallback(view, Unanswered::Gone),
+        }
+    }
+
+    fn ask_model(&mut self, view: &PullView, judged: Judged) -> Result<(), Wait> {
+        match self.policy.model.pull(&self.state, view, &mut self.rng) {
+            Decision::Answer => Ok(()),
+            Decision::Wait(condition) => Err(Wait { condition, judged, question: self.questions.last() }),
+        }
+    }
+
+    fn ask_fallback(&mut self, view: &PullView, why: Unanswered) -> Result<(), Wait> {
+        self.stats.fallbacks += 1;
+        self.ask_model(view, Judged::ByFallback(why))
+    }
+
+    fn view(&self, worker: WorkerId, progress: i64) -> PullView {
+        let significance = self.state.worker(worker).and_then(|known| known.significance());
+        PullView { worker, progress, significance }
+    }
+
+    /// Files a pull that waits.
+    fn delay(&mut self, mut pull: Delayed) {
+        if !pull.is_asked() && !pull.is_dpr {
+            pull.is_dpr = true;
+            self.stats.dprs += u64::from(self.state.delayed(pull.worker, pull.progress));
+        }
+        self.delayed.push(pull);
+    }
+
+    /// The fallback decides about a pull, in place of worker 0.
+    fn fall_back(&mut self, now: Time, mut pull: Delayed, why: Unanswered) {
+        let (view, question) = (self.view(pull.worker, pull.progress), pull.wait.question);
+        match self.ask_fallback(&view, why) {
+            Ok(()) => self.released.push_back(pull.due(now)),
+            Err(wait) => {
+                pull.wait = Wait { question, ..wait };
+                self.delay(pull);
+            }
+        }
+    }
+
+    /// Judges some of the pulls that wait anew, in their order.
+    fn judge_again(&mut self, now: Time, is_meant: impl Fn(&Delayed) -> bool) {
+        let mut meant: Vec<Delayed> = self.delayed.extract_if(.., |delayed| is_meant(delayed)).collect();
+        meant.sort_unstable_by_key(Delayed::turn);
+        for mut pull in meant {
+            match self.judge(now, &self.view(pull.worker, pull.progress)) {
+                Ok(()) => self.released.push_back(pull.due(now)),
+                Err(wait) => {
+                    pull.wait = wait;
+                    self.delay(pull);
+                }
+            }
+        }
+    }
+
+    /// The fallback decides where worker 0 has not answered in time.
+    fn end_late_questions(&mut self, now: Time) {
+        if self.policy.model.remote().is_none() {
+            return;
+        }
+        let is_late =
+            |delayed: &mut Delayed| matches!(delayed.wait.judged, Judged::Asked(until) if until <= now);
+        let mut late: Vec<Delayed> = self.delayed.extract_if(.., is_late).collect();
+        late.sort_unstable_by_key(Delayed::turn);
+        late.into_iter().for_each(|pull| self.fall_back(now, pull, Unanswered::Late));
+    }
+
+    /// Asks worker 0 about pulls that were told to wait before the state became what it is.
+    fn ask_again(&mut self, now: Time) {
+        if self.policy.model.remote().is_some() && self.questions.has_judge() {
+            let changed = self.questions.last_change();
+            self.judge_again(now, |delayed| !delayed.is_asked() && delayed.wait.question <= changed);
+        }
     }
 
     /// Lets go the delayed pulls that this version answers: those of low progress.
     fn release(&mut self, now: Time) {
         let answered = |state: &SyncState, policy: &SyncPolicy, delayed: &Delayed| match policy.exec {
             Exec::Lazy => delayed.progress < signed(state.v_train()),
+            // It may be answered at once: nobody has said that it waits.
+            Exec::Soft if delayed.is_asked() => delayed.progress < signed(state.v_train()),
             Exec::Soft => {
                 let bound = policy.model.staleness_bound(state);
                 bound.is_none_or(|bound| state.staleness(delayed.progress) <= bound)
@@ -479,10 +683,8 @@ impl Controller {
             return;
         }
         delayed.sort_unstable_by_key(Delayed::turn);
-        let count = delayed.partition_point(|delayed| answered(state, policy, delayed));
-        for Delayed { progress, worker, token, since, .. } in delayed.drain(..count) {
-            released.push_back(Due { worker, token, progress, since, at: now });
-        }
+        let due = delayed.extract_if(.., |delayed| answered(state, policy, delayed));
+        released.extend(due.map(|delayed| delayed.due(now)));
     }
 
     fn releasing_version(&self, progress: i64) -> Clock {

@@ -120,7 +120,10 @@ mod tests {
     fn wrong_text_says_what_was_expected() {
         for (text, expected) in [
             ("", "a component name is expected"),
-            ("tap:s=3", "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when"),
+            (
+                "tap:s=3",
+                "unknown consistency model `tap`; known: bsp, asp, ssp, dsps, drop, pssp, psp, when, remote",
+            ),
             ("bsp:exec=eager", "bsp: `exec=eager`: expected lazy or soft"),
             ("bsp:overlap=no", "bsp: `overlap=no`: expected true or false"),
             ("bsp:s=3", "unknown field `s`"),

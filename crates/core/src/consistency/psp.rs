@@ -84,7 +84,7 @@ fn fraction(spec: &Spec, name: &str, text: &str) -> Result<f64, SpecError> {
 }
 
 /// Reads `0.02` (seconds), `20ms` or `2s`.
-fn seconds(spec: &Spec, name: &str, text: &str) -> Result<Duration, SpecError> {
+pub(super) fn seconds(spec: &Spec, name: &str, text: &str) -> Result<Duration, SpecError> {
     let (number, scale) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),
         (None, Some(number)) => (number, 1.0),

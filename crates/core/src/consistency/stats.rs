@@ -25,6 +25,10 @@ pub struct SyncStats {
     pub dprs: u64,
     /// Delayed pulls that were answered.
     pub released: u64,
+    /// Pulls that worker 0 was asked about, as often as it was.
+    pub questions: u64,
+    /// Pulls that a fallback decided about, because worker 0 gave no answer.
+    pub fallbacks: u64,
     /// Nanoseconds that answered delayed pulls waited, added up.
     pub waited_ns: u64,
     /// Answers by the rounds they lacked; short when few were stale, and capped: the last of 64 entries holds the rest.
@@ -57,6 +61,8 @@ impl SyncStats {
         self.pulls += other.pulls;
         self.dprs += other.dprs;
         self.released += other.released;
+        self.questions += other.questions;
+        self.fallbacks += other.fallbacks;
         self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
         if self.staleness.len() < other.staleness.len() {
             self.staleness.resize(other.staleness.len(), 0);

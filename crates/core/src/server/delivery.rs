@@ -17,10 +17,11 @@ pub(super) use sender::StoredTable;
 pub(super) use shared::ParameterState;
 
 use super::table_shard::TableShard;
+use crate::consistency::Question;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
 use crate::wire::frame::Completed;
-use crate::wire::{Cause, Fault, Kind, ack, control};
+use crate::wire::{Cause, Control, Fault, Kind, ack, control};
 use acks::Acks;
 use direct::Direct;
 use early::Early;
@@ -171,6 +172,13 @@ impl Delivery {
         }
     }
 
+    /// Asks worker 0 about a pull of a table.
+    pub(super) fn ask(&mut self, table: TableId, question: Question) {
+        let to = self.routes.address(WorkerId::FIRST);
+        let frame = control::frame(Kind::Control, &Control::Question { table, question: Box::new(question) });
+        self.frames.push_back(Output::Send { to: to.into(), frame });
+    }
+
     /// A pull that waited is released.
     pub(super) fn release(&mut self, token: u64, table: &mut TableShard) {
         if let Some(pull) = self.pulls.take(token) {
@@ -267,6 +275,11 @@ impl Delivery {
         if self.routes.set(worker, Some(id)) {
             self.forget(NodeId::Worker(worker));
         }
+    }
+
+    /// Whether a worker is reached through this aggregator.
+    pub(super) fn is_through(&self, worker: WorkerId, id: AggregatorId) -> bool {
+        self.routes.address(worker) == NodeId::Aggregator(id)
     }
 
     /// A worker is reached on its own connection.

@@ -13,7 +13,7 @@ mod store;
 use super::accumulators::Accumulators;
 use super::delivery::ParameterState;
 use crate::codec::Codec;
-use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, SyncPolicy, Waiting};
+use crate::consistency::{Admit, Advance, Apply, Controller, PullOutcome, Question, SyncPolicy, Waiting};
 use crate::intake::{Intake, Push, PushFrame, Taken};
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -193,6 +193,21 @@ impl TableShard {
     /// A worker asks for parameters; `token` names the pull when it is released.
     pub(super) fn pull(&mut self, now: Time, worker: WorkerId, clock: Clock, token: u64) -> PullOutcome {
         self.controller.pull(now, worker, clock, token)
+    }
+
+    /// Worker 0, which evaluates conditions, is there or gone. The table is to be settled then.
+    pub(super) fn set_judge(&mut self, now: Time, is_here: bool) {
+        self.controller.set_judge(now, is_here);
+    }
+
+    /// The next question for worker 0.
+    pub(super) fn poll_question(&mut self) -> Option<Question> {
+        self.controller.poll_question()
+    }
+
+    /// Worker 0's answer to a question. The table is to be settled then.
+    pub(super) fn take_verdict(&mut self, now: Time, number: u64, holds: Option<bool>) {
+        self.controller.verdict(now, number, holds);
     }
 
     /// The token of the next pull that is released.

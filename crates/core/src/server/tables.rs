@@ -169,15 +169,35 @@ impl Tables {
     /// Advances a table as far as its pushes allow, and answers the pulls that this releases.
     pub(super) fn settle(&mut self, now: Time, table: usize, delivery: &mut Delivery) {
         let settled = &mut self.tables[table];
-        loop {
+        let release = |settled: &mut TableShard, delivery: &mut Delivery| {
             while let Some(token) = settled.poll_released() {
                 delivery.release(token, settled);
             }
-            if settled.advance(now, &mut self.accumulators).is_none() {
-                break;
-            }
+        };
+        release(settled, delivery);
+        while settled.advance(now, &mut self.accumulators).is_some() {
+            release(settled, delivery);
+        }
+        // The last word on a pull may have come too late.
+        release(settled, delivery);
+        while let Some(question) = settled.poll_question() {
+            delivery.ask(TableId(table as u32), question);
         }
         self.timers.set(table, settled.next_timeout());
+    }
+
+    /// A worker's connection is gone: its pulls are forgotten, and with them what they wait for.
+    pub(super) fn lose_worker(&mut self, worker: WorkerId) {
+        for (number, table) in self.tables.iter_mut().enumerate() {
+            table.lose_worker(worker);
+            self.timers.set(number, table.next_timeout());
+        }
+    }
+
+    /// Worker 0, which evaluates conditions, is there or gone.
+    pub(super) fn set_judge(&mut self, now: Time, is_here: bool, delivery: &mut Delivery) {
+        self.tables.iter_mut().for_each(|table| table.set_judge(now, is_here));
+        self.settle_all(now, delivery);
     }
 
     /// Settles all tables.

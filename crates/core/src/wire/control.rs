@@ -4,6 +4,7 @@
 use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
+use crate::consistency::Question;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
@@ -103,6 +104,22 @@ pub enum Control {
     PoliciesQuery,
     /// Coordinator's answer.
     Policies(Box<JobPolicies>),
+    /// Shard to worker 0, itself or through an aggregator: may this pull be answered now?
+    Question {
+        /// The table that is pulled.
+        table: TableId,
+        /// The pull, and the state of the table.
+        question: Box<Question>,
+    },
+    /// Worker 0's answer.
+    Verdict {
+        /// The table.
+        table: TableId,
+        /// The number of the question.
+        number: u64,
+        /// Whether the pull is answered; `None` when the condition failed, or is not known.
+        holds: Option<bool>,
+    },
 }
 
 /// The first clock that a joining worker could push to a shard.
@@ -144,6 +161,8 @@ impl Control {
             Control::Waiting { .. } => "waiting",
             Control::PoliciesQuery => "policies query",
             Control::Policies(_) => "policies",
+            Control::Question { .. } => "question",
+            Control::Verdict { .. } => "verdict",
         }
     }
 }
@@ -238,6 +257,7 @@ mod tests {
             (Control::Set(PolicyOverride::new("*", Policies::default())), 20),
             (Control::Waiting { reason: String::new() }, 21),
             (Control::Policies(Box::default()), 23),
+            (Control::Verdict { table: TableId(0), number: 1, holds: None }, 25),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

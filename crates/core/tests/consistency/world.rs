@@ -59,6 +59,17 @@ impl World {
                 self.controller.set_first_clock(rank(worker), number(clock));
             }
             ["disconnect", worker] => self.controller.cancel(rank(worker)),
+            ["judge", "here"] => self.controller.set_judge(self.now, true),
+            ["judge", "gone"] => self.controller.set_judge(self.now, false),
+            ["verdict", question, holds] => {
+                let holds = match holds {
+                    "answer" => Some(true),
+                    "wait" => Some(false),
+                    "none" => None,
+                    other => panic!("unknown verdict `{other}`"),
+                };
+                self.controller.verdict(self.now, number(question), holds);
+            }
             ["state"] => self.state(&mut out),
             ["waiting"] => self.waiting(&mut out),
             ["stats"] => self.stats(&mut out),
@@ -116,6 +127,12 @@ impl World {
         while let Some(released) = self.controller.poll_released() {
             let _ = write!(out, "\n  w{} answered, lacks {}", released.worker.0, released.staleness);
         }
+        while let Some(asked) = self.controller.poll_question() {
+            let progress: Vec<i64> = asked.workers.iter().map(|known| known.progress).collect();
+            let (number, condition, worker) = (asked.number, asked.condition, asked.worker.0);
+            let _ = write!(out, "\n  question {number}, {condition}: w{worker} at {}", asked.progress);
+            let _ = write!(out, " of {progress:?}, v_train {}", asked.v_train);
+        }
     }
 
     fn state(&self, out: &mut String) {
@@ -150,6 +167,9 @@ impl World {
             "; pulls {}, dprs {}, released {}, staleness {:?}",
             stats.pulls, stats.dprs, stats.released, stats.staleness
         );
+        if stats.questions + stats.fallbacks > 0 {
+            let _ = write!(out, "; questions {}, fallbacks {}", stats.questions, stats.fallbacks);
+        }
     }
 }
 

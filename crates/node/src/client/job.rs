@@ -10,6 +10,7 @@ use super::table::Table;
 use crate::clock;
 use crate::event_loop::{EventLoop, FIRST_LANE, Setup, Strangers};
 use crate::exhaustion;
+use crate::log::Log;
 use crate::transport::Dialler;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp::{self, options::SocketOptions};
@@ -20,7 +21,7 @@ use paramill_core::policy::JobPolicies;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, WorkerId};
-use paramill_core::worker::{Ticket, Worker, WorkerConfig, WorkerError};
+use paramill_core::worker::{Asked, Ticket, Worker, WorkerConfig, WorkerError};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -35,6 +36,7 @@ pub struct Job {
     pub(super) shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<Result<(), String>>>>,
     url: JobUrl,
+    log: Log,
     start: Mutex<Start>,
     /// Until the job starts.
     tables: Mutex<Vec<Table>>,
@@ -99,6 +101,7 @@ impl Job {
             shared: shared.clone(),
             threads,
             url: options.url.clone(),
+            log: options.log.clone(),
             start: Mutex::default(),
             tables: Mutex::default(),
             packs: OnceLock::new(),
@@ -144,6 +147,32 @@ impl Job {
         let table = Table::new(self.shared.clone(), id, spec);
         tables.push(table.clone());
         Ok(table)
+    }
+
+    /// Evaluates a condition for all servers, where this is worker 0: tables whose policy `sync` is `remote:NAME` ask it of each pull
+    /// whether the pull is answered now, and again when a worker has pushed since. A thread of its own calls it, one pull after
+    /// another. While it takes longer than the policy's `deadline`, or fails, the policy's `fallback` decides.
+    ///
+    /// ```no_run
+    /// # use paramill_node::client::{Job, JobOptions};
+    /// # let job = Job::init(JobOptions::from_environment()?)?;
+    /// job.condition("near", |asked| {
+    ///     let pull = &asked.question;
+    ///     Ok(pull.progress - pull.slowest() <= 2)
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn condition(
+        &self,
+        name: &str,
+        evaluate: impl Fn(&Asked) -> Result<bool, String> + Send + Sync + 'static,
+    ) -> Result<(), ClientError> {
+        let conditions = &self.shared.conditions;
+        conditions.set(&self.shared, &self.log, name, Arc::new(evaluate)).map_err(exhaustion::explain)?;
+        self.shared.act(|worker| {
+            worker.judge(name);
+            Ok(())
+        })
     }
 
     /// Waits until all workers and servers are here and the initial values are exchanged. After a time-out it may be
@@ -314,6 +343,7 @@ impl Job {
 
     fn end(&self) {
         self.shared.stop();
+        self.shared.conditions.clear();
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             // Its error, if any, was given to whoever waited.

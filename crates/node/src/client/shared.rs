@@ -1,5 +1,6 @@
 //! The worker behind its lock: what the application's threads and the event loops share.
 
+use super::conditions::Conditions;
 use super::error::ClientError;
 use super::packing::Departures;
 use crate::clock;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) timeout: Duration,
     /// Set at the start of a job that has packs.
     pub(super) packs: OnceLock<Departures>,
+    pub(super) conditions: Conditions,
 }
 
 #[derive(Debug)]
@@ -78,7 +80,8 @@ impl Shared {
     pub(super) fn new(worker: Worker, wakers: Vec<Arc<Waker>>, timeout: Duration) -> Shared {
         let state = State { worker, ended: None, first_wakes: None, waited: Vec::new() };
         let (state, stop) = (Mutex::new(state), Arc::new(AtomicBool::new(false)));
-        Shared { state, changed: Condvar::new(), wakers, stop, timeout, packs: OnceLock::new() }
+        let (changed, packs, conditions) = (Condvar::new(), OnceLock::new(), Conditions::default());
+        Shared { state, changed, wakers, stop, timeout, packs, conditions }
     }
 
     /// Of each loop.
@@ -89,6 +92,11 @@ impl Shared {
     /// Ends the loops when it becomes true.
     pub(super) fn stop_flag(&self) -> &Arc<AtomicBool> {
         &self.stop
+    }
+
+    /// Whether the loops are told to end.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
     /// Ends all loops.
@@ -270,6 +278,9 @@ impl RoleCell for Cell {
         let mut state = self.shared.lock();
         if state.waited.iter().any(|awaited| state.is_reached(*awaited)) {
             self.shared.changed.notify_all();
+        }
+        if state.worker.has_questions() {
+            self.shared.conditions.asked.notify_one();
         }
         let has_work = state.worker.backlog_bytes_of(self.lane) > 0;
         let mut next_timeout = None;

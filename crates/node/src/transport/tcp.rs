@@ -1,7 +1,6 @@
 //! TCP: between hosts, and within one where memory is not shared.
 
 pub(crate) mod options;
-pub(crate) mod resolver;
 
 use super::carrier::{Carrier, Listener};
 use super::stream::{Pipe, StreamCarrier};

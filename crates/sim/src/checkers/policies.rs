@@ -119,7 +119,7 @@ impl Model {
             Some("drop" | "psp") => (Some(0), true, true),
             Some("ssp") => (number("s"), false, false),
             Some("dsps") => (number("max"), false, false),
-            Some("asp" | "pssp" | "when") => (None, false, false),
+            Some("asp" | "pssp" | "when" | "remote") => (None, false, false),
             Some(name) if Registry::builtin().consistency.entry(name).is_ok() => {
                 let why =
                     format!("the checkers know no consistency model `{name}`: say there what it promises");
@@ -128,7 +128,8 @@ impl Model {
             // A bare condition.
             _ => (None, false, false),
         };
-        let closes_early = sync.starts_with("when:") && sync.contains("push=");
+        let has_condition = sync.starts_with("when:") || sync.starts_with("remote:");
+        let closes_early = has_condition && sync.contains("push=");
         Ok(Model { sync: sync.to_owned(), bound, on_round, drops, closes_early })
     }
 }

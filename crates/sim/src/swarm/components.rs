@@ -2,6 +2,7 @@
 //! are known for makes the draw fail, so that a new component is not left out unnoticed.
 
 use super::dice::Dice;
+use crate::judge::CONDITION;
 use crate::scenario::Scenario;
 use paramill_core::codec::{Codec, Kind, Stage};
 use paramill_core::optimizer::OptimizerPolicy;
@@ -13,6 +14,8 @@ use paramill_core::spec::Spec;
 const PULL_CONDITIONS: [&str; 3] =
     ["progress < v_train + 2 || rand() > 0.5", "progress < v_train + 3", "progress - slowest < 2"];
 const PUSH_CONDITIONS: [&str; 2] = ["count >= n", "count >= n - 1"];
+/// Models that decide where worker 0 does not.
+const FALLBACKS: [&str; 4] = ["asp", "ssp:s=1", "(pssp:s=2,c=0.5)", "when:pull=progress - slowest < 2"];
 /// Attempts at a chain of stages before the one from the registry is taken as it is.
 const ATTEMPTS: usize = 8;
 
@@ -92,6 +95,10 @@ impl<'a> Components<'a> {
                     1 => format!("pull={pull}"),
                     _ => format!("pull={pull},push={}", dice.pick(&PUSH_CONDITIONS)),
                 }
+            }
+            "remote" => {
+                let fallback = dice.pick(&FALLBACKS);
+                format!("{CONDITION},deadline={}ms,fallback={fallback}", dice.whole(1, 100))
             }
             _ => by_default(&self.registry.consistency, entry)?,
         };

@@ -6,6 +6,7 @@ use crate::canary::Canary;
 use crate::cluster::{Cluster, Play};
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
+use crate::judge::JudgeModel;
 use crate::network::NetworkConfig;
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
@@ -250,6 +251,11 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
         straggle_p: if dice.chance(0.3) { dice.between(0.0, 0.1) } else { 0.0 },
         straggle_factor: dice.between(1.0, 10.0),
     };
+    let judge = JudgeModel {
+        lead: dice.whole(0, 3) as u32,
+        takes_ms: if dice.chance(0.5) { dice.magnitude(0.1, 50.0) } else { 0.0 },
+        fails_p: if dice.chance(0.3) { dice.between(0.0, 0.5) } else { 0.0 },
+    };
     Scenario {
         seed,
         workers: dice.whole(1, 8) as u32,
@@ -263,6 +269,7 @@ fn job(dice: &mut Dice, seed: u64) -> Scenario {
         tables,
         network,
         compute,
+        judge,
         ..Scenario::default()
     }
 }

@@ -7,6 +7,7 @@ mod ahead;
 mod bench;
 mod codec_switches;
 mod codecs;
+mod conditions;
 mod hostile;
 mod joining;
 mod landing;

@@ -14,6 +14,7 @@ use paramill_node::server::{self, Server, ServerConfig};
 use paramill_node::url::JobUrl;
 use paramill_sim::compute::ComputeClock;
 use paramill_sim::gradient::{PushId, touched_rows};
+use paramill_sim::judge::CONDITION;
 use paramill_sim::report::{TableOutcome, parameter_hash};
 use paramill_sim::scenario::Scenario;
 use serde::Serialize;
@@ -168,6 +169,11 @@ fn work(scenario: &Scenario, rank: WorkerId, options: JobOptions) -> Result<Opti
     let (gradients, seed) = (scenario.gradients(), scenario.seed);
     let mut compute = ComputeClock::new(scenario.compute.clone(), faults, seed, rank);
     let job = Job::init(options)?;
+    let (condition, seed) = (scenario.judge.clone(), scenario.seed);
+    job.condition(CONDITION, move |asked| {
+        std::thread::sleep(condition.takes());
+        condition.verdict(seed, &asked.question).ok_or_else(|| "the scenario says so".into())
+    })?;
     let mut tables = Vec::new();
     for (id, spec) in (0..).map(TableId).zip(scenario.table_specs()) {
         let initial = (0..spec.elements()).map(|element| gradients.initial(seed, id, element));

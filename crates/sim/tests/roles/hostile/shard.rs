@@ -26,12 +26,14 @@ enum Act {
     Pass(u64),
 }
 
-const MODELS: [&str; 6] =
-    ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2,tau1=1s", "pssp:s=1,alpha=significance"];
+const MODELS: [&str; 7] =
+    ["bsp", "asp", "ssp:s=1", "drop:n=2", "psp:c=2,tau1=1s", "pssp:s=1,alpha=significance", "remote:near"];
 
 fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         30 => (0u32..4, data_frame()).prop_map(|(worker, frame)| Act::Say(worker, frame)),
+        6 => (0u32..4, prop_oneof![verdict(), control_frame()]).prop_map(|(worker, frame)| Act::Say(worker, frame)),
+        1 => verdict().prop_map(|frame| Act::Aggregate { frame, skip: false }),
         20 => (aggregate(1), prop::bool::weighted(0.05)).prop_map(|(frame, skip)| Act::Aggregate { frame, skip }),
         1 => Just(Act::LoseAggregator),
         2 => (0u32..4).prop_map(Act::Disconnect),
@@ -39,6 +41,14 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (1u32..4).prop_map(Act::Die),
         1 => (0u64..2_000_000_000).prop_map(Act::Pass),
     ]
+}
+
+/// A word on one of the first pulls that a shard asked about, or may yet ask about.
+fn verdict() -> impl Strategy<Value = Frame> {
+    let holds = prop::option::of(any::<bool>());
+    (0u32..3, 0u64..20, holds).prop_map(|(table, number, holds)| {
+        message(&Control::Verdict { table: TableId(table), number, holds })
+    })
 }
 
 fn parameters(shard: &Shard) -> Vec<f32> {

@@ -1,5 +1,6 @@
 //! What a hostile peer may say: frames that are nearly right, messages with absurd contents, and noise.
 
+use paramill_core::consistency::{Question, WorkerProgress};
 use paramill_core::placement::Part;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::role::{Body, Frame};
@@ -12,6 +13,7 @@ use paramill_core::wire::{
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::time::Duration;
 
 /// Numbers that are likely to mean something, and the ends of their range.
 fn number() -> impl Strategy<Value = u64> {
@@ -315,10 +317,38 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         rule().prop_map(Control::Set),
         name().prop_map(Control::Done),
         prop::option::of(name()).prop_map(|error| Control::Stop { error }),
+        (small(), question()).prop_map(|(table, question)| Control::Question {
+            table: TableId(table),
+            question: Box::new(question)
+        }),
+        (small(), number(), prop::option::of(any::<bool>()))
+            .prop_map(|(table, number, holds)| Control::Verdict { table: TableId(table), number, holds }),
         number().prop_map(|groups| {
             Control::AggregatorReport(AggregatorReport { groups, ..AggregatorReport::default() })
         }),
     ]
+}
+
+fn question() -> impl Strategy<Value = Question> {
+    let progress = || prop_oneof![-1i64..5, any::<i64>()];
+    let workers = vec((small(), progress()), 0..4);
+    (number(), name(), number(), small(), progress(), number(), workers).prop_map(
+        |(number, condition, deadline_ns, worker, progress, v_train, workers)| Question {
+            number,
+            condition,
+            deadline: Duration::from_nanos(deadline_ns),
+            worker: WorkerId(worker),
+            progress,
+            significance: Some(f64::NAN),
+            v_train,
+            n: worker,
+            count: worker,
+            workers: workers
+                .into_iter()
+                .map(|(rank, progress)| WorkerProgress { worker: WorkerId(rank), progress, interval_s: None })
+                .collect(),
+        },
+    )
 }
 
 pub(crate) fn hello() -> impl Strategy<Value = Hello> {
