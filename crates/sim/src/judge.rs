@@ -49,3 +49,54 @@ impl JudgeModel {
         (!fails).then(|| question.progress - question.slowest() <= i64::from(self.lead))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Report, run_scenario};
+    use crate::scenario::Scenario;
+    use paramill_core::policy::Axis;
+
+    /// Three workers, of which the last is four times slower.
+    fn run(sync: &str, aggregators: u32, faults: &[&str], judge: JudgeModel) -> Report {
+        let faults = faults.iter().chain(&["worker=2:slow=4x"]).map(|&fault| fault.to_owned()).collect();
+        let base = Scenario::new(3, 2, 100).with(Axis::Sync, sync);
+        let report = run_scenario(&Scenario { aggregators, faults, judge, ..base }).unwrap();
+        assert!(report.finished, "{report:?}");
+        report
+    }
+
+    #[test]
+    fn worker_0_keeps_the_others_together() {
+        for aggregators in [0, 1] {
+            for lead in [1, 4] {
+                let judge = JudgeModel { lead, ..JudgeModel::default() };
+                let sync = run("remote:lead,deadline=10", aggregators, &[], judge).sync;
+                assert!(sync.questions > sync.dprs && sync.dprs > 0 && sync.fallbacks == 0, "{sync:?}");
+                // An answer lacks the rounds that the puller is ahead of the slowest.
+                assert_eq!(
+                    sync.max_staleness,
+                    u64::from(lead),
+                    "through {aggregators} aggregators: {sync:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_fallback_takes_the_place_of_one_that_is_late_fails_or_dies() {
+        let judge = |takes_ms, fails_p| JudgeModel { lead: 9, takes_ms, fails_p };
+        let sync = "remote:lead,deadline=50ms,fallback=ssp:s=2";
+        for (faults, judge) in [
+            (&[][..], judge(60.0, 0.0)),
+            (&[][..], judge(0.0, 1.0)),
+            (&["worker=0:crash@0.1s"][..], judge(0.0, 0.0)),
+        ] {
+            let sync = run(sync, 0, faults, judge).sync;
+            assert!(sync.fallbacks > 0, "{faults:?}: {sync:?}");
+        }
+        // A condition that is never answered is its fallback.
+        let sync = run(sync, 0, &[], judge(60.0, 0.0)).sync;
+        assert!(sync.max_staleness == 2 && sync.dprs > 0, "{sync:?}");
+    }
+}
