@@ -83,6 +83,48 @@ def test_codecs_send_what_the_worker_would(distributed: Any, monkeypatch: pytest
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("width", [8, 4096])
+@pytest.mark.parametrize("answer", ["f16", "bf16"])
+def test_parameters_that_come_as_halves_are_what_the_worker_would_make_of_them(
+    distributed: Any, monkeypatch: pytest.MonkeyPatch, answer: str, width: int
+) -> None:
+    rate = 0.8 / width
+    carried, hosted = network(width), network(width)
+    optimizer = distributed(carried.named_parameters(), f"sgd:lr={rate}", answer_codec=answer)
+    native = optimizer._exchanger.buckets[0]._slab._native
+    train(carried, optimizer, 3)
+    assert native.values_type() == answer
+    optimizer.job.set(answer_codec="none")
+    train(carried, optimizer, 1)
+    optimizer.synchronize()
+    assert native.values_type() == "f32"
+    monkeypatch.undo()
+    optimizer = distributed(hosted.named_parameters(), f"sgd:lr={rate}", answer_codec=answer)
+    train(hosted, optimizer, 3)
+    optimizer.job.set(answer_codec="none")
+    train(hosted, optimizer, 1)
+    optimizer.synchronize()
+    for a, b in zip(carried.parameters(), hosted.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("answer", ["none", "f16"])
+def test_a_large_table_comes_in_parts_and_whole(distributed: Any, answer: str) -> None:
+    # A little more than what is copied at once.
+    model = nn.Linear(2048, 4100, bias=False)
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.5", answer_codec=answer)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.5)
+    x = torch.randn(4, 2048, generator=torch.Generator().manual_seed(2))
+    for each, own in ((model, optimizer), (twin, plain)):
+        for _ in range(3):
+            own.zero_grad()
+            each(x).square().mean().backward()
+            own.step()
+    tolerance = 1e-6 if answer == "none" else 1e-3
+    torch.testing.assert_close(model.weight, twin.weight, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("codec", ["none", "f16", "topk:0.5"])
 @pytest.mark.parametrize("pack_bytes", [4, 1 << 20])
 def test_what_is_no_number_is_told_once_and_training_goes_on(distributed: Any, codec: str, pack_bytes: int) -> None:

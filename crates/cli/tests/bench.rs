@@ -79,7 +79,8 @@ fn an_exchange_over_tcp_reports_every_figure() {
 
 #[test]
 fn buffers_may_be_copied_and_the_optimizer_may_have_state() {
-    let report = exchange(&["--copy", "--optimizer=adam:lr=0.01", "--cores=1"]);
+    let report = exchange(&["--copy", "--optimizer=adam:lr=0.01", "--chunk=64KB", "--cores=1"]);
+    assert_eq!((&report["optimizer"], &report["chunk"]), (&"adam:lr=0.01".into(), &"64KB".into()));
     check_exchange(&report);
     assert_eq!(report["copy"], true);
     // Small tensors travel together.
@@ -155,6 +156,7 @@ fn what_cannot_be_exchanged_is_refused() {
         (&["--codec=topkk"], "unknown codec `topkk`; known: "),
         (&["--codec=topk:0.01+dvf:delta=1"], "the chain has a sparsifier already"),
         (&["--answer-codec=dgc:0.01"], "dgc"),
+        (&["--sync=asp"], "--sync asp: an exchange is synchronous"),
         (&["--transport=pigeon"], "possible values: tcp, shm, memory, auto"),
         (&["--congestion=none"], "--congestion none: this system has"),
         (&["--pin=first"], "expected `auto`, `off`, or numbers"),

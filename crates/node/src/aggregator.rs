@@ -156,7 +156,7 @@ fn listeners(
     if config.transport.allows(false) {
         let listener = tcp::listen(&config.listen)?;
         addresses.push(announced(&listener, None)?);
-        listeners.push(tcp::Listening::new(listener, sockets));
+        listeners.push(tcp::listener(listener, sockets));
     }
     Ok((listeners, addresses.into_iter().collect()))
 }

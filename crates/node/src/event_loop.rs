@@ -23,7 +23,7 @@ use crate::clock;
 use crate::log::Log;
 use crate::transport::Dialler;
 use crate::transport::carrier::Listener;
-use crate::transport::tcp::resolver::{Resolve, Resolver};
+use crate::transport::resolver::{Resolve, Resolver};
 use crate::waker::{Doorbell, Waker};
 use connecting::Resolving;
 use connection::{Connection, State};

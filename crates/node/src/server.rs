@@ -136,7 +136,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
                 let any = listener.local_addr()?.ip().is_unspecified();
                 server.coordinator =
                     announced(&listener, config.hosts.first().filter(|_| any).map(String::as_str))?;
-                tcp::Listening::new(listener, &server.dialler.sockets)
+                tcp::listener(listener, &server.dialler.sockets)
             }
         };
         let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
@@ -284,7 +284,7 @@ fn data_listeners(
         let bound: Vec<TcpListener> = ports.listen(listen)?;
         for (listener, (_, told)) in bound.into_iter().zip(&hosts) {
             addresses.push(announced(&listener, *told)?);
-            listeners.push(tcp::Listening::new(listener, &server.dialler.sockets));
+            listeners.push(tcp::listener(listener, &server.dialler.sockets));
         }
     }
     if config.transport.allows(true) && addresses.len() < limits::MAX_ADDRESSES {

@@ -4,6 +4,7 @@
 pub(crate) mod carrier;
 pub(crate) mod memory;
 mod queue;
+pub(crate) mod resolver;
 pub(crate) mod shm;
 mod stream;
 pub(crate) mod tcp;

@@ -70,11 +70,12 @@ pub(crate) trait Device: Send + Sync {
     /// Chooses the largest entries of layers and packs them, after what was asked of the stream so far.
     fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()>;
 
-    /// Memory of the device's own. It MUST stay until [`Device::free_remote`].
-    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote>;
+    /// Memory of the device's own for so many halves that it can widen. It MUST stay until [`Device::free_halves`]. This may wait for
+    /// all streams.
+    fn allocate_halves(&self, count: usize) -> Outcome<Remote>;
 
     /// Gives it back.
-    fn free_remote(&self, memory: Remote);
+    fn free_halves(&self, memory: Remote);
 
     /// Makes floats of halves, after what was asked of the stream so far.
     fn widen(&self, stream: Stream, halves: &Halves) -> Outcome<()>;

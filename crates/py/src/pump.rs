@@ -17,7 +17,7 @@ use paramill_node::client::{self as node, ClientError, DType, Prepared, Share, W
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -80,8 +80,9 @@ struct Lane {
     words: Host,
     /// In the order in which they come.
     parts: Vec<Part>,
-    /// Where parameters that come as halves are widened from, once some are to.
-    halves: OnceLock<Option<Remote>>,
+    /// Where parameters are widened from, if they came as halves when the bucket was added. It is not made later, when streams wait for
+    /// what this would wait for.
+    halves: Option<Remote>,
     ready: Event,
     copied: Event,
     memory: Mutex<Memory>,
@@ -411,7 +412,9 @@ impl Shared {
         let count = if address.len * ELEMENT_BYTES >= LARGE_BYTES { PARTS } else { 1 };
         let parts = slab.get().answer_parts(count).map_err(|error| error.to_string())?;
         let part = |(number, elements)| Part { elements, flag: flag_at(words, number) };
-        let (parts, halves) = (parts.into_iter().enumerate().map(part).collect(), OnceLock::new());
+        let parts = parts.into_iter().enumerate().map(part).collect();
+        let allocate = || self.device.allocate_halves(address.len).ok();
+        let halves = comes_as_halves(slab.get()).then(allocate).flatten();
         Ok(Lane { slab, incoming, words, parts, halves, ready, copied, memory })
     }
 
@@ -445,7 +448,9 @@ impl Shared {
             let former = std::mem::replace(&mut *memory, self.memory(address)?);
             memory.former.extend([former.gradient, former.values].into_iter().chain(former.former));
         }
-        memory.asks_halves = self.ask_halves(&lane, address.len);
+        let asks_halves = lane.halves.is_some() && comes_as_halves(lane.slab.get());
+        lane.slab.get().ask_halves(asks_halves).map_err(|error| error.to_string())?;
+        memory.asks_halves = asks_halves;
         let room = if is_counted { COUNT_BYTES } else { memory.gradient.bytes };
         if parts.iter().map(|part| part.1).sum::<usize>() > room {
             return Err("more is to be sent than the slab has room for".to_owned());
@@ -458,15 +463,6 @@ impl Shared {
             to += bytes;
         }
         device.record(lane.copied, self.outward)
-    }
-
-    /// Has parameters come as halves, where an answer codec makes them and the device can widen them.
-    fn ask_halves(&self, lane: &Lane, elements: usize) -> bool {
-        let slab = lane.slab.get();
-        let is_half = slab.answer_type().is_ok_and(|found| found.is_some_and(|dtype| dtype != DType::F32));
-        let allocate = || self.device.allocate_remote(elements * HALF_BYTES).ok();
-        let asks = is_half && lane.halves.get_or_init(allocate).is_some();
-        slab.ask_halves(asks).is_ok() && asks
     }
 
     fn turn(&self, stream: Stream, clock: bool) -> Outcome<()> {
@@ -781,8 +777,8 @@ impl Shared {
                 }
             }
             self.device.free(lane.words);
-            if let Some(Some(halves)) = lane.halves.get() {
-                self.device.free_remote(*halves);
+            if let Some(halves) = lane.halves {
+                self.device.free_halves(halves);
             }
         }
     }
@@ -817,6 +813,11 @@ impl Progress {
     }
 }
 
+/// Whether the answer codec makes halves of parameters.
+fn comes_as_halves(slab: &Slab) -> bool {
+    slab.answer_type().is_ok_and(|found| found.is_some_and(|dtype| dtype != DType::F32))
+}
+
 /// One of the flags in a lane's words.
 fn flag_at(words: Host, number: usize) -> Flag {
     Flag::at(Host(words.0 + FLAGS_AT + number * FLAG_BYTES))
@@ -831,7 +832,7 @@ impl Lane {
 
     /// Where parameters are widened from, if they are asked for as halves.
     fn halves_of(&self, memory: &Memory) -> Option<Remote> {
-        self.halves.get().copied().flatten().filter(|_| memory.asks_halves)
+        self.halves.filter(|_| memory.asks_halves)
     }
 
     /// Lets the device go on with all of it.

@@ -1,5 +1,6 @@
 //! What can be typed after `paramill bench`.
 
+use super::PolicyArgs;
 use crate::duration::Span;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub(crate) enum BenchCommand {
 /// synchronously, with an optimizer step on the servers and no computation. Workers and servers are processes of their
 /// own. Goodput is workers x 2 x bytes of the model x iterations/s, whatever a codec leaves of them on the way. The machine's
 /// limits are measured in between.
+///
+/// Policies are those of any job, but for --sync, which is bsp; the optimizer is sgd:lr=0.001 unless another one is named. With a
+/// codec, gradients and parameters are normal values, and gradients change from iteration to iteration.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
@@ -72,16 +76,6 @@ pub(crate) struct ExchangeArgs {
     /// Which CPUs data cores are pinned to, as for `serve`: `auto`, `off`, or a list such as 0-3,8.
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub(crate) pin: String,
-    /// The step that the servers make.
-    #[arg(long, value_name = "O", default_value = "sgd:lr=0.001")]
-    pub(crate) optimizer: String,
-    /// What makes pushes smaller. With a codec, gradients and parameters are normal values, and gradients change from
-    /// iteration to iteration.
-    #[arg(long, value_name = "C", default_value = "none")]
-    pub(crate) codec: String,
-    /// What makes answers smaller.
-    #[arg(long, value_name = "C", default_value = "none")]
-    pub(crate) answer_codec: String,
     /// How long each contender is measured in a round.
     #[arg(long, value_name = "X", default_value_t = 2.0, conflicts_with = "iterations")]
     pub(crate) seconds: f64,
@@ -94,9 +88,6 @@ pub(crate) struct ExchangeArgs {
     /// Rounds. In each, every contender is started, measured and ended; medians are reported.
     #[arg(long, value_name = "R", default_value_t = 5)]
     pub(crate) rounds: u32,
-    /// Which server holds what [default: heuristic].
-    #[arg(long, value_name = "P")]
-    pub(crate) placement: Option<String>,
     /// A command to run every process with, in which {} is its number: servers from 0, then workers. With --host it takes
     /// them to network namespaces, as `bench/lab.py exchange` does.
     #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "against")]
@@ -116,6 +107,8 @@ pub(crate) struct ExchangeArgs {
     /// Give up on a wait that lasts longer, and name what was waited for.
     #[arg(long, value_name = "TIME", default_value = "1m")]
     pub(crate) timeout: Span,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 }
 
 /// Measure the loops that touch every element: sums of gradients, and steps of every optimizer fused with the last sum.
@@ -211,7 +204,7 @@ pub(crate) enum Transport {
     Tcp,
     /// Shared memory between processes.
     Shm,
-    /// Mailboxes between threads of one process.
+    /// Queues between threads of one process.
     Memory,
     /// What a job would choose on one host.
     Auto,

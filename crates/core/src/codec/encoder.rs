@@ -2,9 +2,9 @@
 
 use super::layer::{InputMemory, LayerRange, Plan, TableGradient, TableInput};
 use super::matrix::Matrix;
-use super::products::Thin;
+use super::products::{Products, Thin};
 use super::scratch::{ChunkState, Scratch};
-use super::selection::{Largest, Selection};
+use super::selection::{Largest, Selection, Stretches};
 use super::written::Written;
 use super::{Codec, CodecError, Context, Decoder};
 use crate::absence::Absent;
@@ -76,6 +76,14 @@ struct Group<S> {
     /// What is remembered of each.
     states: Vec<S>,
     bytes: Vec<u8>,
+}
+
+/// Chunks as they were encoded.
+struct Groups {
+    /// Number of each chunk, and where its payload is.
+    payloads: Vec<(usize, Range<usize>)>,
+    /// That of the first chunk that has one.
+    fault: Option<CodecError>,
 }
 
 impl Encoder {
@@ -188,7 +196,9 @@ impl Encoder {
             })
         };
         let applies: Vec<bool> = gradient.layers.iter().map(applies).collect();
-        if !self.codec.decides_by_layer(gradient.step) || !applies.contains(&true) {
+        let decides = self.codec.decides_by_layer(gradient.step) && applies.contains(&true);
+        // Velocities cannot be made what they were.
+        if !decides && self.velocity.is_empty() {
             return Ok((plan, frames));
         }
         let Encoder { codec, residual, velocity, bases, scratch, inputs, .. } = self;
@@ -202,6 +212,10 @@ impl Encoder {
             memory: inputs,
             is_finite: AtomicBool::new(true),
         };
+        if !decides {
+            input.visit(0..gradient.values.len(), &mut |_, _| {});
+            return if input.is_finite() { Ok((plan, frames)) } else { Err(input.fault()) };
+        }
         let decide = |number: usize, base: &mut Vec<f32>, hands: &dyn Hands| {
             let (layer, seed) = (&gradient.layers[number], gradient.seed ^ number as u64);
             let elements = layer.elements.clone();
@@ -245,7 +259,8 @@ impl Encoder {
     }
 
     /// Encodes a gradient of the whole table: plans, and then encodes chunk by chunk, both with several hands where there is
-    /// enough to do. `context` is asked for each chunk. The payload of a chunk that is absent altogether is empty.
+    /// enough to do. `context` is asked for each chunk. The payload of a chunk that is absent altogether is empty. After an error
+    /// the residual is what it was, but for rounding.
     pub fn encode_table<'a>(
         &mut self,
         gradient: &TableGradient<'_>,
@@ -262,9 +277,39 @@ impl Encoder {
             scratch.encode_chunk(&codec, chunks[number].clone(), state, gradient, &context, out)
         };
         let states = self.chunk_states(chunks);
-        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        let Groups { payloads, fault } = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
         self.take_scratch(scratches);
-        payloads.map(|payloads| (factors, payloads))
+        match fault {
+            None => Ok((factors, payloads.into_iter().map(|(_, range)| range).collect())),
+            Some(fault) => {
+                self.undo_chunks(gradient, &plan.products, &payloads, out);
+                Err(fault)
+            }
+        }
+    }
+
+    /// A gradient is refused for one of its chunks: what is kept of others, which are encoded, is what was kept before, but for
+    /// rounding.
+    fn undo_chunks(
+        &mut self,
+        gradient: &TableGradient<'_>,
+        products: &Products,
+        payloads: &[(usize, Range<usize>)],
+        written: &Written,
+    ) {
+        let mut present = Vec::new();
+        for (number, payload) in payloads {
+            let chunk = gradient.chunks[*number].clone();
+            let absent = Absent::in_chunk(gradient.absent, chunk.clone());
+            if absent.covers(chunk.len()) {
+                continue;
+            }
+            let values = gradient.part(chunk.clone(), &absent, &mut present);
+            let payload = written.get(payload.clone());
+            self.holding(chunk.start, &absent, |encoder| {
+                encoder.undo_chunk(chunk.start, values, payload, products);
+            });
+        }
     }
 
     /// Encodes what the application made of the table's chunks: filters and sparsifier are passed over, and nothing is
@@ -313,9 +358,9 @@ impl Encoder {
             Ok(())
         };
         let states = vec![(); chunks.len()];
-        let payloads = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
+        let Groups { payloads, fault } = encode_groups(&codec, &scratches, states, pieces, hands, work, out);
         self.take_scratch(scratches);
-        payloads
+        fault.map_or_else(|| Ok(payloads.into_iter().map(|(_, range)| range).collect()), Err)
     }
 
     /// Its memory, for all hands.
@@ -386,13 +431,27 @@ impl Encoder {
         kernels::add(&mut self.residual.as_mut_slice()[start..start + values.len()], values);
     }
 
-    /// The same for values that will be encoded again: what is kept is what was kept before them, but for rounding.
+    /// The same for values that will be encoded again, or are refused: what is kept is what was kept before them, but for
+    /// rounding. The payload is empty where nothing of them travels.
     pub fn undo(&mut self, start: usize, values: &[f32], payload: &[u8]) {
-        self.put_back(start, values.len(), payload);
-        let residual = stretch(&mut self.residual, start..start + values.len());
-        if !residual.is_empty() {
-            kernels::add_scaled(residual, values, -1.0);
+        self.undo_chunk(start, values, payload, Products::NONE);
+    }
+
+    /// The same where layers may have been sent as factors.
+    fn undo_chunk(&mut self, start: usize, values: &[f32], payload: &[u8], products: &Products) {
+        let chunk = start..start + values.len();
+        let residual = stretch(&mut self.residual, chunk.clone());
+        if residual.is_empty() {
+            return;
         }
+        let mut decoder = Decoder::new(self.codec.clone());
+        // It made the payload itself; another one is left alone.
+        if let Ok(content) = decoder.read_chunk(payload, chunk, products) {
+            content.add_to(residual);
+        }
+        let mut taken = values.to_vec();
+        self.codec.prepare(&mut taken);
+        kernels::add_scaled(residual, &taken, -1.0);
     }
 }
 
@@ -429,8 +488,7 @@ fn decide_all(
     decided
 }
 
-/// Encodes chunks, of which the hands take so many pieces. Where each payload is in `out`. The error is that of the first
-/// chunk that has one.
+/// Encodes chunks, of which the hands take so many pieces. A piece ends at a chunk that cannot be encoded.
 fn encode_groups<S: Send>(
     codec: &Codec,
     scratches: &Shelf<Scratch>,
@@ -439,7 +497,7 @@ fn encode_groups<S: Send>(
     hands: &dyn Hands,
     work: impl Fn(&mut Scratch, usize, S, &mut Vec<u8>) -> Result<(), CodecError> + Sync,
     out: &mut Written,
-) -> Result<Vec<Range<usize>>, CodecError> {
+) -> Groups {
     let (count, mut states) = (states.len(), states.into_iter());
     let groups = (0..pieces).map(|piece| {
         let (first, end) = (count * piece / pieces, count * (piece + 1) / pieces);
@@ -457,20 +515,20 @@ fn encode_groups<S: Send>(
             ends.push(bytes.len());
         }
         scratches.put(scratch);
-        (bytes, ends, result)
+        (first, bytes, ends, result)
     });
-    let (mut payloads, mut before) = (Vec::with_capacity(count), out.len());
-    for (bytes, ends, result) in encoded {
-        result?;
+    let (mut payloads, mut fault, mut before) = (Vec::with_capacity(count), None, out.len());
+    for (first, bytes, ends, result) in encoded {
         let mut start = before;
-        for end in ends {
-            payloads.push(start..before + end);
+        for (number, end) in (first..).zip(ends) {
+            payloads.push((number, start..before + end));
             start = before + end;
         }
         before += bytes.len();
         out.push(bytes);
+        fault = fault.or(result.err());
     }
-    Ok(payloads)
+    Groups { payloads, fault }
 }
 
 /// The part of a buffer that belongs to a stretch; nothing when there is no buffer.

@@ -395,13 +395,22 @@ impl PushCodec {
             }
             kernels::clip_non_finite(scratch);
             let (context, before) = (context(*sender, layout, plain, number, chunk), payloads.len());
-            encoder.encode(chunk.start as usize, scratch, &context, payloads)?;
+            if let Err(fault) = encoder.encode(chunk.start as usize, scratch, &context, payloads) {
+                // The residual is what it was before the chunks that are encoded.
+                for (number, range) in ranges {
+                    let chunk = layout.chunk_at(number);
+                    spread_rows(scratch, layout, &chunk, rows, values);
+                    kernels::clip_non_finite(scratch);
+                    encoder.undo(chunk.start as usize, scratch, &payloads[range]);
+                }
+                return Err(fault);
+            }
             if codec::is_nothing(&payloads[before..]) {
                 payloads.truncate(before);
-                continue;
             }
             ranges.push((number, before..payloads.len()));
         }
+        ranges.retain(|(_, range)| !range.is_empty());
         Ok(Payloads { chunks: ranges, factors: Vec::new() })
     }
 
@@ -582,8 +591,10 @@ fn spread_rows(to: &mut Vec<f32>, layout: &Layout, chunk: &Chunk, rows: &[u32], 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hands::Alone;
     use crate::policy;
     use crate::registry::Axis;
+    use crate::types::ServerId;
 
     #[test]
     fn a_worker_that_does_not_have_a_codec_names_it() {
@@ -592,5 +603,35 @@ mod tests {
         let why =
             TableCodecs::new(&registry, &TableSpec::dense("w", [8]), &policy, Sender::default()).unwrap_err();
         assert!(why.contains("table `w`: unknown codec `topk`"), "{why}");
+    }
+
+    /// Whole numbers are added without rounding, so the residual is what it was to the bit.
+    #[test]
+    fn rows_that_are_refused_leave_the_residual_as_it_was() {
+        let (spec, server) = (TableSpec::sparse("w", 4, 2), ServerId(0));
+        let mut layout = Layout::new(spec.clone());
+        let chunk = |number: u64| Chunk { shard: ShardId { server, core: 0 }, start: number * 2, len: 2 };
+        layout.place((0..4).map(chunk).collect());
+        let policy = Policy::default().with(policy::Axis::Codec, "threshold:5");
+        let codecs = TableCodecs::new(&Registry::builtin(), &spec, &policy, Sender::default());
+        let mut codec = codecs.expect("it is known").push;
+        let push = |codec: &mut PushCodec, rows: &[u32], values: &[f32]| {
+            let plain = Plain {
+                clock: 0,
+                gradient: Gradient::Rows { rows, values },
+                prepared: Prepared::Gradient,
+                followed: None,
+                missing: &Missing::default(),
+                parameters: &[],
+            };
+            codec.encode(&layout, NonFinite::Reject, &plain, &Alone).map(|made| made.payloads.chunks.len())
+        };
+        let residual = |codec: &PushCodec| codec.push.as_ref().expect("it keeps one").residual().to_vec();
+        assert_eq!(push(&mut codec, &[0, 1, 3], &[1.0, 7.0, 2.0, 3.0, 4.0, 4.0]), Ok(1));
+        codec.keeper(&layout).put_back_values(6, &[f32::MAX]);
+        let kept = residual(&codec);
+        assert_eq!(kept, [1.0, 0.0, 2.0, 3.0, 0.0, 0.0, f32::MAX, 4.0]);
+        let refused = push(&mut codec, &[0, 1, 2, 3], &[9.0, 1.0, 1.0, 1.0, 0.0, 8.0, f32::MAX, 0.0]);
+        assert_eq!((refused, residual(&codec)), (Err(CodecError::Overflow), kept));
     }
 }

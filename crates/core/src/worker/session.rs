@@ -151,6 +151,20 @@ impl Session {
         self.failed.as_ref()
     }
 
+    /// The error is why the worker failed.
+    pub(super) fn check_alive(&self) -> Result<(), WorkerError> {
+        self.failure().cloned().map_or(Ok(()), Err)
+    }
+
+    /// The same, or that there is no plan yet.
+    pub(super) fn check_started(&self) -> Result<(), WorkerError> {
+        self.check_alive()?;
+        if self.plan().is_none() {
+            return Err(WorkerError::Order("call `start` and wait for it first".into()));
+        }
+        Ok(())
+    }
+
     /// The first failure counts.
     pub(super) fn fail(&mut self, error: WorkerError) {
         self.failed.get_or_insert(error);

@@ -141,6 +141,11 @@ impl Tables {
         self.tables.get(table.0 as usize)
     }
 
+    /// The table of this number, if there is one.
+    pub(super) fn find(&self, table: TableId) -> Result<&LocalTable, WorkerError> {
+        self.index(table).map(|index| &self.tables[index])
+    }
+
     /// A table's place, if there is such a table.
     pub(super) fn index(&self, table: TableId) -> Result<usize, WorkerError> {
         let index = table.0 as usize;

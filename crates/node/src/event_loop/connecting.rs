@@ -5,7 +5,7 @@ use super::{EventLoop, HANDSHAKE_DEADLINE, RoleCell};
 use crate::clock;
 use crate::transport::Dialled;
 use crate::transport::carrier::Carrier;
-use crate::transport::tcp::resolver::Answer;
+use crate::transport::resolver::Answer;
 use paramill_core::role::{Lost, Role};
 use paramill_core::types::{ConnectionId, Time};
 use paramill_core::wire::Kind;

@@ -40,8 +40,10 @@ impl Hub {
         let entrance = self.lock().get(address).and_then(Weak::upgrade);
         let entrance = entrance.ok_or_else(|| unknown(address))?;
         let (ours, theirs) = MemoryCarrier::pair();
-        entrance.enter(theirs).map_err(|_| format!("too many connections wait at {address}"))?;
-        Ok(Box::new(ours))
+        match entrance.enter(theirs) {
+            true => Ok(Box::new(ours)),
+            false => Err(format!("too many connections wait at {address}")),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Entrance>>> {
@@ -65,16 +67,17 @@ struct Waiting {
 }
 
 impl Entrance {
-    fn enter(&self, carrier: MemoryCarrier) -> Result<(), MemoryCarrier> {
+    /// Returns false if too many wait already.
+    fn enter(&self, carrier: MemoryCarrier) -> bool {
         let mut waiting = self.lock();
         if waiting.carriers.len() >= BACKLOG {
-            return Err(carrier);
+            return false;
         }
         waiting.carriers.push_back(carrier);
         let bell = waiting.bell.clone();
         drop(waiting);
         bell.iter().for_each(Doorbell::ring);
-        Ok(())
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {

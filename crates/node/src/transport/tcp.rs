@@ -1,7 +1,6 @@
 //! TCP: between hosts, and within one where memory is not shared.
 
 pub(crate) mod options;
-pub(crate) mod resolver;
 
 use super::carrier::{Carrier, Listener};
 use super::stream::{Pipe, StreamCarrier};
@@ -62,17 +61,15 @@ pub(crate) fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// A bound socket, and how those are set up that it takes.
-#[derive(Debug)]
-pub(crate) struct Listening {
-    socket: TcpListener,
-    options: SocketOptions,
+/// Takes connections from a bound socket, each set up like this.
+pub(crate) fn listener(socket: TcpListener, options: &SocketOptions) -> Box<dyn Listener> {
+    Box::new(Listening { socket, options: options.clone() })
 }
 
-impl Listening {
-    pub(crate) fn new(socket: TcpListener, options: &SocketOptions) -> Box<dyn Listener> {
-        Box::new(Listening { socket, options: options.clone() })
-    }
+#[derive(Debug)]
+struct Listening {
+    socket: TcpListener,
+    options: SocketOptions,
 }
 
 impl Watched for Listening {

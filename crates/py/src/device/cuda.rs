@@ -5,7 +5,6 @@
 use super::{Device, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::OnceLock;
 
 /// Kernels as text that the driver compiles for its GPU; `bench/gpu/compile.py` makes it of the files that end in `.cu`.
 macro_rules! kernels {
@@ -104,15 +103,11 @@ fn look_up(library: *mut c_void, symbol: &str) -> Outcome<*mut c_void> {
 pub(crate) struct Cuda {
     driver: Driver,
     context: Handle,
-    kernels: OnceLock<Outcome<Kernels>>,
-    /// The function of `halves.cu`.
-    widen: OnceLock<Outcome<Function>>,
+    /// Loaded before anything is asked of a stream: the driver may wait for all streams then, and they for others.
+    kernels: Outcome<Kernels>,
 }
 
-#[derive(Clone, Copy)]
-struct Function(Handle);
-
-/// The functions of `topk.cu`.
+/// The functions of `topk.cu`, and that of `halves.cu`.
 #[derive(Clone, Copy)]
 struct Kernels {
     reset: Handle,
@@ -121,6 +116,7 @@ struct Kernels {
     count_entries: Handle,
     place_tiles: Handle,
     pack: Handle,
+    widen: Handle,
 }
 
 // SAFETY: contexts and functions may be used by several threads, and the driver's functions lock what they need.
@@ -139,8 +135,10 @@ impl Cuda {
             told(&driver, "cuDeviceGet", (driver.device_get)(&mut device, number))?;
             told(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
         }
-        let cuda = Cuda { driver, context, kernels: OnceLock::new(), widen: OnceLock::new() };
+        let mut cuda = Cuda { driver, context, kernels: Err("kernels are not loaded".to_owned()) };
         cuda.attach()?;
+        // A GPU that cannot run them copies all the same.
+        cuda.kernels = cuda.load_kernels();
         Ok(cuda)
     }
 
@@ -169,8 +167,8 @@ impl Cuda {
     }
 
     fn load_kernels(&self) -> Outcome<Kernels> {
-        let module = self.load(TOPK)?;
-        let function = |name: &CStr| self.function(module, name);
+        let (topk, halves) = (self.load(TOPK)?, self.load(HALVES)?);
+        let function = |name: &CStr| self.function(topk, name);
         Ok(Kernels {
             reset: function(c"topk_reset")?,
             count_digits: function(c"topk_count_digits")?,
@@ -178,6 +176,7 @@ impl Cuda {
             count_entries: function(c"topk_count_entries")?,
             place_tiles: function(c"topk_place_tiles")?,
             pack: function(c"topk_pack")?,
+            widen: self.function(halves, c"halves_widen")?,
         })
     }
 
@@ -318,7 +317,7 @@ impl Device for Cuda {
     }
 
     fn choose(&self, stream: Stream, choice: &TopK) -> Outcome<()> {
-        let kernels = self.kernels.get_or_init(|| self.load_kernels()).clone()?;
+        let kernels = self.kernels.as_ref().map_err(String::clone)?;
         let (tiles, layers) = (choice.tile_count, choice.layer_count);
         let word = |index: usize| (choice.work.0 + 4 * index) as u64;
         let bins = word(0);
@@ -347,21 +346,21 @@ impl Device for Cuda {
         run(kernels.pack, tiles, &[values, residual, tile_table, choices, counts, bad, places, packed, half])
     }
 
-    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote> {
+    fn allocate_halves(&self, count: usize) -> Outcome<Remote> {
+        self.kernels.as_ref().map_err(String::clone)?;
         let mut memory = 0;
         // SAFETY: a place for one address.
-        self.check("cuMemAlloc", unsafe { (self.driver.alloc)(&mut memory, bytes.max(1)) })?;
+        self.check("cuMemAlloc", unsafe { (self.driver.alloc)(&mut memory, (2 * count).max(1)) })?;
         Ok(Remote(memory as usize))
     }
 
-    fn free_remote(&self, memory: Remote) {
-        // SAFETY: it is of `allocate_remote`. What the driver says at the end of the process is of no use.
+    fn free_halves(&self, memory: Remote) {
+        // SAFETY: it is of `allocate_halves`. What the driver says at the end of the process is of no use.
         let _ = unsafe { (self.driver.free)(memory.0 as u64) };
     }
 
     fn widen(&self, stream: Stream, halves: &Halves) -> Outcome<()> {
-        let load = || self.load(HALVES).and_then(|module| self.function(module, c"halves_widen"));
-        let Function(kernel) = self.widen.get_or_init(|| load().map(Function)).clone()?;
+        let kernel = self.kernels.as_ref().map_err(String::clone)?.widen;
         let blocks = halves.count.div_ceil(THREADS as usize * WIDENED_EACH).clamp(1, 1024) as u32;
         let words = [halves.halves.0, halves.values.0, halves.count, halves.kind.address()];
         self.launch(kernel, blocks, stream, &words.map(|word| word as u64))

@@ -144,11 +144,11 @@ impl Device for Emulated {
         self.ask(stream, move || choose(&choice))
     }
 
-    fn allocate_remote(&self, bytes: usize) -> Outcome<Remote> {
-        self.allocate(bytes).map(|memory| Remote(memory.0))
+    fn allocate_halves(&self, count: usize) -> Outcome<Remote> {
+        self.allocate(2 * count).map(|memory| Remote(memory.0))
     }
 
-    fn free_remote(&self, memory: Remote) {
+    fn free_halves(&self, memory: Remote) {
         self.free(Host(memory.0));
     }
 

@@ -6,8 +6,7 @@ use crate::args::{ExchangeArgs, Transport};
 use anyhow::{Context, Result, bail, ensure};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::limits::{MAX_CORES, MAX_SERVERS, MAX_TABLES, MAX_WORKERS};
-use paramill_core::optimizer::OptimizerPolicy;
-use paramill_core::policy::Axis;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use paramill_core::table::{Pack, TableSpec};
 use paramill_node::pinning::Pin;
@@ -16,6 +15,8 @@ use std::time::Duration;
 
 /// The name of the job.
 pub(super) const JOB: &str = "bench";
+/// The step that servers make unless another one is named: as little as possible.
+const OPTIMIZER: &str = "sgd:lr=0.001";
 const MAX_ROUNDS: u32 = 1000;
 const MAX_SECONDS: f64 = 3600.0;
 
@@ -40,13 +41,8 @@ pub(super) struct Exchange {
     pub(super) congestion: String,
     /// Which CPUs data cores run on, as text.
     pub(super) pin: String,
-    pub(super) optimizer: String,
-    /// Of pushes.
-    pub(super) codec: String,
-    /// Of answers.
-    pub(super) answer_codec: String,
-    /// Which server holds what; the job's default otherwise.
-    pub(super) placement: Option<String>,
+    /// Of the job.
+    pub(super) policy: Policy,
     pub(super) endpoints: Endpoints,
     /// The longest wait before giving up.
     pub(super) timeout: Duration,
@@ -100,14 +96,16 @@ impl Exchange {
                 None => congestion::default()?,
             },
             pin: args.pin.clone(),
-            optimizer: args.optimizer.clone(),
-            codec: args.codec.clone(),
-            answer_codec: args.answer_codec.clone(),
-            placement: args.placement.clone(),
+            policy: Policy::default().with(Axis::Optimizer, OPTIMIZER).under(args.policy.0.clone()),
             endpoints: Endpoints::resolve(args)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
+        let (sync, expected) = (exchange.policy.get(Axis::Sync), Axis::Sync.info().default);
+        ensure!(
+            sync == expected,
+            "--sync {sync}: an exchange is synchronous, and its figures are those of {expected}"
+        );
         exchange.pin.parse::<Pin>().context("--pin")?;
         congestion::check(&exchange.congestion)?;
         let job = exchange.job_config();
@@ -121,18 +119,7 @@ impl Exchange {
     /// The job as its coordinator sees it.
     pub(super) fn job_config(&self) -> JobConfig {
         let job = JobConfig::new(JOB, self.workers, self.servers);
-        let mut policy = job.policy.clone();
-        for (axis, text) in [
-            (Axis::Optimizer, &self.optimizer),
-            (Axis::Codec, &self.codec),
-            (Axis::AnswerCodec, &self.answer_codec),
-        ] {
-            policy = policy.with(axis, text);
-        }
-        if let Some(placement) = &self.placement {
-            policy = policy.with(Axis::Placement, placement);
-        }
-        JobConfig { policy, ..job }
+        JobConfig { policy: self.policy.clone(), ..job }
     }
 
     /// The tables of the job.
@@ -157,7 +144,7 @@ impl Exchange {
 
     /// Whether something on the way looks at values, so that they must be like those of training.
     pub(super) fn has_codec(&self) -> bool {
-        [&self.codec, &self.answer_codec].into_iter().any(|codec| codec != Axis::Codec.info().default)
+        [Axis::Codec, Axis::AnswerCodec].iter().any(|axis| self.policy.get(*axis) != axis.info().default)
     }
 
     /// Connections that carry them.
@@ -168,8 +155,7 @@ impl Exchange {
     /// Bytes that a server cannot do without for this many parameters: themselves, a sum of gradients, and the
     /// optimizer's state.
     pub(super) fn ideal_bytes(&self, elements: u64, registry: &Registry) -> Result<u64> {
-        let optimizer = OptimizerPolicy::parse(&registry.optimizer, &self.optimizer)?;
-        Ok(elements * 4 * (2 + optimizer.slots() as u64))
+        Ok(elements * 4 * (2 + self.policy.optimizer(registry)?.slots() as u64))
     }
 }
 

@@ -8,6 +8,7 @@ use super::worker::Payload;
 use crate::args::Transport;
 use crate::output::{Align, Output, Table};
 use anyhow::Result;
+use paramill_core::policy::{Axis, Policy};
 use paramill_core::registry::Registry;
 use serde::Serialize;
 
@@ -28,9 +29,8 @@ pub(super) struct Report {
     transport: Transport,
     /// Whether gradients were copied from the worker's own memory.
     copy: bool,
-    optimizer: String,
-    codec: String,
-    answer_codec: String,
+    #[serde(flatten)]
+    policy: Policy,
     congestion: String,
     rounds: usize,
     /// Of each round.
@@ -142,9 +142,7 @@ impl Report {
             cores: exchange.cores,
             transport: exchange.transport,
             copy: exchange.copy,
-            optimizer: exchange.optimizer.clone(),
-            codec: exchange.codec.clone(),
-            answer_codec: exchange.answer_codec.clone(),
+            policy: exchange.policy.clone(),
             congestion: exchange.congestion.clone(),
             rounds: rounds.len(),
             iterations: rounds.iter().map(|round| round.iterations).collect(),
@@ -184,9 +182,9 @@ impl Report {
             self.cores,
             self.transport,
             self.congestion,
-            self.optimizer,
-            self.codec,
-            self.answer_codec
+            self.policy.get(Axis::Optimizer),
+            self.policy.get(Axis::Codec),
+            self.policy.get(Axis::AnswerCodec)
         ))?;
         let mut table = Table::new([("", Align::Left), ("", Align::Left)]);
         let limits = &self.limits;

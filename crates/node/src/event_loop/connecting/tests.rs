@@ -3,9 +3,9 @@
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::log::Log;
+use crate::transport::resolver::Resolve;
 use crate::transport::shm::SharedAllocator;
 use crate::transport::tcp::options::SocketOptions;
-use crate::transport::tcp::resolver::Resolve;
 use crate::transport::{Dialler, Transport};
 use crate::waker::Waker;
 use paramill_core::role::{Lost, Output, Role};

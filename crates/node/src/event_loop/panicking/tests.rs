@@ -95,7 +95,7 @@ fn everybody_is_told_of_a_panic_though_one_of_them_cannot_be() {
     let address = listener.local_addr().expect("it is bound").to_string();
     let sockets = SocketOptions::new(None).expect("sockets as they are");
     let setup = Setup {
-        listeners: vec![tcp::Listening::new(listener, &sockets)],
+        listeners: vec![tcp::listener(listener, &sockets)],
         resolve: tcp::resolve,
         dialler: Dialler { transport: Transport::Tcp, sockets, memory: SharedAllocator::new(), hub: None },
         waker: Waker::new().expect("an eventfd"),

@@ -157,7 +157,7 @@ impl Way {
         let target = bound.local_addr().unwrap();
         let tcp = Way {
             name: "tcp",
-            listener: tcp::Listening::new(bound, &sockets),
+            listener: tcp::listener(bound, &sockets),
             dial: Box::new(move || tcp::dial(target, &sockets).unwrap()),
             memory: memory.clone(),
         };

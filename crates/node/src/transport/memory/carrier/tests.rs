@@ -68,7 +68,7 @@ fn over_tcp(server: &Server, first: Option<&First>) -> Answers {
 fn over_memory(hub: &Hub, first: Option<&First>) -> Answers {
     let (mut ours, theirs) = MemoryCarrier::pair();
     let entrance = hub.lock().get(&format!("{SCHEME}coordinator")).and_then(Weak::upgrade).unwrap();
-    entrance.enter(theirs).unwrap();
+    assert!(entrance.enter(theirs));
     if let Some(First { head, payload }) = first {
         ours.outgoing.put(&mut VecDeque::from([Letter::raw(*head, payload.clone())]), false);
     }

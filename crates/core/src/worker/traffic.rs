@@ -1,0 +1,736 @@
+//! What is between a worker and the shards: its tables, the requests about them, and the tickets that the application waits on.
+//!
+//! Every acknowledgement and every answer that a ticket waits for is that of a request under way, and every block that a table
+//! waits for is brought by one ([`Traffic::check`]). What is sent goes to the worker's [`Session`].
+
+use super::WorkerError;
+use super::allocation::Allocation;
+use super::gradient::PullOptions;
+use super::layout::Share;
+use super::local_table::LocalTable;
+use super::partial_pull::PartialPulls;
+use super::reporter::Reporter;
+use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
+use super::requests::Requests;
+use super::scheduler::Scheduler;
+use super::session::Session;
+use super::slab::{Slab, SlabInFlight};
+use super::submission::{Sent, Source, Submission, SubmissionKind};
+use super::tables::Tables;
+use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
+use crate::consistency::ServerPush;
+use crate::landing::{Destination, Landing};
+use crate::limits;
+use crate::policy::PolicyOverride;
+use crate::registry::Registry;
+use crate::status::WorkerReport;
+use crate::store::Allocate;
+use crate::types::{Clock, ShardId, TableId, Time, WorkerId};
+use crate::wire::control;
+use crate::wire::frame::Params;
+use crate::wire::{Cause, Control, Fault, Header, Kind, Plan};
+use std::sync::Arc;
+
+/// Rows that one pull frame asks for at most.
+const ROWS_PER_PULL: usize = limits::MAX_DATA_BYTES / 8;
+
+/// A worker's dealings with the shards.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    allocation: Allocation,
+    tables: Tables,
+    /// Iterations completed.
+    clock: Clock,
+    partial_pulls: PartialPulls,
+    scheduler: Scheduler,
+    requests: Requests,
+    /// The clocks of submissions that are being prepared.
+    submitting: Vec<Clock>,
+    tickets: Tickets,
+    reporter: Reporter,
+}
+
+impl Traffic {
+    pub(super) fn new(now: Time) -> Traffic {
+        Traffic {
+            allocation: Allocation::on_heap(),
+            tables: Tables::default(),
+            clock: 0,
+            partial_pulls: PartialPulls::default(),
+            scheduler: Scheduler::new(),
+            requests: Requests::default(),
+            submitting: Vec::new(),
+            tickets: Tickets::default(),
+            reporter: Reporter::new(now),
+        }
+    }
+
+    /// Takes large buffers from `memory` if there is a server that can share them.
+    pub(super) fn offer_shared(&mut self, host: String, memory: Arc<dyn Allocate>) {
+        self.allocation.offer_shared(host, memory);
+    }
+
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// For tables as they are declared: once there is a plan, what changes in them changes here.
+    pub(super) fn tables_mut(&mut self) -> &mut Tables {
+        &mut self.tables
+    }
+
+    pub(super) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+
+    /// For tickets that wait for the coordinator, and for what tickets have brought.
+    pub(super) fn tickets_mut(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
+
+    /// Iterations completed.
+    pub(super) fn current_clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Bytes held for parameters and gradients under way.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.tables.iter().map(LocalTable::memory_bytes).sum::<usize>() + self.tickets.memory_bytes()
+    }
+
+    // The plan.
+
+    /// The plan is here: lays the tables out, takes up the clock at which the worker comes in, and asks for the initial values,
+    /// which the first worker brings. False when the job does not begin by it.
+    pub(super) fn begin(
+        &mut self,
+        session: &mut Session,
+        registry: &Registry,
+        now: Time,
+        plan: Plan,
+    ) -> bool {
+        let (Some(ticket), None) = (self.tickets.start(), session.failure()) else { return false };
+        // The plan of a job that this worker is not in yet is followed by another one.
+        let Some(first) = session.first_clock(&plan) else { return false };
+        self.allocation.choose(session.peers(&plan));
+        let worker = session.id().map_or(0, |id| id.0);
+        match self.tables.plan(&plan, registry, worker, self.allocation.allocator()) {
+            Ok(overlap) => self.scheduler.restrict(overlap),
+            Err(error) => {
+                session.fail(error);
+                return false;
+            }
+        }
+        session.enter(now, plan, &self.tables.shards());
+        self.count_blocks();
+        self.clock = first;
+        self.reporter.set_clock(first);
+        self.partial_pulls.turn(first);
+        if let Some(before) = first.checked_sub(1) {
+            self.scheduler.release(before);
+        }
+        // Also when it joins: its predecessor may have died before its values had arrived. Shards that have them ignore these.
+        let is_first = session.id() == Some(WorkerId::FIRST);
+        let (mut acks, mut answers) = (0, 0);
+        for index in 0..self.tables.len() {
+            let local = &mut self.tables[index];
+            let initial = local.take_initial();
+            // Of a sparse table no rows: it answers all the same once it has its initial values.
+            let is_sparse = local.layout().is_sparse();
+            let reply = (!is_sparse).then(|| local.begin_pull(first, false));
+            let shards: Vec<ShardId> = local.layout().shards().collect();
+            if is_first {
+                acks += shards.len();
+                let values = local.lend_copy(&initial, &**self.allocation.allocator());
+                for &shard in &shards {
+                    let kind = RequestKind::Init { values: Some(values.clone()) };
+                    self.request(session, Request::new(shard, index, 0, ticket, kind));
+                }
+            }
+            answers += shards.len();
+            for &shard in &shards {
+                let kind = RequestKind::Pull { rows: is_sparse.then(Vec::new), now: false };
+                self.request(session, Request::new(shard, index, first, ticket, kind).with_reply(reply));
+            }
+        }
+        // The application may have given the ticket up.
+        self.tickets.expect(ticket, acks, answers);
+        true
+    }
+
+    /// Lets the plan's policies hold for the tables that a rule is about. Where they change what frames mean, everything
+    /// that is under way is sent again: servers take none of it as it was, and begin their answers anew.
+    pub(super) fn follow(&mut self, session: &mut Session, registry: &Registry, rule: &PolicyOverride) {
+        let Some(plan) = session.plan() else { return };
+        let changed = self.tables.changed_frames(plan);
+        let under_way = self.requests.numbers(|request| changed.contains(&request.table()));
+        for &id in &under_way {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.leave_codec(&self.tables[request.table()]);
+            }
+        }
+        let worker = session.id().map_or(0, |id| id.0);
+        match self.tables.follow(plan, registry, worker, rule) {
+            Ok(notes) => notes.into_iter().for_each(|note| session.log(note)),
+            Err(error) => return session.fail(error),
+        }
+        self.count_blocks();
+        for &id in &under_way {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.check_place(&self.tables[request.table()]);
+            }
+        }
+        under_way.into_iter().for_each(|id| self.send_again(session, id));
+    }
+
+    /// Without overlap: pulls after this clock may be sent.
+    pub(super) fn release(&mut self, session: &mut Session, clock: Clock) {
+        self.scheduler.release(clock);
+        // A push that is under way is not sent a second time; its pull follows the acknowledgement.
+        let is_ready = |request: &Request| request.waits_for_scheduler() && !request.must_be_sent();
+        self.requests.numbers(is_ready).into_iter().for_each(|id| self.send_request(session, id));
+    }
+
+    /// After a (new) connection to a shard: sends again what it may have missed.
+    pub(super) fn resume_with_shard(&mut self, session: &mut Session, shard: ShardId) {
+        let mine = self.requests.numbers(|request| request.shard() == shard);
+        mine.into_iter().for_each(|id| self.send_again(session, id));
+    }
+
+    /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
+    pub(super) fn say_leave(&mut self, session: &mut Session) {
+        let is_due = self.tickets.is_leaving() && session.coordinator().is_up();
+        if is_due && self.submitting.is_empty() && !self.requests.values().any(Request::must_be_sent) {
+            session.say_leave();
+        }
+    }
+
+    /// Without overlap: tells the coordinator of clocks whose pushes all servers have acknowledged.
+    fn report_pushed(&mut self, session: &mut Session) {
+        let submitting = self.submitting.iter().copied().min();
+        let oldest = self.requests.oldest_unacknowledged().into_iter().chain(submitting).min();
+        while let Some(clock) = self.scheduler.next_report(oldest) {
+            session.tell_coordinator(&Control::Pushed { clock });
+        }
+    }
+
+    /// Ends the iteration.
+    pub(super) fn clock(&mut self, session: &mut Session) {
+        self.scheduler.end_iteration(self.clock);
+        self.clock += 1;
+        self.reporter.set_clock(self.clock);
+        self.partial_pulls.turn(self.clock);
+        self.publish_partial();
+        self.report_pushed(session);
+    }
+
+    /// The clock that the coordinator may have missed the report of.
+    pub(super) fn unheard_report(&self) -> Option<Clock> {
+        self.scheduler.repeat(self.clock)
+    }
+
+    /// Time has passed for partial pulls, which do not wait for all blocks for ever.
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        self.partial_pulls.handle_timeout(now);
+        self.publish_partial();
+    }
+
+    /// When [`Traffic::handle_timeout`] wants to be called.
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.partial_pulls.next_timeout()
+    }
+
+    // Requests.
+
+    /// Begins to submit gradients of the current clock, each of the table with this index.
+    pub(super) fn begin_submission<'a>(
+        &mut self,
+        kind: SubmissionKind,
+        sources: impl IntoIterator<Item = (usize, Source<'a>)>,
+    ) -> Submission<'a> {
+        let (clock, allocator) = (self.clock, self.allocation.allocator());
+        let tables = &mut self.tables;
+        let begin = |(table, source)| tables[table].begin_submission(table, source, clock, allocator);
+        let parts = sources.into_iter().map(begin).collect();
+        self.submitting.push(clock);
+        Submission { clock, kind, parts, error: None }
+    }
+
+    /// The tables have their codecs again.
+    fn end_submission(&mut self, submission: &mut Submission<'_>) {
+        for part in &mut submission.parts {
+            self.tables[part.table].end_submission(part);
+        }
+        if let Some(index) = self.submitting.iter().position(|clock| *clock == submission.clock) {
+            self.submitting.swap_remove(index);
+        }
+    }
+
+    /// Sends what a submission has prepared. On an error nothing is sent, and it has the slabs that it was begun with.
+    pub(super) fn finish(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        submission: &mut Submission<'_>,
+    ) -> Result<Ticket, WorkerError> {
+        self.end_submission(submission);
+        let Submission { clock, kind, parts, error } = submission;
+        let clock = *clock;
+        if let Err(why) = error.take().map_or_else(|| session.check_alive(), Err) {
+            for part in parts {
+                let local = &mut self.tables[part.table];
+                local.forget_pushed(clock);
+                if let Some(Sent::Made(outgoing)) = &part.sent {
+                    local.keep_unsent(clock, outgoing);
+                }
+            }
+            self.report_pushed(session);
+            self.say_leave(session);
+            return Err(why);
+        }
+        let mut pending = match kind {
+            SubmissionKind::Push { .. } => {
+                Pending::new(TicketKind::Push { table: parts[0].table, clock }, now)
+            }
+            SubmissionKind::Exchange => {
+                Pending::new(TicketKind::Exchange { clock, tables: parts.len() }, now)
+            }
+        };
+        let (mut pushes, mut in_flight) = (Vec::with_capacity(parts.len()), Vec::new());
+        for part in parts {
+            let (table, local) = (part.table, &mut self.tables[part.table]);
+            let Some(sent) = part.sent.take() else { continue };
+            match (part.source.take_slab(), sent) {
+                (Some(slab), sent) => {
+                    let (gradient, slab, reply) = local.begin_exchange(slab, sent, clock);
+                    pushes.push(TablePush { table, gradient, reply });
+                    in_flight.push(slab);
+                }
+                (None, Sent::Made(gradient)) => {
+                    let is_partial = local.partial_pull().is_some();
+                    pending = pending.with_partial(is_partial.then_some(clock + 1));
+                    let wants =
+                        *kind == SubmissionKind::Push { want_params: true } && local.asks_after(clock);
+                    let reply = wants.then(|| local.begin_pull(clock + 1, is_partial));
+                    pushes.push(TablePush { table, gradient, reply });
+                }
+                // Only a slab has memory that frames are sent from.
+                (None, Sent::InPlace(_)) => {}
+            }
+        }
+        Ok(self.submit(session, pending.with_slabs(in_flight), clock, pushes))
+    }
+
+    /// Sends gradients of a clock to all shards of their tables, under one ticket that is due when all servers have them and
+    /// all parameters that are wanted are here.
+    fn submit(
+        &mut self,
+        session: &mut Session,
+        pending: Pending,
+        clock: Clock,
+        pushes: Vec<TablePush>,
+    ) -> Ticket {
+        let ticket = self.tickets.reserve();
+        let (mut acks, mut answers) = (0, 0);
+        for TablePush { table, gradient, reply } in pushes {
+            let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
+            acks += shards.len();
+            answers += if reply.is_some() { shards.len() } else { 0 };
+            for shard in shards {
+                let (gradient, want_params) = (Some(gradient.clone()), reply.is_some());
+                let kind = RequestKind::Push { gradient, want_params };
+                self.request(session, Request::new(shard, table, clock, ticket, kind).with_reply(reply));
+            }
+        }
+        self.tickets.file(ticket, pending.expecting(acks, answers));
+        ticket
+    }
+
+    /// Asks for a table's parameters, or for some of its rows.
+    pub(super) fn pull(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        table: TableId,
+        options: PullOptions<'_>,
+    ) -> Result<Ticket, WorkerError> {
+        let index = self.tables.index(table)?;
+        let local = &mut self.tables[index];
+        local.check_not_lent()?;
+        let is_sparse = local.layout().is_sparse();
+        if is_sparse != options.rows.is_some() && !options.now {
+            let sentence =
+                if is_sparse { "is sparse: name the rows to pull" } else { "is dense: pull it whole" };
+            return Err(WorkerError::Order(format!("table `{}` {sentence}", local.name())));
+        }
+        let clock = local.pull_clock(self.clock);
+        let kind = TicketKind::Pull { table: index, clock };
+        let per_shard = match options.rows {
+            Some(rows) => local.layout().rows_by_shard(rows)?,
+            None if is_sparse => local.layout().all_rows_by_shard(),
+            None => return Ok(self.pull_whole(session, now, kind, index, options.now)),
+        };
+        let rows: usize = per_shard.iter().map(|of_shard| of_shard.rows.len()).sum();
+        let elements = rows * local.layout().row_width();
+        let ticket = self.tickets.reserve();
+        let mut answers = 0;
+        for of_shard in per_shard {
+            for rows in of_shard.rows.chunks(ROWS_PER_PULL) {
+                answers += 1;
+                let kind = RequestKind::Pull { rows: Some(rows.to_vec()), now: options.now };
+                self.request(session, Request::new(of_shard.shard, index, clock, ticket, kind));
+            }
+        }
+        self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        Ok(ticket)
+    }
+
+    fn pull_whole(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        kind: TicketKind,
+        index: usize,
+        at_once: bool,
+    ) -> Ticket {
+        let local = &mut self.tables[index];
+        let clock = local.pull_clock(self.clock);
+        let is_partial = local.partial_pull().is_some() && !at_once;
+        let reply = local.begin_pull(clock, is_partial);
+        let shards: Vec<ShardId> = local.layout().shards().collect();
+        let pending =
+            Pending::new(kind, now).expecting(0, shards.len()).with_partial(is_partial.then_some(clock));
+        let ticket = self.tickets.open(pending);
+        for shard in shards {
+            let kind = RequestKind::Pull { rows: None, now: at_once };
+            self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
+        }
+        ticket
+    }
+
+    /// Files a request and sends it if its server is connected.
+    fn request(&mut self, session: &mut Session, request: Request) {
+        let shard = request.shard();
+        let id = self.requests.insert(request);
+        if session.is_up(shard) {
+            self.send_request(session, id);
+        }
+    }
+
+    fn send_request(&mut self, session: &mut Session, id: u64) {
+        let Some(request) = self.requests.get_mut(id) else { return };
+        self.tickets.begin_answer(request.ticket(), request.has_begun());
+        let table = &self.tables[request.table()];
+        // A later epoch would say nothing more, and an aggregator may not know it yet.
+        let (epoch, layout) = (table.valid_from(), table.layout());
+        let context = request::Context { id, epoch, scheduler: &self.scheduler, layout };
+        let to = session.connection(request.shard());
+        let reporter = &mut self.reporter;
+        request.frames(&context, &mut |frame| {
+            if frame.header.kind == Kind::Push {
+                reporter.note_pushed(frame.header.payload_bytes);
+            }
+            session.send(to, frame);
+        });
+    }
+
+    /// Sends a request once more if its server is connected. A pull whose ticket was given up is not
+    /// asked again (blocks that PSP went on without).
+    fn send_again(&mut self, session: &mut Session, id: u64) {
+        let Some(request) = self.requests.get(id) else { return };
+        if !request.must_be_sent() && !self.tickets.contains(request.ticket()) {
+            self.drop_request(id);
+        } else if session.is_up(request.shard()) {
+            self.send_request(session, id);
+        }
+    }
+
+    /// The request that a server speaks of, if it was asked of this server.
+    fn request_to(&mut self, shard: ShardId, id: u64) -> Option<&mut Request> {
+        self.requests.get_mut(id).filter(|request| request.shard() == shard)
+    }
+
+    /// Forgets a request whose answer will not come.
+    fn drop_request(&mut self, id: u64) -> Option<Request> {
+        let request = self.requests.remove(id)?;
+        if let Some(fetch) = request.fetch().filter(|_| request.wants_params()) {
+            self.tables[request.table()].settle(fetch, request.shard());
+        }
+        Some(request)
+    }
+
+    // Frames from shards.
+
+    /// See [`Role::landing`](crate::role::Role::landing).
+    pub(super) fn landing(
+        &mut self,
+        shard: ShardId,
+        header: &Header,
+        frames: usize,
+        places: &mut Vec<Landing>,
+    ) -> Option<Destination> {
+        let params = Some(header).filter(|header| header.kind == Kind::Params).map(Params::decode)?;
+        let request = self.requests.get(params.subject.request).filter(|request| request.shard() == shard)?;
+        let local = &mut self.tables[request.table()];
+        let is_current = params.subject.epoch == local.valid_from();
+        let fetch = request.foresee(&params, local.layout(), frames, places).filter(|_| is_current)?;
+        places.first().filter(|place| place.may_have(header.payload_bytes as usize))?;
+        local.destination(Some(fetch), shard, params.form.is_encoded())
+    }
+
+    pub(super) fn take_acknowledgement(&mut self, session: &mut Session, from: ShardId, id: u64) {
+        let Some(request) = self.request_to(from, id) else { return };
+        let ticket = request.ticket();
+        let Some(acknowledged) = self.requests.acknowledge(id) else { return };
+        if let Some(pending) = self.tickets.get_mut(ticket) {
+            pending.acknowledged();
+        }
+        if acknowledged.is_settled {
+            self.requests.remove(id);
+        } else if self.requests.get(id).is_some_and(Request::waits_for_scheduler) {
+            // The scheduler may have released its pull already.
+            self.send_request(session, id);
+        }
+        self.report_pushed(session);
+        self.say_leave(session);
+    }
+
+    pub(super) fn take_params(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ShardId,
+        header: &Header,
+        payload: Payload<'_>,
+    ) {
+        let params = Params::decode(header);
+        let (clock, id) = (self.clock, params.subject.request);
+        let Some(request) = self.requests.get_mut(id) else { return };
+        // An answer under codecs that hold no more, or that this worker has yet to hear of: it is asked for again.
+        let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
+        if request.shard() != from || !request.wants_params() || is_stale {
+            return;
+        }
+        if params.piece.sequence == 0 {
+            self.tickets.begin_answer(request.ticket(), request.has_begun());
+        }
+        self.reporter.note_pulled(header.payload_bytes);
+        let (ticket, table, fetch) = (request.ticket(), request.table(), request.fetch());
+        let local = &mut self.tables[table];
+        let push = ServerPush { clock, version: params.version };
+        // The first values are needed, however old they are.
+        let is_start = self.tickets.start() == Some(ticket);
+        let is_late = request.is_conditional() && !is_start && !local.takes(&push);
+        let rows = self.tickets.get_mut(ticket).map_or(&mut [][..], Pending::rows_mut);
+        let payload_bytes = header.payload_bytes;
+        let taken =
+            request.take_params(local, Answer { params: &params, payload, payload_bytes, is_late, rows });
+        if taken.is_ok() && !params.piece.is_last {
+            return;
+        }
+        if taken.is_ok() {
+            // A server that answers a push with the parameters that follow it has the push.
+            self.take_acknowledgement(session, from, id);
+        }
+        if self.requests.get_mut(id).is_some_and(Request::end_answer) {
+            self.requests.remove(id);
+        }
+        let is_whole = taken.is_ok() && !is_late;
+        if let Some(pending) = self.tickets.get_mut(ticket) {
+            match taken {
+                Err(error) => pending.fail(error),
+                Ok(()) => {
+                    pending.answered();
+                    let counts = |clock: &Clock| *clock >= self.partial_pulls.clock();
+                    if let Some(clock) = pending.partial().filter(counts) {
+                        self.partial_pulls.arrived(now, clock);
+                    }
+                }
+            }
+        }
+        let Some(fetch) = fetch else { return };
+        let (local, partial_pulls) = (&mut self.tables[table], &self.partial_pulls);
+        if is_whole {
+            local.arrived(fetch, from, |clock| partial_pulls.is_open(clock));
+        } else {
+            local.settle(fetch, from);
+        }
+        // The block may be the one that lets the worker go on with all tables.
+        if local.partial_pull().is_some() {
+            self.publish_partial();
+        }
+    }
+
+    pub(super) fn take_fault(&mut self, session: &mut Session, from: ShardId, id: u64, mut fault: Fault) {
+        fault.message = control::sentence(fault.message);
+        if fault.cause == Cause::NotAMember {
+            return session.fail(WorkerError::NotAMember(fault.message));
+        }
+        if fault.cause == Cause::StaleEpoch {
+            // The change that made the frame stale is on its way; what is under way is sent again then.
+            return;
+        }
+        let Some(request) = self.request_to(from, id) else { return session.log(fault.message) };
+        let counted = request.counted();
+        let was_taken = self.requests.acknowledge(id).is_none();
+        let Some(request) = self.drop_request(id) else { return };
+        // The worker may have re-sent this push.
+        let is_it = |other: &Request| other.is_same_push(&request) && other.must_be_sent();
+        let is_sent_again = counted.is_some() && self.requests.values().any(is_it);
+        let local = &mut self.tables[request.table()];
+        // An encoded gradient is finite, so an aggregator's sum with it was refused. Other chunks of that sum were taken, and
+        // the gradient does not go back to the residual.
+        let goes_back = !is_sent_again && fault.cause != Cause::NonFinite;
+        if let Some(gradient) = counted.filter(|_| goes_back) {
+            local.note_refused(request.clock(), from, gradient);
+        }
+        if !was_taken {
+            local.forget_pushed(request.clock());
+        }
+        let error = WorkerError::Refused { cause: fault.cause, message: fault.message };
+        self.tickets.fail(request.ticket(), error);
+        self.report_pushed(session);
+        self.say_leave(session);
+    }
+
+    // Partial pulls.
+
+    /// Blocks of partial pulls become visible where the worker may go on without the others.
+    pub(super) fn publish_partial(&mut self) {
+        let partial_pulls = &self.partial_pulls;
+        self.tables.iter_mut().for_each(|table| table.publish_partial(|clock| partial_pulls.is_open(clock)));
+    }
+
+    fn count_blocks(&mut self) {
+        self.partial_pulls.set_blocks(self.tables.iter().filter_map(LocalTable::partial_blocks));
+    }
+
+    // Tickets.
+
+    /// Whether a ticket is due, and how it ended. `None`: wait on.
+    pub(super) fn outcome(&self, session: &Session, ticket: Ticket) -> Option<Result<(), WorkerError>> {
+        let Some(pending) = self.tickets.get(ticket) else {
+            return Some(Err(WorkerError::Order("this handle was waited for already".into())));
+        };
+        let is_leave = matches!(pending.kind(), TicketKind::Leave);
+        if is_leave && (session.has_left() || !pending.is_open()) {
+            return Some(Ok(()));
+        }
+        if let Some(error) = pending.error().or(session.failure()) {
+            return Some(Err(error.clone()));
+        }
+        // PSP-SGD: a push is not waited for either, as long as the gradients under way do not pile up.
+        let may_go_on = pending.partial().is_some_and(|clock| self.partial_pulls.is_open(clock))
+            && self.requests.clocks_unacknowledged() <= limits::MAX_CLOCKS_UNACKNOWLEDGED;
+        (may_go_on || !pending.is_open()).then_some(Ok(()))
+    }
+
+    /// A sentence about a ticket's wait: which servers, which table, since when.
+    pub(super) fn explain(&self, session: &Session, now: Time, ticket: Ticket) -> String {
+        let Some(pending) = self.tickets.get(ticket) else { return "nothing".into() };
+        let waits_for = pending.kind().sentence(|table| self.tables[table].name());
+        let is_start = self.tickets.start() == Some(ticket);
+        let mut sentence = session.explain(now.since(pending.since()), waits_for, is_start);
+        let silent = self.requests.silent_servers(ticket, session);
+        if !silent.is_empty() {
+            sentence += &format!("; {}", silent.join(", "));
+        }
+        sentence
+    }
+
+    /// Whether a driver is receiving into slabs of a ticket at this moment.
+    pub(super) fn is_landing(&self, ticket: Ticket) -> bool {
+        let slabs = self.tickets.get(ticket).map_or(&[][..], Pending::slabs);
+        slabs.iter().any(|slab| self.tables[slab.table.0 as usize].is_landing(slab))
+    }
+
+    /// Whether a share of the parameters is in the slabs of an exchange.
+    pub(super) fn has_share(&self, ticket: Ticket, share: Share) -> bool {
+        let mut its = self.requests.values().filter(|request| request.ticket() == ticket);
+        its.all(|request| request.has_share(self.tables[request.table()].layout(), share))
+    }
+
+    /// Forgets a ticket and returns the rows that it brought. Slabs are taken back.
+    pub(super) fn redeem(&mut self, lender: u64, ticket: Ticket) -> Vec<f32> {
+        let brought = self.tickets.redeem(ticket);
+        for slab in brought.slabs {
+            let slab = self.end_exchange(lender, slab);
+            self.give_back(slab);
+        }
+        brought.rows
+    }
+
+    /// Forgets a ticket of an exchange and returns its slabs.
+    pub(super) fn redeem_slabs(&mut self, lender: u64, ticket: Ticket) -> Vec<Slab> {
+        let slabs = self.tickets.redeem(ticket).slabs;
+        slabs.into_iter().map(|slab| self.end_exchange(lender, slab)).collect()
+    }
+
+    // Slabs.
+
+    /// Lends a dense table's buffers to the application.
+    pub(super) fn lend(&mut self, lender: u64, table: TableId) -> Result<Slab, WorkerError> {
+        let index = self.tables.index(table)?;
+        let is_busy = self.tables[index].is_submitting()
+            || self.requests.values().any(|request| request.table() == index);
+        let slab = self.tables[index].lend(table, lender, is_busy, &**self.allocation.allocator())?;
+        self.note_lent();
+        Ok(slab)
+    }
+
+    /// Takes a slab's buffers back.
+    pub(super) fn give_back(&mut self, slab: Slab) {
+        self.tables[slab.table().0 as usize].take_back(slab);
+        self.note_lent();
+    }
+
+    fn end_exchange(&mut self, lender: u64, slab: SlabInFlight) -> Slab {
+        let local = &mut self.tables[slab.table.0 as usize];
+        local.end_exchange(slab, lender, &**self.allocation.allocator())
+    }
+
+    /// A table that is lent arrives whole, by exchanges: it is not among the blocks of a partial pull. The coordinator is
+    /// told, because it refuses to switch such a table to one.
+    fn note_lent(&mut self) {
+        self.reporter.set_slabs(self.tables.lent());
+        self.reporter.hurry(Time::ZERO);
+        self.count_blocks();
+    }
+
+    // Reports.
+
+    pub(super) fn report(&self) -> &WorkerReport {
+        self.reporter.report()
+    }
+
+    /// When the next report is due.
+    pub(super) fn report_due(&self) -> Time {
+        self.reporter.due()
+    }
+
+    /// The next report is due by this time.
+    pub(super) fn hurry_report(&mut self, due: Time) {
+        self.reporter.hurry(due);
+    }
+
+    /// The report that is due.
+    pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
+        self.reporter.take(now, waiting)
+    }
+
+    /// Counts against what they count.
+    pub(super) fn check(&self, is_planned: bool) -> Result<(), String> {
+        self.requests.check()?;
+        for (index, table) in self.tables.iter().enumerate() {
+            let brings_block = |request: &&Request| {
+                request.table() == index && request.fetch().is_some() && request.wants_params()
+            };
+            table.check(self.requests.values().filter(brings_block).count())?;
+        }
+        self.tickets.check(is_planned, |ticket| {
+            let its = || self.requests.values().filter(|request| request.ticket() == ticket);
+            let acks = its().filter(|request| request.wants_ack()).count();
+            Outstanding { acks, answers: its().filter(|request| request.wants_params()).count() }
+        })
+    }
+}
