@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-mod common;
+mod servers;
 
-use common::{join, start_servers};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policy};
 use paramill_core::table::TableSpec;
 use paramill_node::client::{Asked, Job, Table};
+use servers::{join, start_servers};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 

@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-mod common;
+mod servers;
 
-use common::{join, start_servers};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::status::PackNames;
 use paramill_node::admin::Admin;
 use paramill_node::client::{JobPolicies, Layer, Pack, Table, TableSpec};
+use servers::{join, start_servers};
 use std::time::Duration;
 
 const STEPS: usize = 10;

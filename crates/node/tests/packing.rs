@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
-mod common;
+mod servers;
 
-use common::{join, start_servers};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_node::admin::Admin;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table, TableId, TableSpec};
 use paramill_node::server::Server;
 use paramill_node::url::JobUrl;
+use servers::{join, start_servers};
 use std::time::Duration;
 
 fn policy(optimizer: &str) -> Policy {

@@ -12,7 +12,7 @@ use paramill_core::worker::{Asked, Gradient, Ticket};
 /// Worker `worker` does an iteration, and asks for the parameters that follow.
 fn iterate(bench: &mut Bench, worker: usize) -> Ticket {
     let now = bench.now();
-    let ticket = bench.worker_mut(worker).push(now, W, Gradient::Dense(&[1.0; 50]), true).unwrap();
+    let ticket = bench.worker_mut(worker).push(now, W, Gradient::Dense(&[1.0; 50]), true).expect("it fits");
     bench.worker_mut(worker).clock();
     // An aggregator holds gradients for a moment.
     bench.pass(0.01);
