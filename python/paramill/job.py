@@ -231,9 +231,9 @@ class Job:
         self._native.condition(name, function)
         return text
 
-    def _groups(self, names: Sequence[str], policies: Policies) -> list[int]:
-        """For each name the number of its group: tensors of one group may be the layers of one table."""
-        return self._native.groups(list(names), policies=policies)
+    def _groups(self, tensors: Sequence[tuple[str, int]], policies: Policies) -> list[int]:
+        """For each name and number of elements the number of its group: tensors of one group may be the layers of one table."""
+        return self._native.groups(list(tensors), policies=policies)
 
     def start(self, timeout: Optional[float] = None) -> None:
         """Waits until all workers and servers are here and initial values are exchanged; does nothing when they are."""

@@ -170,3 +170,53 @@ def test_a_switch_of_codecs_loses_nothing_and_is_seen_in_the_bytes(device_codec:
     torch.testing.assert_close(parameter.detach(), -total, rtol=0, atol=1e-4)
     before, after = sent[2] - sent[1], sent[5] - sent[4]
     assert before < SIZE * 4 / 20 and after >= SIZE * 4
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "qsgd:levels=4",
+        "int8",
+        "min-size:4096+f16",
+        "clip:norm=1+topk:0.01",
+        "topk:0.01,sample=0.5",
+        "topk:0.01,residual=false",
+        "dgc:ratio=0.1,warmup=0",
+        "topk:0.01+int8",
+        "bitmap",
+        "auto",
+        "f16+bitmap",
+        "none",
+        "",
+    ],
+)
+def test_the_worker_has_to_do_what_torch_does_not_know(codec: str) -> None:
+    assert Chain.read(codec) is None
+
+
+def test_a_stage_that_is_told_otherwise_is_read_as_the_worker_reads_it() -> None:
+    one, other = Chain.read("topk:0.02+bf16+dense+zstd"), Chain.read("topk:ratio=0.02,sample=1+bf16+auto")
+    assert one is not None and other is not None
+    assert (one.name, one.argument, one.half, one.keeps) == (other.name, other.argument, other.half, other.keeps)
+    assert (one.stands_densely, other.stands_densely) == (True, False)
+    halves = Chain.read("bf16")
+    assert halves is not None and not halves.keeps
+
+
+@pytest.mark.parametrize("policy", ["codec", "answer_codec"])
+def test_layers_that_are_too_small_for_a_codec_are_packed_apart(policy: str) -> None:
+    torch.manual_seed(5)
+    sizes = {"weight": 400, "bias": 10, "other.weight": 500, "other.bias": 30}
+    parameters = {name: torch.nn.Parameter(torch.randn(size)) for name, size in sizes.items()}
+    expected = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    optimizer = pm.torch.DistributedOptimizer(parameters.items(), "sgd:lr=0.5", **{policy: "min-size:100+int8"})
+    assert sorted(optimizer.job.tables) == ["p0/other.bias and 1 more", "p0/other.weight and 1 more"]
+    for _ in range(2):
+        for name, parameter in parameters.items():
+            parameter.grad = torch.randn(parameter.shape)
+            expected[name] -= 0.5 * parameter.grad
+        optimizer.step()
+    for name, parameter in parameters.items():
+        is_exact = torch.allclose(parameter, expected[name], rtol=0, atol=1e-6)
+        assert is_exact == ("bias" in name), name
+    optimizer.close()

@@ -242,3 +242,24 @@ def test_a_pump_refuses_what_does_not_fit(distributed: Any) -> None:
     ]:
         with pytest.raises(pm.ParamillError, match=why):
             native.submit(0, 0, content, parts, 0, "", [])
+
+
+def test_a_state_is_loaded_after_the_parameters_of_the_last_step(distributed: Any) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = distributed(model.named_parameters(), "sgd:lr=0.1", non_blocking=True)
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    pump = next(bucket.lane.pump for bucket in optimizer._exchanger.buckets)
+    train(model, optimizer, 3)
+    train(twin, plain, 3)
+    state = optimizer.state_dict()
+    assert pump.is_ahead, "the step has not waited"
+    state["param_groups"][0]["lr"] = 0.05
+    optimizer.load_state_dict(state)
+    assert not pump.is_ahead
+    assert_same(model, twin)
+    plain.param_groups[0]["lr"] = 0.05
+    train(model, optimizer, 2)
+    train(twin, plain, 2)
+    optimizer.synchronize()
+    assert_same(model, twin)

@@ -110,8 +110,8 @@ pub struct Context<'a> {
     pub step: u64,
     /// Seed of the random choices of this stretch at this step.
     pub seed: u64,
-    /// Elements of the whole table, or of its largest layer.
-    pub table_elements: u64,
+    /// Elements of the table's largest layer.
+    pub layer_elements: u64,
     /// The stretch's parameters as the sender knows them; empty when it knows none.
     pub parameters: &'a [f32],
     /// What was decided for the layers that the stretch is of; nothing when it is a layer by itself.

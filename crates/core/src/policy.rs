@@ -13,6 +13,7 @@ pub use advice::Advice;
 pub use axis::{AXES, Axis, Info, Scope, Text};
 pub use typed::{Codecs, NonFinite, Order, Reduce};
 
+use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
 use crate::optimizer::OptimizerPolicy;
@@ -207,14 +208,23 @@ pub struct JobPolicies {
 }
 
 impl JobPolicies {
-    /// Whether two tables have the same policies on all servers.
-    pub fn are_alike(&self, one: &TableSpec, other: &TableSpec) -> bool {
+    /// Whether two tables have the same policies on all servers, and their codecs encode both or neither: one that leaves small
+    /// layers alone cannot do so in a table with large ones.
+    pub fn are_alike(&self, registry: &Registry, one: &TableSpec, other: &TableSpec) -> bool {
         let named = self.overrides.iter().filter_map(|rule| rule.server);
         // A server that no exception names stands for all of these.
         let free =
             (0..=limits::MAX_SERVERS).map(ServerId).find(|server| named.clone().all(|it| it != *server));
         let of = |table: &TableSpec, server| table.policy_on(server, &self.policy, &self.overrides);
-        named.clone().chain(free).all(|server| of(one, server) == of(other, server))
+        let encodes = |codec: &Codec, table: &TableSpec| codec.encodes_layer_of(table.largest_layer());
+        let agrees = |codec: &Codec| encodes(codec, one) == encodes(codec, other);
+        named.clone().chain(free).all(|server| {
+            let policy = of(one, server);
+            // The coordinator refuses what cannot be read.
+            let codecs = policy.codecs(registry).ok();
+            policy == of(other, server)
+                && codecs.is_none_or(|codecs| agrees(&codecs.push) && agrees(&codecs.answer))
+        })
     }
 }
 

@@ -66,6 +66,11 @@ impl TableSpec {
         layer::elements_of(&self.shape)
     }
 
+    /// Elements of its largest layer.
+    pub fn largest_layer(&self) -> u64 {
+        self.layers.iter().map(Layer::elements).max().unwrap_or_else(|| self.elements())
+    }
+
     /// Parameters in one row.
     pub fn row_elements(&self) -> u64 {
         if self.rows { self.shape.iter().skip(1).product() } else { 1 }

@@ -8,7 +8,7 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
 use paramill_core::status::PackNames;
 use paramill_node::admin::Admin;
-use paramill_node::client::{JobPolicies, Layer, Pack, Table, TableSpec};
+use paramill_node::client::{JobPolicies, Layer, Pack, Registry, Table, TableSpec};
 use servers::{join, start_servers};
 use std::time::Duration;
 
@@ -129,7 +129,8 @@ fn small_tensors_are_packed_by_the_policies_that_the_job_has_for_their_names() {
     let job = join(&url, 0);
     let policies = job.policies().unwrap();
     assert_eq!(policies, JobPolicies { policy: config.policy.clone(), overrides: config.overrides.clone() });
-    let packs = Pack::divide(tensors.clone(), 4, |one, other| policies.are_alike(one, other));
+    let packs =
+        Pack::divide(tensors.clone(), 4, |one, other| policies.are_alike(&Registry::builtin(), one, other));
     let tables: Vec<Table> =
         packs.iter().map(|pack| job.table(pack.spec().clone(), vec![1.0; 8]).unwrap()).collect();
     job.start().unwrap();

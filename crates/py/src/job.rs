@@ -11,7 +11,7 @@ use crate::waiting::{ADMIN_DEADLINE, check_process, duration, timed, until_due};
 use numpy::PyReadonlyArrayDyn;
 use paramill_core::types::ServerId;
 use paramill_node::admin::Admin;
-use paramill_node::client::{self as node, JobOptions, Layer, PolicyOverride, TableSpec};
+use paramill_node::client::{self as node, JobOptions, Layer, PolicyOverride, Registry, TableSpec};
 use paramill_node::env_vars;
 use paramill_node::identity::Identity;
 use paramill_node::url::JobUrl;
@@ -120,28 +120,28 @@ impl Job {
         serde_json::to_string(&report).map_err(|error| raise("ParamillError", error))
     }
 
-    /// For each of these names the number of its group: tensors of one group may be the layers of one table. `policies` are the
-    /// texts that the table will declare.
-    #[pyo3(signature = (names, *, policies))]
+    /// For each of these tensors, given by name and number of elements, the number of its group: those of one group may be the
+    /// layers of one table. `policies` are the texts that the table will declare.
+    #[pyo3(signature = (tensors, *, policies))]
     fn groups(
         &self,
         py: Python<'_>,
-        names: Vec<String>,
+        tensors: Vec<(String, u64)>,
         policies: &Bound<'_, PyDict>,
     ) -> PyResult<Vec<usize>> {
         let job = self.job()?;
         let (policy, job_policies) =
             (read_policies(policies)?, py.detach(|| job.policies()).map_err(client)?);
-        let mut groups: Vec<TableSpec> = Vec::new();
-        let group_of = |name: String| {
-            let table = TableSpec { policy: policy.clone(), ..TableSpec::dense(name, [1]) };
-            let known = groups.iter().position(|first| job_policies.are_alike(first, &table));
+        let (registry, mut groups) = (Registry::builtin(), Vec::<TableSpec>::new());
+        let group_of = |(name, elements): (String, u64)| {
+            let table = TableSpec { policy: policy.clone(), ..TableSpec::dense(name, [elements]) };
+            let known = groups.iter().position(|first| job_policies.are_alike(&registry, first, &table));
             known.unwrap_or_else(|| {
                 groups.push(table);
                 groups.len() - 1
             })
         };
-        Ok(names.into_iter().map(group_of).collect())
+        Ok(tensors.into_iter().map(group_of).collect())
     }
 
     /// Creates a table; `policies` are the texts of this table alone, and `layers` names, first elements and shapes of the

@@ -519,10 +519,10 @@ def pack(job: Job, slots: Iterable[Slot], kind: type[Bucket], limit: int, prefix
     """Packs parameters in the order in which their gradients become ready: from the last one to the first, and declares them.
 
     What is larger than `limit` elements stays alone. Parameters of different devices, or for which the job has different
-    policies by their names, are not packed together.
+    policies by their names, or of which a codec leaves some alone as too small, are not packed together.
     """
     slots = list(slots)
-    groups = job._groups([prefix + slot.name for slot in slots], policies) if slots else []
+    groups = job._groups([(prefix + slot.name, slot.parameter.numel()) for slot in slots], policies) if slots else []
     buckets: list[Bucket] = []
     open_packs: dict[tuple[torch.device, int], list[Slot]] = {}
     for slot, group in reversed(list(zip(slots, groups))):

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from .devices import Pump
 
 # What is left of a chain when its values are chosen and rounded: the worker's own code does it.
-REST = ("auto", "dense", "index", "bitmap", "hybrid", "snappy", "lz4", "zstd", "none")
+REST = ("container", "byte compressor")
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
-
-CHOOSERS = ("topk", "dvf", "threshold")
-# The parameter that a value without a key is of.
-POSITIONAL = {"topk": "ratio", "dvf": "delta", "threshold": "value", "warmup": "steps"}
+# The stages that torch follows beside these, and the parameters that it knows of them, of which the first is used.
+STAGES = {
+    "topk": ("ratio", "sample", "residual"),
+    "dvf": ("delta", "sample", "residual"),
+    "threshold": ("value", "sample", "residual"),
+    "warmup": ("steps",),
+    "ef": (),
+    **{name: () for name in HALVES},
+}
 
 
 class Encoded(NamedTuple):
@@ -72,26 +77,25 @@ class Chain:
     @staticmethod
     def read(text: str) -> Optional[Chain]:
         """None for a codec that torch cannot follow; the worker then has it all to do."""
-        chain = Chain()
-        for stage in text.split("+"):
-            name, _, rest = stage.partition(":")
-            first = POSITIONAL.get(name, "")
-            pairs = [part.rpartition("=") for part in rest.split(",")]
-            values = {key.strip() or first: value.strip() for key, _, value in pairs}
-            if name in CHOOSERS and (float(values.get("sample", 1)) < 1 or values.get("residual") == "false"):
+        chain, text = Chain(), text or "none"
+        chain.keeps = _native.codec_keeps_residual(text)
+        for kind, name, parameters in _native.codec_stages(text):
+            values = {key: value or "" for key, value in parameters}
+            if kind in REST:
+                chain.stands_densely &= kind != "container" or name == "dense"
+                continue
+            known = STAGES.get(name)
+            if known is None or not set(values) <= set(known):
                 return None
-            if name in CHOOSERS:
-                chain.name, chain.argument, chain.keeps = name, float(values[first]), True
+            if kind == "sparsifier":
+                # One that looks at some entries only chooses others, and one that keeps nothing is not worth the memory.
+                if float(values.get("sample", 1)) < 1 or not chain.keeps:
+                    return None
+                chain.name, chain.argument = name, float(values[known[0]])
             elif name in HALVES:
                 chain.half = HALVES[name]
-            elif name == "ef":
-                chain.keeps = True
             elif name == "warmup":
-                chain.warmup = int(values[first])
-            elif name in REST:
-                chain.stands_densely &= name not in ("auto", "index", "bitmap", "hybrid")
-            else:
-                return None
+                chain.warmup = int(values[known[0]])
         # Without a choice of entries there must be halves, and places of nothing.
         return chain if chain.name is not None or (chain.half is not None and chain.stands_densely) else None
 

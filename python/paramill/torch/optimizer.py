@@ -241,6 +241,8 @@ class DistributedOptimizer(JobOptimizer):
         rule = state_dict.get("paramill", {}).get("rule", self._rule)
         if rule != self._rule:
             raise PolicyError(f"this state is of an optimizer `{rule}`, and this one is `{self._rule}`")
+        # The parameters of the last step are those of the groups that it was made with.
+        self._exchanger.synchronize()
         own = self.param_groups
         state = {key: value for key, value in state_dict.items() if key != "paramill"}
         if "paramill" not in state_dict:

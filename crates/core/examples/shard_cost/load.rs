@@ -238,7 +238,7 @@ fn encoded(codec: Codec, lengths: impl Iterator<Item = usize>) -> BTreeMap<usize
         let mut prng = Prng::new(len as u64);
         let values: Vec<f32> = (0..len).map(|_| prng.normal() as f32 * 0.01).collect();
         let (mut payload, context) =
-            (Vec::new(), Context { table_elements: len as u64, ..Context::default() });
+            (Vec::new(), Context { layer_elements: len as u64, ..Context::default() });
         Encoder::new(codec.clone(), len).encode(0, &values, &context, &mut payload).expect("finite values");
         // Elements travel without a codec's prefix.
         let payload = if codec.element_type().is_some() { payload.split_off(PREFIX_BYTES) } else { payload };

@@ -338,7 +338,7 @@ impl Table {
         let context = Context {
             step: clock,
             seed: codec::stretch_seed(job, sender, table, clock, chunk.number),
-            table_elements: self.layout.spec().elements(),
+            layer_elements: self.layout.spec().largest_layer(),
             ..Context::default()
         };
         let largest = encoder.codec().largest();

@@ -280,6 +280,11 @@ impl Codec {
         self.tag
     }
 
+    /// Whether a layer of so many elements is encoded once the chain has warmed up.
+    pub fn encodes_layer_of(&self, elements: u64) -> bool {
+        self.applies(&Context { step: u64::MAX, layer_elements: elements, ..Context::default() })
+    }
+
     pub(super) fn applies(&self, context: &Context<'_>) -> bool {
         self.filters.iter().all(|filter| filter.applies(context))
     }

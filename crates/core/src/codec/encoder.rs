@@ -191,7 +191,7 @@ impl Encoder {
             let elements = layer.elements.len() as u64;
             self.codec.applies(&Context {
                 step: gradient.step,
-                table_elements: elements,
+                layer_elements: elements,
                 ..Context::default()
             })
         };

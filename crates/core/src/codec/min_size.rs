@@ -1,4 +1,4 @@
-//! Small tables travel as they are: there is nothing to gain, and biases and scales are sensitive.
+//! Small tables and layers travel as they are: there is nothing to gain, and biases and scales are sensitive.
 
 use super::{Context, Filter, Stage};
 use crate::registry::{Entry, Param};
@@ -6,8 +6,8 @@ use serde::Deserialize;
 
 pub(super) const ENTRY: Entry<Stage> = Entry {
     name: "min-size",
-    about: "Applies the rest to tables of at least so many elements; smaller ones travel as they are.",
-    params: &[Param { name: "elements", default: None, about: "Elements of the smallest table." }],
+    about: "Applies the rest to layers of at least so many elements; smaller ones travel as they are.",
+    params: &[Param { name: "elements", default: None, about: "Elements of the smallest layer." }],
     example: "min-size:4096+onebit",
     build: |spec| {
         Ok(Box::new(Stage::Filter(Box::new(spec.with_positional("elements")?.config::<MinSize>()?))))
@@ -22,6 +22,6 @@ struct MinSize {
 
 impl Filter for MinSize {
     fn applies(&self, context: &Context<'_>) -> bool {
-        context.table_elements >= self.elements
+        context.layer_elements >= self.elements
     }
 }

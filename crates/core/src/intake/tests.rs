@@ -196,7 +196,7 @@ fn push(request: u64, clock: Clock, sequence: u32) -> frame::Push {
 fn encoded(codec: &str, values: &[f32]) -> Aligned {
     let mut payload = Vec::new();
     let mut encoder = Encoder::without_memory(Arc::new(chain(codec)));
-    encoder.encode(0, values, &Context { table_elements: 6, ..Context::default() }, &mut payload).unwrap();
+    encoder.encode(0, values, &Context { layer_elements: 6, ..Context::default() }, &mut payload).unwrap();
     Aligned::from_bytes(&payload)
 }
 

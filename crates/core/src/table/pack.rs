@@ -109,6 +109,7 @@ impl Pack {
 mod tests {
     use super::*;
     use crate::policy::{Axis, JobPolicies, Policies, Policy, PolicyOverride};
+    use crate::registry::Registry;
     use crate::types::ServerId;
 
     fn same_policies(one: &TableSpec, other: &TableSpec) -> bool {
@@ -163,6 +164,7 @@ mod tests {
 
     #[test]
     fn tensors_that_the_job_has_other_policies_for_are_packed_apart() {
+        let registry = Registry::builtin();
         let rule = |table: &str| PolicyOverride::new(table, Policies::of([(Axis::Sync, "asp")]));
         let on_one = |table: &str| rule(table).on(ServerId(3));
         let tensors =
@@ -174,8 +176,28 @@ mod tests {
             (vec![rule("fc*"), rule("conv*")], &["conv.bias and 3 more"]),
         ] {
             let job = JobPolicies { policy: Policy::default(), overrides };
-            let packs = Pack::divide(tensors.clone(), 4, |one, other| job.are_alike(one, other));
+            let packs = Pack::divide(tensors.clone(), 4, |one, other| job.are_alike(&registry, one, other));
             assert_eq!(names(&packs), expected);
+        }
+    }
+
+    #[test]
+    fn tensors_that_a_codec_leaves_alone_are_packed_apart() {
+        let registry = Registry::builtin();
+        let tensors = [("a", 4), ("b", 100), ("c", 5), ("d", 99), ("e", 101)]
+            .map(|(name, size)| TableSpec::dense(name, [size]));
+        for axis in [Axis::Codec, Axis::AnswerCodec] {
+            for (codec, expected) in [
+                ("int8", &["a and 4 more"][..]),
+                ("min-size:100+int8", &["a and 2 more", "b and 1 more"]),
+                ("min-size:5+f16", &["a", "b and 3 more"]),
+            ] {
+                let policy = Policy::default().with(axis, codec);
+                let job = JobPolicies { policy, overrides: vec![] };
+                let packs =
+                    Pack::divide(tensors.clone(), 1000, |one, other| job.are_alike(&registry, one, other));
+                assert_eq!(names(&packs), expected, "{axis} {codec}");
+            }
         }
     }
 

@@ -367,7 +367,7 @@ impl PushCodec {
         let context = |number: usize| {
             let number = number as u32;
             let context = context(*sender, layout, plain, number, layout.chunk_at(number));
-            Context { table_elements: largest, ..context }
+            Context { layer_elements: largest, ..context }
         };
         let (factors, ranges) = encoder.encode_table(&gradient, context, hands, payloads)?;
         let factors = factors.into_iter().map(|FactorFrames { elements, payloads }| LayerFactors {
@@ -567,7 +567,7 @@ fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, 
     Context {
         step: plain.clock,
         seed: codec::stretch_seed(seed, worker, table, plain.clock, number),
-        table_elements: layout.elements() as u64,
+        layer_elements: layout.elements() as u64,
         parameters: plain.parameters.get(elements_of(&chunk)).unwrap_or(&[]),
         plan: None,
     }

@@ -83,7 +83,7 @@ fn samples(len: usize, seed: u64) -> Vec<Vec<f32>> {
 }
 
 fn context(step: u64, len: usize) -> Context<'static> {
-    Context { step, seed: step + 99, table_elements: len as u64, ..Context::default() }
+    Context { step, seed: step + 99, layer_elements: len as u64, ..Context::default() }
 }
 
 fn encode(encoder: &mut Encoder, step: u64, values: &[f32]) -> Vec<u8> {

@@ -32,8 +32,8 @@ fn a_round_trip_stays_within_the_declared_error() {
 #[test]
 fn small_tables_and_first_steps_travel_as_they_are() {
     let values = samples(64, 1).remove(0);
-    let is_exact = |chain: &str, step: u64, table_elements: u64| {
-        let (codec, context) = (codec(chain), Context { table_elements, ..context(step, values.len()) });
+    let is_exact = |chain: &str, step: u64, layer_elements: u64| {
+        let (codec, context) = (codec(chain), Context { layer_elements, ..context(step, values.len()) });
         let (mut payload, mut received) = (Vec::new(), vec![0.0; values.len()]);
         Encoder::new(codec.clone(), values.len()).encode(0, &values, &context, &mut payload).unwrap();
         Decoder::new(codec).decode(&payload, &mut received).unwrap();

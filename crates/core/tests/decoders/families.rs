@@ -140,7 +140,7 @@ fn payloads(codec: &Arc<Codec>, values: &[f32]) -> Vec<Vec<u8>> {
         step: 20,
         seed: 7,
     };
-    let context = |_| Context { step: 20, seed: 7, table_elements: 1000, ..Context::default() };
+    let context = |_| Context { step: 20, seed: 7, layer_elements: 1000, ..Context::default() };
     let mut bytes = Written::default();
     let encoded =
         Encoder::new(codec.clone(), values.len()).encode_table(&gradient, context, &Alone, &mut bytes);

@@ -18,6 +18,7 @@ use crate::url::JobUrl;
 use crate::waker::Waker;
 use paramill_core::address::Addresses;
 use paramill_core::policy::JobPolicies;
+use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
 use paramill_core::table::TableSpec;
 use paramill_core::types::{Clock, WorkerId};
@@ -36,6 +37,7 @@ pub struct Job {
     pub(super) shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<Result<(), String>>>>,
     url: JobUrl,
+    registry: Arc<Registry>,
     log: Log,
     start: Mutex<Start>,
     /// Until the job starts.
@@ -101,6 +103,7 @@ impl Job {
             shared: shared.clone(),
             threads,
             url: options.url.clone(),
+            registry: options.registry.clone(),
             log: options.log.clone(),
             start: Mutex::default(),
             tables: Mutex::default(),
@@ -223,7 +226,8 @@ impl Job {
     /// Begins to start, with small tables in packs where the job's policies are known.
     fn begin_start(&self, policies: Option<&JobPolicies>) -> Result<Handle, ClientError> {
         let mut tables = lock(&self.tables);
-        let packs = policies.map_or_else(Vec::new, |policies| packing::divide(&tables, policies));
+        let packs =
+            policies.map_or_else(Vec::new, |policies| packing::divide(&tables, policies, &self.registry));
         let handle = self.act(|worker| {
             if !packs.is_empty() {
                 worker.pack(&packs)?;

@@ -12,6 +12,7 @@ use super::table::{Place, Table};
 use crate::clock;
 use paramill_core::kernels;
 use paramill_core::policy::{Axis, JobPolicies};
+use paramill_core::registry::Registry;
 use paramill_core::table::{Layer, Pack, TableSpec};
 use paramill_core::types::{ServerId, TableId};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
@@ -36,14 +37,15 @@ pub(super) fn gains(tables: &[Table]) -> bool {
 }
 
 /// All tables, the small ones in packs; empty where every table stays by itself.
-pub(super) fn divide(tables: &[Table], policies: &JobPolicies) -> Vec<Pack> {
+pub(super) fn divide(tables: &[Table], policies: &JobPolicies, registry: &Registry) -> Vec<Pack> {
     let spec = |table: &Table| {
         let spec = table.spec().clone();
         let of_name = spec.policy_on(ServerId(0), &policies.policy, &policies.overrides);
         // The matrices whose product a gradient is are those of a whole table.
         if of_name.get(Axis::Codec).contains("factors") { spec.alone() } else { spec }
     };
-    let packs = Pack::divide(tables.iter().map(spec), SMALL, |one, other| policies.are_alike(one, other));
+    let are_alike = |one: &TableSpec, other: &TableSpec| policies.are_alike(registry, one, other);
+    let packs = Pack::divide(tables.iter().map(spec), SMALL, are_alike);
     if packs.len() == tables.len() { Vec::new() } else { packs }
 }
 

@@ -224,11 +224,11 @@ impl<'a> Bench<'a> {
             step,
             seed: step << 32,
         };
-        let table_elements = self.values.len() as u64;
+        let layer_elements = self.values.len() as u64;
         let context = |number: usize| Context {
             step,
             seed: (step << 32) + number as u64,
-            table_elements,
+            layer_elements,
             ..Context::default()
         };
         (self.factors, self.ranges) =

@@ -110,7 +110,7 @@ impl AnswerEncoders {
         let Some(codec) = &mut self.codec else { return AnswerPayload { bytes, is_encoded: false } };
         let mut values = vec![0.0f32; bytes.len() / 4];
         bytemuck::cast_slice_mut(&mut values).copy_from_slice(&bytes);
-        let context = Context { table_elements: layout.spec().elements(), ..Context::default() };
+        let context = Context { layer_elements: layout.spec().largest_layer(), ..Context::default() };
         codec.encode(&values, &context)
     }
 
@@ -150,7 +150,7 @@ impl AnswerCodec {
             step: version,
             // Answers leave nothing to chance.
             seed: 0,
-            table_elements: layout.spec().elements(),
+            layer_elements: layout.spec().largest_layer(),
             ..Context::default()
         };
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };

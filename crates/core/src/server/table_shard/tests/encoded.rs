@@ -55,7 +55,7 @@ fn encoder(codec: &str) -> (Arc<Codec>, Encoder) {
 
 fn payload(encoder: &mut Encoder, prng: &mut Prng, clock: Clock, part: u32) -> Vec<u8> {
     let values: Vec<f32> = (0..LEN).map(|_| prng.normal() as f32).collect();
-    let context = Context { step: clock, seed: prng.next_u64(), table_elements: 210, ..Context::default() };
+    let context = Context { step: clock, seed: prng.next_u64(), layer_elements: 210, ..Context::default() };
     let mut payload = Vec::new();
     encoder.encode(part as usize * LEN, &values, &context, &mut payload).unwrap();
     payload
