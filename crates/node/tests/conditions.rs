@@ -9,12 +9,12 @@ use paramill_core::policy::{Axis, Policy};
 use paramill_core::table::TableSpec;
 use paramill_node::client::{Asked, Job, Table};
 use servers::{join, start_servers};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
 const ITERATIONS: u64 = 30;
 
-/// Three workers at full speed, with this model; the most that each of them was seen ahead of the slowest, and what the servers
+/// Three workers with this model; the most that each of them was seen ahead of the slowest, and what the servers
 /// counted: questions and fallbacks.
 fn train(
     sync: &str,
@@ -24,6 +24,7 @@ fn train(
     let policy = Policy::default().with(Axis::Sync, sync).with(Axis::Optimizer, "sgd:lr=3");
     let config = JobConfig { policy, ..JobConfig::new("conditions", 3, 2) };
     let (servers, url) = start_servers(&config, 2);
+    let alone = Barrier::new(3);
     let work = |rank: u32| {
         let job = join(&url, rank);
         job.condition("near", evaluate.clone()).unwrap();
@@ -32,7 +33,11 @@ fn train(
         let mut gradient = [0.0; 3];
         gradient[rank as usize] = -1.0;
         let mut most = 0f32;
-        for _ in 0..ITERATIONS {
+        for iteration in 0..ITERATIONS {
+            // Worker 1 makes the first one alone, so that something is missing for it.
+            if iteration == u64::from(rank == 1) {
+                alone.wait();
+            }
             most = most.max(iterate(&job, &table, &gradient, rank));
         }
         job.barrier("done").unwrap();
