@@ -14,26 +14,17 @@ use std::time::Duration;
 
 const ITERATIONS: u64 = 30;
 
-/// When worker 2 trains.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Last {
-    WithOthers,
-    /// So that pulls of the others wait for verdicts.
-    AfterOthers,
-}
-
-/// Three workers at full speed, with this model; the most that each of them was seen ahead of the slowest, and what the servers
+/// Three workers with this model; the most that each of them was seen ahead of the slowest, and what the servers
 /// counted: questions and fallbacks.
 fn train(
     sync: &str,
-    last: Last,
     evaluate: impl Fn(&Asked) -> Result<bool, String> + Clone + Send + Sync + 'static,
 ) -> (Vec<f32>, u64, u64) {
     // Element `i` of the table counts the pushes of worker `i`: gradients are scaled by the number of workers.
     let policy = Policy::default().with(Axis::Sync, sync).with(Axis::Optimizer, "sgd:lr=3");
     let config = JobConfig { policy, ..JobConfig::new("conditions", 3, 2) };
     let (servers, url) = start_servers(&config, 2);
-    let turn = Barrier::new(3);
+    let alone = Barrier::new(3);
     let work = |rank: u32| {
         let job = join(&url, rank);
         job.condition("near", evaluate.clone()).unwrap();
@@ -42,14 +33,12 @@ fn train(
         let mut gradient = [0.0; 3];
         gradient[rank as usize] = -1.0;
         let mut most = 0f32;
-        if last == Last::AfterOthers && rank == 2 {
-            turn.wait();
-        }
-        for _ in 0..ITERATIONS {
+        for iteration in 0..ITERATIONS {
+            // Worker 1 makes the first one alone, so that something is missing for it.
+            if iteration == u64::from(rank == 1) {
+                alone.wait();
+            }
             most = most.max(iterate(&job, &table, &gradient, rank));
-        }
-        if last == Last::AfterOthers && rank != 2 {
-            turn.wait();
         }
         job.barrier("done").unwrap();
         let tables = job.status().unwrap().shards.into_iter().flat_map(|shard| shard.tables);
@@ -61,12 +50,7 @@ fn train(
         (most, counts)
     };
     let ends: Vec<(f32, (u64, u64))> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..3)
-            .map(|rank| {
-                let work = &work;
-                scope.spawn(move || work(rank))
-            })
-            .collect();
+        let workers: Vec<_> = (0..3).map(|rank| scope.spawn(move || work(rank))).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     });
     servers.into_iter().for_each(|server| server.join().unwrap());
@@ -84,7 +68,7 @@ fn iterate(job: &Job, table: &Table, gradient: &[f32], rank: u32) -> f32 {
 #[test]
 fn nobody_is_further_ahead_than_worker_0_says() {
     let near = |asked: &Asked| Ok(asked.question.progress - asked.question.slowest() <= 2);
-    let (most, questions, fallbacks) = train("remote:near,deadline=60", Last::WithOthers, near);
+    let (most, questions, fallbacks) = train("remote:near,deadline=60", near);
     assert!(most.iter().all(|most| *most <= 2.0), "{most:?}");
     assert!(questions > 0 && fallbacks == 0, "{questions} questions, {fallbacks} fallbacks");
 }
@@ -92,7 +76,7 @@ fn nobody_is_further_ahead_than_worker_0_says() {
 #[test]
 fn a_condition_that_fails_leaves_it_to_the_fallback() {
     let (most, questions, fallbacks) =
-        train("remote:near,deadline=60,fallback=ssp:s=1", Last::WithOthers, |_| Err("no".into()));
+        train("remote:near,deadline=60,fallback=ssp:s=1", |_| Err("no".into()));
     assert!(most.iter().all(|most| *most <= 1.0), "{most:?}");
     assert!(fallbacks > 0 && fallbacks <= questions, "{questions} questions, {fallbacks} fallbacks");
 }
@@ -108,7 +92,7 @@ fn a_condition_that_does_not_return_holds_up_nothing_but_itself() {
         drop(wait.unwrap());
         Ok(false)
     };
-    let (_, questions, fallbacks) = train("remote:near,deadline=1ms,fallback=asp", Last::AfterOthers, never);
+    let (_, questions, fallbacks) = train("remote:near,deadline=1ms,fallback=asp", never);
     assert!(questions > 0 && fallbacks > 0, "{questions} questions, {fallbacks} fallbacks");
     *over.0.lock().unwrap() = true;
     over.1.notify_all();
