@@ -62,7 +62,8 @@ mod tests {
         let faults = faults.iter().chain(&["worker=2:slow=4x"]).map(|&fault| fault.to_owned()).collect();
         let base = Scenario::new(3, 2, 100).with(Axis::Sync, sync);
         let report = run_scenario(&Scenario { aggregators, faults, judge, ..base }).unwrap();
-        assert!(report.finished, "{report:?}");
+        // Worker 0 may have died.
+        assert!(report.workers[1..].iter().all(|worker| worker.finished_s.is_some()), "{report:?}");
         report
     }
 
