@@ -16,7 +16,7 @@ import numpy as np
 from . import _native
 from ._native import Pull
 from .arrays import FloatArray, as_array, as_output, as_rows
-from .errors import EnvironmentError, ShapeError
+from .errors import EnvironmentError, PolicyError, ShapeError
 from .policies import Policies
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ class Job:
         >>> job.close()
         """
         name = name or str(getattr(function, "__name__", "condition"))
+        if name == "<lambda>":
+            raise PolicyError("a lambda has no name of its own: give name= too")
         text = f"remote:{name},deadline={deadline},fallback=({fallback})" + (",significance=true" if significance else "")
         _native.check_policies({"sync": text})
         self._native.condition(name, function)

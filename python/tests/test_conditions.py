@@ -139,7 +139,8 @@ def test_what_cannot_be_said_is_refused() -> None:
         for said, why in [
             ({"name": "near", "fallback": "bsp"}, "expected asp, ssp, dsps, pssp or when"),
             ({"name": "near", "deadline": 0}, "expected more than 0"),
-            ({}, "name = <lambda>: expected letters"),
+            ({}, "a lambda has no name of its own: give name= too"),
+            ({"name": "a b"}, "expected at most"),
         ]:
             with pytest.raises(pm.errors.PolicyError, match=why):
                 job.condition(lambda pull: True, **said)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ pub struct Context<'a> {
     pub step: u64,
     /// Seed of the random choices of this stretch at this step.
     pub seed: u64,
-    /// Elements of the table's largest layer.
+    /// Elements of the layer, or of the table's largest one where a stretch is of several.
     pub layer_elements: u64,
     /// The stretch's parameters as the sender knows them; empty when it knows none.
     pub parameters: &'a [f32],

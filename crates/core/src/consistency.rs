@@ -35,7 +35,7 @@ mod when;
 pub use controller::{Advance, Controller, Judged, PullOutcome, Reason, Released, Unanswered, Waiting};
 pub use policy::{Exec, SyncPolicy};
 pub use question::{Question, WorkerProgress};
-pub use remote::Remote;
+pub use remote::{Remote, check_name};
 pub use state::{SyncState, WorkerState};
 pub use stats::SyncStats;
 
@@ -89,6 +89,11 @@ pub trait Consistency: Send + Debug {
     /// it, and the soft barrier keeps it too.
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         None
+    }
+
+    /// The most rounds that an answer to a pull which [`Consistency::pull`] told to wait may lack under the soft barrier.
+    fn soft_bound(&self, state: &SyncState) -> Option<u64> {
+        self.staleness_bound(state)
     }
 
     /// What the learning rate of a round's step is multiplied with. `n` is the number of live workers and of those that

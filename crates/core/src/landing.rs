@@ -3,7 +3,7 @@
 //! An answer may have to be widened, decoded, or added to those before it. None of this needs the role, which other threads
 //! may want meanwhile: a [`Destination`] has all that it takes. What belongs to a connection alone (a decoder, the sum of the
 //! differences that came over it) has a small lock of its own, which nobody else wants at the same time but an application
-//! that takes such a table back.
+//! that gives a slab of such a table back.
 
 #![allow(
     clippy::disallowed_types,

@@ -58,6 +58,12 @@ pub const MAX_REASON_BYTES: usize = 1024;
 pub const MAX_PENDING_PULLS: usize = 256;
 /// Pulls that wait for a worker to evaluate its conditions. It has no answer to more.
 pub const MAX_QUESTIONS: usize = 4096;
+/// Workers that all of these questions together may tell of.
+pub const MAX_QUESTION_WORKERS: usize = 1 << 20;
+/// Questions about one table that a shard asks before it has an answer to the first.
+pub const MAX_QUESTIONS_OPEN: u64 = 256;
+/// How long a question may wait, whatever the shard says.
+pub const LONGEST_QUESTION: Duration = Duration::from_secs(3600);
 /// Rows that all of these pulls together may name.
 pub const MAX_PENDING_ROWS: usize = 1 << 24;
 /// Characters in a condition's expression.

@@ -1,8 +1,9 @@
 //! A worker as a state machine: it declares tables, pushes gradients, pulls parameters, keeps its clock.
 //!
-//! Methods come in four families. Getters ([`Worker::values`], [`Worker::outcome`]) look. Mutators
+//! Methods come in five families. Getters ([`Worker::values`], [`Worker::outcome`]) look. Mutators
 //! ([`Worker::declare`], [`Worker::start`], [`Worker::push`], [`Worker::pull`], [`Worker::clock`]) are what the
 //! application asks for; each returns a [`Ticket`] to wait on. `handle_*` and `poll_*` are the driver's ([`Role`]).
+//! Conditions of the application have some that return no tickets: [`Worker::judge`], [`Worker::poll_question`], [`Worker::answer`].
 //!
 //! A request stays until its server answered it, and is sent again when a broken connection is made anew; the
 //! servers apply it once.
@@ -149,9 +150,9 @@ impl Worker {
         Ok(self.traffic.tables().find(table)?.codec())
     }
 
-    /// The type that the parameters of a table come as; none where the answer codec makes something else of them.
+    /// The type that a slab of a table which takes halves gets its parameters as; none where the answer codec makes something else of them.
     pub fn answer_type(&self, table: TableId) -> Result<Option<DType>, WorkerError> {
-        Ok(self.traffic.tables().find(table)?.answer_type())
+        Ok(self.traffic.tables().find(table)?.slab_type())
     }
 
     /// Whether a ticket waits for more than acknowledgements, which do not depend on other workers.
@@ -314,15 +315,10 @@ impl Worker {
         Ok(self.traffic.tables().find(table)?.layout().answer_parts(of))
     }
 
-    /// Whether a share of the parameters is in the slabs of an exchange that is under way. It stays there, unless
-    /// [`Worker::is_repeated`] says otherwise when the exchange is over.
+    /// Whether a share of the parameters is in the slabs of an exchange that is under way. It stays there, but for newer ones that may
+    /// come after a connection was lost, where the consistency model lets there be newer ones.
     pub fn has_share(&self, ticket: Ticket, share: Share) -> bool {
         self.traffic.has_share(ticket, share)
-    }
-
-    /// Whether some of an answer was here when it began anew, so that what was seen of a share may not be what came in the end.
-    pub fn is_repeated(&self, ticket: Ticket) -> bool {
-        self.traffic.tickets().get(ticket).is_some_and(Pending::is_repeated)
     }
 
     /// Forgets a ticket of an exchange and returns its slabs.
@@ -393,9 +389,16 @@ impl Worker {
         !self.rulings.is_empty()
     }
 
-    /// The next pull that a server asks about; [`Worker::answer`] comes next. Those that are too old to be answered are left out.
+    /// The next pull that a server asks about; [`Worker::answer`] comes next. Of those that are too old to be answered the servers only
+    /// hear that they may ask again.
     pub fn poll_question(&mut self, now: Time) -> Option<Asked> {
-        self.rulings.poll(now)
+        while let Some((asked, is_waited_for)) = self.rulings.poll(now) {
+            if is_waited_for {
+                return Some(asked);
+            }
+            self.answer(&asked, None);
+        }
+        None
     }
 
     /// Whether the pull may be answered; `None` when the condition failed, so that the server decides by itself.
@@ -470,6 +473,13 @@ impl Worker {
     /// A server asks whether a pull may be answered.
     fn take_question(&mut self, now: Time, from: ShardId, table: TableId, question: Question) {
         let number = question.number;
+        if self.rulings.is_unheard_of(&question.condition) {
+            let name = &question.condition;
+            self.session.log(format!(
+                "servers ask for the condition `{name}`, which this worker does not have, so its fallback decides; give it by \
+                 `Job::condition`, or set another model"
+            ));
+        }
         let is_filed = self.traffic.tables().get(table).is_some_and(|local| {
             let table_name = local.name().to_owned();
             self.rulings.ask(now, Asked { shard: from, table, table_name, question })

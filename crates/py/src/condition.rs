@@ -12,7 +12,7 @@ pub(crate) struct Pull {
 }
 
 /// How far a worker is.
-#[pyclass(frozen, get_all, module = "paramill")]
+#[pyclass(frozen, get_all, module = "paramill._native")]
 pub(crate) struct WorkerProgress {
     rank: u32,
     progress: i64,

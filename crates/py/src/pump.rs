@@ -3,8 +3,8 @@
 //! Python asks for copies at the moment at which a bucket's gradients are ready, and at the end of an iteration for those of all
 //! new parameters; the device does them in order, on a stream for each direction. A copy of parameters waits for a flag, and
 //! everything that is computed after the iteration waits for these copies. So Python goes on at once, and the device waits for the
-//! servers. Two threads do the rest: one hands gradients to the servers when they have left the device, the other raises the flag
-//! of a bucket when its answer is here, or when it failed.
+//! servers. Two threads do the rest: one hands gradients to the servers when they have left the device, the other raises the flags
+//! of a bucket as its parameters come, or when it failed.
 
 use crate::device::{Cuda, Device, Emulated, Event, Flag, Halves, Host, Outcome, Remote, Stream, TopK};
 use crate::errors::{client, raise};
@@ -53,8 +53,6 @@ struct Shared {
     timeout: Duration,
     outward: Stream,
     inward: Stream,
-    /// Beside the order of the other two.
-    mending: Stream,
     /// The end of what was computed with the parameters that are about to be replaced.
     used: Event,
     arrived: Event,
@@ -114,6 +112,8 @@ struct Memory {
     values: Region,
     /// Whether the parameters that come next are asked for as halves.
     asks_halves: bool,
+    /// Whether a codec encodes them: what comes again after a connection was lost may then be other bits.
+    is_encoded: bool,
     /// What an exchange that failed left: the device may still copy from there.
     former: Vec<Region>,
 }
@@ -384,10 +384,10 @@ impl Drop for Pump {
 
 impl Shared {
     fn new(job: Arc<node::Job>, device: Box<dyn Device>, timeout: Duration) -> Outcome<Shared> {
-        let (outward, inward, mending) = (device.new_stream()?, device.new_stream()?, device.new_stream()?);
+        let (outward, inward) = (device.new_stream()?, device.new_stream()?);
         let (used, arrived) = (device.new_event()?, device.new_event()?);
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Shared { job, device, timeout, outward, inward, mending, used, arrived, state, changed };
+        let shared = Shared { job, device, timeout, outward, inward, used, arrived, state, changed };
         // A driver that cannot wait for flags says so now.
         let words = shared.device.allocate(WORDS_BYTES)?;
         let flag = flag_at(words, 0);
@@ -414,7 +414,8 @@ impl Shared {
         let part = |(number, elements)| Part { elements, flag: flag_at(words, number) };
         let parts = parts.into_iter().enumerate().map(part).collect();
         let allocate = || self.device.allocate_halves(address.len).ok();
-        let halves = comes_as_halves(slab.get()).then(allocate).flatten();
+        let comes_as = slab.get().answer_type().map_err(|error| error.to_string())?;
+        let halves = is_half(comes_as).then(allocate).flatten();
         Ok(Lane { slab, incoming, words, parts, halves, ready, copied, memory })
     }
 
@@ -429,7 +430,7 @@ impl Shared {
             Ok(Region { slab, bytes, own })
         };
         let (gradient, values) = (region(address.gradient)?, region(address.values)?);
-        Ok(Memory { address, gradient, values, asks_halves: false, former: Vec::new() })
+        Ok(Memory { address, gradient, values, asks_halves: false, is_encoded: false, former: Vec::new() })
     }
 
     /// Asks for the copies of a bucket that is ready on `stream`.
@@ -448,9 +449,10 @@ impl Shared {
             let former = std::mem::replace(&mut *memory, self.memory(address)?);
             memory.former.extend([former.gradient, former.values].into_iter().chain(former.former));
         }
-        let asks_halves = lane.halves.is_some() && comes_as_halves(lane.slab.get());
+        let comes_as = lane.slab.get().answer_type().map_err(|error| error.to_string())?;
+        let asks_halves = lane.halves.is_some() && is_half(comes_as);
         lane.slab.get().ask_halves(asks_halves).map_err(|error| error.to_string())?;
-        memory.asks_halves = asks_halves;
+        (memory.asks_halves, memory.is_encoded) = (asks_halves, comes_as.is_none());
         let room = if is_counted { COUNT_BYTES } else { memory.gradient.bytes };
         if parts.iter().map(|part| part.1).sum::<usize>() > room {
             return Err("more is to be sent than the slab has room for".to_owned());
@@ -487,7 +489,7 @@ impl Shared {
         for (lane, number) in &asked {
             for part in &lane.parts {
                 device.wait_flag(self.inward, part.flag, *number)?;
-                self.copy_in(lane, part, self.inward)?;
+                self.copy_in(lane, part)?;
             }
             self.widen(lane)?;
         }
@@ -513,7 +515,7 @@ impl Shared {
         self.device.attach()?;
         if !late.is_empty() {
             for lane in &late {
-                self.copy_all_in(lane, self.inward)?;
+                lane.parts.iter().try_for_each(|part| self.copy_in(lane, part))?;
                 self.widen(lane)?;
             }
             self.device.record(self.arrived, self.inward)?;
@@ -522,7 +524,7 @@ impl Shared {
     }
 
     /// Copies parameters to where they belong, or to where they are widened from.
-    fn copy_in(&self, lane: &Lane, part: &Part, stream: Stream) -> Outcome<()> {
+    fn copy_in(&self, lane: &Lane, part: &Part) -> Outcome<()> {
         let (from, halves) = {
             let memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
             (memory.values.start(), lane.halves_of(&memory))
@@ -530,7 +532,7 @@ impl Shared {
         let (to, width) = halves.map_or((lane.incoming, ELEMENT_BYTES), |halves| (halves, HALF_BYTES));
         part.elements.iter().try_for_each(|range| {
             let (start, bytes) = (range.start * width, range.len() * width);
-            self.device.copy_in(Remote(to.0 + start), Host(from.0 + start), bytes, stream)
+            self.device.copy_in(Remote(to.0 + start), Host(from.0 + start), bytes, self.inward)
         })
     }
 
@@ -540,10 +542,6 @@ impl Shared {
         let Some(halves) = lane.halves_of(&memory) else { return Ok(()) };
         let (values, count, kind) = (lane.incoming, memory.address.len, lane.kind());
         self.device.widen(self.inward, &Halves { halves, values, count, kind })
-    }
-
-    fn copy_all_in(&self, lane: &Lane, stream: Stream) -> Outcome<()> {
-        lane.parts.iter().try_for_each(|part| self.copy_in(lane, part, stream))
     }
 
     /// The first thread: hands gradients to the servers in the order in which they were submitted.
@@ -640,58 +638,55 @@ impl Shared {
             let state = self.changed.wait_while(self.lock(), wait).unwrap_or_else(PoisonError::into_inner);
             let Some((number, exchange)) = state.first_under_way() else { return };
             drop(state);
-            self.receive_parts(number, &exchange);
             self.receive(number, &exchange);
-        }
-    }
-
-    /// Raises the flags of all parts of a bucket but the last, as they come.
-    fn receive_parts(&self, number: usize, exchange: &Underway) {
-        let (lane, submission) = {
-            let state = self.lock();
-            let (lane, progress) = &state.lanes[number];
-            (lane.clone(), progress.submitted)
-        };
-        let of = lane.parts.len();
-        let is_shared = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).values.own.is_none();
-        for part in (1..of).filter(|_| is_shared) {
-            let share = Share { parts: part, of };
-            // What comes no more is found, and told, by whoever waits for the whole.
-            if !exchange.has_share_within(share, LOOK_UP_EVERY) || exchange.is_due() {
-                return;
-            }
-            lane.parts[part - 1].flag.raise(submission);
         }
     }
 
     /// Waits for an answer until it is there, the pump is closed, or its time is over. Then the device goes on without it, and
     /// it stays the one that is waited for.
-    fn receive(&self, lane: usize, exchange: &Underway) {
-        let mut left = self.timeout;
+    fn receive(&self, number: usize, exchange: &Underway) {
+        let (lane, submission) = {
+            let state = self.lock();
+            let (lane, progress) = &state.lanes[number];
+            (lane.clone(), progress.submitted)
+        };
+        // Parts that may be copied before the last one is here.
+        let early = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).early_parts(&lane);
+        let (mut left, mut here) = (self.timeout, 0);
         loop {
             let (slice, began) = (left.min(LOOK_UP_EVERY), Instant::now());
+            if here < early {
+                let share = Share { parts: here + 1, of: lane.parts.len() };
+                if exchange.has_share_within(share, slice) && !exchange.is_due() {
+                    lane.parts[here].flag.raise(submission);
+                    here += 1;
+                    continue;
+                }
+            }
+            let slice = if here < early { Duration::ZERO } else { slice };
             if exchange.is_due_within(slice) || left.is_zero() {
-                let is_repeated = exchange.is_repeated();
-                let (slabs, outcome) = match exchange.wait_within(Duration::ZERO) {
+                let (mut slabs, outcome) = match exchange.wait_within(Duration::ZERO) {
                     Ok(slabs) => (slabs, Ok(())),
                     Err(error @ ClientError::Timeout { .. }) => {
-                        return self.go_on_without(lane, timed(error, self.timeout));
+                        return self.go_on_without(number, timed(error, self.timeout));
                     }
-                    Err(error) => (exchange.give_up(), Err(Why::Client(error))),
+                    Err(error) => (exchange.give_up(), Err(error)),
                 };
-                let outcome = outcome.and_then(|()| self.check_arrival(lane, &slabs, is_repeated));
-                return self.finish(lane, slabs, outcome);
+                if outcome.is_ok() {
+                    self.fit(number, &mut slabs);
+                }
+                return self.finish(number, slabs, outcome);
             }
             if self.lock().is_closing {
                 return;
             }
             // Time in which this process stood still is not one in which nothing came.
             let passed = began.elapsed();
-            left = left.saturating_sub(passed - standstill::lost_time(slice, passed));
+            left = left.saturating_sub(passed - standstill::lost_time(slice.max(LOOK_UP_EVERY), passed));
         }
     }
 
-    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), Why>) {
+    fn finish(&self, number: usize, slabs: Vec<node::Slab>, outcome: Result<(), ClientError>) {
         let lane = self.lane(number);
         for slab in slabs {
             lane.slab.get().put_back(slab);
@@ -701,35 +696,28 @@ impl Shared {
         }
         let mut state = self.lock();
         state.under_way.pop_front();
-        if let Err(why) = outcome {
-            state.failures.push(Failure { lane: number, is_refusal: false, why });
+        if let Err(error) = outcome {
+            state.lanes[number].0.kind().raise(Halves::NONE);
+            state.failures.push(Failure { lane: number, is_refusal: false, why: error.into() });
         }
         state.end(number);
         self.changed.notify_all();
     }
 
-    /// Looks at what came before the device does. Parameters that came twice may have been copied before they came for the second
-    /// time; those of another type than they were asked for, because the answer codec was switched, are not where the device looks.
-    fn check_arrival(&self, number: usize, slabs: &[node::Slab], is_repeated: bool) -> Result<(), Why> {
+    /// Makes what came what the device expects, which has been asked to widen it or not. Parameters that did not come as halves, because the
+    /// answer codec was switched meanwhile, are rounded this once, as they would have been.
+    fn fit(&self, number: usize, slabs: &mut [node::Slab]) {
         let lane = self.lane(number);
-        let kind = match slabs.first().map(|slab| slab.values_type()) {
-            Some(DType::F16) => Halves::F16,
-            Some(DType::Bf16) => Halves::BF16,
-            Some(DType::F32) | None => Halves::NONE,
-        };
-        lane.kind().raise(kind);
-        let is_unasked = {
-            let mut memory = lane.memory.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_unasked = memory.asks_halves && kind == Halves::NONE;
-            memory.asks_halves &= !is_unasked;
-            is_unasked
-        };
-        if is_unasked || is_repeated && lane.parts.len() > 1 {
-            self.device.attach()?;
-            self.copy_all_in(&lane, self.mending)?;
-            self.device.drain(self.mending)?;
+        let asks_halves = lane.memory.lock().unwrap_or_else(PoisonError::into_inner).asks_halves;
+        let Some(slab) = slabs.first_mut() else { return };
+        if asks_halves && slab.values_type() == DType::F32 {
+            slab.convert_values(DType::Bf16);
         }
-        Ok(())
+        lane.kind().raise(match slab.values_type() {
+            DType::F16 => Halves::F16,
+            DType::Bf16 => Halves::BF16,
+            DType::F32 => Halves::NONE,
+        });
     }
 
     /// After a time-out.
@@ -748,6 +736,7 @@ impl Shared {
     /// A bucket that could not be sent.
     fn fail(&self, lane: usize, why: Why) {
         let mut state = self.lock();
+        state.lanes[lane].0.kind().raise(Halves::NONE);
         state.failures.push(Failure { lane, is_refusal: false, why });
         state.end(lane);
         self.changed.notify_all();
@@ -813,9 +802,17 @@ impl Progress {
     }
 }
 
-/// Whether the answer codec makes halves of parameters.
-fn comes_as_halves(slab: &Slab) -> bool {
-    slab.answer_type().is_ok_and(|found| found.is_some_and(|dtype| dtype != DType::F32))
+fn is_half(dtype: Option<DType>) -> bool {
+    dtype.is_some_and(|dtype| dtype != DType::F32)
+}
+
+impl Memory {
+    /// How many parts of a lane may be copied before the last one is here: none where the pump copies them once more, or where what comes
+    /// again after a connection was lost is not the same.
+    fn early_parts(&self, lane: &Lane) -> usize {
+        let is_direct = self.values.own.is_none() && !self.is_encoded;
+        if is_direct { lane.parts.len() - 1 } else { 0 }
+    }
 }
 
 /// One of the flags in a lane's words.

@@ -77,11 +77,6 @@ impl Slab {
         Ok(unsafe { arrays::view(values, len, this.clone().into_any()) })
     }
 
-    /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
-    fn take_halves(&self, takes: bool) -> PyResult<()> {
-        self.ask_halves(takes).map_err(client)
-    }
-
     /// The type of the parameters that the last exchange brought: `f32`, `f16` or `bf16`.
     fn values_type(&self) -> PyResult<&'static str> {
         let found = self.here(|slab| Ok(slab.values_type())).map_err(client)?;
@@ -154,10 +149,13 @@ impl Slab {
         self.table.answer_type()
     }
 
-    /// Says whether parameters may come as halves.
+    /// Says whether parameters may come as halves, which are then at the beginning of the memory of `values`.
     pub(crate) fn ask_halves(&self, takes: bool) -> Result<(), ClientError> {
         self.here(|slab| {
             slab.take_halves(takes);
+            if !takes {
+                slab.convert_values(DType::F32);
+            }
             Ok(())
         })
     }

@@ -31,7 +31,7 @@ impl JudgeModel {
     pub fn check(&self) -> Result<(), String> {
         for (name, value, max) in [("takes_ms", self.takes_ms, 1e9), ("fails_p", self.fails_p, 1.0)] {
             if !(0.0..=max).contains(&value) {
-                return Err(format!("judge.{name} = {value}: expected a number from 0 to {max:e}"));
+                return Err(format!("judge.{name} = {value}: expected a number from 0 to {max}"));
             }
         }
         Ok(())

@@ -11,14 +11,13 @@ from torch import Tensor
 from ..errors import NonFiniteError, PolicyError
 from ..job import Handle, Job, Slab, Table
 from ..policies import UNCOMPRESSED, Policies
-from .compression import Chain, Compressor, Encoded
+from .compression import HALVES, Chain, Compressor, Encoded
 from .devices import Lane, Pump
 
 # Every tensor in a pack begins at a cache line.
 ALIGNMENT = 16
 # Gradient and parameters, in the host's memory and in the device's, and what is compressed there.
 MOST_KNOWN_VIEWS = 5
-HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Slot:

@@ -32,6 +32,8 @@ pub(crate) enum BenchCommand {
 /// Policies are those of any job, but for --sync, which is bsp; the optimizer is sgd:lr=0.001 unless another one is named. With a
 /// codec, gradients and parameters are normal values, and gradients change from iteration to iteration.
 #[derive(Debug, ClapArgs)]
+#[command(mut_arg("sync", |arg| arg.hide(true)))]
+#[command(mut_arg("optimizer", |arg| arg.help("How a gradient changes parameters [default: sgd:lr=0.001]")))]
 #[command(after_help = "\
 Examples:
   paramill bench exchange

@@ -153,8 +153,8 @@ fn waits(status: &Status) -> Vec<String> {
         for table in &shard.tables {
             if table.stats.fallbacks > 0 {
                 lines.push(format!(
-                    "{} decided about {} of {} pulls of table `{}` by the fallback, since worker 0 gave no answer",
-                    shard.shard, table.stats.fallbacks, table.stats.pulls, table.name
+                    "{} decided {} times by the fallback about pulls of table `{}`, since worker 0 gave no answer",
+                    shard.shard, table.stats.fallbacks, table.name
                 ));
             }
             for wait in &table.waiting {

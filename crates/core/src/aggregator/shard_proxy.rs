@@ -285,10 +285,15 @@ impl ShardProxy {
                 Err(error) => out.log(error.to_string()),
             },
             Kind::Params => return self.take_params(header, payload, copies, out),
-            // Worker 0 evaluates conditions. Where it is not connected the shard decides by itself after a while.
+            // Worker 0 evaluates conditions.
             Kind::Control if self.is_connected(WorkerId::FIRST) => {
                 let to = self.uplink.connection_of(WorkerId::FIRST);
                 out.send(to, *header, Body::Bytes(payload.to_vec()));
+            }
+            // The shard heard of it by a sum that it had left here, and is told once more that it is gone.
+            Kind::Control => {
+                let header = FromAggregator::Forget(WorkerId::FIRST).header(0);
+                out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
             }
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(header.request, fault, out),

@@ -129,7 +129,7 @@ pub enum Unanswered {
     Gone,
     /// It did not answer in time.
     Late,
-    /// It does not have the condition, or the condition failed.
+    /// It does not have the condition, the condition failed, or too many questions wait there.
     Failed,
 }
 
@@ -138,7 +138,9 @@ impl fmt::Display for Unanswered {
         f.write_str(match self {
             Unanswered::Gone => "worker 0, which evaluates the condition, is not connected",
             Unanswered::Late => "worker 0 did not evaluate the condition in time",
-            Unanswered::Failed => "worker 0 could not evaluate the condition",
+            Unanswered::Failed => {
+                "worker 0 could not evaluate the condition: it failed there, or has another name"
+            }
         })
     }
 }
@@ -284,7 +286,9 @@ impl Controller {
             Some(known) if known.pushed().is_some_and(|pushed| clock <= pushed) => Admit::Duplicate,
             Some(_) => admit,
         };
-        self.questions.note_change();
+        if matches!(admit, Admit::Late | Admit::Now | Admit::Round(_)) {
+            self.questions.note_change();
+        }
         match admit {
             Admit::TooFarAhead | Admit::UnknownWorker => self.stats.refused += 1,
             Admit::Duplicate => self.stats.duplicates += 1,
@@ -304,8 +308,9 @@ impl Controller {
         }
     }
 
-    /// Closes the open round if its time has come, and sees to pulls that worker 0 judges. The caller steps the optimizer, takes the pulls that this has released from
-    /// [`Controller::poll_released`], and calls again, until `None`.
+    /// Closes the open round if its time has come, and sees to pulls that worker 0 judges. The caller steps the optimizer, takes
+    /// the pulls that this has released from [`Controller::poll_released`], and calls again, until `None`; then it takes those
+    /// that are left.
     pub fn advance(&mut self, now: Time) -> Option<Advance> {
         self.end_late_questions(now);
         if !self.round_is_over(now) {
@@ -416,9 +421,10 @@ impl Controller {
         None
     }
 
-    /// Worker 0's answer to a question: whether the pull is answered now, unless the condition failed. One that comes too late, or
+    /// Worker 0's answer to a question: whether the pull is answered now, unless the condition failed. One that comes when the fallback has decided, or
     /// to nothing that was asked, changes nothing.
     pub fn verdict(&mut self, now: Time, number: u64, holds: Option<bool>) {
+        self.questions.note_answer(number);
         let is_it = |delayed: &Delayed| delayed.is_asked() && delayed.wait.question == number;
         let Some(at) = self.delayed.iter().position(is_it) else { return };
         let mut pull = self.delayed.swap_remove(at);
@@ -586,6 +592,7 @@ impl Controller {
         }
         match self.policy.model.remote() {
             None => self.ask_model(view, Judged::ByModel),
+            Some(_) if self.questions.are_many() => self.ask_fallback(view, Unanswered::Late),
             Some(remote) if self.questions.has_judge() => {
                 let (condition, judged) = (Arc::clone(&remote.name), Judged::Asked(now + remote.deadline));
                 Err(Wait { condition, judged, question: self.questions.ask() })
@@ -673,8 +680,12 @@ impl Controller {
             Exec::Lazy => delayed.progress < signed(state.v_train()),
             // It may be answered at once: nobody has said that it waits.
             Exec::Soft if delayed.is_asked() => delayed.progress < signed(state.v_train()),
+            // Worker 0 said so, and is asked again.
+            Exec::Soft if delayed.wait.judged == Judged::ByWorker => {
+                delayed.progress < signed(state.v_train())
+            }
             Exec::Soft => {
-                let bound = policy.model.staleness_bound(state);
+                let bound = policy.model.soft_bound(state);
                 bound.is_none_or(|bound| state.staleness(delayed.progress) <= bound)
             }
         };

@@ -1,5 +1,6 @@
 //! The questions of one (table, shard) to worker 0, which evaluates its pull condition.
 
+use crate::limits;
 use std::collections::VecDeque;
 
 /// Numbers questions, and knows which of them are older than the state.
@@ -12,12 +13,15 @@ pub(super) struct Questions {
     last_change: u64,
     /// Those that are not polled.
     unsent: VecDeque<u64>,
+    /// Of the last one that was answered, in time or not. They are answered in their order.
+    answered: u64,
 }
 
 impl Questions {
     /// Worker 0 is there or gone.
     pub(super) fn set_judge(&mut self, is_here: bool) {
         self.has_judge = is_here;
+        self.answered = self.last;
         // Pulls that wait are asked about when it is there again.
         self.note_change();
     }
@@ -31,6 +35,16 @@ impl Questions {
         self.last += 1;
         self.unsent.push_back(self.last);
         self.last
+    }
+
+    /// Whether worker 0 owes so many answers that one more question would only wait with the others.
+    pub(super) fn are_many(&self) -> bool {
+        self.has_judge && self.last - self.answered >= limits::MAX_QUESTIONS_OPEN
+    }
+
+    /// Worker 0 has seen a question.
+    pub(super) fn note_answer(&mut self, number: u64) {
+        self.answered = self.answered.max(number.min(self.last));
     }
 
     /// The number of the next question to send.

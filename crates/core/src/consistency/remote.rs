@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
         Param {
             name: "fallback",
             default: Some("ssp:s=3"),
-            about: "The model that decides where worker 0 gives no answer: not in time, because the condition failed, or because it is gone. Its push condition, if it has one, always holds. In parentheses where it has commas.",
+            about: "The model that decides where worker 0 gives no answer: not in time, because the condition failed, or because it is gone. Its push condition, if it has one, closes rounds whoever judges pulls. In parentheses where it has commas.",
         },
         Param {
             name: "significance",
@@ -69,16 +69,25 @@ struct RemoteCondition {
 fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
     let spec = spec.with_positional("name")?;
     let Config { name, deadline, fallback, significance } = spec.config()?;
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
-    spec.require(name.len() <= limits::MAX_NAME_BYTES && name.chars().all(is_name), || {
-        format!("name = {name}: expected letters, digits, `_`, `-` and `.`")
-    })?;
+    check_name(&name).map_err(|why| spec.parameter_error(&why))?;
     let text = deadline.as_deref().unwrap_or(DEADLINE);
     let deadline = seconds(&spec, "deadline", text)?;
     spec.require(!deadline.is_zero(), || format!("deadline = {text}: expected more than 0"))?;
     let fallback = build_fallback(&spec, fallback.as_deref().unwrap_or(FALLBACK))?;
     let remote = Remote { name: name.into(), deadline };
     Ok(Box::new(RemoteCondition { remote, fallback, significance }))
+}
+
+/// Whether a condition can have this name; the error says why not.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.';
+    if name.len() <= limits::MAX_NAME_BYTES && name.chars().all(is_fine) && !name.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "name = {name}: expected at most {} letters, digits, `_`, `-` and `.`",
+        limits::MAX_NAME_BYTES
+    ))
 }
 
 /// The fallback, whose gradients must become steps as the condition's do.
@@ -98,6 +107,10 @@ impl Consistency for RemoteCondition {
 
     fn closes(&self, state: &SyncState) -> Close {
         self.fallback.closes(state)
+    }
+
+    fn soft_bound(&self, state: &SyncState) -> Option<u64> {
+        self.fallback.soft_bound(state)
     }
 
     fn wants_significance(&self) -> bool {
@@ -143,7 +156,7 @@ mod tests {
     fn a_fallback_makes_the_same_steps_and_asks_nobody() {
         for (text, expected) in [
             ("remote", "missing field `name`"),
-            ("remote:name=a b", "expected letters"),
+            ("remote:name=a b", "expected at most"),
             ("remote:near,deadline=0", "expected more than 0"),
             ("remote:near,deadline=soon", "expected 0 to 3600 seconds"),
             ("remote:near,fallback=bsp", "fallback = bsp: expected asp, ssp, dsps, pssp or when"),

@@ -27,7 +27,7 @@ pub struct SyncStats {
     pub released: u64,
     /// Pulls that worker 0 was asked about, as often as it was.
     pub questions: u64,
-    /// Pulls that a fallback decided about, because worker 0 gave no answer.
+    /// Decisions of a fallback about pulls, because worker 0 gave no answer; a pull that waits may have several.
     pub fallbacks: u64,
     /// Nanoseconds that answered delayed pulls waited, added up.
     pub waited_ns: u64,

@@ -101,6 +101,7 @@ impl Scheduler {
                 self.open.push_back((released.worker, released.token));
             }
             if self.controller.advance(now).is_none() {
+                // Nobody judges pulls here, so the last call has released nothing.
                 break;
             }
         }

@@ -359,9 +359,17 @@ impl LocalTable {
 
     // Pulls.
 
-    /// The type of the elements that answers come as, where a codec does not encode them.
+    /// The type of the elements that answers come as, where a codec does not encode them; what servers send.
     pub(super) fn answer_type(&self) -> Option<DType> {
         self.answers.elements()
+    }
+
+    /// The type that a slab which takes halves gets its parameters as; none where an answer codec encodes them. A codec that compares
+    /// gradients with the parameters reads these as they are.
+    pub(super) fn slab_type(&self) -> Option<DType> {
+        let needs_values = self.codec.as_ref().is_some_and(|codec| codec.needs_parameters());
+        let found = self.answers.elements();
+        if needs_values { found.map(|_| DType::F32) } else { found }
     }
 
     /// Begins a pull of the whole table.
@@ -469,10 +477,7 @@ impl LocalTable {
         clock: Clock,
     ) -> (Outgoing, SlabInFlight, Option<Reply>) {
         let (table, missing, takes_halves) = (slab.table(), slab.missing().clone(), slab.takes_halves());
-        // A codec that compares gradients with the parameters reads them as they are.
-        let needs_values = self.codec.as_ref().is_some_and(|codec| codec.needs_parameters());
-        let halves = self.answers.elements().filter(|_| takes_halves && !needs_values);
-        let values_type = halves.unwrap_or(DType::F32);
+        let values_type = self.slab_type().filter(|_| takes_halves).unwrap_or(DType::F32);
         slab.convert_values(values_type);
         let (gradient, values, retired) = slab.into_parts();
         let (outgoing, gradient) = match sent {

@@ -242,11 +242,6 @@ impl Request {
         }
     }
 
-    /// Whether some of the answer is here.
-    pub(super) fn has_begun(&self) -> bool {
-        self.received > 0
-    }
-
     /// Whether a share of the answer is here, which is one of the whole table.
     pub(super) fn has_share(&self, layout: &Layout, share: Share) -> bool {
         !self.wants_params() || self.received >= layout.chunks_of_share(self.shard, share)

@@ -210,7 +210,7 @@ impl Slab {
     }
 
     /// Makes the parameters elements of another type, so that some of them can be replaced by such.
-    pub(super) fn convert_values(&mut self, to: DType) {
+    pub fn convert_values(&mut self, to: DType) {
         if to == self.values_type {
             return;
         }

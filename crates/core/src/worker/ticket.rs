@@ -37,8 +37,6 @@ pub(super) struct Pending {
     status: Option<Status>,
     policies: Option<Box<JobPolicies>>,
     slabs: Vec<SlabInFlight>,
-    /// Some of an answer was here when it began anew.
-    is_repeated: bool,
 }
 
 /// Servers' messages that a ticket still waits for.
@@ -101,7 +99,6 @@ impl Pending {
             status: None,
             policies: None,
             slabs: Vec::new(),
-            is_repeated: false,
         }
     }
 
@@ -158,10 +155,6 @@ impl Pending {
     /// Whether some of that is more than an acknowledgement.
     pub(super) fn awaits_answers(&self) -> bool {
         self.outstanding.answers > 0
-    }
-
-    pub(super) fn is_repeated(&self) -> bool {
-        self.is_repeated
     }
 
     pub(super) fn acknowledged(&mut self) {
@@ -299,13 +292,6 @@ impl Tickets {
     pub(super) fn expect(&mut self, ticket: Ticket, acks: usize, answers: usize) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
             pending.outstanding = Outstanding { acks, answers };
-        }
-    }
-
-    /// One of its answers begins, of which some may be here.
-    pub(super) fn begin_answer(&mut self, ticket: Ticket, has_begun: bool) {
-        if has_begun && let Some(pending) = self.pending.get_mut(&ticket) {
-            pending.is_repeated = true;
         }
     }
 

@@ -419,7 +419,6 @@ impl Traffic {
 
     fn send_request(&mut self, session: &mut Session, id: u64) {
         let Some(request) = self.requests.get_mut(id) else { return };
-        self.tickets.begin_answer(request.ticket(), request.has_begun());
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
@@ -510,9 +509,6 @@ impl Traffic {
         let is_stale = params.subject.epoch != self.tables[request.table()].valid_from();
         if request.shard() != from || !request.wants_params() || is_stale {
             return;
-        }
-        if params.piece.sequence == 0 {
-            self.tickets.begin_answer(request.ticket(), request.has_begun());
         }
         self.reporter.note_pulled(header.payload_bytes);
         let (ticket, table, fetch) = (request.ticket(), request.table(), request.fetch());

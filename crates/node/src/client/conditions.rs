@@ -7,6 +7,7 @@ use paramill_core::worker::Asked;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -70,8 +71,13 @@ fn evaluate_all(shared: &Shared, log: &Log) {
     let mut failing = BTreeSet::new();
     while let Some(asked) = next_question(shared) {
         let name = &asked.question.condition;
-        let evaluate = shared.conditions.get(name);
-        let verdict = evaluate.map_or_else(|| Err("it is not known".into()), |evaluate| evaluate(&asked));
+        let known = shared.conditions.get(name);
+        // One that panics fails, and leaves the thread to the others.
+        let evaluate = |evaluate: Arc<Evaluate>| {
+            let verdict = catch_unwind(AssertUnwindSafe(|| evaluate(&asked)));
+            verdict.unwrap_or_else(|_| Err("it panicked".into()))
+        };
+        let verdict = known.map_or_else(|| Err("it is not known".into()), evaluate);
         match &verdict {
             Ok(_) => {
                 failing.remove(name);

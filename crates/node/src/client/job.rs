@@ -17,6 +17,7 @@ use crate::transport::tcp::{self, options::SocketOptions};
 use crate::url::JobUrl;
 use crate::waker::Waker;
 use paramill_core::address::Addresses;
+use paramill_core::consistency::check_name;
 use paramill_core::policy::JobPolicies;
 use paramill_core::registry::Registry;
 use paramill_core::status::{Status, WorkerReport};
@@ -170,6 +171,7 @@ impl Job {
         name: &str,
         evaluate: impl Fn(&Asked) -> Result<bool, String> + Send + Sync + 'static,
     ) -> Result<(), ClientError> {
+        check_name(name).map_err(WorkerError::Order)?;
         let conditions = &self.shared.conditions;
         conditions.set(&self.shared, &self.log, name, Arc::new(evaluate)).map_err(exhaustion::explain)?;
         self.shared.act(|worker| {

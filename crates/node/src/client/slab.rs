@@ -63,15 +63,10 @@ impl Job {
 
 impl Handle<Vec<Slab>> {
     /// Waits a while for a share of the parameters ([`Table::answer_parts`](super::Table::answer_parts)): whether it is in the slabs, or
-    /// [`Handle::wait`] would return at once. It may be read there, unless [`Handle::is_repeated`] says otherwise in the end.
+    /// [`Handle::wait`] would return at once. It may be read there; newer ones may follow after a connection was lost, where the
+    /// consistency model lets there be newer ones.
     pub fn has_share_within(&self, share: Share, timeout: Duration) -> bool {
         self.ticket().map_or(true, |ticket| self.shared.has_share_within(ticket, share, timeout))
-    }
-
-    /// Whether parameters were written over that were here as a share: after a connection was lost, they came again. To be asked before
-    /// [`Handle::wait`] gives the slabs back.
-    pub fn is_repeated(&self) -> bool {
-        self.ticket().is_ok_and(|ticket| self.shared.lock().worker.is_repeated(ticket))
     }
 
     /// Gives up, after an error that is not a time-out: the slabs as they are.

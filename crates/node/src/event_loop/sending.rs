@@ -1,4 +1,4 @@
-//! Carrying out what the role says, and moving its frames to the sockets.
+//! Carrying out what the role says, and moving its frames to their carriers.
 
 use super::connection::State;
 use super::{EventLoop, FAREWELL, FIRST_LANE, HANDSHAKE_DEADLINE, Late, Named, RoleCell};

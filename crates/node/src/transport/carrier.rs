@@ -13,7 +13,7 @@ pub(crate) type Ask<'a> = dyn FnMut(&Header, usize, &mut Vec<Landing>) -> Option
 /// Takes a frame, with its payload unless that was put to where it belongs. Returns false when this is enough for now.
 pub(crate) type Take<'a> = dyn FnMut(&Header, Option<&[u8]>) -> bool + 'a;
 
-/// One connection's way for frames. Eight methods are required, and one of [`Watched`].
+/// One connection's way for frames. Nine methods are required, and one of [`Watched`].
 ///
 /// Frames MUST arrive whole, once and in the order in which they were queued, or an error be returned. A frame that waits is kept by
 /// reference: the bytes of one that a role stores are read in [`Carrier::flush`], after its header was refreshed.

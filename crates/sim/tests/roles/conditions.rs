@@ -114,7 +114,10 @@ fn a_condition_that_is_not_known_or_fails_leaves_it_to_the_fallback() {
     assert_eq!(bench.outcome(1, first), Some(Ok(())));
     let second = iterate(&mut bench, 1);
     assert_eq!(bench.outcome(1, second), None);
-    assert!(reasons(&bench)[0].contains("(worker 0 could not evaluate the condition)"));
+    assert!(
+        reasons(&bench)[0]
+            .contains("(worker 0 could not evaluate the condition: it failed there, or has another name)")
+    );
     // The same when it is known, and fails.
     let near = Policies::of([(Axis::Sync, "remote:near,deadline=10s,fallback=ssp:s=1")]);
     bench.set(PolicyOverride::new("*", near));
@@ -122,7 +125,10 @@ fn a_condition_that_is_not_known_or_fails_leaves_it_to_the_fallback() {
     assert_eq!(asked.len(), 2);
     answer(&mut bench, &asked, None);
     assert_eq!(bench.outcome(1, second), None);
-    assert!(reasons(&bench)[0].contains("(worker 0 could not evaluate the condition)"));
+    assert!(
+        reasons(&bench)[0]
+            .contains("(worker 0 could not evaluate the condition: it failed there, or has another name)")
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(super) struct MemoryCarrier {
     /// Letters that were received and not handled.
     inbox: VecDeque<Letter>,
     ahead: Ahead,
-    /// Kept from time to time for its memory.
+    /// Kept from one call to the next for its memory.
     staged: VecDeque<Letter>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Ahead {
     looked: usize,
     /// Tables of parameters among them that were left to those who handle frames.
     passed_over: Vec<TableId>,
-    /// Kept from time to time for its memory.
+    /// Kept from one call to the next for its memory.
     places: Vec<Landing>,
 }
 
