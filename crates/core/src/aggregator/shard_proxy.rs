@@ -20,7 +20,7 @@ use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject, has_fitting_type};
-use crate::wire::{Cause, Fault, Header, Kind, Refusal};
+use crate::wire::{Cause, Control, Fault, Header, Kind, Refusal};
 use std::sync::Arc;
 
 /// One shard, as the workers of an aggregator see it through it.
@@ -290,11 +290,16 @@ impl ShardProxy {
                 let to = self.uplink.connection_of(WorkerId::FIRST);
                 out.send(to, *header, Body::Bytes(payload.to_vec()));
             }
-            // The shard heard of it by a sum that it had left here, and is told once more that it is gone.
-            Kind::Control => {
-                let header = FromAggregator::Forget(WorkerId::FIRST).header(0);
-                out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
-            }
+            // It is not connected. The shard may have heard of it by a sum that it left here, and need not wait for it.
+            Kind::Control => match control::decode("control message", payload) {
+                Ok(Control::Question { table, question }) => {
+                    let verdict = Control::Verdict { table, number: question.number, holds: None };
+                    let frame = control::frame(Kind::Control, &verdict);
+                    out.send(NodeId::Shard(self.shard()).into(), frame.header, frame.body);
+                }
+                Ok(other) => out.log(format!("ignored a `{}` message from {}", other.name(), self.shard())),
+                Err(error) => out.log(error.to_string()),
+            },
             Kind::Error => match control::decode::<Fault>("error", payload) {
                 Ok(fault) => self.take_fault(header.request, fault, out),
                 Err(error) => out.log(error.to_string()),
