@@ -105,4 +105,4 @@ impl ReceiveError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -20,6 +20,25 @@ use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A push with this payload.
+pub(in crate::transport) fn push(request: u64, body: Body) -> Frame {
+    let payload_bytes = body.bytes().unwrap().len() as u32;
+    Frame { header: Header { request, payload_bytes, ..Header::new(Kind::Push) }, body }
+}
+
+/// Reads what is there, and notes the request and the payload's beginning of every frame that is whole.
+pub(in crate::transport) fn take(connection: &mut dyn Carrier, seen: &mut Vec<(u64, u8)>) {
+    connection.receive(None).unwrap();
+    connection
+        .handle(usize::MAX, &mut |header, payload| {
+            let payload = payload.unwrap();
+            assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
+            seen.push((header.request, payload[0]));
+            true
+        })
+        .unwrap();
+}
+
 /// A role of which only the memory is used.
 struct Store {
     bytes: Vec<u8>,

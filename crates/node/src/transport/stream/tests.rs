@@ -1,30 +1,12 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap that fails is a test that fails")]
 
 use super::*;
+use crate::transport::carrier::tests::{push, take};
 use bytemuck::cast_slice_mut;
 use paramill_core::lease::Lease;
 use paramill_core::role::Body;
 use paramill_core::store::Buffer;
-use paramill_core::wire::{Header, Kind};
 use std::net::{TcpListener, TcpStream};
-
-fn push(request: u64, body: Body) -> Frame {
-    let payload_bytes = body.bytes().unwrap().len() as u32;
-    Frame { header: Header { request, payload_bytes, ..Header::new(Kind::Push) }, body }
-}
-
-/// Reads what is there, and notes the request and the payload's beginning of every frame that is whole.
-fn take(connection: &mut dyn Carrier, seen: &mut Vec<(u64, u8)>) {
-    connection.receive(None).unwrap();
-    connection
-        .handle(usize::MAX, &mut |header, payload| {
-            let payload = payload.unwrap();
-            assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
-            seen.push((header.request, payload[0]));
-            true
-        })
-        .unwrap();
-}
 
 #[test]
 fn frames_that_a_socket_takes_in_part_arrive_whole() {

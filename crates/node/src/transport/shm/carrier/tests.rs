@@ -2,30 +2,12 @@
 
 use super::super::SharedAllocator;
 use super::*;
+use crate::transport::carrier::tests::{push, take};
 use crate::transport::stream::HANDLE_BYTES;
 use paramill_core::lease::Lease;
 use paramill_core::limits;
 use paramill_core::role::Body;
 use paramill_core::store::Allocate;
-use paramill_core::wire::Kind;
-
-fn push(request: u64, body: Body) -> Frame {
-    let payload_bytes = body.bytes().unwrap().len() as u32;
-    Frame { header: Header { request, payload_bytes, ..Header::new(Kind::Push) }, body }
-}
-
-/// Reads what is there, and notes the request and the payload's beginning of every frame that is whole.
-fn take(connection: &mut dyn Carrier, seen: &mut Vec<(u64, u8)>) {
-    connection.receive(None).unwrap();
-    connection
-        .handle(usize::MAX, &mut |header, payload| {
-            let payload = payload.unwrap();
-            assert!(payload.iter().all(|byte| *byte == payload[0]), "frame {} is torn", header.request);
-            seen.push((header.request, payload[0]));
-            true
-        })
-        .unwrap();
-}
 
 /// A worker's end and a data core's end, and the worker's memory.
 fn shared_pair() -> (ShmCarrier, ShmCarrier, SharedAllocator) {
