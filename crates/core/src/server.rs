@@ -219,12 +219,12 @@ impl Shard {
             Change::Joining { worker, incarnation } => {
                 self.members.join(*worker, *incarnation);
                 self.tables.join(*worker, !self.aggregators.is_empty());
-                self.set_judge(now, *worker, false);
+                self.note_judge(*worker, false);
                 // A connection of its predecessor is not its own.
                 self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(*worker).into() });
             }
             Change::Joined { worker, clock } => self.tables.set_first_clock(*worker, *clock),
-            Change::Left { worker } => self.remove_worker(now, *worker),
+            Change::Left { worker } => self.remove_worker(*worker),
             Change::Policy(rule) => {
                 for table in 0..self.tables.len() {
                     if self.tables.get(table).spec().is_meant_by(rule, id.server) {
@@ -234,6 +234,7 @@ impl Shard {
                 self.send_report(now);
             }
         }
+        self.tell_judge(now);
         // A round may have waited for the worker that joined or left.
         self.tables.settle_all(now, &mut self.delivery);
     }
@@ -253,9 +254,9 @@ impl Shard {
         self.tell_coordinator(&entered);
     }
 
-    fn remove_worker(&mut self, now: Time, worker: WorkerId) {
+    fn remove_worker(&mut self, worker: WorkerId) {
         self.members.remove(worker);
-        self.set_judge(now, worker, false);
+        self.note_judge(worker, false);
         self.delivery.remove_worker(worker);
         self.tables.iter_mut().for_each(|table| table.remove_worker(worker));
         if worker == WorkerId::FIRST {
@@ -482,12 +483,17 @@ impl Shard {
         }
     }
 
-    /// Worker 0, which evaluates conditions, can be asked, or cannot.
-    fn set_judge(&mut self, now: Time, worker: WorkerId, is_here: bool) {
-        if worker == WorkerId::FIRST && self.has_judge != is_here {
+    /// Worker 0, which evaluates conditions, can be asked, or cannot. [`Shard::tell_judge`] is to follow.
+    fn note_judge(&mut self, worker: WorkerId, is_here: bool) {
+        if worker == WorkerId::FIRST {
             self.has_judge = is_here;
-            self.tables.set_judge(now, is_here, &mut self.delivery);
         }
+    }
+
+    /// Tells the tables whether worker 0 can be asked. Pulls are released by it: what the same event says of other workers is to be
+    /// noted before.
+    fn tell_judge(&mut self, now: Time) {
+        self.tables.set_judge(now, self.has_judge, &mut self.delivery);
     }
 
     /// A worker's push was refused: what was sent of the answer to it is of no use.
@@ -497,21 +503,21 @@ impl Shard {
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
-    fn lose_worker(&mut self, now: Time, worker: WorkerId) {
+    fn lose_worker(&mut self, worker: WorkerId) {
         self.delivery.lose_worker(worker);
         self.tables.lose_worker(worker);
-        self.set_judge(now, worker, false);
+        self.note_judge(worker, false);
     }
 
     /// A worker is reached through an aggregator.
-    fn reach_through(&mut self, now: Time, worker: WorkerId, id: AggregatorId) {
+    fn reach_through(&mut self, worker: WorkerId, id: AggregatorId) {
         self.delivery.reach_through(worker, id);
-        self.set_judge(now, worker, true);
+        self.note_judge(worker, true);
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
-    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
-        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
+    fn lose_aggregator(&mut self, id: AggregatorId) {
+        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(worker));
         self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
@@ -540,12 +546,16 @@ impl Shard {
                     let fault = not_a_member(worker);
                     return self.delivery.refuse_to(NodeId::Aggregator(id), table, request, &fault);
                 }
-                self.reach_through(now, worker, id);
+                self.reach_through(worker, id);
+                self.tell_judge(now);
                 self.handle_worker_frame(now, worker, &frame, payload);
             }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
-            Some(FromAggregator::Forget(worker)) => self.lose_worker(now, worker),
+            Some(FromAggregator::Forget(worker)) => {
+                self.lose_worker(worker);
+                self.tell_judge(now);
+            }
             None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
         }
     }
@@ -603,7 +613,7 @@ impl Shard {
                 self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
             }
             if let (Ok(table), true) = (&table, counts && is_member) {
-                self.reach_through(now, worker, id);
+                self.reach_through(worker, id);
                 self.tables.get_mut(*table).count_push(now, worker, list.clock);
             }
         }
@@ -619,7 +629,8 @@ impl Shard {
             if let Some(fault) = &stale {
                 self.delivery.refuse_to(NodeId::Aggregator(id), list.subject.table, request, fault);
             } else if self.members.has(worker) {
-                self.reach_through(now, worker, id);
+                self.reach_through(worker, id);
+                self.tell_judge(now);
                 self.ask(now, PendingPull::after_sum(worker, list, request));
             }
         }
@@ -693,7 +704,8 @@ impl Role for Shard {
             return refuse(reason, false);
         }
         self.delivery.reach_directly(worker);
-        self.set_judge(now, worker, true);
+        self.note_judge(worker, true);
+        self.tell_judge(now);
         Ok(Welcome { you: NodeId::Worker(worker), incarnation: hello.incarnation })
     }
 
@@ -714,12 +726,13 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
-            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
-            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
             // The coordinator's is the only other one.
             _ if why.is_final() => self.fail(why.to_string()),
             _ => self.coordinator.disconnected(now, why),
         }
+        self.tell_judge(now);
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {

@@ -18,6 +18,8 @@ pub(super) struct Tables {
     tables: Vec<TableShard>,
     accumulators: Accumulators,
     timers: Timers,
+    /// Whether worker 0, which evaluates conditions, can be asked.
+    has_judge: bool,
     bytes_pushed: u64,
 }
 
@@ -196,8 +198,10 @@ impl Tables {
 
     /// Worker 0, which evaluates conditions, is there or gone.
     pub(super) fn set_judge(&mut self, now: Time, is_here: bool, delivery: &mut Delivery) {
-        self.tables.iter_mut().for_each(|table| table.set_judge(now, is_here));
-        self.settle_all(now, delivery);
+        if std::mem::replace(&mut self.has_judge, is_here) != is_here {
+            self.tables.iter_mut().for_each(|table| table.set_judge(now, is_here));
+            self.settle_all(now, delivery);
+        }
     }
 
     /// Settles all tables.

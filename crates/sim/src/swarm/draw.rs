@@ -93,8 +93,13 @@ impl Drawn {
         let has_sparse = scenario.tables.iter().any(|table| table.rows);
         let is_uncountable = slabs && (exact || has_sparse || scenario.tables.len() > 1);
         // What is clipped has no number any more that it could be counted by.
-        let is_clip = |switch: &Switch| switch.change.policies.get(Axis::NonFinite) == Some("clip");
-        let is_uncountable = is_uncountable || (exact && scenario.switches.iter().any(is_clip));
+        let switches_to = |policy: &str| {
+            let is_it = |switch: &Switch| switch.change.policies.get(Axis::NonFinite) == Some(policy);
+            scenario.switches.iter().any(is_it)
+        };
+        let is_uncountable = is_uncountable || (exact && switches_to("clip"));
+        // A push that left under `clip` may come under `reject`, which ends an application that does not exchange slabs.
+        let is_uncountable = is_uncountable || (!slabs && switches_to("clip") && switches_to("reject"));
         let nan_p = if dice.chance(0.3) && !is_uncountable { dice.magnitude(0.005, 0.2) } else { 0.0 };
         let workers = scenario.workers + joins.len() as u32;
         let gradients = if exact { Gradients::Tagged { workers } } else { Gradients::Quadratic };

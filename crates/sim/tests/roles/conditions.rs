@@ -157,6 +157,24 @@ fn the_fallback_decides_when_worker_0_is_gone() {
 }
 
 #[test]
+fn a_pull_that_an_aggregators_loss_releases_is_answered_on_its_next_connection() {
+    let mut bench = judged("remote:near,deadline=100s,fallback=asp", true);
+    let ticket = iterate(&mut bench, 1);
+    let asked = questions(&mut bench);
+    answer(&mut bench, &asked, Some(false));
+    assert_eq!(bench.outcome(1, ticket), None);
+    // Worker 0 and its word are gone with the connection, and the fallback would answer on it.
+    for shard in 0..2 {
+        bench.reset(bench.aggregator_node(0), bench.shard_node(shard));
+    }
+    bench.pass(2.0);
+    let asked = questions(&mut bench);
+    answer(&mut bench, &asked, Some(true));
+    bench.pass(2.0);
+    assert_eq!(bench.outcome(1, ticket), Some(Ok(())), "{}", bench.explain(1, ticket));
+}
+
+#[test]
 fn nobody_but_worker_0_has_a_say() {
     let mut bench = judged("remote:near,deadline=10s", false);
     let ticket = iterate(&mut bench, 1);
