@@ -11,7 +11,7 @@ const CONGESTION_WITHIN_THE_HOST: &str = "reno";
 /// Each way, and the system takes twice as much for its own records. Left to itself it lets tens of megabytes wait in
 /// every connection of a host, which leave the caches before they are read, and lets who sends first run ahead of the
 /// others.
-const BUFFER_WITHIN_THE_HOST: usize = 512 << 10;
+const BUFFER_WITHIN_THE_HOST: usize = 256 << 10;
 
 /// How sockets are set up.
 #[derive(Debug, Clone, Default)]
