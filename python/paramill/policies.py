@@ -14,6 +14,8 @@ class AveragingPolicies(TypedDict, total=False):
     codec: Optional[str]
     #: How parameters are compressed on their way back, such as ``"f16"``.
     answer_codec: Optional[str]
+    #: On which way parameters reach the workers. Only ``"none"``, as answers to pulls, for now.
+    broadcast: Optional[str]
     #: ``"ranked"`` makes sums bit-reproducible under round-based models.
     order: Optional[Literal["arrival", "ranked"]]
     #: What happens to a gradient with NaN or Inf in it.

@@ -3,12 +3,13 @@
 //! This crate knows no sockets, clocks, threads, files or entropy. Time, randomness and order are inputs, so the
 //! real driver (`paramill-node`) and the simulator (`paramill-sim`) run the very same code.
 //!
-//! The four axes (consistency, placement, optimizer, codec) are each one file with a small trait beside a folder
+//! The five axes (consistency, placement, optimizer, codec, broadcast) are each one file with a small trait beside a folder
 //! with one file per choice. The roles ([`coordinator`], [`server`], [`aggregator`], [`worker`]) are state machines behind one contract, [`role::Role`].
 
 pub mod absence;
 pub mod address;
 pub mod aggregator;
+pub mod broadcast;
 pub mod codec;
 pub mod consistency;
 pub mod coordinator;

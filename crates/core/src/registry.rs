@@ -1,5 +1,6 @@
 //! Which components exist. A registry is a value that is passed down, filled by explicit lists.
 
+use crate::broadcast::{self, Broadcast};
 use crate::codec::{self, Stage};
 use crate::consistency::{self, Consistency};
 use crate::optimizer::{self, Optimizer};
@@ -95,6 +96,8 @@ pub struct Registry {
     pub optimizer: Axis<dyn Optimizer>,
     /// How gradients and parameters become fewer bytes.
     pub codec: Axis<Stage>,
+    /// On which way parameters reach everybody who reads them.
+    pub broadcast: Axis<dyn Broadcast>,
 }
 
 impl Registry {
@@ -105,6 +108,7 @@ impl Registry {
             placement: placement::axis(),
             optimizer: optimizer::axis(),
             codec: codec::axis(),
+            broadcast: broadcast::axis(),
         }
     }
 }

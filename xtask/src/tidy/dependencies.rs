@@ -13,8 +13,18 @@ use std::path::Path;
 use std::process::Command;
 
 /// All that `core` may use. It stays short: every decision of the system must build anywhere.
-const CORE_DEPENDENCIES: [&str; 9] =
-    ["bytemuck", "lz4_flex", "multiversion", "postcard", "serde", "snap", "thiserror", "xxhash-rust", "zstd"];
+const CORE_DEPENDENCIES: [&str; 10] = [
+    "bytemuck",
+    "lz4_flex",
+    "multiversion",
+    "postcard",
+    "serde",
+    "snap",
+    "thiserror",
+    "toml",
+    "xxhash-rust",
+    "zstd",
+];
 /// Crates that end in a person's terminal; libraries have error types of their own.
 const MAY_USE_ANYHOW: [&str; 2] = ["paramill", "xtask"];
 /// Drivers that must not know each other, or one could lean on the other's behaviour.

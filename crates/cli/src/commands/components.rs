@@ -73,6 +73,7 @@ impl Catalogue {
                 AxisText::of("placement", &registry.placement),
                 AxisText::of("optimizer", &registry.optimizer),
                 AxisText::of("codec", &registry.codec),
+                AxisText::of("broadcast", &registry.broadcast),
             ],
         }
     }

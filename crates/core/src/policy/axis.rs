@@ -21,6 +21,8 @@ pub enum Axis {
     Codec,
     /// Codec of answers.
     AnswerCodec,
+    /// On which way parameters reach everybody.
+    Broadcast,
     /// Mean or sum over workers.
     Reduce,
     /// Order of additions.
@@ -73,7 +75,7 @@ pub enum Text {
 }
 
 /// Every axis, in the order in which users are shown them.
-pub static AXES: [Info; 9] = [
+pub static AXES: [Info; 10] = [
     Info {
         axis: Axis::Sync,
         name: "sync",
@@ -120,6 +122,15 @@ pub static AXES: [Info; 9] = [
         text: Text::Component(|registry, text| codecs(registry, "none", text).map(|_| ())),
     },
     Info {
+        axis: Axis::Broadcast,
+        name: "broadcast",
+        default: "none",
+        about: "On which way parameters reach the workers: as answers to pulls, or through trees such as rotated:degree=2",
+        scope: Scope::Table,
+        fixed: Some("replicas and streams were set up when the job started"),
+        text: Text::Component(check_broadcast),
+    },
+    Info {
         axis: Axis::Reduce,
         name: "reduce",
         default: "mean",
@@ -156,6 +167,16 @@ pub static AXES: [Info; 9] = [
         text: Text::Bytes,
     },
 ];
+
+/// Nothing sends along trees yet: a choice that would have no effect is refused.
+fn check_broadcast(registry: &Registry, text: &str) -> Result<(), SpecError> {
+    match registry.broadcast.build(&Spec::parse(text)?)?.publishes() {
+        true => {
+            Err(Axis::Broadcast.fault(format!("`{text}`: servers do not broadcast yet; expected `none`")))
+        }
+        false => Ok(()),
+    }
+}
 
 impl Axis {
     /// Every axis, in the order of the list.

@@ -48,6 +48,7 @@ impl<'a> Components<'a> {
             Axis::Optimizer => self.optimizer(dice, wanted),
             Axis::Codec => self.codec(dice, wanted, false),
             Axis::AnswerCodec => self.codec(dice, wanted, true),
+            Axis::Broadcast => Ok(self.broadcast()),
             other => Err(format!("the swarm does not know how to draw `{other}`")),
         }
     }
@@ -105,6 +106,11 @@ impl<'a> Components<'a> {
         let exec = if dice.chance(0.3) { "exec=soft" } else { "" };
         let params: Vec<&str> = [params.as_str(), exec].into_iter().filter(|text| !text.is_empty()).collect();
         Ok(with_params(entry.name, &params.join(",")))
+    }
+
+    /// Nothing sends along trees yet.
+    fn broadcast(&self) -> String {
+        Axis::Broadcast.info().default.to_owned()
     }
 
     fn placement(&self, dice: &mut Dice) -> Result<String, String> {
@@ -203,12 +209,14 @@ fn with_params(name: &str, params: &str) -> String {
 
 /// All registered components, as `axis/name`.
 pub(super) fn registered(registry: &Registry) -> Vec<String> {
-    let Registry { consistency, placement, optimizer, codec } = registry;
+    let Registry { consistency, placement, optimizer, codec, broadcast: _ } = registry;
     let consistency = consistency.entries().iter().map(|entry| format!("consistency/{}", entry.name));
     let placement = placement.entries().iter().map(|entry| format!("placement/{}", entry.name));
     let optimizer = optimizer.entries().iter().map(|entry| format!("optimizer/{}", entry.name));
     let codec = codec.entries().iter().map(|entry| format!("codec/{}", entry.name));
-    consistency.chain(placement).chain(optimizer).chain(codec).collect()
+    // Nothing sends along trees yet; see `Components::broadcast`.
+    let broadcast = ["broadcast/none".to_owned()];
+    consistency.chain(placement).chain(optimizer).chain(codec).chain(broadcast).collect()
 }
 
 /// The components of a job, as `axis/name`.
@@ -227,6 +235,7 @@ pub(super) fn used(registry: &Registry, scenario: &Scenario) -> Vec<String> {
             Axis::Sync => used.push(format!("consistency/{}", name(text))),
             Axis::Placement => used.push(format!("placement/{}", name(text))),
             Axis::Optimizer => used.push(format!("optimizer/{}", name(text))),
+            Axis::Broadcast => used.push(format!("broadcast/{}", name(text))),
             Axis::Codec | Axis::AnswerCodec => {
                 used.extend(text.split('+').map(|stage| format!("codec/{}", name(stage))));
             }
@@ -242,6 +251,7 @@ pub(super) fn used(registry: &Registry, scenario: &Scenario) -> Vec<String> {
 mod tests {
     use super::*;
     use paramill_core::consistency::SyncPolicy;
+    use paramill_core::policy::{AXES, Text};
     use paramill_core::prng::Prng;
     use std::collections::BTreeSet;
 
@@ -254,7 +264,8 @@ mod tests {
             let mut dice = Dice::new(Prng::new(seed));
             let wanted = Wanted { exact: seed % 2 == 0, workers: 3, has_dense: true };
             let mut scenario = Scenario::new(3, 1, 10);
-            for axis in [Axis::Sync, Axis::Placement, Axis::Optimizer, Axis::Codec, Axis::AnswerCodec] {
+            let axes = AXES.iter().filter(|info| matches!(info.text, Text::Component(_)));
+            for axis in axes.map(|info| info.axis) {
                 let text = components.text(&mut dice, axis, wanted).unwrap();
                 scenario = scenario.with(axis, text);
             }
