@@ -4,15 +4,19 @@
 //! subscribers), and each of them takes the shard's stream from its parent. What a root publishes reaches every receiver
 //! once, on a path through receivers that relay.
 
+mod auto;
 mod chain;
 mod forest;
 mod kary;
 mod none;
+mod rotated;
 mod star;
 mod topology;
+mod tree;
 
 pub use forest::{Forest, Parent, Quality, Tree};
 pub use topology::{Costs, Oversubscription, Site, Topology, TopologyError};
+pub use tree::{P3, Solved};
 
 use crate::registry::Axis;
 use std::fmt;
@@ -94,5 +98,7 @@ pub trait Broadcast: Send + Sync + fmt::Debug {
 
 /// The choices of this axis.
 pub fn axis() -> Axis<dyn Broadcast> {
-    Axis::new("broadcast", &[], vec![none::ENTRY, star::ENTRY, chain::ENTRY, kary::ENTRY])
+    let entries =
+        vec![none::ENTRY, star::ENTRY, chain::ENTRY, kary::ENTRY, tree::ENTRY, rotated::ENTRY, auto::ENTRY];
+    Axis::new("broadcast", &[], entries)
 }

@@ -13,9 +13,10 @@ use std::path::Path;
 use std::process::Command;
 
 /// All that `core` may use. It stays short: every decision of the system must build anywhere.
-const CORE_DEPENDENCIES: [&str; 10] = [
+const CORE_DEPENDENCIES: [&str; 11] = [
     "bytemuck",
     "lz4_flex",
+    "microlp",
     "multiversion",
     "postcard",
     "serde",
