@@ -111,6 +111,11 @@ impl Instance {
         })
     }
 
+    /// Whether there is a tree within the bounds.
+    pub(crate) fn has_room(&self) -> bool {
+        self.with_members(|members| P3::new(members, self.degree, self.depth, self.alpha).is_ok())
+    }
+
     pub(crate) fn with_members<T>(&self, then: impl FnOnce(&Members<'_>) -> T) -> T {
         let [same_host, same_edge, same_aggregation, across] = self.costs;
         let topology = Topology::parse(&format!(

@@ -8,7 +8,6 @@ use exhaustive::optimum;
 use instance::Instance;
 use paramill_core::broadcast::{Forest, Members, P3, Parent, Receiver, Site, Solved, Topology, Tree};
 use paramill_core::prng::Prng;
-use std::fmt::Write;
 
 const GOLDEN: &str = include_str!("golden.txt");
 
@@ -54,16 +53,26 @@ fn the_search_is_within_five_percent_of_every_optimum_of_the_golden_file() {
     }
 }
 
+/// The file's instances are drawn from seeds. One that is missing fails here with the line to add; the optima of larger ones take
+/// too long to be searched anew every time.
 #[test]
 fn the_golden_file_has_what_exhaustive_search_finds() {
     let golden = Instance::read(GOLDEN);
-    assert!(golden.len() >= 60, "{} instances", golden.len());
     let mut compared = 0;
-    for (instance, known) in golden.iter().filter(|(instance, _)| instance.receivers() <= 6) {
-        assert!(is_same(optimum(instance).unwrap(), *known), "{instance}");
+    for seed in 0..120 {
+        let instance = Instance::draw(seed, 3 + seed as usize % 6);
+        let known = golden.iter().find(|(it, _)| *it == instance).map(|(_, optimum)| *optimum);
+        if instance.receivers() > 6 && (known.is_some() || !instance.has_room()) {
+            continue;
+        }
+        match (optimum(&instance), known) {
+            (Some(found), Some(known)) => assert!(is_same(found, known), "{instance} = {found:.1}"),
+            (None, None) => assert!(!instance.has_room(), "{instance}"),
+            (found, _) => panic!("the golden file lacks, or has: {instance} = {found:?}"),
+        }
         compared += 1;
     }
-    assert!(compared >= 20, "{compared} instances");
+    assert!(golden.len() >= 60 && compared >= 20, "{} instances, {compared} compared", golden.len());
 }
 
 /// Beyond what can be searched exhaustively: the solver's own bound is the proof. Racks are spread over rows, and hosts over racks.
@@ -94,22 +103,4 @@ fn twenty_receivers_are_solved_exactly() {
         assert_eq!(quality.distance(), 0.0, "{racks} racks in {rows} rows: {quality:?}");
         assert!(tree.depth() <= depth && tree.degree() <= degree, "{racks} racks in {rows} rows");
     }
-}
-
-/// `cargo test -p paramill-core --test broadcast print -- --ignored --nocapture`
-#[test]
-#[ignore = "prints the golden file"]
-fn print_the_golden_file() {
-    let mut file = String::from(
-        "# Instances of P3 and their optima, found by exhaustive search (exhaustive.rs).\n\
-         # roots; receivers (aggregation.edge.host, * for one that cannot relay); degree, depth, alpha; costs = optimum\n",
-    );
-    for seed in 0..120 {
-        let instance = Instance::draw(seed, 3 + seed as usize % 6);
-        if let Some(optimum) = optimum(&instance) {
-            writeln!(file, "{instance} = {optimum:.1}").unwrap();
-        }
-    }
-    assert!(Instance::read(&file).len() > 60);
-    std::io::Write::write_all(&mut std::io::stdout(), file.as_bytes()).unwrap();
 }
