@@ -182,6 +182,21 @@ fn what_does_not_fit_is_named_with_its_remedy() {
     }
 }
 
+/// The example of the manual.
+#[test]
+fn the_example_runs_and_says_what_its_comments_say() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/scenarios/three-tier.toml");
+    let scenario = Scenario::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let report = run_scenario(&scenario).unwrap();
+    assert!(report.finished && report.seconds > 4.0, "{report:?}");
+    assert_eq!(
+        report.network,
+        "three-tier: 4 racks of 4 hosts of 1 Gbit/s, edge uplinks of 2 Gbit/s; 2 aggregation switches for 2 racks each, \
+         uplinks of 4 Gbit/s"
+    );
+    assert!(used(&report, "background=0:from:up").bytes > 50_000_000, "{:?}", report.traffic);
+}
+
 #[test]
 fn a_scenario_with_a_network_is_written_as_it_is_read() {
     let scenario = scenario(
