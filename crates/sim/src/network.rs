@@ -163,6 +163,14 @@ impl NetworkConfig {
         rates.min_by(f64::total_cmp).unwrap_or(0.0) / f64::from(1 + others)
     }
 
+    /// The latency between the hosts that are farthest from each other, in microseconds, without jitter.
+    pub fn longest_latency_us(&self) -> f64 {
+        match &self.topology {
+            Topology::Star => self.latency_us,
+            Topology::ThreeTier(tiers) => self.latency_us + 4.0 * tiers.hop_us,
+        }
+    }
+
     fn latency(&self) -> Duration {
         Duration::from_nanos((self.latency_us * 1e3) as u64)
     }
@@ -365,7 +373,7 @@ impl Network {
         }
     }
 
-    /// When something happens on shared links; nothing but background traffic does not count.
+    /// When something happens on shared links next.
     pub(crate) fn next_time(&self) -> Option<Time> {
         match &self.fabric {
             Fabric::Star(_) => None,

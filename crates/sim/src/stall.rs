@@ -117,7 +117,7 @@ fn patience_s(scenario: &Scenario, faults: &FaultPlan) -> f64 {
         Effect::Delay { by, .. } => by.as_secs_f64(),
         _ => 0.0,
     });
-    let one_way = (network.latency_us + network.jitter_us) * 1e-6 + delays.sum::<f64>();
+    let one_way = (network.longest_latency_us() + network.jitter_us) * 1e-6 + delays.sum::<f64>();
     let patience = PATIENCE_S + 10.0 * (on_links + handled) + 100.0 * (one_way + scenario.hold_ms * 1e-3);
     patience.min(scenario.limit_s)
 }

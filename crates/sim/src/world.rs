@@ -10,6 +10,7 @@
 mod channel;
 mod connection;
 mod event;
+mod landing;
 mod node;
 mod observer;
 mod payload;
@@ -25,9 +26,9 @@ use crate::rule::{FrameView, RuleSet};
 use channel::Flight;
 use connection::{Connection, End};
 use event::Event;
+use landing::{land_behind, stray};
 use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
-use paramill_core::landing::{Destination, Landing};
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
@@ -1015,24 +1016,8 @@ impl<R: Role> World<R> {
             role.handle_frame(now, name, header, payload);
             return Ok(());
         };
-        // One system call also brings what is behind it. What was not foreseen went astray, and is read in its turn.
         let channel = &mut self.connections[connection].channels[side];
-        let mut landed = vec![*header];
-        for place in &places[1..] {
-            let Some(Flight { header: Some(next), payload, .. }) = channel.peek() else { break };
-            let bytes = payload.bytes();
-            if !place.is_for(&landed[landed.len() - 1], next) {
-                stray(&mut destination, place, bytes);
-                break;
-            }
-            if !destination.put(place, bytes) {
-                break;
-            }
-            landed.push(*next);
-            if let Some(flight) = channel.read() {
-                self.copies.recycle(flight.payload);
-            }
-        }
+        let landed = land_behind(channel, &mut self.copies, &mut destination, &places, *header);
         drop(destination);
         for header in &landed {
             self.counts.landings += 1;
@@ -1059,14 +1044,6 @@ impl<R: Role> World<R> {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
-    }
-}
-
-/// Bytes come to a place where they do not belong, if they are received straight to it.
-fn stray(destination: &mut Destination, place: &Landing, bytes: &[u8]) {
-    if let Some(region) = destination.direct(place) {
-        let some = bytes.len().min(place.bytes.len());
-        region.bytes_mut(place.bytes.start..place.bytes.start + some).copy_from_slice(&bytes[..some]);
     }
 }
 

@@ -270,18 +270,3 @@ fn bad_numbers_are_named() {
     let config = NetworkConfig { latency_us: f64::NAN, ..Default::default() };
     assert!(config.check().unwrap_err().contains("network.latency_us"));
 }
-
-/// Prints how fast frames are simulated: `cargo test --release -p paramill-sim half_a_million -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn half_a_million_frames_of_fifty_hosts() {
-    let pull = |server| (0..40).map(move |worker| transfer(server, 10 + worker, 1313));
-    let transfers: Vec<Transfer> = (0..10).flat_map(pull).collect();
-    let frames: u64 = transfers.iter().map(|transfer| transfer.frames).sum();
-    let mut network = tiers("three-tier:hosts_per_edge=5,edge_oversubscription=4", 50);
-    let started = std::time::Instant::now();
-    let (ends, _) = run(&mut network, &transfers, 0.0);
-    let end = ends.iter().copied().fold(0.0, f64::max);
-    println!("{frames} frames, {end:.2} s of virtual time: {:.2} s", started.elapsed().as_secs_f64());
-    assert!(end > 0.0);
-}

@@ -106,7 +106,8 @@ impl Hosts {
         };
         let host = rate(config.gbit_per_s);
         let Some((tiers, racks)) = &self.racks else {
-            return format!("star: {} hosts of {host}", self.everybody().len());
+            let hosts: BTreeSet<HostId> = self.everybody().into_iter().map(|(_, host)| host).collect();
+            return format!("star: {} hosts of {host}", hosts.len());
         };
         let core = match tiers.core_gbit_per_s {
             0.0 => String::new(),

@@ -577,7 +577,8 @@ fn crossing_s(scenario: &Scenario, workers: u32) -> f64 {
 /// The most seconds that a step of `workers` workers waits for room in the windows of connections: a window is empty again after
 /// a round trip, and those behind an aggregator share its connection to a shard.
 fn passage_s(scenario: &Scenario, workers: u32) -> f64 {
-    let NetworkConfig { latency_us, jitter_us, window_bytes, .. } = scenario.network;
+    let NetworkConfig { jitter_us, window_bytes, .. } = scenario.network;
+    let latency_us = scenario.network.longest_latency_us();
     let round_trip_s = 2e-6 * (latency_us + 4.0 * jitter_us);
     let chunk = scenario.policy.chunk_elements() as u64;
     let frames = scenario.tables.iter().map(|table| table.shape.iter().product::<u64>().div_ceil(chunk));
