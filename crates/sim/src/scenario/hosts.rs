@@ -389,6 +389,6 @@ fn own_host(background: u32, end: End) -> HostId {
 /// Which background traffic has this host, and for which end, if it is one of those.
 fn own_host_of(host: HostId) -> Option<(u32, &'static str)> {
     let number = u32::MAX - host.0;
-    let end = if number % 2 == 0 { "from" } else { "to" };
+    let end = if number.is_multiple_of(2) { "from" } else { "to" };
     (host.0 > u32::MAX / 2).then_some((number / 2, end))
 }
