@@ -11,11 +11,11 @@ fn scenario(network: &str) -> Scenario {
         "workers = 4\nservers = 2\niterations = 5\n[[tables]]\nname = 'w'\nshape = [1000000]\n\
          [compute]\nstep_ms = 1\njitter = 0\n[network]\ngbit_per_s = 1\njitter_us = 0\n{network}"
     );
-    Scenario::parse(&text).unwrap()
+    Scenario::parse(&text).expect("the scenario can be run")
 }
 
 fn run(network: &str) -> Report {
-    let report = run_scenario(&scenario(network)).unwrap();
+    let report = run_scenario(&scenario(network)).expect("the scenario can be run");
     assert!(report.finished, "{report:?}");
     report
 }
