@@ -303,6 +303,22 @@ fn a_scenario_that_cannot_go_on_ends_and_says_who_waits() {
 }
 
 #[test]
+fn a_scenario_shows_its_network_and_the_busiest_links() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/scenarios/three-tier.toml");
+    let text = answer(&["sim", "run", path]);
+    for expected in ["three-tier: 4 racks of 4 hosts of 1 Gbit/s", "busiest links", "edge=3:up"] {
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+    }
+    let report = json(&["sim", "run", path, "--json"]);
+    let links = report["traffic"].as_array().expect("links are a list");
+    let bytes = |name: &str| {
+        let link = links.iter().find(|link| link["link"] == name).expect("the link was used");
+        link["bytes"].as_u64().expect("bytes are a number")
+    };
+    assert!(bytes("edge=3:up") > bytes("worker=3:up"), "{links:?}");
+}
+
+#[test]
 fn components_are_listed_with_parameters_and_examples() {
     let text = answer(&["components"]);
     for expected in

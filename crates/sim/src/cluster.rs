@@ -4,11 +4,11 @@ use crate::actor::Actor;
 use crate::canary::{BrokenShard, Canary};
 use crate::compute::ComputeClock;
 use crate::gradient::Gradients;
-use crate::network::HostId;
+use crate::network::{HostId, Position};
 use crate::operator::Operator;
 use crate::player::{Player, Program};
 use crate::rules::Injected;
-use crate::scenario::{Scenario, ScenarioError};
+use crate::scenario::{Hosts, Scenario, ScenarioError};
 use crate::world::{Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
@@ -72,6 +72,7 @@ impl Default for Play {
 #[derive(Debug)]
 struct Builder {
     scenario: Scenario,
+    hosts: Hosts,
     play: Play,
     faults: FaultPlan,
     registry: Arc<Registry>,
@@ -95,8 +96,9 @@ impl Cluster {
             switch.change.policies.check(&registry).map_err(value)?;
         }
         let faults = scenario.fault_plan()?;
-        let builder = Builder { scenario: scenario.clone(), play, faults, registry };
-        let world = World::new(scenario.network.clone(), scenario.seed);
+        let hosts = Hosts::of(scenario)?;
+        let world = World::new(hosts.network(&scenario.network), scenario.seed);
+        let builder = Builder { scenario: scenario.clone(), hosts, play, faults, registry };
         let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
         cluster.add_coordinator(config);
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
@@ -168,9 +170,14 @@ impl Cluster {
         actor.as_shard().expect("a shard's node holds a shard")
     }
 
-    /// The host of a server.
-    pub fn server_host(&self, server: ServerId) -> HostId {
-        HostId(server.0)
+    /// Which node is on which host.
+    pub fn hosts(&self) -> &Hosts {
+        &self.builder.hosts
+    }
+
+    /// Where a node is in the network.
+    pub fn position(&self, node: NodeId) -> Position {
+        self.hosts().position(node)
     }
 
     /// A table's parameters, put together from all shards.
@@ -199,7 +206,7 @@ impl Cluster {
 
     fn add_coordinator(&mut self, config: JobConfig) {
         let Builder { scenario, registry, .. } = &*self.builder;
-        let host = HostId(scenario.servers + scenario.workers);
+        let host = self.builder.hosts.host(NodeId::Coordinator);
         let coordinator = Box::new(Coordinator::new(config, registry.clone(), scenario.seed));
         let actor = Actor::Coordinator(coordinator);
         self.world.add(NodeId::Coordinator, COORDINATOR, host, Duration::ZERO, actor);
@@ -244,18 +251,12 @@ impl Cluster {
 impl Builder {
     /// The host of a node, and the time that each frame occupies it.
     fn place(&self, node: NodeId) -> (HostId, Duration) {
-        let Scenario { servers, workers, aggregators, colocated, network, .. } = &self.scenario;
-        let busy = Duration::from_nanos((network.handling_us * 1e3) as u64);
-        let (host, handling) = match node {
-            NodeId::Shard(id) => (id.server.0, busy),
-            // Behind all hosts that the job began with.
-            NodeId::Worker(id) if id.0 >= *workers => (servers + 1 + aggregators + id.0, Duration::ZERO),
-            NodeId::Worker(id) => (if *colocated { id.0 } else { servers + id.0 }, Duration::ZERO),
-            // On a host of its own, as one of a rack is.
-            NodeId::Aggregator(id) => (servers + workers + 1 + id.0, busy),
-            _ => (servers + workers, Duration::ZERO),
+        let busy = Duration::from_nanos((self.scenario.network.handling_us * 1e3) as u64);
+        let handling = match node {
+            NodeId::Shard(_) | NodeId::Aggregator(_) => busy,
+            _ => Duration::ZERO,
         };
-        (HostId(host), handling)
+        (self.hosts.host(node), handling)
     }
 
     /// A process, the `life`-th of all that were started anew, or the first of its node when that is 0.

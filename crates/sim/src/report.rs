@@ -1,13 +1,16 @@
 //! What came out of a run.
 
 use crate::cluster::Cluster;
+use crate::network::Traffic;
 use crate::scenario::{Scenario, ScenarioError};
 use crate::stall::{StallWatch, who_waits};
 use crate::world::Violation;
 use paramill_core::consistency::SyncStats;
-use paramill_core::types::{ServerId, TableId, Time, WorkerId};
+use paramill_core::types::{NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use serde::Serialize;
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// What came out of a run, for people and for programs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,6 +35,10 @@ pub struct Report {
     pub mean_staleness: f64,
     /// How busy the servers' links were while the job ran.
     pub links: Vec<LinkOutcome>,
+    /// How hosts hang together, with every rate.
+    pub network: String,
+    /// What went over each link that was used, the busiest first.
+    pub traffic: Vec<LinkTraffic>,
     /// Payload bytes of gradients that servers received.
     pub bytes_pushed: u64,
     /// Payload bytes of parameters that servers sent.
@@ -79,6 +86,19 @@ pub struct LinkOutcome {
     pub load_in: f64,
     /// Fraction of the time that it was sending.
     pub load_out: f64,
+}
+
+/// One direction of a link after the run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LinkTraffic {
+    /// Its name in the words of a scenario: `server=0:up`, `edge=2:down`.
+    pub link: String,
+    /// Bytes that went over it, as scaled by the scenario.
+    pub bytes: u64,
+    /// Time that they took.
+    pub busy_s: f64,
+    /// Fraction of all virtual time that it was busy.
+    pub load: f64,
 }
 
 /// Runs a scenario to its end, to its limit of virtual time, or until no worker makes progress any more.
@@ -132,9 +152,10 @@ impl Report {
         let shards: Vec<_> = cluster.shard_ids().filter_map(|id| cluster.shard(id).report(now)).collect();
         let mut sync = SyncStats::default();
         shards.iter().flat_map(|shard| &shard.tables).for_each(|table| sync.merge(&table.stats));
+        let load = |busy: Duration| busy.as_secs_f64() / seconds.max(f64::MIN_POSITIVE);
         let link = |server: ServerId| {
-            let used = cluster.world.network().usage(cluster.server_host(server));
-            let load = |busy: std::time::Duration| busy.as_secs_f64() / seconds.max(f64::MIN_POSITIVE);
+            let host = cluster.hosts().host(NodeId::Shard(ShardId { server, core: 0 }));
+            let used = cluster.world.network().usage(host);
             LinkOutcome { server, load_in: load(used.busy_in), load_out: load(used.busy_out) }
         };
         let finished = players.iter().all(|(_, player)| player.is_finished());
@@ -163,6 +184,8 @@ impl Report {
             mean_staleness: sync.mean_staleness(),
             sync,
             links: (0..scenario.servers).map(ServerId).map(link).collect(),
+            network: cluster.hosts().describe(&scenario.network),
+            traffic: traffic(cluster),
             bytes_pushed: shards.iter().map(|shard| shard.bytes_pushed).sum(),
             bytes_pulled: shards.iter().map(|shard| shard.bytes_pulled).sum(),
             frames: cluster.world.counts().frames,
@@ -175,6 +198,22 @@ impl Report {
     pub fn link_load(&self) -> f64 {
         self.links.iter().map(|link| link.load_in.max(link.load_out)).fold(0.0, f64::max)
     }
+}
+
+/// What went over each link that was used, the busiest first.
+fn traffic(cluster: &Cluster) -> Vec<LinkTraffic> {
+    let seconds = cluster.world.now().as_secs_f64();
+    let names = cluster.hosts().link_names();
+    let mut used = cluster.world.network().traffic();
+    used.retain(|traffic| traffic.bytes > 0);
+    used.sort_by_key(|traffic| Reverse((traffic.busy, traffic.bytes)));
+    let outcome = |Traffic { link, bytes, busy }: Traffic| LinkTraffic {
+        link: names.name(link),
+        bytes,
+        busy_s: busy.as_secs_f64(),
+        load: busy.as_secs_f64() / seconds,
+    };
+    used.into_iter().map(outcome).collect()
 }
 
 #[cfg(test)]

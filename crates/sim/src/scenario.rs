@@ -2,6 +2,10 @@
 //!
 //! The same file can be run in virtual time and over sockets; gradients are those of [`crate::gradient`].
 
+mod hosts;
+
+pub use hosts::{Hosts, LinkNames};
+
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::input::read_file;
@@ -183,7 +187,7 @@ impl Scenario {
             let at = switch.at_s;
             require((0.0..=1e9).contains(&at), || format!("switches.at_s = {at}: expected 0 to 1e9"))?;
         }
-        self.network.check().map_err(ScenarioError::Value)?;
+        Hosts::of(self)?;
         self.compute.check().map_err(ScenarioError::Value)?;
         self.judge.check().map_err(ScenarioError::Value)?;
         FaultPlan::parse(&self.faults)?.check_members(self.workers, self.servers)?;

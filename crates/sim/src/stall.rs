@@ -108,7 +108,8 @@ fn patience_s(scenario: &Scenario, faults: &FaultPlan) -> f64 {
     let elements: u64 = scenario.table_specs().iter().map(|table| table.elements()).sum();
     let bytes =
         2.0 * f64::from(scenario.workers) * elements as f64 * 4.0 * network.wire_scale + frames * 64.0;
-    let on_links = if network.gbit_per_s == 0.0 { 0.0 } else { bytes * 8.0 / (network.gbit_per_s * 1e9) };
+    let share = network.least_share_gbit_per_s();
+    let on_links = if share == 0.0 { 0.0 } else { bytes * 8.0 / (share * 1e9) };
     let slowdown = |server| faults.slowdown(NodeId::Shard(ShardId { server: ServerId(server), core: 0 }));
     let slowest = (0..scenario.servers).map(slowdown).fold(1.0, f64::max);
     let handled = frames * network.handling_us * 1e-6 * slowest;
@@ -116,7 +117,7 @@ fn patience_s(scenario: &Scenario, faults: &FaultPlan) -> f64 {
         Effect::Delay { by, .. } => by.as_secs_f64(),
         _ => 0.0,
     });
-    let one_way = (network.latency_us + network.jitter_us) * 1e-6 + delays.sum::<f64>();
+    let one_way = (network.longest_latency_us() + network.jitter_us) * 1e-6 + delays.sum::<f64>();
     let patience = PATIENCE_S + 10.0 * (on_links + handled) + 100.0 * (one_way + scenario.hold_ms * 1e-3);
     patience.min(scenario.limit_s)
 }

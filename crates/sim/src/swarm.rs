@@ -11,6 +11,7 @@ use crate::canary::Canary;
 use crate::checkers::{Checkers, ExactlyOnce, Memory, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
+use crate::network::Topology;
 use crate::report::{Report, run_scenario};
 use crate::scenario::ScenarioError;
 use crate::world::{Ended, Violation};
@@ -82,7 +83,7 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 6] = ["join", "landing", "nan", "restart", "slab", "switch"];
+pub const EVENTS: [&str; 7] = ["join", "landing", "nan", "restart", "slab", "switch", "three-tier"];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -189,6 +190,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
         ("restart", counts.restarts > 0),
         ("slab", drawn.play.slabs),
         ("switch", !drawn.scenario.switches.is_empty()),
+        ("three-tier", drawn.scenario.network.topology != Topology::Star),
     ];
     let happened = happened.iter().filter(|(_, happened)| *happened).map(|(event, _)| (*event).to_owned());
     result.drawn = drawn.components.iter().cloned().chain(happened).collect();

@@ -10,23 +10,25 @@
 mod channel;
 mod connection;
 mod event;
+mod landing;
 mod node;
 mod observer;
 mod payload;
 mod reader;
+mod travelling;
 
 pub use node::Ended;
 pub use observer::{Counts, Observer, Unobserved, Violation};
 
-use crate::network::{HostId, Network, NetworkConfig};
+use crate::network::{HostId, Network, Parcel, Passage};
 use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
 use channel::Flight;
 use connection::{Connection, End};
 use event::Event;
+use landing::{land_behind, stray};
 use node::{Node, Rebirth, label};
 use paramill_core::fault::Delay;
-use paramill_core::landing::{Destination, Landing};
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Frame, Lost, Output, Role};
@@ -36,6 +38,7 @@ use payload::{Copies, Payload};
 use reader::{Reader, Source};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+use travelling::Travelling;
 
 /// Nodes, their connections, the network between them, and what will happen.
 #[derive(Debug)]
@@ -47,6 +50,8 @@ pub struct World<R> {
     by_address: BTreeMap<String, usize>,
     connections: Vec<Connection>,
     network: Network,
+    /// Frames on links that are shared.
+    travelling: Travelling,
     seed: u64,
     rules: RuleSet,
     /// Decides what real networks leave to chance: whether a payload comes in one piece with its header.
@@ -70,8 +75,8 @@ const EVENTS_PER_CHECK: usize = 64;
 const EVENTS_AT_ONE_TIME: u32 = 10_000_000;
 
 impl<R: Role> World<R> {
-    /// An empty world.
-    pub fn new(config: NetworkConfig, seed: u64) -> World<R> {
+    /// A world without nodes, whose frames travel over this network.
+    pub fn new(network: Network, seed: u64) -> World<R> {
         World {
             now: Time::ZERO,
             queue: Queue::new(),
@@ -79,7 +84,8 @@ impl<R: Role> World<R> {
             by_id: BTreeMap::new(),
             by_address: BTreeMap::new(),
             connections: Vec::new(),
-            network: Network::new(config),
+            network,
+            travelling: Travelling::default(),
             seed,
             rules: RuleSet::default(),
             dice: Prng::fork(seed, 0x6c61_6e64),
@@ -290,7 +296,7 @@ impl<R: Role> World<R> {
         mut done: impl FnMut(&World<R>) -> bool,
     ) -> Result<bool, Violation> {
         let mut at_one_time = 0;
-        while let Some(at) = self.queue.next_time().filter(|&at| at <= until) {
+        while let Some(at) = self.next_time().filter(|&at| at <= until) {
             at_one_time = if at > self.now { 0 } else { at_one_time + 1 };
             if at_one_time > EVENTS_AT_ONE_TIME {
                 let what = format!(
@@ -298,6 +304,10 @@ impl<R: Role> World<R> {
                     self.queue.pop()
                 );
                 return Err(Violation { at, what });
+            }
+            if self.network.next_time() == Some(at) {
+                self.step_network(at);
+                continue;
             }
             self.step(observer).map_err(|what| Violation { at: self.now, what })?;
             if done(self) {
@@ -308,6 +318,24 @@ impl<R: Role> World<R> {
         self.now = self.now.max(until);
         self.check_all()?;
         Ok(false)
+    }
+
+    /// When something happens next. Background traffic goes on without end, and alone it is nothing to wait for.
+    fn next_time(&self) -> Option<Time> {
+        match (self.queue.next_time(), self.network.next_time()) {
+            (None, _) if self.network.is_idle() => None,
+            (nodes, network) => nodes.into_iter().chain(network).min(),
+        }
+    }
+
+    /// Something happens on shared links, before what happens to nodes at the same time.
+    fn step_network(&mut self, at: Time) {
+        self.now = self.now.max(at);
+        self.counts.events += 1;
+        if let Some((frame, passage)) = self.network.step() {
+            let (flight, delay) = self.travelling.take(frame);
+            self.expect(flight, delay, passage);
+        }
     }
 
     /// Whether the accounts of all roles add up, also of those that were not asked after their last event.
@@ -766,17 +794,32 @@ impl<R: Role> World<R> {
         delay: Delay,
     ) {
         let to = self.connections[connection].ends[side].node;
-        let (from_host, to_host) = (self.nodes[index].host, self.nodes[to].host);
-        let channel = &mut self.connections[connection].channels[side];
-        let bytes = payload.bytes().len();
-        let passage = self.network.send(self.now, from_host, to_host, bytes, &mut channel.dice);
+        let (from, to) = (self.nodes[index].host, self.nodes[to].host);
+        let flight = Flight { connection, side, header, payload };
+        let payload_bytes = flight.payload.bytes().len();
+        let parcel = Parcel { from, to, flow: 2 * connection + side, payload_bytes };
+        let dice = &mut self.connections[connection].channels[side].dice;
+        if self.network.shares_links(from, to) {
+            let frame = self.travelling.put(flight, delay);
+            if let Some((frame, passage)) = self.network.send_shared(self.now, parcel, frame, dice) {
+                let (flight, delay) = self.travelling.take(frame);
+                self.expect(flight, delay, passage);
+            }
+        } else {
+            let passage = self.network.send(self.now, parcel, dice);
+            self.expect(flight, delay, passage);
+        }
+    }
+
+    /// It is known when a frame comes to its receiver, in turn and by all rules.
+    fn expect(&mut self, flight: Flight, delay: Delay, passage: Passage) {
+        let channel = &mut self.connections[flight.connection].channels[flight.side];
         let in_turn = channel.in_turn(passage.head + delay.connection);
-        let head = match &header {
+        let head = match &flight.header {
             Some(header) => channel.hold_back(header, in_turn + delay.answer, in_turn),
             None => in_turn,
         };
         let tail = passage.tail + delay.connection + head.since(in_turn);
-        let flight = Flight { connection, side, header, payload };
         self.queue.push(head, Event::Arrive { flight, tail });
     }
 
@@ -973,24 +1016,8 @@ impl<R: Role> World<R> {
             role.handle_frame(now, name, header, payload);
             return Ok(());
         };
-        // One system call also brings what is behind it. What was not foreseen went astray, and is read in its turn.
         let channel = &mut self.connections[connection].channels[side];
-        let mut landed = vec![*header];
-        for place in &places[1..] {
-            let Some(Flight { header: Some(next), payload, .. }) = channel.peek() else { break };
-            let bytes = payload.bytes();
-            if !place.is_for(&landed[landed.len() - 1], next) {
-                stray(&mut destination, place, bytes);
-                break;
-            }
-            if !destination.put(place, bytes) {
-                break;
-            }
-            landed.push(*next);
-            if let Some(flight) = channel.read() {
-                self.copies.recycle(flight.payload);
-            }
-        }
+        let landed = land_behind(channel, &mut self.copies, &mut destination, &places, *header);
         drop(destination);
         for header in &landed {
             self.counts.landings += 1;
@@ -1017,14 +1044,6 @@ impl<R: Role> World<R> {
             self.log.pop_front();
         }
         self.log.push_back(format!("{:10.6} {}: {line}", self.now.as_secs_f64(), self.nodes[index].id));
-    }
-}
-
-/// Bytes come to a place where they do not belong, if they are received straight to it.
-fn stray(destination: &mut Destination, place: &Landing, bytes: &[u8]) {
-    if let Some(region) = destination.direct(place) {
-        let some = bytes.len().min(place.bytes.len());
-        region.bytes_mut(place.bytes.start..place.bytes.start + some).copy_from_slice(&bytes[..some]);
     }
 }
 

@@ -17,6 +17,8 @@ use std::collections::BTreeMap;
 
 /// Worlds that a planted bug may hide in before the search is given up.
 const CANARY_TRIES: u64 = 1000;
+/// Links that are printed; JSON has all.
+const BUSIEST: usize = 5;
 /// Worlds after which everything that can be drawn must have been.
 const FULL_RUN: u64 = 50_000;
 
@@ -217,6 +219,22 @@ fn print(report: &Report, output: &Output) -> Result<(), Failure> {
         tables.row([&table.name, &table.hash]);
     }
     output.table(&tables)?;
+    output.text(&report.network)?;
+    let mut links = Table::new([
+        ("busiest links", Align::Left),
+        ("bytes", Align::Right),
+        ("busy, s", Align::Right),
+        ("load", Align::Right),
+    ]);
+    for link in report.traffic.iter().take(BUSIEST) {
+        links.row([
+            link.link.clone(),
+            bytes(link.bytes),
+            format!("{:.2}", link.busy_s),
+            format!("{:.0}%", 100.0 * link.load),
+        ]);
+    }
+    output.table(&links)?;
     for line in &report.log {
         output.text(line)?;
     }

@@ -7,7 +7,7 @@ use crate::cluster::{Cluster, Play};
 use crate::compute::ComputeModel;
 use crate::gradient::Gradients;
 use crate::judge::JudgeModel;
-use crate::network::NetworkConfig;
+use crate::network::{BackgroundConfig, Fill, NetworkConfig, RateChange, ThreeTier, Topology};
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
 use paramill_core::policy::{AXES, Axis, Info, Order, Policies, Policy, PolicyOverride, Text};
@@ -83,6 +83,7 @@ impl Drawn {
         mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
         slow_connections(&mut Dice::new(Prng::fork(seed, 0x736c_6f77)), &mut scenario);
         windows(&mut Dice::new(Prng::fork(seed, 0x7769_6e64)), &mut scenario);
+        tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
         let mut dice = Dice::new(Prng::fork(seed, 0x636f_6465));
         codecs(&mut dice, &components, wanted, registry, &mut scenario)?;
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
@@ -113,7 +114,7 @@ impl Drawn {
             canary: None,
         };
         let slowest_step = scenario.compute.step_ms * 1e-3 * (1.0 + 8.0 * scenario.compute.jitter) * 4.0;
-        let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers);
+        let step = 4.0 * slowest_step + 0.2 + passage_s(&scenario, workers) + crossing_s(&scenario, workers);
         let budget = 120.0 + scenario.iterations as f64 * step;
         let deadline = heal_at + Duration::from_secs_f64(budget);
         let components = components::used(registry, &scenario);
@@ -229,7 +230,18 @@ impl fmt::Display for Drawn {
         if several_addresses {
             write!(f, "; several addresses")?;
         }
-        let NetworkConfig { window_bytes, waiting_frames, .. } = self.scenario.network;
+        let NetworkConfig { window_bytes, waiting_frames, topology, background, changes, .. } =
+            &self.scenario.network;
+        if *topology != Topology::Star {
+            write!(f, "; {topology}")?;
+        }
+        for BackgroundConfig { from, to, flows, gbit_per_s, from_s, .. } in background {
+            let rate = gbit_per_s.map_or("greedy".to_owned(), |rate| format!("of {rate:.3} Gbit/s"));
+            write!(f, "; {flows} flows {rate} from `{from}` to `{to}` from {from_s:.2} s on")?;
+        }
+        for RateChange { at_s, link, gbit_per_s } in changes {
+            write!(f, "; `{link}` has {gbit_per_s:.4} Gbit/s from {at_s:.2} s on")?;
+        }
         write!(f, "; windows of {window_bytes} bytes, {waiting_frames} frames wait")?;
         for (node, from, until) in &self.closures {
             let (from, until) = (from.as_secs_f64(), until.as_secs_f64());
@@ -501,10 +513,72 @@ fn windows(dice: &mut Dice, scenario: &mut Scenario) {
     }
 }
 
+/// Racks and uplinks, background traffic while there are faults, and rates that fall and come back.
+fn tiers(dice: &mut Dice, scenario: &mut Scenario, heal_at: Time) {
+    if !dice.chance(0.25) {
+        return;
+    }
+    let tiers = ThreeTier {
+        hosts_per_edge: dice.whole(1, 6) as u32,
+        edges_per_aggregation: dice.whole(1, 3) as u32,
+        edge_oversubscription: dice.chance(0.6).then(|| dice.between(1.0, 8.0).round()),
+        aggregation_oversubscription: dice.chance(0.3).then(|| dice.between(1.0, 4.0).round()),
+        core_gbit_per_s: if dice.chance(0.2) { dice.magnitude(0.01, 10.0) } else { 0.0 },
+        hop_us: if dice.chance(0.5) { dice.magnitude(0.1, 500.0) } else { 0.0 },
+        fill: if dice.chance(0.5) { Fill::Spread } else { Fill::Packed },
+        ..ThreeTier::default()
+    };
+    let Scenario { servers, workers, network, .. } = scenario;
+    network.topology = Topology::ThreeTier(tiers);
+    let heal_s = heal_at.as_secs_f64();
+    let server = |dice: &mut Dice| format!("server={}", dice.whole(0, u64::from(*servers) - 1));
+    for _ in 0..dice.whole(0, 2) {
+        let from_s = dice.between(0.0, heal_s);
+        let rate = dice.magnitude(1e-3, 0.1);
+        // A greedy flow needs a limit, and what it takes costs events.
+        let is_greedy = dice.chance(0.5) && (0.001..=0.1).contains(&network.gbit_per_s);
+        network.background.push(BackgroundConfig {
+            from: "edge=0".into(),
+            to: server(dice),
+            gbit_per_s: (!is_greedy).then_some(rate),
+            flows: dice.whole(1, 3) as u32,
+            from_s,
+            until_s: Some(heal_s + 1e-3),
+        });
+    }
+    let normal = if network.gbit_per_s == 0.0 { 10.0 } else { network.gbit_per_s };
+    for _ in 0..dice.whole(0, 2) {
+        let worker = dice.whole(0, u64::from(*workers) - 1);
+        let link = match dice.whole(0, 2) {
+            0 => server(dice),
+            1 => format!("worker={worker}:up"),
+            _ => "edge=*:down".into(),
+        };
+        let change = |at_s, gbit_per_s| RateChange { at_s, link: link.clone(), gbit_per_s };
+        let at_s = dice.between(0.0, heal_s);
+        network.changes.push(change(at_s, normal / dice.magnitude(1.0, 10.0)));
+        network.changes.push(change(dice.between(at_s, heal_s), normal));
+    }
+}
+
+/// The most seconds that a step of `workers` workers takes on the narrowest of shared links, if all its bytes cross that. The time
+/// on links that are not shared is little, and part of every step's allowance.
+fn crossing_s(scenario: &Scenario, workers: u32) -> f64 {
+    let share = scenario.network.least_share_gbit_per_s();
+    if scenario.network.topology == Topology::Star || share == 0.0 {
+        return 0.0;
+    }
+    let elements: u64 = scenario.tables.iter().map(|table| table.shape.iter().product::<u64>()).sum();
+    let frames = elements.div_ceil(scenario.policy.chunk_elements() as u64) + scenario.tables.len() as u64;
+    let bytes = elements as f64 * 4.0 * scenario.network.wire_scale + 256.0 * frames as f64;
+    2.0 * f64::from(workers) * bytes * 8.0 / (share * 1e9)
+}
+
 /// The most seconds that a step of `workers` workers waits for room in the windows of connections: a window is empty again after
 /// a round trip, and those behind an aggregator share its connection to a shard.
 fn passage_s(scenario: &Scenario, workers: u32) -> f64 {
-    let NetworkConfig { latency_us, jitter_us, window_bytes, .. } = scenario.network;
+    let NetworkConfig { jitter_us, window_bytes, .. } = scenario.network;
+    let latency_us = scenario.network.longest_latency_us();
     let round_trip_s = 2e-6 * (latency_us + 4.0 * jitter_us);
     let chunk = scenario.policy.chunk_elements() as u64;
     let frames = scenario.tables.iter().map(|table| table.shape.iter().product::<u64>().div_ceil(chunk));

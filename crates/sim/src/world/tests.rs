@@ -1,6 +1,7 @@
 //! The world with toy roles: a caller that sends numbered frames and wants each back, a callee that echoes.
 
 use super::*;
+use crate::network::NetworkConfig;
 use crate::rule::Rule;
 use crate::rules::{Closed, Cut, Injected, Partition};
 use paramill_core::fault::{Delay, Fate, FaultPlan};
@@ -116,7 +117,7 @@ fn config() -> NetworkConfig {
 }
 
 fn world(callers: u32, wanted: u64, handling: Duration) -> World<Toy> {
-    let mut world = World::new(config(), 1);
+    let mut world = World::new(Network::star(config()), 1);
     world.add(CALLEE, "callee", HostId(0), handling, Toy::default());
     for rank in 0..callers {
         let address = format!("caller {rank}");
@@ -273,7 +274,7 @@ fn a_late_answer_is_overtaken() {
 #[test]
 fn a_seed_gives_the_same_run() {
     let digest = |seed| {
-        let mut world: World<Toy> = World::new(NetworkConfig::default(), seed);
+        let mut world: World<Toy> = World::new(Network::star(NetworkConfig::default()), seed);
         world.add(CALLEE, "callee", HostId(0), Duration::from_micros(1), Toy::default());
         for rank in 0..3 {
             world.add(caller(rank), "", HostId(1 + rank), Duration::ZERO, Toy::caller(rank, 20));

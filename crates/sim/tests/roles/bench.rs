@@ -12,7 +12,7 @@ use paramill_core::table::TableSpec;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use paramill_core::worker::{Ticket, Worker, WorkerError};
 use paramill_sim::actor::Actor;
-use paramill_sim::network::{HostId, NetworkConfig};
+use paramill_sim::network::{HostId, Network, NetworkConfig};
 use paramill_sim::operator::Operator;
 use paramill_sim::rules::{Cut, Partition};
 use paramill_sim::scenario::Switch;
@@ -59,7 +59,7 @@ impl Bench {
             NetworkConfig { latency_us: 0.0, jitter_us: 0.0, gbit_per_s: 0.0, ..NetworkConfig::default() };
         let shards = config.servers * cores;
         let mut bench = Bench {
-            world: World::new(network, 1),
+            world: World::new(Network::star(network), 1),
             tally: Tally::default(),
             cores,
             shards: shards as usize,
