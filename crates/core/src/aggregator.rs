@@ -9,10 +9,12 @@ mod aggregate;
 mod aggregation;
 mod copies;
 mod flights;
+mod held_pulls;
 mod members;
 mod memory;
 mod routes;
 mod shard_proxy;
+mod sum_buffer;
 mod table;
 mod uplink;
 
@@ -25,7 +27,6 @@ use crate::policy::Order;
 use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::table::TableSpec;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
@@ -37,7 +38,7 @@ use shard_proxy::{ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use table::{CodecSeeds, SumPolicy, Table};
+use table::{CodecSeeds, SumCodec, SumPolicy, Table};
 use uplink::Out;
 
 /// Configuration of an aggregator.
@@ -253,9 +254,9 @@ impl Aggregator {
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 self.copies.set_codec(number, server, codecs.answer);
                 let policy = ProxyPolicy {
-                    sums: sum_policy(policy.order(), spec, &sync, &optimizer, self.config.hold),
+                    sums: sum_policy(policy.order(), &sync, &optimizer, self.config.hold),
                     nonfinite: policy.nonfinite(),
-                    codec: Arc::new(codecs.push.of_sums()),
+                    codec: SumCodec::new(codecs.push, spec.rows),
                     seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
                     valid_from: plan.valid_from(table),
                 };
@@ -447,13 +448,7 @@ impl Role for Aggregator {
 }
 
 /// Treatment of a table's gradients under its policies.
-fn sum_policy(
-    order: Order,
-    spec: &TableSpec,
-    sync: &SyncPolicy,
-    optimizer: &OptimizerPolicy,
-    hold: Duration,
-) -> SumPolicy {
+fn sum_policy(order: Order, sync: &SyncPolicy, optimizer: &OptimizerPolicy, hold: Duration) -> SumPolicy {
     let on_arrival = sync.model.apply() == Apply::OnArrival;
     // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
     let stays_alone = order == Order::Ranked && !on_arrival
@@ -461,7 +456,7 @@ fn sum_policy(
         || on_arrival && optimizer.needs_norms();
     let is_patient = sync.model.waits_for_all();
     let least = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
-    SumPolicy { adds_up: !spec.rows && !stays_alone, hold: least.max(hold), is_patient }
+    SumPolicy { adds_up: !stays_alone, hold: least.max(hold), is_patient }
 }
 
 #[cfg(test)]
@@ -469,6 +464,7 @@ mod tests {
     use super::*;
     use crate::placement::Part;
     use crate::policy::Policy;
+    use crate::table::TableSpec;
     use crate::types::ServerId;
     use crate::wire::Member;
 
@@ -534,30 +530,27 @@ mod tests {
     #[test]
     fn gradients_are_added_up_where_a_server_needs_nothing_but_their_sum() {
         let registry = Registry::builtin();
-        let policy = |order, spec: &TableSpec, sync: &str, optimizer: &str, hold| {
+        let policy = |order, sync: &str, optimizer: &str, hold| {
             let sync = SyncPolicy::parse(&registry.consistency, sync).unwrap();
             let optimizer = OptimizerPolicy::parse(&registry.optimizer, optimizer).unwrap();
-            sum_policy(order, spec, &sync, &optimizer, hold)
+            sum_policy(order, &sync, &optimizer, hold)
         };
-        let (dense, rows) = (TableSpec::dense("w", [4]), TableSpec::sparse("rows", 4, 1));
-        let adds_up =
-            |order, spec, sync, optimizer| policy(order, spec, sync, optimizer, limits::HOLD).adds_up;
-        for (order, spec, sync, optimizer, expected) in [
-            (Order::Arrival, &dense, "bsp", "sgd", true),
-            (Order::Arrival, &rows, "bsp", "sgd", false),
+        let adds_up = |order, sync, optimizer| policy(order, sync, optimizer, limits::HOLD).adds_up;
+        for (order, sync, optimizer, expected) in [
+            (Order::Arrival, "bsp", "sgd", true),
             // A ranked sum is the server's to make, unless every gradient is a step of its own.
-            (Order::Ranked, &dense, "bsp", "sgd", false),
-            (Order::Ranked, &dense, "asp", "sgd", true),
+            (Order::Ranked, "bsp", "sgd", false),
+            (Order::Ranked, "asp", "sgd", true),
             // The norm of one push is needed where each is a step.
-            (Order::Arrival, &dense, "bsp", "lars:lr=1", true),
-            (Order::Arrival, &dense, "asp", "lars:lr=1", false),
-            (Order::Arrival, &dense, "when:pull=significance < 0.01", "sgd", false),
+            (Order::Arrival, "bsp", "lars:lr=1", true),
+            (Order::Arrival, "asp", "lars:lr=1", false),
+            (Order::Arrival, "when:pull=significance < 0.01", "sgd", false),
         ] {
-            let found = adds_up(order, spec, sync, optimizer);
-            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}, {}", spec.name);
+            let found = adds_up(order, sync, optimizer);
+            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}");
         }
         let held = |sync, hold| {
-            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, &dense, sync, "sgd", hold);
+            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, sync, "sgd", hold);
             (hold, is_patient)
         };
         assert_eq!(held("bsp", limits::HOLD), (limits::ROUND_HOLD, true), "nobody gains by hearing earlier");

@@ -6,7 +6,7 @@ use crate::processes::aggregator;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
+use paramill_core::worker::{Gradient, Ticket, WorkerError};
 
 const ELEMENTS: usize = 50;
 
@@ -241,26 +241,6 @@ fn a_dead_aggregator_is_named_by_its_workers_and_the_others_go_on() {
         }
         other => panic!("{other:?}"),
     }
-}
-
-#[test]
-fn rows_pass_through_alone() {
-    let mut bench = Bench::with_aggregators(arrival(2, 2, "bsp"), 2, &[0, 0]);
-    bench.declare_and_start(&[(TableSpec::sparse("rows", 100, 3), vec![1.0; 300])]);
-    bench.pass(1.0);
-    let now = bench.now();
-    let first = Gradient::Rows { rows: &[0, 57, 99], values: &[2.0; 9] };
-    bench.worker_mut(0).push(now, W, first, false).unwrap();
-    bench.worker_mut(1).push(now, W, Gradient::Rows { rows: &[57], values: &[2.0; 3] }, false).unwrap();
-    bench.worker_mut(0).clock();
-    bench.worker_mut(1).clock();
-    bench.run();
-    let ticket =
-        bench.worker_mut(1).pull(now, W, PullOptions { rows: Some(&[1, 57, 99]), now: false }).unwrap();
-    bench.run();
-    assert_done(&mut bench, &[(1, ticket)]);
-    let rows = bench.worker_mut(1).redeem(ticket);
-    assert_eq!(rows, [1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]
