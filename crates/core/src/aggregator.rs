@@ -18,7 +18,7 @@ mod sum_buffer;
 mod table;
 mod uplink;
 
-use crate::address::Addresses;
+use crate::address::{Addresses, core_of};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -50,6 +50,10 @@ pub struct AggregatorConfig {
     pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
+    /// Which core of its process it is: it stands for the shards of which [`core_of`] says so.
+    pub core: u32,
+    /// How many cores its process has. They share nothing, and each has a number of its own in the job.
+    pub cores: u32,
     /// Addresses at which workers reach it: each leads to it.
     pub addresses: Addresses,
     /// The coordinator's address.
@@ -68,7 +72,7 @@ pub struct Aggregator {
     plan: Option<Plan>,
     /// Workers that take part in the job, with their incarnations.
     live: BTreeMap<WorkerId, u64>,
-    /// One for each shard, in the plan's order.
+    /// One for each shard that it stands for, in the plan's order.
     proxies: Vec<ShardProxy>,
     copies: Copies,
     /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
@@ -221,7 +225,10 @@ impl Aggregator {
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
+        let AggregatorConfig { core, cores, .. } = self.config;
+        let is_own = |place: usize| core_of(place, cores as usize) == core as usize;
+        let own = plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
+        for (place, (_, ServedShard { shard, addresses, .. })) in own.enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
@@ -310,7 +317,10 @@ impl Role for Aggregator {
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
         let Some((proxy, ..)) = self.proxy(shard) else {
-            return refuse(format!("the job has no {shard}"), false);
+            let reason = format!(
+                "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
+            );
+            return refuse(reason, false);
         };
         proxy.accept(rank, again)?;
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
@@ -475,6 +485,8 @@ mod tests {
             job: "job".into(),
             process: ProcessId(1),
             id: Some(AggregatorId(0)),
+            core: 0,
+            cores: 1,
             addresses: "here:1".into(),
             coordinator: "there:1".into(),
             hold: Duration::ZERO,

@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 /// The tables of a job on their way to one shard, and the aggregates of their gradients.
 #[derive(Debug)]
 pub(super) struct Aggregation {
-    /// The shard's place in the plan.
+    /// The shard's place among those of the aggregator.
     shard: usize,
     tables: Vec<Table>,
     flights: Flights,
@@ -33,7 +33,7 @@ pub(super) struct Aggregation {
 }
 
 impl Aggregation {
-    /// For the shard at this place in the plan.
+    /// For the shard at this place among those of the aggregator.
     pub(super) fn new(shard: usize, tables: Vec<Table>) -> Aggregation {
         Aggregation { shard, tables, flights: Flights::default(), held_pulls: HeldPulls::default() }
     }

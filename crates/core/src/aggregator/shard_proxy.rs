@@ -55,7 +55,7 @@ pub(super) struct ProxyPolicy {
 }
 
 impl ShardProxy {
-    /// For a shard at this place in the plan.
+    /// For a shard, at this place among those of the aggregator.
     pub(super) fn new(place: usize, shard: ShardId, link: Link, tables: Vec<Table>) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
         ShardProxy {
