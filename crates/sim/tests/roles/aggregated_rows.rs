@@ -46,14 +46,15 @@ fn push(bench: &mut Bench, worker: u32) -> (usize, Ticket) {
     let rows = rows_of(worker, clock);
     let values = values_of(worker, clock, &rows);
     let pushing = bench.worker_mut(worker as usize);
-    let ticket = pushing.push(now, W, Gradient::Rows { rows: &rows, values: &values }, false).unwrap();
+    let ticket =
+        pushing.push(now, W, Gradient::Rows { rows: &rows, values: &values }, false).expect("it fits");
     pushing.clock();
     (worker as usize, ticket)
 }
 
 fn pull(bench: &mut Bench, worker: u32, rows: &[u32]) -> (usize, Ticket) {
     let (now, options) = (bench.now(), PullOptions { rows: Some(rows), now: false });
-    (worker as usize, bench.worker_mut(worker as usize).pull(now, W, options).unwrap())
+    (worker as usize, bench.worker_mut(worker as usize).pull(now, W, options).expect("it has started"))
 }
 
 fn assert_done(bench: &mut Bench, (worker, ticket): (usize, Ticket)) {
