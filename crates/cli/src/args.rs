@@ -266,6 +266,9 @@ pub(crate) struct AggregateArgs {
     /// An address of this machine that workers of other machines reach; 0.0.0.0 is all of them.
     #[arg(long, value_name = "HOST")]
     pub(crate) host: Option<String>,
+    /// Threads, each for a share of the servers' data cores. Further ones listen on the ports that follow.
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) cores: u32,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
     /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]

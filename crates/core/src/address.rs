@@ -79,9 +79,62 @@ impl fmt::Display for Addresses {
     }
 }
 
+/// The addresses of an aggregator: those of each of its cores. Each core stands for some of the shards.
+///
+/// As text: addresses of a core with commas between them, cores with `+` between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoreAddresses(Vec<Addresses>);
+
+impl CoreAddresses {
+    /// The addresses of the core that stands for the shard at this place in the plan.
+    pub fn of_shard(&self, place: usize) -> &Addresses {
+        &self.0[core_of(place, self.0.len())]
+    }
+
+    /// Those of each core.
+    pub fn iter(&self) -> impl Iterator<Item = &Addresses> {
+        self.0.iter()
+    }
+}
+
+/// The core of an aggregator that stands for the shard at this place in the plan.
+pub fn core_of(place: usize, cores: usize) -> usize {
+    place % cores.max(1)
+}
+
+impl FromIterator<Addresses> for CoreAddresses {
+    fn from_iter<I: IntoIterator<Item = Addresses>>(cores: I) -> CoreAddresses {
+        CoreAddresses(cores.into_iter().collect())
+    }
+}
+
+impl From<&str> for CoreAddresses {
+    fn from(text: &str) -> CoreAddresses {
+        let addresses = |core: &str| core.split(',').map(|address| address.trim().to_owned()).collect();
+        text.split('+').map(addresses).collect()
+    }
+}
+
+impl fmt::Display for CoreAddresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cores = self.0.iter().map(|addresses| addresses.0.join(","));
+        f.write_str(&cores.collect::<Vec<_>>().join("+"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cores_of_an_aggregator_stand_for_the_shards_in_turn() {
+        let text = "unix:x,a:1+unix:y, a:2+a:3";
+        let cores = CoreAddresses::from(text);
+        let of = |place: usize| cores.of_shard(place).to_string();
+        assert_eq!([0, 1, 2, 3].map(of), ["unix:x, a:1", "unix:y, a:2", "a:3", "unix:x, a:1"]);
+        assert_eq!((cores.iter().count(), cores.to_string()), (3, text.replace(' ', "")));
+        assert_eq!(CoreAddresses::from("a:1").of_shard(5).to_string(), "a:1");
+    }
 
     fn addresses(list: &[&str]) -> Addresses {
         list.iter().map(|&address| address.to_owned()).collect()

@@ -9,14 +9,16 @@ mod aggregate;
 mod aggregation;
 mod copies;
 mod flights;
+mod held_pulls;
 mod members;
 mod memory;
 mod routes;
 mod shard_proxy;
+mod sum_buffer;
 mod table;
 mod uplink;
 
-use crate::address::Addresses;
+use crate::address::{Addresses, core_of};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -25,7 +27,6 @@ use crate::policy::Order;
 use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::AggregatorReport;
-use crate::table::TableSpec;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
@@ -37,7 +38,7 @@ use shard_proxy::{ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use table::{CodecSeeds, SumPolicy, Table};
+use table::{CodecSeeds, SumCodec, SumPolicy, Table};
 use uplink::Out;
 
 /// Configuration of an aggregator.
@@ -49,6 +50,10 @@ pub struct AggregatorConfig {
     pub process: ProcessId,
     /// Its number, when it was given one.
     pub id: Option<AggregatorId>,
+    /// Which core of its process it is: it stands for the shards of which [`core_of`] says so.
+    pub core: u32,
+    /// How many cores its process has. They share nothing, and each has a number of its own in the job.
+    pub cores: u32,
     /// Addresses at which workers reach it: each leads to it.
     pub addresses: Addresses,
     /// The coordinator's address.
@@ -67,7 +72,7 @@ pub struct Aggregator {
     plan: Option<Plan>,
     /// Workers that take part in the job, with their incarnations.
     live: BTreeMap<WorkerId, u64>,
-    /// One for each shard, in the plan's order.
+    /// One for each shard that it stands for, in the plan's order.
     proxies: Vec<ShardProxy>,
     copies: Copies,
     /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
@@ -220,7 +225,10 @@ impl Aggregator {
         let longest = chunks.iter().flatten().map(|chunk| chunk.len as usize).max();
         self.blank = vec![0; 4 * limits::BLOCK_ELEMENTS.max(longest.unwrap_or(0))];
         let me = self.id.map_or(0, |id| id.0 as usize);
-        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
+        let AggregatorConfig { core, cores, .. } = self.config;
+        let is_own = |place: usize| core_of(place, cores as usize) == core as usize;
+        let own = plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
+        for (place, (_, ServedShard { shard, addresses, .. })) in own.enumerate() {
             let addresses = addresses.for_caller(me + shard.core as usize);
             let link = Link::new(now, NodeId::Shard(*shard), addresses);
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
@@ -253,9 +261,9 @@ impl Aggregator {
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 self.copies.set_codec(number, server, codecs.answer);
                 let policy = ProxyPolicy {
-                    sums: sum_policy(policy.order(), spec, &sync, &optimizer, self.config.hold),
+                    sums: sum_policy(policy.order(), &sync, &optimizer, self.config.hold),
                     nonfinite: policy.nonfinite(),
-                    codec: Arc::new(codecs.push.of_sums()),
+                    codec: SumCodec::new(codecs.push, spec.rows),
                     seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
                     valid_from: plan.valid_from(table),
                 };
@@ -309,7 +317,10 @@ impl Role for Aggregator {
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
         let Some((proxy, ..)) = self.proxy(shard) else {
-            return refuse(format!("the job has no {shard}"), false);
+            let reason = format!(
+                "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
+            );
+            return refuse(reason, false);
         };
         proxy.accept(rank, again)?;
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
@@ -447,13 +458,7 @@ impl Role for Aggregator {
 }
 
 /// Treatment of a table's gradients under its policies.
-fn sum_policy(
-    order: Order,
-    spec: &TableSpec,
-    sync: &SyncPolicy,
-    optimizer: &OptimizerPolicy,
-    hold: Duration,
-) -> SumPolicy {
+fn sum_policy(order: Order, sync: &SyncPolicy, optimizer: &OptimizerPolicy, hold: Duration) -> SumPolicy {
     let on_arrival = sync.model.apply() == Apply::OnArrival;
     // By rank, with its norm, or for the norm of one worker's push, a gradient has to stay alone.
     let stays_alone = order == Order::Ranked && !on_arrival
@@ -461,7 +466,7 @@ fn sum_policy(
         || on_arrival && optimizer.needs_norms();
     let is_patient = sync.model.waits_for_all();
     let least = if is_patient { limits::ROUND_HOLD } else { Duration::ZERO };
-    SumPolicy { adds_up: !spec.rows && !stays_alone, hold: least.max(hold), is_patient }
+    SumPolicy { adds_up: !stays_alone, hold: least.max(hold), is_patient }
 }
 
 #[cfg(test)]
@@ -469,6 +474,7 @@ mod tests {
     use super::*;
     use crate::placement::Part;
     use crate::policy::Policy;
+    use crate::table::TableSpec;
     use crate::types::ServerId;
     use crate::wire::Member;
 
@@ -479,6 +485,8 @@ mod tests {
             job: "job".into(),
             process: ProcessId(1),
             id: Some(AggregatorId(0)),
+            core: 0,
+            cores: 1,
             addresses: "here:1".into(),
             coordinator: "there:1".into(),
             hold: Duration::ZERO,
@@ -534,30 +542,27 @@ mod tests {
     #[test]
     fn gradients_are_added_up_where_a_server_needs_nothing_but_their_sum() {
         let registry = Registry::builtin();
-        let policy = |order, spec: &TableSpec, sync: &str, optimizer: &str, hold| {
+        let policy = |order, sync: &str, optimizer: &str, hold| {
             let sync = SyncPolicy::parse(&registry.consistency, sync).unwrap();
             let optimizer = OptimizerPolicy::parse(&registry.optimizer, optimizer).unwrap();
-            sum_policy(order, spec, &sync, &optimizer, hold)
+            sum_policy(order, &sync, &optimizer, hold)
         };
-        let (dense, rows) = (TableSpec::dense("w", [4]), TableSpec::sparse("rows", 4, 1));
-        let adds_up =
-            |order, spec, sync, optimizer| policy(order, spec, sync, optimizer, limits::HOLD).adds_up;
-        for (order, spec, sync, optimizer, expected) in [
-            (Order::Arrival, &dense, "bsp", "sgd", true),
-            (Order::Arrival, &rows, "bsp", "sgd", false),
+        let adds_up = |order, sync, optimizer| policy(order, sync, optimizer, limits::HOLD).adds_up;
+        for (order, sync, optimizer, expected) in [
+            (Order::Arrival, "bsp", "sgd", true),
             // A ranked sum is the server's to make, unless every gradient is a step of its own.
-            (Order::Ranked, &dense, "bsp", "sgd", false),
-            (Order::Ranked, &dense, "asp", "sgd", true),
+            (Order::Ranked, "bsp", "sgd", false),
+            (Order::Ranked, "asp", "sgd", true),
             // The norm of one push is needed where each is a step.
-            (Order::Arrival, &dense, "bsp", "lars:lr=1", true),
-            (Order::Arrival, &dense, "asp", "lars:lr=1", false),
-            (Order::Arrival, &dense, "when:pull=significance < 0.01", "sgd", false),
+            (Order::Arrival, "bsp", "lars:lr=1", true),
+            (Order::Arrival, "asp", "lars:lr=1", false),
+            (Order::Arrival, "when:pull=significance < 0.01", "sgd", false),
         ] {
-            let found = adds_up(order, spec, sync, optimizer);
-            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}, {}", spec.name);
+            let found = adds_up(order, sync, optimizer);
+            assert_eq!(found, expected, "{order:?}, {sync}, {optimizer}");
         }
         let held = |sync, hold| {
-            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, &dense, sync, "sgd", hold);
+            let SumPolicy { hold, is_patient, .. } = policy(Order::Arrival, sync, "sgd", hold);
             (hold, is_patient)
         };
         assert_eq!(held("bsp", limits::HOLD), (limits::ROUND_HOLD, true), "nobody gains by hearing earlier");

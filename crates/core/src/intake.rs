@@ -14,9 +14,7 @@ mod under_way;
 pub(crate) use gradient::GradientFrame;
 pub(crate) use under_way::Push;
 
-use crate::absence::Absent;
-use crate::codec::{self, Codec, Content};
-use crate::kernels::Values;
+use crate::codec::{self, Codec};
 use crate::policy::NonFinite;
 use crate::table::Layout;
 use crate::types::{AggregatorId, Clock, NodeId, Time, WorkerId};
@@ -90,18 +88,6 @@ pub(crate) enum Taken {
     Stepped,
     /// The push is complete: it counts, and is acknowledged. Also for one that was complete before.
     Whole,
-}
-
-/// A sum of gradients that an aggregator sent, once it is read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SumGradient<'a> {
-    /// The chunk's place among those of the shard.
-    pub(crate) index: usize,
-    /// Its first element, counted on the shard.
-    pub(crate) start: usize,
-    pub(crate) values: Content<'a>,
-    /// Elements that no gradient in it has: zeros in `values`.
-    pub(crate) absent: &'a Absent,
 }
 
 /// The frame of a push that is wanted.
@@ -248,9 +234,7 @@ impl<D: Copy, K: Default> Intake<D, K> {
         from: AggregatorId,
         sum: &frame::Sum,
         payload: &'a [u8],
-    ) -> Result<SumGradient<'a>, Fault> {
-        let index = layout.index_of(sum.chunk)?;
-        let chunk = layout.chunks()[index];
+    ) -> Result<GradientFrame<'a>, Fault> {
         let payload = ChunkPayload {
             from: NodeId::Aggregator(from),
             epoch: sum.subject.epoch,
@@ -259,15 +243,15 @@ impl<D: Copy, K: Default> Intake<D, K> {
             has_absent: sum.has_absent,
             bytes: payload,
         };
-        let (mut values, absent) = self.content.read_chunk(layout, chunk, &payload)?;
+        let mut gradient = self.content.read_sum(layout, sum.chunk, &payload)?;
         if !sum.form.is_encoded() {
-            match self.screen.check(values) {
+            match self.screen.check(gradient.values()) {
                 Screened::Finite => {}
-                Screened::Clipped(clipped) => values = Values::F32(clipped).into(),
+                Screened::Clipped(clipped) => gradient = gradient.with_values(clipped),
                 Screened::Refused => return Err(sum_not_finite(layout, sum)),
             }
         }
-        Ok(SumGradient { index, start: chunk.start, values, absent })
+        Ok(gradient)
     }
 
     /// The push that a worker is at.

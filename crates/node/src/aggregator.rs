@@ -1,8 +1,9 @@
-//! Runs an aggregator: one thread that stands between the workers of a host or rack and the servers.
+//! Runs an aggregator: threads that share nothing, and stand between the workers of a host or rack and the servers.
 
 use crate::clock;
 use crate::event_loop::{EventLoop, Injection, Owned, Setup, Strangers};
 use crate::exhaustion;
+use crate::host;
 use crate::log::{Level, Log};
 use crate::server::{announced, random_number};
 use crate::transport::carrier::Listener;
@@ -11,7 +12,7 @@ use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp::{self, options::SocketOptions};
 use crate::transport::{Dialler, Transport};
 use crate::waker::Waker;
-use paramill_core::address::Addresses;
+use paramill_core::address::{Addresses, CoreAddresses};
 use paramill_core::aggregator::{Aggregator as Role, AggregatorConfig as RoleConfig};
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
@@ -30,9 +31,11 @@ pub struct AggregatorConfig {
     pub job: String,
     /// Where the job's coordinator is: `host:port`. Ignored in memory.
     pub coordinator: String,
-    /// Where workers come in: `host:port`. In memory, a name.
+    /// Where workers come in: `host:port`. Further cores have the ports that follow. In memory, a name.
     pub listen: String,
-    /// The aggregator's number, when it is to have a certain one.
+    /// How many threads it has. Each stands for some of the shards.
+    pub cores: u32,
+    /// The aggregator's number, when it is to have a certain one. With several cores they are numbered from `id * cores` on.
     pub id: Option<AggregatorId>,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
@@ -61,6 +64,7 @@ impl AggregatorConfig {
             job: job.into(),
             coordinator: coordinator.into(),
             listen: listen.into(),
+            cores: 1,
             id: None,
             hold: limits::HOLD,
             congestion: None,
@@ -73,13 +77,26 @@ impl AggregatorConfig {
     }
 }
 
-/// An aggregator whose thread runs. One that is dropped ends.
+/// An aggregator whose threads run. One that is dropped ends.
 #[derive(Debug)]
 pub struct Aggregator {
-    thread: Option<JoinHandle<Result<(), String>>>,
-    stop: Arc<AtomicBool>,
-    waker: Arc<Waker>,
+    threads: Vec<JoinHandle<Result<(), String>>>,
+    ending: Ending,
     address: String,
+}
+
+/// Ends all threads of an aggregator.
+#[derive(Debug, Clone)]
+struct Ending {
+    stop: Arc<AtomicBool>,
+    wakers: Arc<[Arc<Waker>]>,
+}
+
+impl Ending {
+    fn end(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wakers.iter().for_each(|waker| waker.wake());
+    }
 }
 
 /// Starts an aggregator. Its port is bound before this returns, so that a port in use is an error here.
@@ -92,52 +109,77 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         let why = format!("hold = {:?}: expected at most {:?}", config.hold, limits::MAX_HOLD);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let process = ProcessId(random_number());
-    let sockets = SocketOptions::new(config.congestion.as_deref())?;
-    let (listeners, addresses, coordinator) = match &config.memory {
-        Some(hub) => {
-            let name = format!("{SCHEME}{}", config.listen);
-            (vec![hub.listen(&name)], name.into(), format!("{SCHEME}coordinator"))
-        }
-        None => {
-            let (listeners, addresses) = listeners(&config, process, &sockets)?;
-            (listeners, addresses, config.coordinator.clone())
-        }
+    if !(1..=limits::MAX_CORES).contains(&config.cores) {
+        let why = format!("cores = {}: expected 1 to {}", config.cores, limits::MAX_CORES);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let wakers = (0..config.cores).map(|_| Waker::new()).collect::<io::Result<Vec<_>>>()?;
+    let ending = Ending { stop: Arc::new(AtomicBool::new(false)), wakers: wakers.into() };
+    let dialler = Dialler {
+        transport: config.transport,
+        sockets: SocketOptions::new(config.congestion.as_deref())?,
+        memory: SharedAllocator::new(),
+        hub: config.memory.clone(),
     };
-    let address = addresses.iter().collect::<Vec<_>>().join(",");
-    let role = RoleConfig {
-        job: config.job.clone(),
-        process,
-        id: config.id,
-        addresses: addresses.clone(),
-        coordinator,
-        hold: config.hold,
-    };
-    let role = Owned(Role::new(clock::now(), role, registry.clone()));
-    let (stop, waker) = (Arc::new(AtomicBool::new(false)), Waker::new()?);
-    let setup = Setup {
-        listeners,
-        resolve: tcp::resolve,
-        dialler: Dialler {
-            transport: config.transport,
-            sockets,
-            memory: SharedAllocator::new(),
-            hub: config.memory.clone(),
-        },
-        waker: waker.clone(),
-        stop: stop.clone(),
-        strangers: Strangers::new(),
-        injection: Injection { plan: config.faults.clone(), seed: config.seed },
-        log: config.log.clone(),
-    };
-    let event_loop = EventLoop::new(role, setup)?;
-    let thread = std::thread::Builder::new().name("aggregator".into()).spawn(move || event_loop.run())?;
-    Ok(Aggregator { thread: Some(thread), stop, waker, address })
+    let process = random_number();
+    let (mut addresses, mut loops) = (Vec::new(), Vec::new());
+    for core in 0..config.cores {
+        // The job knows each core by itself.
+        let process = ProcessId(process.wrapping_add(core.into()));
+        let (listeners, own, coordinator) = match &config.memory {
+            Some(hub) => {
+                let name = match config.cores {
+                    1 => format!("{SCHEME}{}", config.listen),
+                    _ => format!("{SCHEME}{}/{core}", config.listen),
+                };
+                (vec![hub.listen(&name)], name.into(), format!("{SCHEME}coordinator"))
+            }
+            None => {
+                let (listeners, addresses) = listeners(&config, core, process, &dialler.sockets)?;
+                (listeners, addresses, config.coordinator.clone())
+            }
+        };
+        let role = RoleConfig {
+            job: config.job.clone(),
+            process,
+            id: config.id.map(|AggregatorId(id)| AggregatorId(id * config.cores + core)),
+            core,
+            cores: config.cores,
+            addresses: own.clone(),
+            coordinator,
+            hold: config.hold,
+        };
+        addresses.push(own);
+        let setup = Setup {
+            listeners,
+            resolve: tcp::resolve,
+            dialler: dialler.clone(),
+            waker: ending.wakers[core as usize].clone(),
+            stop: ending.stop.clone(),
+            strangers: Strangers::new(),
+            injection: Injection { plan: config.faults.clone(), seed: config.seed },
+            log: config.log.clone(),
+        };
+        loops.push(EventLoop::new(Owned(Role::new(clock::now(), role, registry.clone())), setup)?);
+    }
+    let address = addresses.into_iter().collect::<CoreAddresses>().to_string();
+    let mut aggregator = Aggregator { threads: Vec::new(), ending, address };
+    for (core, event_loop) in loops.into_iter().enumerate() {
+        let ending = aggregator.ending.clone();
+        let body = move || {
+            // Its workers cannot go on without one of the cores.
+            event_loop.run().inspect_err(|_| ending.end())
+        };
+        let thread = std::thread::Builder::new().name(format!("aggregator {core}")).spawn(body)?;
+        aggregator.threads.push(thread);
+    }
+    Ok(aggregator)
 }
 
-/// Where workers of this host and of others come in.
+/// Where workers of this host and of others come in to a core.
 fn listeners(
     config: &AggregatorConfig,
+    core: u32,
     process: ProcessId,
     sockets: &SocketOptions,
 ) -> io::Result<(Vec<Box<dyn Listener>>, Addresses)> {
@@ -154,7 +196,7 @@ fn listeners(
         }
     }
     if config.transport.allows(false) {
-        let listener = tcp::listen(&config.listen)?;
+        let listener = tcp::listen(&host::with_later_port(&config.listen, core)?)?;
         addresses.push(announced(&listener, None)?);
         listeners.push(tcp::listener(listener, sockets));
     }
@@ -162,25 +204,27 @@ fn listeners(
 }
 
 impl Aggregator {
-    /// Where workers come in: an address, or several with commas between them, as `JobOptions::aggregator` takes them.
+    /// Where workers come in, as `JobOptions::aggregator` takes it: an address, or several with commas between them, for each
+    /// core, with `+` between cores.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Asks the thread to end; frames under way still leave.
+    /// Asks the threads to end; frames under way still leave.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.waker.wake();
+        self.ending.end();
     }
 
-    /// Waits until the job is over. The error is what the thread ended with.
+    /// Waits until the job is over. The error is the first that a thread ended with.
     pub fn join(mut self) -> Result<(), String> {
-        match self.thread.take() {
-            Some(thread) => thread
+        let mut result = Ok(());
+        for thread in std::mem::take(&mut self.threads) {
+            let ended = thread
                 .join()
-                .unwrap_or_else(|_| Err("the aggregator's thread panicked outside of its loop".into())),
-            None => Ok(()),
+                .unwrap_or_else(|_| Err("an aggregator's thread panicked outside of its loop".into()));
+            result = result.and(ended);
         }
+        result
     }
 }
 

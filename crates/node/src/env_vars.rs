@@ -4,7 +4,7 @@
 pub const URL: &str = "PARAMILL_URL";
 /// The worker's rank; set by `paramill launch`.
 pub const RANK: &str = "PARAMILL_RANK";
-/// The address of the aggregator that the worker goes through; set by `paramill launch --aggregators`.
+/// The addresses of the aggregator that the worker goes through, with `+` between its cores; set by `paramill launch --aggregators`.
 pub const AGGREGATOR: &str = "PARAMILL_AGGREGATOR";
 /// TCP's congestion control of servers and workers, by name: `reno`, `cubic`, `bbr` or what else the system has.
 pub const CONGESTION: &str = "PARAMILL_CONGESTION";

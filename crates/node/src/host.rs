@@ -1,6 +1,7 @@
 //! Hosts in addresses: which are this machine's own, and how one of IPv6 is written before a port.
 
 use paramill_core::address::LOCAL;
+use std::io;
 use std::net::IpAddr;
 
 /// `host:port`. An address of IPv6 is put in brackets, unless it is in brackets already.
@@ -10,6 +11,26 @@ pub fn with_port(host: &str, port: u16) -> String {
         format!("[{host}]:{port}")
     } else {
         format!("{host}:{port}")
+    }
+}
+
+/// The same host with the port that is so many later; any free port stays that.
+pub(crate) fn with_later_port(address: &str, later: u32) -> io::Result<String> {
+    let parts = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+    match parts {
+        Some((_, 0)) => Ok(address.to_owned()),
+        _ if later == 0 => Ok(address.to_owned()),
+        Some((host, port)) => match u16::try_from(u32::from(port) + later) {
+            Ok(port) => Ok(with_port(host, port)),
+            Err(_) => {
+                let why = format!("`{address}`: {later} ports follow it, and there is none after 65535");
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+            }
+        },
+        None => {
+            let why = format!("`{address}`: expected HOST:PORT");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+        }
     }
 }
 
@@ -41,6 +62,17 @@ fn ip(host: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ports_of_further_cores_follow() {
+        let later = |address: &str, later| with_later_port(address, later).map_err(|error| error.to_string());
+        assert_eq!(later("10.0.0.1:7071", 0).as_deref(), Ok("10.0.0.1:7071"));
+        assert_eq!(later("10.0.0.1:7071", 3).as_deref(), Ok("10.0.0.1:7074"));
+        assert_eq!(later("[::1]:7071", 1).as_deref(), Ok("[::1]:7072"));
+        assert_eq!(later("host:0", 2).as_deref(), Ok("host:0"));
+        assert!(later("host:65535", 1).unwrap_err().contains("none after 65535"));
+        assert!(later("host", 1).unwrap_err().contains("expected HOST:PORT"));
+    }
 
     #[test]
     fn loopback_is_known_in_every_form() {

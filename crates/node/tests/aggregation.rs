@@ -8,6 +8,7 @@ use paramill_core::registry::Registry;
 use paramill_core::status::Status;
 use paramill_core::table::TableSpec;
 use paramill_core::types::AggregatorId;
+use paramill_core::worker::Gradient;
 use paramill_node::aggregator::{self, Aggregator, AggregatorConfig};
 use paramill_node::client::{ClientError, Job, JobOptions};
 use paramill_node::server::{self, Server, ServerConfig};
@@ -38,12 +39,13 @@ struct Cluster {
 
 impl Cluster {
     fn start(workers: u32, aggregators: u32, transport: Transport, hub: Option<Hub>) -> Cluster {
-        Cluster::with_codec(workers, aggregators, transport, hub, "none")
+        Cluster::with(workers, aggregators, 1, transport, hub, "none")
     }
 
-    fn with_codec(
+    fn with(
         workers: u32,
         aggregators: u32,
+        aggregator_cores: u32,
         transport: Transport,
         hub: Option<Hub>,
         codec: &str,
@@ -64,6 +66,7 @@ impl Cluster {
             let listen = if hub.is_some() { format!("aggregator {number}") } else { "127.0.0.1:0".into() };
             let config = AggregatorConfig {
                 id: Some(AggregatorId(number)),
+                cores: aggregator_cores,
                 memory: hub.clone(),
                 transport,
                 ..AggregatorConfig::new("test", &coordinator, listen)
@@ -108,6 +111,21 @@ fn gradient(rank: u32, step: u32) -> Vec<f32> {
         .collect()
 }
 
+/// The status, once everything that was pushed has been reported: nodes do so twice a second.
+fn reported(job: &Job) -> Result<Status, ClientError> {
+    loop {
+        let before = job.status()?;
+        std::thread::sleep(Duration::from_millis(700));
+        let status = job.status()?;
+        let gradients = |status: &Status| -> Vec<u64> {
+            status.aggregators.iter().map(|aggregator| aggregator.report.gradients).collect()
+        };
+        if gradients(&status) == gradients(&before) && gradients(&status).iter().all(|&sum| sum > 0) {
+            return Ok(status);
+        }
+    }
+}
+
 /// One worker's part; it dies without a word after `dies_after` steps.
 fn work(
     rank: u32,
@@ -126,7 +144,7 @@ fn work(
     if dies_after.is_some() {
         return Ok((values, None));
     }
-    let status = if rank == 0 { Some(job.status()?) } else { None };
+    let status = if rank == 0 { Some(reported(&job)?) } else { None };
     job.close()?;
     Ok((values, status))
 }
@@ -177,6 +195,82 @@ fn two_groups_of_two_end_where_four_workers_do() {
     }
 }
 
+/// Two servers of two cores: each core of an aggregator stands for one or two of the shards.
+#[test]
+fn aggregators_of_several_cores_end_where_others_do() {
+    let everybody: Vec<(u32, u32)> = (0..4).map(|rank| (rank, STEPS)).collect();
+    let ways = [(Transport::Tcp, None), (Transport::Shm, None), (Transport::Auto, Some(Hub::new()))];
+    for (transport, hub) in ways {
+        let cluster = Cluster::with(4, 2, 3, transport, hub, "none");
+        assert_eq!(cluster.aggregators[0].address().split('+').count(), 3);
+        let (values, status) = train(&cluster, 4, None);
+        assert!(values.iter().all(|values| *values == expected(&everybody)), "{transport:?}");
+        let busy = status.aggregators.iter().filter(|core| core.report.groups > 0).count();
+        assert_eq!((status.aggregators.len(), busy), (6, 6), "each core is one of the job's");
+        cluster.join();
+    }
+}
+
+const ROWS: u32 = 20_000;
+
+/// The rows that a worker touches in a step.
+fn touched(rank: u32, step: u32) -> Vec<u32> {
+    (0..ROWS).filter(|row| (row * 7 + rank * 3 + step) % 11 < 3).collect()
+}
+
+/// One worker's part with a table of rows. What it read of the rows that it pushed last, when everybody had.
+fn work_on_rows(rank: u32, options: JobOptions) -> Result<(Vec<f32>, Option<Status>), ClientError> {
+    let job = Job::init(options)?;
+    let table = job.table(TableSpec::sparse("rows", ROWS.into(), 2), vec![0.0; 2 * ROWS as usize])?;
+    job.start()?;
+    for step in 0..STEPS {
+        let rows = touched(rank, step);
+        let values: Vec<f32> =
+            rows.iter().flat_map(|&row| [(row % 9) as f32, (rank + step) as f32]).collect();
+        table.push(Gradient::Rows { rows: &rows, values: &values })?.wait()?;
+        job.clock();
+        table.rows(&touched(rank, step + 1))?.wait()?;
+    }
+    let values = table.rows(&(0..ROWS).collect::<Vec<_>>())?.wait()?;
+    let status = if rank == 0 { Some(reported(&job)?) } else { None };
+    job.close()?;
+    Ok((values, status))
+}
+
+#[test]
+fn tables_of_rows_are_added_up() {
+    let mut expected = vec![0.0; 2 * ROWS as usize];
+    for (rank, step) in (0..4).flat_map(|rank| (0..STEPS).map(move |step| (rank, step))) {
+        for row in touched(rank, step) {
+            expected[2 * row as usize] -= (row % 9) as f32;
+            expected[2 * row as usize + 1] -= (rank + step) as f32;
+        }
+    }
+    for (transport, cores, codec) in
+        [(Transport::Tcp, 1, "none"), (Transport::Shm, 2, "none"), (Transport::Tcp, 1, "lossless+zstd")]
+    {
+        let cluster = Cluster::with(4, 2, cores, transport, None, codec);
+        let ends: Vec<_> = std::thread::scope(|scope| {
+            let start = |rank| {
+                let options = cluster.options(rank);
+                scope.spawn(move || work_on_rows(rank, options).unwrap())
+            };
+            let workers: Vec<_> = (0..4).map(start).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
+        for (rank, (values, _)) in ends.iter().enumerate() {
+            assert!(
+                *values == expected,
+                "worker {rank} ends with other parameters by {transport:?} and {codec}"
+            );
+        }
+        let status = ends[0].1.as_ref().unwrap();
+        let gradients: u64 = status.aggregators.iter().map(|it| it.report.gradients).sum();
+        assert_eq!(gradients, 4 * u64::from(STEPS) * 4, "every push is in a sum on each of four shards");
+        cluster.join();
+    }
+}
+
 #[test]
 fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
     let cluster = Cluster::start(4, 2, Transport::Tcp, None);
@@ -193,7 +287,7 @@ fn a_member_that_dies_in_mid_run_does_not_stop_its_group() {
 #[test]
 fn compressed_sums_and_answers_end_where_plain_ones_do_though_a_member_dies() {
     for transport in [Transport::Tcp, Transport::Shm] {
-        let cluster = Cluster::with_codec(4, 2, transport, None, "lossless+zstd");
+        let cluster = Cluster::with(4, 2, 1, transport, None, "lossless+zstd");
         let (values, status) = train(&cluster, 4, Some((3, 3)));
         let expected = expected(&[(0, STEPS), (1, STEPS), (2, STEPS), (3, 3)]);
         for (rank, values) in values[..3].iter().enumerate() {

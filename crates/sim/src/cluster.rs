@@ -145,12 +145,12 @@ impl Cluster {
             .flat_map(move |server| (0..cores).map(move |core| ShardId { server: ServerId(server), core }))
     }
 
-    /// The aggregators.
+    /// The cores of all aggregators.
     pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
-        (0..self.scenario().aggregators).map(AggregatorId)
+        (0..self.scenario().aggregators * self.scenario().aggregator_cores).map(AggregatorId)
     }
 
-    /// An aggregator.
+    /// A core of an aggregator.
     pub fn aggregator(&self, id: AggregatorId) -> &Aggregator {
         match self.world.role(NodeId::Aggregator(id)) {
             Some(Actor::Aggregator(aggregator)) => aggregator,
@@ -300,6 +300,8 @@ impl Builder {
             process: ProcessId(life << 32 | u64::from(id.0)),
             // A number belongs to one process: the next one gets another.
             id: (life == 0).then_some(id),
+            core: id.0 % self.scenario.aggregator_cores,
+            cores: self.scenario.aggregator_cores,
             addresses: address(NodeId::Aggregator(id)).as_str().into(),
             coordinator: COORDINATOR.into(),
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
@@ -309,12 +311,13 @@ impl Builder {
 
     fn worker(&self, now: Time, id: WorkerId, life: u64) -> Actor {
         let Builder { scenario, play, .. } = self;
-        let aggregator = scenario.aggregator_of(id).map(|id| address(NodeId::Aggregator(id)));
+        let addresses = |id| -> Addresses { address(NodeId::Aggregator(id)).as_str().into() };
+        let aggregator = scenario.aggregator_of(id);
         let config = WorkerConfig {
             job: JOB.into(),
             rank: Some(id),
             coordinator: COORDINATOR.into(),
-            aggregator: aggregator.map(|address| address.as_str().into()),
+            aggregator: aggregator.map(|id| scenario.cores_of(id).map(addresses).collect()),
             number: life << 32 | u64::from(id.0),
         };
         let program = Program {
@@ -546,6 +549,24 @@ mod tests {
                     let report = cluster.shard(id).report(cluster.world.now()).unwrap();
                     assert!(report.tables.iter().all(|table| table.stats.pushes == 6 * 20), "{report:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_cores_of_an_aggregator_share_the_shards() {
+        let direct = tagged(0, "bsp");
+        for cores in [2, 3, 5] {
+            let more = format!("faults = ['link:reset,p=0.001']\naggregator_cores = {cores}\n");
+            let cluster = tagged_with(2, "bsp", &more);
+            for table in [TableId(0), TableId(1)] {
+                assert_eq!(cluster.parameters(table), direct.parameters(table), "{cores} cores");
+            }
+            for id in cluster.aggregator_ids() {
+                let report = cluster.aggregator(id).report();
+                // Four shards: a fifth core has nothing to do.
+                let is_idle = id.0 % cores == 4;
+                assert_eq!((report.groups == 0, report.bytes_to_workers == 0), (is_idle, is_idle), "{id}");
             }
         }
     }

@@ -35,6 +35,8 @@ pub struct Scenario {
     /// Aggregators between workers and servers; workers are shared out among them by rank. 0: workers talk to the
     /// servers themselves.
     pub aggregators: u32,
+    /// Cores of each aggregator: each stands for some of the shards, and has a number of its own.
+    pub aggregator_cores: u32,
     /// How long an aggregator holds a complete push for others, in milliseconds.
     pub hold_ms: f64,
     /// Iterations that each worker does.
@@ -119,6 +121,7 @@ impl Default for Scenario {
             servers: 2,
             cores: 1,
             aggregators: 0,
+            aggregator_cores: 1,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             policy: Policy::default().with(Axis::Order, "ranked"),
@@ -163,6 +166,7 @@ impl Scenario {
             ("workers", u64::from(self.workers), u64::from(limits::MAX_WORKERS)),
             ("servers", self.servers.into(), limits::MAX_SERVERS.into()),
             ("cores", self.cores.into(), limits::MAX_CORES.into()),
+            ("aggregator_cores", self.aggregator_cores.into(), limits::MAX_CORES.into()),
             ("iterations", self.iterations, 1 << 32),
         ] {
             require((1..=max).contains(&value), || format!("{name} = {value}: expected 1 to {max}"))?;
@@ -236,6 +240,12 @@ impl Scenario {
         // A worker that comes late has a rank behind the others', and goes where the last one goes.
         let last = self.aggregators.checked_sub(1)?;
         Some(AggregatorId(last.min(share as u32)))
+    }
+
+    /// The numbers that the cores of an aggregator have in the job.
+    pub fn cores_of(&self, aggregator: AggregatorId) -> impl Iterator<Item = AggregatorId> + use<> {
+        let first = aggregator.0 * self.aggregator_cores;
+        (first..first + self.aggregator_cores).map(AggregatorId)
     }
 }
 

@@ -27,6 +27,7 @@ pub(crate) fn run(args: &AggregateArgs, registry: &Arc<Registry>, output: &Outpu
     let listen = listening::address(args.listen.as_deref(), args.host.as_deref(), listening::AGGREGATOR_PORT);
     let config = AggregatorConfig {
         id: args.index.map(AggregatorId),
+        cores: args.cores,
         hold: args.hold.0,
         transport: args.transport.unwrap_or_default(),
         congestion: args.congestion.clone().or_else(|| std::env::var(env_vars::CONGESTION).ok()),

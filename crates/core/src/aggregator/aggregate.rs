@@ -1,9 +1,9 @@
 //! The sum of some workers' gradients of one table and clock, on its way to one shard.
 
+use super::sum_buffer::SumBuffer;
 use crate::absence::{Absent, AbsentFromSums};
 use crate::codec::Codec;
 use crate::intake::GradientFrame;
-use crate::store::Buffer;
 use crate::table::{Layout, LocalChunk};
 use crate::types::{Clock, Time, WorkerId};
 use crate::wire::frame::Form;
@@ -30,7 +30,7 @@ pub(super) struct Subject {
 #[derive(Debug)]
 pub(super) struct Aggregate {
     subject: Subject,
-    buffer: Buffer,
+    buffer: SumBuffer,
     /// How many gradients are in each chunk.
     weights: Vec<u32>,
     absent: AbsentFromSums,
@@ -77,7 +77,7 @@ pub(super) struct Again {
 
 impl Aggregate {
     /// Without gradients, for a table of so many chunks.
-    pub(super) fn new(subject: Subject, buffer: Buffer, chunks: usize) -> Aggregate {
+    pub(super) fn new(subject: Subject, buffer: SumBuffer, chunks: usize) -> Aggregate {
         Aggregate {
             subject,
             buffer,
@@ -98,19 +98,14 @@ impl Aggregate {
 
     /// Adds a worker's gradient of a chunk.
     pub(super) fn add(&mut self, now: Time, worker: WorkerId, gradient: GradientFrame<'_>) {
-        // Rows are not added up here.
-        let GradientFrame::Dense { index, start, values, absent } = gradient else { return };
+        let index = gradient.index();
         self.contributors.insert(worker);
         self.added = now;
         let is_first = self.weights[index] == 0;
-        self.absent.add(index, is_first, absent);
-        let sum = &mut self.buffer.as_mut_slice()[start..start + values.len()];
-        // The first gradient is copied, so that nothing has to be zeroed.
-        if is_first {
-            values.copy_to(sum);
-        } else {
-            values.add_to(sum);
+        if let GradientFrame::Dense { absent, .. } = gradient {
+            self.absent.add(index, is_first, absent);
         }
+        self.buffer.add(gradient, is_first);
         self.weights[index] += 1;
     }
 
@@ -132,11 +127,17 @@ impl Aggregate {
     pub(super) fn seal(&mut self, end: usize) -> Range<usize> {
         let range = self.sealed..end.max(self.sealed);
         self.sealed = range.end;
+        range.clone().for_each(|index| self.buffer.seal(index));
         range
     }
 
     pub(super) fn values(&self, chunk: &LocalChunk) -> &[f32] {
-        &self.buffer.as_slice()[chunk.start..chunk.start + chunk.len]
+        self.buffer.values(chunk)
+    }
+
+    /// The rows of a sealed chunk as they travel without a codec; `None` in a dense table.
+    pub(super) fn row_payload(&self, index: usize, chunk: &LocalChunk, width: usize) -> Option<Vec<u8>> {
+        self.buffer.row_payload(index, chunk, width)
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -168,8 +169,9 @@ impl Aggregate {
         payloads.filter_map(|(index, payload)| Some((index, payload.as_ref()?)))
     }
 
-    /// A worker's push is complete in it.
+    /// A worker's push is complete in it. One of rows may have had none of them here.
     pub(super) fn complete(&mut self, worker: WorkerId, complete: Complete) {
+        self.contributors.insert(worker);
         self.complete.insert(worker, complete);
     }
 
@@ -191,7 +193,7 @@ impl Aggregate {
     }
 
     /// The memory, for another aggregate, and the workers that are complete.
-    pub(super) fn into_parts(self) -> (Buffer, BTreeMap<WorkerId, Complete>) {
+    pub(super) fn into_parts(self) -> (SumBuffer, BTreeMap<WorkerId, Complete>) {
         (self.buffer, self.complete)
     }
 
@@ -231,9 +233,10 @@ mod tests {
     }
 
     fn aggregate() -> Aggregate {
-        let mut buffer = Buffer::zeroed(4);
+        let mut buffer = SumBuffer::try_new(&layout()).unwrap();
         // Memory of an earlier sum.
-        buffer.as_mut_slice().fill(99.0);
+        let values = Values::F32(&[99.0; 4]).into();
+        buffer.add(GradientFrame::Dense { index: 0, start: 0, values, absent: Absent::NOTHING }, true);
         Aggregate::new(Subject { table: 0, clock: 0, attempt: 0, epoch: 1 }, buffer, 2)
     }
 
@@ -275,7 +278,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let (layout, mut aggregate) = (layout(), aggregate());
-        aggregate.complete(WorkerId(0), Complete { route: 1, want_params: false, again: None });
+        aggregate.complete.insert(WorkerId(0), Complete { route: 1, want_params: false, again: None });
         assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
         add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
         assert_eq!(aggregate.check(&layout), Ok(()));

@@ -8,31 +8,34 @@
 
 use super::aggregate::{self, Again, Aggregate, AggregateId, Complete};
 use super::flights::{Cargo, Flight, Flights};
+use super::held_pulls::HeldPulls;
 use super::memory::Memory;
 use super::table::{PushIntake, Table};
 use super::uplink::{CompletePush, Peers};
+use crate::codec;
 use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink};
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::table::Layout;
 use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
-use crate::wire::frame::{Completed, Form, Subject, Sum};
+use crate::wire::frame::{Completed, Form, Pull, Subject, Sum};
 use crate::wire::{Cause, Fault, group};
 use std::collections::BTreeSet;
 
 /// The tables of a job on their way to one shard, and the aggregates of their gradients.
 #[derive(Debug)]
 pub(super) struct Aggregation {
-    /// The shard's place in the plan.
+    /// The shard's place among those of the aggregator.
     shard: usize,
     tables: Vec<Table>,
     flights: Flights,
+    pub(super) held_pulls: HeldPulls,
 }
 
 impl Aggregation {
-    /// For the shard at this place in the plan.
+    /// For the shard at this place among those of the aggregator.
     pub(super) fn new(shard: usize, tables: Vec<Table>) -> Aggregation {
-        Aggregation { shard, tables, flights: Flights::default() }
+        Aggregation { shard, tables, flights: Flights::default(), held_pulls: HeldPulls::default() }
     }
 
     pub(super) fn table(&self, number: usize) -> Option<&Table> {
@@ -45,6 +48,12 @@ impl Aggregation {
 
     pub(super) fn tables_mut(&mut self) -> impl Iterator<Item = &mut Table> {
         self.tables.iter_mut()
+    }
+
+    /// Whether a push of rows waits here that its worker's pull has to follow.
+    pub(super) fn holds(&self, worker: WorkerId, pull: &Pull) -> bool {
+        let table = self.tables.get(pull.subject.table.0 as usize);
+        table.is_some_and(|table| table.layout().is_sparse() && is_held(table, &self.flights, worker))
     }
 
     /// The bytes of an aggregate, until the shard has noted it.
@@ -74,7 +83,15 @@ impl Aggregation {
             }
             self.end(open, peers);
         }
+        self.open_for(number, clock)
+    }
+
+    /// The aggregate that is open for a clock, or another one.
+    fn open_for(&mut self, number: usize, clock: Clock) -> Result<AggregateId, Fault> {
         let table = &mut self.tables[number];
+        if let Some(open) = table.open(clock) {
+            return Ok(open);
+        }
         let Some(buffer) = table.take_buffer() else {
             let what = "the aggregator has no memory for another sum of gradients".into();
             return Err(table.fault(Cause::TooFarAhead, what));
@@ -120,8 +137,13 @@ impl Aggregation {
             let chunk = table.layout().chunks()[index];
             let payload =
                 table.encode(subject.clock, index, aggregate.values(&chunk), aggregate.absent(index));
+            // Each row counts by itself: what has none of them does not travel.
+            let is_nothing = table.layout().is_sparse()
+                && payload.as_ref().is_some_and(|payload| codec::is_nothing(&payload.bytes));
             aggregate.set_payload(index, payload);
-            self.launch(id, Cargo::Chunk(index), peers);
+            if !is_nothing {
+                self.launch(id, Cargo::Chunk(index), peers);
+            }
         }
     }
 
@@ -141,6 +163,10 @@ impl Aggregation {
         let count = if is_left_over { 0 } else { table.layout().chunks().len() };
         self.send_chunks(id, count, peers);
         self.launch(id, Cargo::Completed, peers);
+        let Aggregation { tables, flights, held_pulls, .. } = self;
+        let table = &mut tables[subject.table];
+        table.settle();
+        held_pulls.release(subject.table, |worker| is_held(table, flights, worker), peers);
     }
 
     /// The codecs of a table are about to change: what was added up under the old ones leaves.
@@ -196,6 +222,9 @@ impl Aggregation {
         let (payload, absent) = (aggregate.payload(index), aggregate.absent(index));
         let (start, len) = (chunk.start * 4, chunk.len * 4);
         let made = payload.map(|payload| payload.bytes.as_slice());
+        let layout = self.tables[table].layout();
+        let plain = if layout.is_sparse() { Form::Rows { count: 0 } } else { Form::PLAIN };
+        let rows = || aggregate.row_payload(index, &chunk, layout.row_width());
         let (body, bytes) = if !absent.is_empty() {
             let plain = bytemuck::cast_slice(aggregate.values(&chunk));
             let payload = absent.payload(chunk.len, made.unwrap_or(plain));
@@ -203,6 +232,9 @@ impl Aggregation {
             (Body::Bytes(payload), bytes)
         } else if let Some(made) = made {
             (Body::Bytes(made.to_vec()), made.len())
+        } else if let Some(rows) = rows() {
+            let bytes = rows.len();
+            (Body::Bytes(rows), bytes)
         } else {
             let buffer = Memory::Aggregate { shard: self.shard, id: flight.aggregate }.to_bits();
             (Body::Stored { buffer, start, len }, len)
@@ -213,7 +245,7 @@ impl Aggregation {
             chunk: chunk.number,
             attempt,
             gradients: aggregate.weight(index),
-            form: payload.map_or(Form::PLAIN, |payload| payload.form),
+            form: payload.map_or(plain, |payload| payload.form),
             has_absent: !absent.is_empty(),
         };
         Frame { header: sum.header(bytes), body }
@@ -380,6 +412,12 @@ impl Aggregation {
     }
 }
 
+/// Whether a worker's push to a table is complete in an aggregate that has not ended.
+fn is_held(table: &Table, flights: &Flights, worker: WorkerId) -> bool {
+    let mut open = table.open_clocks().into_iter().filter_map(|clock| flights.get(table.open(clock)?));
+    open.any(|aggregate| aggregate.completed().contains_key(&worker))
+}
+
 fn wire_subject(flight: Flight, aggregate: &Aggregate) -> Subject {
     let aggregate::Subject { table, epoch, .. } = aggregate.subject();
     Subject { epoch, table: TableId(table as u32), request: flight.number }
@@ -454,8 +492,9 @@ impl Sink for AggregateSink<'_, '_> {
     ) -> Result<bool, Fault> {
         let index = gradient.index();
         let id = self.aggregation.aggregate_for(self.table, push.clock(), index, &mut self.peers)?;
+        let position = self.aggregation.tables[self.table].progress(push);
         if let Some(aggregate) = self.aggregation.flights.get_mut(id) {
-            self.may_seal = aggregate.may_wait_for(index);
+            self.may_seal = aggregate.may_wait_for(position);
             aggregate.add(frame.now, frame.worker, gradient);
         }
         Ok(false)
@@ -463,9 +502,17 @@ impl Sink for AggregateSink<'_, '_> {
 
     fn complete(&mut self, frame: &PushFrame<'_>, push: Push<(), ()>) {
         let complete_push = self.complete_push(frame);
+        // A push of rows has none of them here, where this is its first frame and its last.
+        let id = match self.aggregation.open_for(self.table, push.clock()) {
+            Ok(id) => id,
+            // Nothing of it is here: it may be made again.
+            Err(fault) => {
+                let CompletePush { worker, request, .. } = complete_push;
+                return self.peers.refuse(worker, TableId(self.table as u32), request, &fault);
+            }
+        };
         let Aggregation { tables, flights, .. } = &mut *self.aggregation;
         let table = &mut tables[self.table];
-        let Some(id) = table.open(push.clock()) else { return };
         table.complete(push.worker(), push.clock());
         if !flights.has_deadline(id) {
             flights.set_deadline(id, frame.now + table.policy().hold);

@@ -139,10 +139,15 @@ impl Flights {
 mod tests {
     use super::*;
     use crate::aggregator::aggregate::Subject;
-    use crate::store::Buffer;
+    use crate::aggregator::sum_buffer::SumBuffer;
+    use crate::table::{Chunk, Layout, TableSpec};
+    use crate::types::{ServerId, ShardId};
 
     fn aggregate(clock: u64) -> Aggregate {
-        Aggregate::new(Subject { table: 0, clock, attempt: 0, epoch: 1 }, Buffer::zeroed(2), 1)
+        let chunk = Chunk { shard: ShardId { server: ServerId(0), core: 0 }, start: 0, len: 2 };
+        let layout = Layout::new(TableSpec::dense("w", [2]), [(0, chunk)].into_iter());
+        let buffer = SumBuffer::try_new(&layout).unwrap();
+        Aggregate::new(Subject { table: 0, clock, attempt: 0, epoch: 1 }, buffer, 1)
     }
 
     #[test]

@@ -11,7 +11,7 @@ const NUMBER_BITS: u32 = 44;
 pub(super) enum Memory {
     /// The copy of a table's parameters.
     Copy { table: usize },
-    /// An aggregate on its way to a shard, by the shard's place in the plan.
+    /// An aggregate on its way to a shard, by the shard's place among those of the aggregator.
     Aggregate { shard: usize, id: AggregateId },
 }
 

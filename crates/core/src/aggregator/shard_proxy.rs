@@ -8,9 +8,8 @@ use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
 use super::copies::{Copies, Unfit};
 use super::members::Members;
-use super::table::{CodecSeeds, PushIntake, SumPolicy, Table, Way};
+use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
-use crate::codec::Codec;
 use crate::intake::{PushFrame, Taken};
 use crate::limits;
 use crate::link::Link;
@@ -21,7 +20,6 @@ use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject, has_fitting_type};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Refusal};
-use std::sync::Arc;
 
 /// One shard, as the workers of an aggregator see it through it.
 #[derive(Debug)]
@@ -50,14 +48,14 @@ pub(super) struct ProxyPolicy {
     pub(super) sums: SumPolicy,
     pub(super) nonfinite: NonFinite,
     /// How gradients are encoded.
-    pub(super) codec: Arc<Codec>,
+    pub(super) codec: SumCodec,
     pub(super) seeds: CodecSeeds,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
 }
 
 impl ShardProxy {
-    /// For a shard at this place in the plan.
+    /// For a shard, at this place among those of the aggregator.
     pub(super) fn new(place: usize, shard: ShardId, link: Link, tables: Vec<Table>) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
         ShardProxy {
@@ -91,7 +89,7 @@ impl ShardProxy {
         intake.set_nonfinite(nonfinite);
         if known != valid_from {
             aggregation.end_all(number, &mut Peers { members, uplink, out });
-            intake.set_codec(Some(codec.clone()), valid_from);
+            intake.set_codec(Some(codec.codec.clone()), valid_from);
             // Workers ask again for what they still want.
             for Overtaken { route, .. } in overtaken.extract_if(.., |overtaken| overtaken.table == number) {
                 uplink.routes.answered(route);
@@ -129,6 +127,7 @@ impl ShardProxy {
     pub(super) fn lose_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
         if self.members.disconnect(worker) {
             self.uplink.routes.close_all_of(worker);
+            self.aggregation.held_pulls.forget(worker);
             let header = FromAggregator::Forget(worker).header(0);
             out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
         }
@@ -159,6 +158,7 @@ impl ShardProxy {
         self.uplink.link.disconnected(now, why);
         self.uplink.routes.clear();
         self.overtaken.clear();
+        self.aggregation.held_pulls.clear();
         copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
             out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
@@ -206,6 +206,9 @@ impl ShardProxy {
             Some(FromWorker::Push(push)) => {
                 out.report.bytes_from_workers += payload.len() as u64;
                 self.handle_push(&PushFrame { now, worker, push: &push, payload }, out)
+            }
+            Some(FromWorker::Pull(pull)) if !pull.now && self.aggregation.holds(worker, &pull) => {
+                self.aggregation.held_pulls.hold(worker, pull, payload)
             }
             Some(frame) => self.relay(worker, frame, payload, out),
             None => {

@@ -2,12 +2,12 @@
 
 use super::aggregate::{AggregateId, Payload};
 use super::routes::Route;
+use super::sum_buffer::SumBuffer;
 use crate::absence::Absent;
 use crate::codec::{self, Codec, Context, Decoder, Encoder};
 use crate::intake::{Intake, Push};
 use crate::kernels;
 use crate::limits;
-use crate::store::Buffer;
 use crate::table::{Chunk, Layout, TableSpec};
 use crate::types::{Clock, WorkerId};
 use crate::wire::frame::{self, Form};
@@ -36,8 +36,10 @@ pub(super) struct Table {
     attempts: BTreeMap<Clock, u32>,
     /// The aggregate that gradients of a clock go to.
     open: BTreeMap<Clock, AggregateId>,
-    spare: Vec<Buffer>,
+    spare: Vec<SumBuffer>,
     codec: Option<Arc<Codec>>,
+    /// Whether it makes payloads of sums.
+    encodes: bool,
     /// Makes sums smaller. What it keeps is of this aggregator's sums alone. There is one without a codec too, as long as
     /// something is left that another codec had not sent.
     encoder: Option<Encoder>,
@@ -55,6 +57,24 @@ pub(super) struct SumPolicy {
     pub(super) hold: Duration,
     /// Whether it is held as long as others are at it: the time begins again with everything that is added.
     pub(super) is_patient: bool,
+}
+
+/// The codec of a table's sums.
+#[derive(Debug, Clone)]
+pub(super) struct SumCodec {
+    pub(super) codec: Arc<Codec>,
+    /// Whether it makes payloads, and not just elements of another type.
+    encodes: bool,
+}
+
+impl SumCodec {
+    /// The codec of sums of what workers push to a table by this one.
+    pub(super) fn new(push: Codec, is_sparse: bool) -> SumCodec {
+        let codec = push.of_sums();
+        // Rows in another type than that of tables are payloads too.
+        let encodes = codec.element_type().is_none_or(|dtype| is_sparse && dtype != DType::F32);
+        SumCodec { codec: Arc::new(if is_sparse { codec.of_rows() } else { codec }), encodes }
+    }
 }
 
 /// Seeds of a codec's random choices.
@@ -98,6 +118,7 @@ impl Table {
             open: BTreeMap::new(),
             spare: Vec::new(),
             codec: None,
+            encodes: false,
             encoder: None,
             seeds: CodecSeeds::default(),
             valid_from: 0,
@@ -122,14 +143,13 @@ impl Table {
     }
 
     /// How gradients are encoded from this epoch on. What was not sent under another codec is sent under this one.
-    pub(super) fn set_codec(&mut self, codec: Arc<Codec>, seeds: CodecSeeds, valid_from: u32) {
+    pub(super) fn set_codec(&mut self, codec: SumCodec, seeds: CodecSeeds, valid_from: u32) {
         self.valid_from = valid_from;
         self.seeds = seeds;
-        let encodes = codec.element_type().is_none();
-        self.codec = Some(codec);
+        self.encodes = codec.encodes;
+        self.codec = Some(codec.codec);
         let before = self.encoder.take().filter(Encoder::has_unsent);
-        // Rows are passed on as they are.
-        if before.is_some() || (encodes && !self.layout.is_sparse()) {
+        if before.is_some() || self.encodes {
             let encoder = self.keeper();
             before.into_iter().for_each(|before| encoder.take_over(before));
         }
@@ -169,7 +189,8 @@ impl Table {
         push: &frame::Push,
         intake: &PushIntake,
     ) -> Result<Way, Fault> {
-        if self.is_empty() || push.form.is_rows() {
+        // The shard refuses what does not fit the table.
+        if self.is_empty() || push.form.is_rows() != self.layout.is_sparse() {
             return Ok(Way::Past { is_new: false });
         }
         let (clock, is_done) = (push.clock, self.is_done(worker, push.clock));
@@ -247,6 +268,15 @@ impl Table {
         }
     }
 
+    /// How far a push is: the chunks of its table on the shard that it is past. One of rows skips chunks.
+    pub(super) fn progress(&self, push: &Push<(), ()>) -> usize {
+        if !self.layout.is_sparse() {
+            return push.frames() as usize;
+        }
+        let last = push.last_chunk().and_then(|chunk| self.layout.index_of(chunk).ok());
+        last.map_or(0, |index| index + 1)
+    }
+
     /// How far a worker is with its push of a clock. One that went on to a later clock will not come back to it.
     pub(super) fn position(&self, worker: WorkerId, clock: Clock, intake: &PushIntake) -> usize {
         let all = self.layout.chunks().len();
@@ -254,7 +284,7 @@ impl Table {
             return all;
         }
         match intake.under_way(worker) {
-            Some(push) if push.clock() == clock => push.frames() as usize,
+            Some(push) if push.clock() == clock => self.progress(push),
             Some(push) if push.clock() > clock => all,
             _ => 0,
         }
@@ -310,12 +340,13 @@ impl Table {
     }
 
     /// Memory for another aggregate; what is in it is of no meaning.
-    pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
-        self.spare.pop().or_else(|| Buffer::try_zeroed(self.layout.elements()))
+    pub(super) fn take_buffer(&mut self) -> Option<SumBuffer> {
+        self.spare.pop().or_else(|| SumBuffer::try_new(&self.layout))
     }
 
-    pub(super) fn keep_buffer(&mut self, buffer: Buffer) {
+    pub(super) fn keep_buffer(&mut self, mut buffer: SumBuffer) {
         if self.spare.len() < SPARE_BUFFERS {
+            buffer.clear(&self.layout);
             self.spare.push(buffer);
         }
     }
@@ -350,14 +381,17 @@ impl Table {
         let counted = encoder.counts_what_is_sent().then(|| encoder.codec().clone());
         // The servers decide what becomes of a sum that is not finite.
         encoder.holding(start, absent, |encoder| encoder.encode(start, sum, &context, &mut bytes)).ok()?;
-        // The residual is looked at once for all chunks.
-        if index + 1 == self.layout.chunks().len() {
-            encoder.settle();
-            if encoder.codec().element_type().is_some() && !encoder.counts_what_is_sent() {
-                self.encoder = None;
-            }
+        let form = if self.layout.is_sparse() { Form::EncodedRows { count: 0 } } else { Form::Encoded };
+        Some(Payload { bytes, form, counted })
+    }
+
+    /// All chunks of a sum have left: the residual is looked at once for all of them.
+    pub(super) fn settle(&mut self) {
+        let Some(encoder) = self.encoder.as_mut() else { return };
+        encoder.settle();
+        if !self.encodes && !encoder.counts_what_is_sent() {
+            self.encoder = None;
         }
-        Some(Payload { bytes, form: Form::Encoded, counted })
     }
 
     /// The sum of a chunk in the shorter elements that pushes have. `None` where it travels as it is.
@@ -386,7 +420,7 @@ impl Table {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let spare: usize = self.spare.iter().map(Buffer::memory_bytes).sum();
+        let spare: usize = self.spare.iter().map(SumBuffer::memory_bytes).sum();
         spare + self.encoder.as_ref().map_or(0, Encoder::memory_bytes)
     }
 
@@ -495,7 +529,7 @@ mod tests {
     fn frames_from_before_the_codec_are_stale() {
         let (mut table, _) = table(true);
         assert_eq!(table.check_epoch(1), Ok(()));
-        let codec = Arc::new(Codec::parse(&codec::axis(), "none").unwrap());
+        let codec = SumCodec::new(Codec::parse(&codec::axis(), "none").unwrap(), false);
         table.set_codec(codec, CodecSeeds::default(), 3);
         let causes = [2, 3, 4].map(|epoch| table.check_epoch(epoch).map_err(|fault| fault.cause));
         assert_eq!(causes, [Err(Cause::StaleEpoch), Ok(()), Ok(())]);

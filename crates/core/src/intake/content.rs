@@ -141,26 +141,22 @@ impl ContentReader {
         last_chunk: Option<u32>,
     ) -> Result<Option<GradientFrame<'a>>, Fault> {
         let PushFrame { worker, push, payload, .. } = frame;
-        if push.form.is_rows() != layout.is_sparse() {
-            let expected = if layout.is_sparse() { "single rows" } else { "whole chunks" };
-            return Err(layout.shape_fault(format!("a push that is not one of {expected}")));
-        }
+        check_form(layout, push.form, push.has_absent)?;
+        let of_chunk = ChunkPayload {
+            from: NodeId::Worker(*worker),
+            epoch: push.subject.epoch,
+            clock: push.clock,
+            form: push.form,
+            has_absent: push.has_absent,
+            bytes: payload,
+        };
         match push.form {
             Form::Dense(_) | Form::Encoded => {
                 let chunk = layout.chunk_in_turn(push.piece)?;
-                let payload = ChunkPayload {
-                    from: NodeId::Worker(*worker),
-                    epoch: push.subject.epoch,
-                    clock: push.clock,
-                    form: push.form,
-                    has_absent: push.has_absent,
-                    bytes: payload,
-                };
-                let (values, absent) = self.read_chunk(layout, chunk, &payload)?;
+                let (values, absent) = self.read_chunk(layout, chunk, &of_chunk)?;
                 let index = push.piece.sequence as usize;
                 Ok(Some(GradientFrame::Dense { index, start: chunk.start, values, absent }))
             }
-            _ if push.has_absent => Err(layout.shape_fault("absent ranges in a push of rows".into())),
             // It still counts for the worker's progress.
             Form::Rows { .. } if payload.is_empty() && push.piece.sequence == 0 && push.piece.is_last => {
                 Ok(None)
@@ -171,8 +167,31 @@ impl ContentReader {
             }
             Form::EncodedRows { .. } => {
                 let index = chunk_after(layout, last_chunk, push.piece.chunk)?;
-                self.encoded_rows(layout, index, frame).map(Some)
+                self.encoded_rows(layout, index, &of_chunk).map(Some)
             }
+        }
+    }
+
+    /// The sum that an aggregator sent of a chunk. How many rows it has follows from its length.
+    pub(super) fn read_sum<'a>(
+        &'a mut self,
+        layout: &Layout,
+        chunk: u32,
+        payload: &ChunkPayload<'a>,
+    ) -> Result<GradientFrame<'a>, Fault> {
+        check_form(layout, payload.form, payload.has_absent)?;
+        let index = layout.index_of(chunk)?;
+        match payload.form {
+            Form::Dense(_) | Form::Encoded => {
+                let chunk = layout.chunks()[index];
+                let (values, absent) = self.read_chunk(layout, chunk, payload)?;
+                Ok(GradientFrame::Dense { index, start: chunk.start, values, absent })
+            }
+            Form::Rows { .. } => {
+                let count = payload.bytes.len() / (4 + 4 * layout.row_width());
+                plain_rows(layout, index, count as u32, payload.bytes)
+            }
+            Form::EncodedRows { .. } => self.encoded_rows(layout, index, payload),
         }
     }
 
@@ -243,20 +262,11 @@ impl ContentReader {
         &'a mut self,
         layout: &Layout,
         index: usize,
-        frame: &PushFrame<'a>,
+        payload: &ChunkPayload<'a>,
     ) -> Result<GradientFrame<'a>, Fault> {
         let (chunk, width) = (layout.chunks()[index], layout.row_width());
-        let PushFrame { worker, push, payload, .. } = frame;
-        let payload = ChunkPayload {
-            from: NodeId::Worker(*worker),
-            epoch: push.subject.epoch,
-            clock: push.clock,
-            form: Form::Encoded,
-            has_absent: false,
-            bytes: payload,
-        };
         let content =
-            decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, &payload, payload.bytes)?;
+            decode(self.decoders.of(payload.epoch), &self.factors, layout, chunk, payload, payload.bytes)?;
         self.values.resize(chunk.len, 0.0);
         content.copy_to(&mut self.values);
         self.rows.clear();
@@ -275,6 +285,19 @@ impl ContentReader {
         let values = Values::F32(&self.row_values);
         Ok(GradientFrame::Rows { index, start: chunk.start, rows: &self.rows, width, values })
     }
+}
+
+/// Refuses rows of a dense table, chunks of a sparse one, and rows with absent ranges.
+#[inline]
+fn check_form(layout: &Layout, form: Form, has_absent: bool) -> Result<(), Fault> {
+    if form.is_rows() != layout.is_sparse() {
+        let expected = if layout.is_sparse() { "single rows" } else { "whole chunks" };
+        return Err(layout.shape_fault(format!("a push that is not one of {expected}")));
+    }
+    if form.is_rows() && has_absent {
+        return Err(layout.shape_fault("absent ranges in a push of rows".into()));
+    }
+    Ok(())
 }
 
 /// The values of a chunk as they lie in the payload.

@@ -1,7 +1,8 @@
 //! The intake by itself, with a sink that writes down what it gets.
 
 use super::*;
-use crate::codec::{Context, Encoder, Factors, LayerRange, TableGradient, Written, half};
+use crate::absence::Absent;
+use crate::codec::{Content, Context, Encoder, Factors, LayerRange, TableGradient, Written, half};
 use crate::hands::Alone;
 use crate::registry::Registry;
 use crate::table::{Chunk, TableSpec};
@@ -160,6 +161,11 @@ impl Bench {
 
 /// Bytes at an address that payloads have.
 struct Aligned(Vec<f32>, usize);
+
+/// Numbers of rows, and the bits of their values.
+fn words(words: &[u32]) -> Aligned {
+    Aligned::from_bytes(bytemuck::cast_slice(words))
+}
 
 impl Aligned {
     fn of(values: &[f32]) -> Aligned {
@@ -614,7 +620,6 @@ fn rows_come_in_the_order_of_their_chunks() {
 #[test]
 fn rows_that_cannot_be_are_refused() {
     let mut bench = Bench::sparse("none");
-    let words = |words: &[u32]| Aligned::from_bytes(bytemuck::cast_slice(words));
     for (what, count, payload) in [
         ("none", 0, words(&[])),
         ("more than there are", 2, words(&[0, 0])),
@@ -666,7 +671,9 @@ fn sums_are_read_by_the_same_rules() {
     let mut read = |chunk, values: &[f32]| {
         let payload = Aligned::of(values);
         let read = bench.intake.read_sum(&bench.sink.layout, AggregatorId(0), &sum(chunk), payload.bytes());
-        read.map(|sum| (sum.index, sum.start, sum.values.to_vec())).map_err(|fault| fault.cause)
+        let read = read.map_err(|fault| fault.cause)?;
+        let GradientFrame::Dense { index, start, values, .. } = read else { panic!("{read:?}") };
+        Ok((index, start, values.to_vec()))
     };
     assert_eq!(read(2, &[1.0, 2.0]), Ok((2, 4, vec![1.0, 2.0])));
     assert_eq!(read(3, &[1.0, 2.0]), Err(Cause::Shape));
@@ -675,7 +682,31 @@ fn sums_are_read_by_the_same_rules() {
     bench.intake.set_nonfinite(NonFinite::Clip);
     let payload = Aligned::of(&[1.0, f32::INFINITY]);
     let read = bench.intake.read_sum(&bench.sink.layout, AggregatorId(0), &sum(0), payload.bytes()).unwrap();
-    assert_eq!(read.values.to_vec(), [1.0, 1.0]);
+    assert_eq!(read.values().to_vec(), [1.0, 1.0]);
+}
+
+#[test]
+fn a_sum_of_rows_says_by_its_length_how_many_it_has() {
+    let mut bench = Bench::sparse("int8");
+    let mut read = |form, has_absent, payload: &Aligned| {
+        let subject = Subject { epoch: 1, table: TableId(0), request: 1 };
+        let sum = frame::Sum { subject, clock: 0, chunk: 1, attempt: 0, gradients: 2, form, has_absent };
+        let read = bench.intake.read_sum(&bench.sink.layout, AggregatorId(0), &sum, payload.bytes());
+        let read = read.map_err(|fault| fault.cause)?;
+        let GradientFrame::Rows { index, rows, values, .. } = read else { panic!("{read:?}") };
+        Ok((index, rows.to_vec(), Content::from(values).to_vec()))
+    };
+    let (rows, [one, nan]) = (Form::Rows { count: 0 }, [1.0, f32::NAN].map(f32::to_bits));
+    assert_eq!(read(rows, false, &words(&[0, 1, one, one])), Ok((1, vec![0, 1], vec![1.0, 1.0])));
+    assert_eq!(read(rows, false, &words(&[1, one])), Ok((1, vec![1], vec![1.0])));
+    assert_eq!(read(rows, false, &words(&[1, 0, one, one])), Err(Cause::Shape), "out of order");
+    assert_eq!(read(rows, false, &words(&[0, 1, one])), Err(Cause::Shape), "half a row");
+    assert_eq!(read(rows, false, &words(&[])), Err(Cause::Shape), "no rows");
+    assert_eq!(read(rows, true, &words(&[1, one])), Err(Cause::Shape), "absent ranges");
+    assert_eq!(read(rows, false, &words(&[1, nan])), Err(Cause::NonFinite));
+    assert_eq!(read(Form::PLAIN, false, &words(&[one, one])), Err(Cause::Shape), "a whole chunk");
+    let encoded = encoded("int8", &[0.0, 4.0]);
+    assert_eq!(read(Form::EncodedRows { count: 0 }, false, &encoded), Ok((1, vec![1], vec![4.0])));
 }
 
 proptest! {

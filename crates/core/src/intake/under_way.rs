@@ -54,7 +54,8 @@ impl<D: Copy, K: Default> Push<D, K> {
         self.next_sequence
     }
 
-    pub(super) fn last_chunk(&self) -> Option<u32> {
+    /// The chunk of the last frame that was taken.
+    pub(crate) fn last_chunk(&self) -> Option<u32> {
         self.last_chunk
     }
 

@@ -173,7 +173,7 @@ pub struct Sum {
     pub attempt: u32,
     /// How many gradients are in it.
     pub gradients: u32,
-    /// How it is written: the elements of a chunk, or encoded.
+    /// How it is written. Of rows it does not say how many: that follows from the payload's length.
     pub form: Form,
     /// The payload begins with the ranges that no gradient in it has.
     pub has_absent: bool,
@@ -391,13 +391,13 @@ impl FromAggregator {
                 let frame = FromWorker::decode(&Header { landing: 0, ..*header })?;
                 Some(FromAggregator::Relayed(worker, frame))
             }
-            (None, Kind::Push) if !header.flags.has(Flags::ROWS) => Some(FromAggregator::Sum(Sum {
+            (None, Kind::Push) => Some(FromAggregator::Sum(Sum {
                 subject,
                 clock,
                 chunk: header.chunk,
                 attempt,
                 gradients: header.rows,
-                form: Form::decode(header),
+                form: Form::decode(&Header { rows: 0, ..*header }),
                 has_absent: header.flags.has(Flags::ABSENT),
             })),
             (None, Kind::Group) => Some(FromAggregator::Completed(Completed { subject, clock, attempt })),
@@ -546,11 +546,17 @@ mod tests {
 
     fn from_aggregator() -> impl Strategy<Value = FromAggregator> {
         let worker = || (0..limits::MAX_WORKERS).prop_map(WorkerId);
-        let sum = (subject(), any::<u64>(), any::<[u32; 3]>(), form(), any::<bool>())
-            .prop_filter("sums are of dense tables", |(.., form, _)| !form.is_rows())
-            .prop_map(|(subject, clock, [chunk, attempt, gradients], form, has_absent)| {
+        let sum = (subject(), any::<u64>(), any::<[u32; 3]>(), form(), any::<bool>()).prop_map(
+            |(subject, clock, [chunk, attempt, gradients], form, has_absent)| {
+                let form = match form {
+                    Form::Rows { .. } => Form::Rows { count: 0 },
+                    Form::EncodedRows { .. } => Form::EncodedRows { count: 0 },
+                    dense => dense,
+                };
+                let has_absent = has_absent && !form.is_rows();
                 FromAggregator::Sum(Sum { subject, clock, chunk, attempt, gradients, form, has_absent })
-            });
+            },
+        );
         let completed = (subject(), any::<u64>(), any::<u32>()).prop_map(|(subject, clock, attempt)| {
             FromAggregator::Completed(Completed { subject, clock, attempt })
         });
@@ -600,9 +606,6 @@ mod tests {
             assert_eq!(FromWorker::decode(&Header::new(kind)), None, "{kind:?}");
             assert_eq!(FromAggregator::decode(&Header::new(kind)), None, "{kind:?}");
         }
-        // A sum is of a dense table.
-        let rows = Header { flags: Flags::ROWS, ..Header::new(Kind::Push) };
-        assert_eq!(FromAggregator::decode(&rows), None);
     }
 
     #[test]

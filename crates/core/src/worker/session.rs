@@ -1,7 +1,7 @@
 //! A worker's session with the job: its identity, its connections, and its outputs.
 
 use super::WorkerError;
-use crate::address::Addresses;
+use crate::address::{Addresses, CoreAddresses};
 use crate::limits;
 use crate::link::Link;
 use crate::role::{Frame, Level, Lost, Outbox, Output};
@@ -23,8 +23,8 @@ pub struct WorkerConfig {
     pub rank: Option<WorkerId>,
     /// The coordinator's address.
     pub coordinator: String,
-    /// The address of the aggregator that this worker goes through to the servers, if it does.
-    pub aggregator: Option<Addresses>,
+    /// The addresses of the aggregator that this worker goes through to the servers, if it does.
+    pub aggregator: Option<CoreAddresses>,
     /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
     pub number: u64,
 }
@@ -184,18 +184,18 @@ impl Session {
     pub(super) fn peers<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = &'a Addresses> {
         let shards = plan.shards.iter().map(|served| &served.addresses);
         let own = shards.filter(|_| self.config.aggregator.is_none());
-        self.config.aggregator.iter().chain(own)
+        self.config.aggregator.iter().flat_map(CoreAddresses::iter).chain(own)
     }
 
     /// Takes a plan: there is a link from now on to each of its shards that has parameters, which are those in `holders`.
     pub(super) fn enter(&mut self, now: Time, plan: Plan, holders: &BTreeSet<ShardId>) {
         let rank = self.id.map_or(0, |id| id.0 as usize);
-        for ServedShard { shard, addresses, .. } in &plan.shards {
+        for (place, ServedShard { shard, addresses, .. }) in plan.shards.iter().enumerate() {
             if !holders.contains(shard) {
                 continue;
             }
             let addresses = match &self.config.aggregator {
-                Some(aggregator) => aggregator.for_caller(rank),
+                Some(aggregator) => aggregator.of_shard(place).for_caller(rank),
                 None => addresses.for_caller(rank + shard.core as usize),
             };
             self.lanes.insert(*shard, self.spread.of(self.lanes.len(), plan.workers));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     /// Worker 3 in a plan of one server with three cores, of which two have parameters.
-    fn session(aggregator: Option<Addresses>) -> Session {
+    fn session(aggregator: Option<CoreAddresses>) -> Session {
         let served = |core: u32| ServedShard {
             shard: shard(core),
             process: ProcessId(1),
@@ -434,6 +434,16 @@ mod tests {
         }
         let later = Time::ZERO + limits::RECONNECT_MIN;
         assert_eq!(attempts(&mut session, later), expected([true, false]));
+    }
+
+    #[test]
+    fn each_shard_is_reached_through_the_core_that_stands_for_it() {
+        let addresses = |text: &str| -> Vec<String> {
+            let mut session = session(Some(text.into()));
+            attempts(&mut session, Time::ZERO).into_iter().map(|(_, address, _)| address).collect()
+        };
+        assert_eq!(addresses("core:0+core:1+core:2"), ["core:0", "core:1"]);
+        assert_eq!(addresses("core:0"), ["core:0", "core:0"]);
     }
 
     #[test]

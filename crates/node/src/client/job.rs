@@ -16,7 +16,7 @@ use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp::{self, options::SocketOptions};
 use crate::url::JobUrl;
 use crate::waker::Waker;
-use paramill_core::address::Addresses;
+use paramill_core::address::CoreAddresses;
 use paramill_core::consistency::check_name;
 use paramill_core::policy::JobPolicies;
 use paramill_core::registry::Registry;
@@ -72,7 +72,7 @@ impl Job {
             job: options.url.job.clone(),
             rank: options.rank,
             coordinator: options.url.address.clone(),
-            aggregator: options.aggregator.as_deref().map(addresses),
+            aggregator: options.aggregator.as_deref().map(CoreAddresses::from),
             number: NEXT_WORKER.fetch_add(1, Ordering::Relaxed),
         };
         let memory = SharedAllocator::new();
@@ -363,9 +363,4 @@ impl Drop for Job {
         hands::job_ends();
         self.end();
     }
-}
-
-/// Addresses with commas between them.
-fn addresses(text: &str) -> Addresses {
-    text.split(',').map(|address| address.trim().to_owned()).collect()
 }

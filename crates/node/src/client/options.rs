@@ -116,7 +116,7 @@ impl JobOptions {
     }
 
     /// Goes to the servers through the aggregator at this address. Several, with commas between them, are tried in order,
-    /// those of this host first.
+    /// those of this host first. The addresses of one that has several cores have `+` between cores.
     pub fn aggregator(mut self, address: impl Into<String>) -> JobOptions {
         self.aggregator = Some(address.into());
         self

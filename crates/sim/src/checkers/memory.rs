@@ -8,6 +8,7 @@ use crate::scenario::{Scenario, ScenarioError};
 use paramill_core::limits;
 use paramill_core::policy::Axis;
 use paramill_core::server::Shard;
+use paramill_core::table::TableSpec;
 use paramill_core::types::{NodeId, ShardId, TableId, Time};
 use std::collections::BTreeMap;
 
@@ -27,6 +28,8 @@ const GRADIENTS_PER_TABLE: u64 = limits::MAX_CLOCKS_UNACKNOWLEDGED as u64 + 1 + 
 const SUMS_PER_WORKER: u64 = limits::MAX_HELD_PUSHES as u64 + 1;
 /// Sums that it keeps for the next clock.
 const SPARE_SUMS: u64 = 2;
+/// Arrays of a sum of rows: the values, and the numbers of the rows in lists that have grown.
+const ARRAYS_OF_ROWS: u64 = 6;
 
 /// What a codec keeps of a table for each peer: what was not sent, velocities, what the other end has, scratch.
 const ARRAYS_OF_A_CODEC: u64 = 8;
@@ -61,7 +64,8 @@ impl Memory {
         };
         let sums = |shard: ShardId| -> u64 {
             let count = workers * SUMS_PER_WORKER + SPARE_SUMS + of_codecs(workers + 1);
-            tables().map(|(table, _)| count * array_bytes(held(shard, table))).sum()
+            let arrays = |spec: &TableSpec| if spec.rows { ARRAYS_OF_ROWS } else { 1 };
+            tables().map(|(table, spec)| arrays(spec) * count * array_bytes(held(shard, table))).sum()
         };
         let copies: u64 = tables().map(|(_, spec)| array_bytes(spec.elements())).sum();
         let aggregator = copies + cluster.shard_ids().map(sums).sum::<u64>();

@@ -14,6 +14,7 @@ pub struct Hosts {
     servers: u32,
     workers: u32,
     aggregators: u32,
+    aggregator_cores: u32,
     colocated: bool,
     /// Nodes that share a host by the scenario's word.
     shared: BTreeMap<Member, HostId>,
@@ -22,7 +23,7 @@ pub struct Hosts {
     changes: Vec<(Time, LinkId, f64)>,
 }
 
-/// Somebody who has a place. All cores of a server are in one.
+/// Somebody who has a place. All cores of a server, or of an aggregator, are in one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Member {
     Server(u32),
@@ -51,6 +52,7 @@ impl Hosts {
             servers: scenario.servers,
             workers: scenario.workers,
             aggregators: scenario.aggregators,
+            aggregator_cores: scenario.aggregator_cores,
             colocated: scenario.colocated,
             shared: BTreeMap::new(),
             racks: None,
@@ -74,7 +76,7 @@ impl Hosts {
         self.host_of(match node {
             NodeId::Shard(id) => Member::Server(id.server.0),
             NodeId::Worker(id) => Member::Worker(id.0),
-            NodeId::Aggregator(id) => Member::Aggregator(id.0),
+            NodeId::Aggregator(id) => Member::Aggregator(id.0 / self.aggregator_cores),
             NodeId::Coordinator | NodeId::Admin(_) => Member::Coordinator,
         })
     }

@@ -77,7 +77,11 @@ impl Drawn {
         aggregators(&mut dice, &mut scenario, &mut partitions, &mut closures);
         let restarts = restarts(&mut dice, &scenario, heal_at);
         // What an aggregator held is lost with it: its workers are told to give up.
-        let is_restarted = |id| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(id));
+        aggregator_cores(&mut Dice::new(Prng::fork(seed, 0x636f_7265)), &mut scenario);
+        let is_restarted = |id| {
+            let mut cores = scenario.cores_of(id);
+            cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
+        };
         let joins = joins(&mut Dice::new(Prng::fork(seed, 0x6a6f_696e)), heal_at);
         let behind = (0..scenario.workers + joins.len() as u32).map(WorkerId);
         mortal.extend(behind.filter(|worker| scenario.aggregator_of(*worker).is_some_and(is_restarted)));
@@ -185,8 +189,11 @@ impl fmt::Display for Drawn {
         let Scenario { workers, servers, cores, iterations, policy, .. } = &self.scenario;
         write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
         if self.scenario.aggregators > 0 {
-            let Scenario { aggregators, hold_ms, .. } = &self.scenario;
-            write!(f, "{aggregators} aggregators that hold for {hold_ms:.2} ms, ")?;
+            let Scenario { aggregators, aggregator_cores, hold_ms, .. } = &self.scenario;
+            write!(
+                f,
+                "{aggregators} aggregators of {aggregator_cores} cores that hold for {hold_ms:.2} ms, "
+            )?;
         }
         write!(f, "{iterations} iterations of ")?;
         let tables = self.scenario.tables.iter().map(|table| {
@@ -487,6 +494,12 @@ fn aggregators(
         if dice.chance(0.4) {
             *node = NodeId::Aggregator(AggregatorId(0));
         }
+    }
+}
+
+fn aggregator_cores(dice: &mut Dice, scenario: &mut Scenario) {
+    if scenario.aggregators > 0 && dice.chance(0.3) {
+        scenario.aggregator_cores = dice.whole(2, 3) as u32;
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::{W, job};
 use crate::bench::Bench;
-use crate::processes::aggregator;
+use crate::processes::{aggregator, worker_through};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
+use paramill_core::worker::{Gradient, Ticket, WorkerError};
 
 const ELEMENTS: usize = 50;
 
@@ -16,7 +16,10 @@ fn arrival(workers: u32, servers: u32, sync: &str) -> JobConfig {
 }
 
 fn started(config: JobConfig, through: &[usize]) -> Bench {
-    let mut bench = Bench::with_aggregators(config, 2, through);
+    start(Bench::with_aggregators(config, 2, through))
+}
+
+fn start(mut bench: Bench) -> Bench {
     let initial = (0..ELEMENTS).map(|i| i as f32).collect();
     let tables = [(TableSpec::dense("w", [ELEMENTS as u64]), initial)];
     bench.declare_and_start(&tables);
@@ -56,7 +59,10 @@ fn assert_done(bench: &mut Bench, tickets: &[(usize, Ticket)]) {
 
 /// The parameters after some rounds of everybody, with or without aggregators.
 fn after_rounds(config: JobConfig, through: &[usize], rounds: u64) -> (Vec<f32>, Bench) {
-    let mut bench = started(config, through);
+    rounds_of(started(config, through), rounds)
+}
+
+fn rounds_of(mut bench: Bench, rounds: u64) -> (Vec<f32>, Bench) {
     for _ in 0..rounds {
         let tickets: Vec<_> = (0..bench.worker_count())
             .map(|worker| {
@@ -94,6 +100,38 @@ fn one_sum_goes_up_where_four_gradients_came() {
     assert_eq!(report.groups, 10 * 4);
     // Parameters came down once for all of them.
     assert_eq!(report.bytes_from_servers * 4, report.bytes_to_workers);
+}
+
+/// Two servers of two cores: the first core of the aggregator stands for two shards, the others for one each.
+#[test]
+fn the_cores_of_an_aggregator_share_the_shards_and_nothing_else() {
+    let (direct, _) = after_rounds(arrival(4, 2, "bsp"), &[], 5);
+    let bench = start(Bench::with_aggregator_cores(arrival(4, 2, "bsp"), 2, 3));
+    let (parameters, mut bench) = rounds_of(bench, 5);
+    assert_eq!(parameters, direct);
+    let groups = [0, 1, 2].map(|core| bench.aggregator(core).report().groups);
+    assert_eq!(groups, [2 * 5, 5, 5]);
+    // Each has its own connections: what breaks at one of them is nothing to the others.
+    bench.reset(bench.worker_node(1), bench.aggregator_node(0));
+    bench.reset(bench.aggregator_node(2), bench.shard_node(2));
+    bench.pass(2.0);
+    let (parameters, bench) = rounds_of(bench, 5);
+    let (direct, _) = after_rounds(arrival(4, 2, "bsp"), &[], 10);
+    assert_eq!(parameters, direct);
+    assert_eq!(bench.coordinator().status(bench.now()).aggregators.len(), 3);
+}
+
+/// A worker that was given the address of one core only is told so.
+#[test]
+fn a_core_refuses_shards_that_it_does_not_stand_for() {
+    let config = arrival(1, 1, "bsp");
+    let mut bench = Bench::without_workers(config, 2, 0);
+    bench.add_aggregator_core(0, 2);
+    bench.add(worker_through(bench.now(), 0, None, Some("aggregator:0")));
+    let tickets = bench.declare_and_start(&[(TableSpec::dense("w", [50]), vec![0.0; 50])]);
+    bench.pass(1.0);
+    let outcome = bench.outcome(0, tickets[0]).expect("it is over").unwrap_err().to_string();
+    assert!(outcome.contains("give workers the addresses of all its cores"), "{outcome}");
 }
 
 #[test]
@@ -241,26 +279,6 @@ fn a_dead_aggregator_is_named_by_its_workers_and_the_others_go_on() {
         }
         other => panic!("{other:?}"),
     }
-}
-
-#[test]
-fn rows_pass_through_alone() {
-    let mut bench = Bench::with_aggregators(arrival(2, 2, "bsp"), 2, &[0, 0]);
-    bench.declare_and_start(&[(TableSpec::sparse("rows", 100, 3), vec![1.0; 300])]);
-    bench.pass(1.0);
-    let now = bench.now();
-    let first = Gradient::Rows { rows: &[0, 57, 99], values: &[2.0; 9] };
-    bench.worker_mut(0).push(now, W, first, false).unwrap();
-    bench.worker_mut(1).push(now, W, Gradient::Rows { rows: &[57], values: &[2.0; 3] }, false).unwrap();
-    bench.worker_mut(0).clock();
-    bench.worker_mut(1).clock();
-    bench.run();
-    let ticket =
-        bench.worker_mut(1).pull(now, W, PullOptions { rows: Some(&[1, 57, 99]), now: false }).unwrap();
-    bench.run();
-    assert_done(&mut bench, &[(1, ticket)]);
-    let rows = bench.worker_mut(1).redeem(ticket);
-    assert_eq!(rows, [1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]

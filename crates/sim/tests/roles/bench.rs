@@ -1,7 +1,7 @@
 //! A job in a world whose network takes no time: roles are called by the test, as applications do, and everything that
 //! follows happens at once.
 
-use super::processes::{ADDRESS, JOB, aggregator, shard, worker};
+use super::processes::{ADDRESS, JOB, aggregator, aggregator_core, shard, worker, worker_through};
 use super::tally::Tally;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::{Coordinator, JobConfig};
@@ -50,6 +50,26 @@ impl Bench {
             bench.add(worker(Time::ZERO, rank, None, through.get(rank).copied()));
         }
         bench
+    }
+
+    /// All workers go through one aggregator with so many cores: its core `n` is the aggregator `n` here.
+    pub(crate) fn with_aggregator_cores(config: JobConfig, cores: u32, of_aggregator: u32) -> Bench {
+        let workers = config.workers as usize;
+        let mut bench = Bench::without_workers(config, cores, 0);
+        (0..of_aggregator).for_each(|core| bench.add_aggregator_core(core, of_aggregator));
+        let addresses: Vec<String> = (0..of_aggregator).map(|core| format!("aggregator:{core}")).collect();
+        for rank in 0..workers {
+            bench.add(worker_through(Time::ZERO, rank, None, Some(&addresses.join("+"))));
+        }
+        bench
+    }
+
+    /// One of the cores of an aggregator comes.
+    pub(crate) fn add_aggregator_core(&mut self, core: u32, cores: u32) {
+        let index = self.aggregators;
+        self.aggregators += 1;
+        let actor = aggregator_core(Time::ZERO, 200 + index as u64, index, core, cores);
+        self.add_node(self.aggregator_node(index), &format!("aggregator:{index}"), actor);
     }
 
     pub(crate) fn without_workers(config: JobConfig, cores: u32, aggregators: usize) -> Bench {

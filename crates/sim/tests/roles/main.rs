@@ -2,6 +2,7 @@
 
 mod absence;
 mod aggregated_codecs;
+mod aggregated_rows;
 mod aggregation;
 mod ahead;
 mod bench;

@@ -1,5 +1,6 @@
 //! The processes of a job, as one that a driver has just started.
 
+use paramill_core::address::CoreAddresses;
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
@@ -16,11 +17,22 @@ pub(crate) const ADDRESS: &str = "coordinator";
 /// A worker process that wants a certain rank or any, and goes through an aggregator or not. Numbers tell those of a
 /// process apart.
 pub(crate) fn worker(now: Time, number: usize, rank: Option<u32>, aggregator: Option<usize>) -> Worker {
+    let aggregator = aggregator.map(|index| format!("aggregator:{index}"));
+    worker_through(now, number, rank, aggregator.as_deref())
+}
+
+/// The same, with the addresses of the aggregator.
+pub(crate) fn worker_through(
+    now: Time,
+    number: usize,
+    rank: Option<u32>,
+    aggregator: Option<&str>,
+) -> Worker {
     let config = WorkerConfig {
         job: JOB.into(),
         rank: rank.map(WorkerId),
         coordinator: ADDRESS.into(),
-        aggregator: aggregator.map(|index| format!("aggregator:{index}").into()),
+        aggregator: aggregator.map(CoreAddresses::from),
         number: number as u64,
     };
     Worker::new(now, config, Arc::new(Registry::builtin()))
@@ -40,10 +52,17 @@ pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
 }
 
 pub(crate) fn aggregator(now: Time, process: u64, index: usize) -> Actor {
+    aggregator_core(now, process, index, 0, 1)
+}
+
+/// One core of an aggregator.
+pub(crate) fn aggregator_core(now: Time, process: u64, index: usize, core: u32, cores: u32) -> Actor {
     let config = AggregatorConfig {
         job: JOB.into(),
         process: ProcessId(process),
         id: None,
+        core,
+        cores,
         addresses: format!("aggregator:{index}").into(),
         coordinator: ADDRESS.into(),
         hold: Duration::from_millis(5),

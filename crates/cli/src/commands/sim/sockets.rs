@@ -135,6 +135,7 @@ fn start_aggregators(scenario: &Scenario, url: &JobUrl, registry: &Arc<Registry>
     let start = |number: u32| -> Result<Aggregator> {
         let config = AggregatorConfig {
             id: Some(AggregatorId(number)),
+            cores: scenario.aggregator_cores,
             hold: Duration::from_secs_f64(scenario.hold_ms * 1e-3),
             faults: scenario.fault_plan()?,
             seed: scenario.seed,

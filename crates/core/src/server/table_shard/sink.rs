@@ -4,7 +4,7 @@ use super::gradient::{CellGradient, Staged};
 use super::rounds::Rounds;
 use super::store::{Arrival, EarlyStep, Store};
 use crate::consistency::{Admit, Controller};
-use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink, SumGradient};
+use crate::intake::{Admission, GradientFrame, Push, PushFrame, Sink};
 use crate::limits;
 use crate::policy::{Order, Reduce};
 use crate::server::accumulators::Accumulators;
@@ -194,9 +194,6 @@ impl GradientSink<'_> {
 
     /// The destination of a sum of gradients.
     pub(super) fn admit_sum(&self, sum: &frame::Sum) -> Result<Admit, Fault> {
-        if self.layout.is_sparse() {
-            return Err(self.layout.shape_fault("a sum of rows".into()));
-        }
         if !(1..=limits::MAX_WORKERS).contains(&sum.gradients) {
             return Err(self.layout.shape_fault(format!("a sum of {} gradients", sum.gradients)));
         }
@@ -217,34 +214,31 @@ impl GradientSink<'_> {
     }
 
     /// Adds the sum of some workers' gradients of one chunk.
-    pub(super) fn add_sum(&mut self, sum: &frame::Sum, admit: Admit, gradient: SumGradient<'_>) {
-        let SumGradient { index, start, values, absent } = gradient;
+    pub(super) fn add_sum(&mut self, sum: &frame::Sum, admit: Admit, gradient: GradientFrame<'_>) {
         match admit {
-            Admit::Round(round) => {
-                let gradient = CellGradient { cell: index, start, values, absent, weight: sum.gradients };
-                self.add_sum_to_round(sum.clock, round, gradient);
-            }
-            Admit::Now => {
-                let gradient = GradientFrame::Dense { index, start, values, absent };
-                self.store.step_at_once(gradient, self.arrival(), self.accumulators);
-            }
+            Admit::Round(round) => self.add_sum_to_round(sum, round, gradient),
+            Admit::Now => self.store.step_at_once(gradient, self.arrival(), self.accumulators),
             Admit::Late | Admit::Duplicate | Admit::TooFarAhead | Admit::UnknownWorker => {}
         }
     }
 
-    /// Which workers' gradients are in a sum is not known yet: only their number tells whether they are the last.
-    fn add_sum_to_round(&mut self, clock: Clock, round: Clock, sum: CellGradient<'_>) {
-        let CellGradient { cell, weight, .. } = sum;
-        let steps_early = self.steps_early(round);
+    /// Which workers' gradients are in a sum is not known yet: only their number tells whether they are the last. The mean of
+    /// a row is over workers that may not have touched it, so that rows wait for the round to close.
+    fn add_sum_to_round(&mut self, sum: &frame::Sum, round: Clock, gradient: GradientFrame<'_>) {
+        let weight = sum.gradients;
+        let steps_early = self.steps_early(round) && !self.layout.is_sparse();
         let n = self.controller.state().n();
         let sums = self.rounds.open_for_sum(round, self.layout);
-        if clock != round {
+        if sum.clock != round {
             sums.mark_inexact();
         }
-        if !(steps_early && sums.is_completed_by(cell, weight, n)) {
-            return sums.add(sum, self.accumulators);
-        }
-        let over = sums.contributions(cell) + weight;
-        self.store.step_early(sums, sum, EarlyStep { round, chunk: cell, over }, self.accumulators);
+        CellGradient::for_each(gradient, |gradient| {
+            let (cell, gradient) = (gradient.cell, CellGradient { weight, ..gradient });
+            if !(steps_early && sums.is_completed_by(cell, weight, n)) {
+                return sums.add(gradient, self.accumulators);
+            }
+            let over = sums.contributions(cell) + weight;
+            self.store.step_early(sums, gradient, EarlyStep { round, chunk: cell, over }, self.accumulators);
+        });
     }
 }
