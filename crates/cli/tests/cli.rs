@@ -224,7 +224,7 @@ fn a_job_that_cannot_work_is_bad_usage() {
         (vec!["--order", "any"], "[possible values: arrival, ranked]"),
         (vec!["--chunk", "3MB"], "expected 4B to 2MB in steps of 4 bytes, such as 4KB, 32KB or 1MB"),
         (vec!["--answer-codec", "zip"], "error: unknown codec `zip`; known: "),
-        (vec!["--broadcast", "star"], "broadcast: `star`: servers do not broadcast yet; expected `none`"),
+        (vec!["--broadcast", "ring"], "error: unknown broadcast `ring`; known: none, star, chain"),
         (vec!["--timeout", "5 parsecs"], "such as `500ms`"),
         (vec!["gpt"], "unknown workload `gpt`"),
         (vec!["--inject", "worker=2:sleepy"], "error: fault `worker=2:sleepy`: "),
@@ -333,13 +333,7 @@ fn components_are_listed_with_parameters_and_examples() {
         for component in axis["components"].as_array().expect("components are a list") {
             assert!(component["about"].as_str().is_some_and(|about| about.ends_with('.')), "{component}");
             let example = component["example"].as_str().expect("an example is text");
-            if option == "--broadcast" && example != "none" {
-                // Trees are known, and nothing sends along them yet.
-                let refused = refusal(&["config", &option, example]);
-                assert!(refused.contains("servers do not broadcast yet"), "{refused}");
-                continue;
-            }
-            // Every other example can be typed as it stands.
+            // Every example can be typed as it stands.
             answer(&["config", &option, example]);
             count += 1;
         }

@@ -125,6 +125,12 @@ pub trait Consistency: Send + Debug {
         true
     }
 
+    /// A worker's question, where versions are broadcast: the one that it needs before it computes this iteration. `None` when
+    /// that depends on more than the iteration: such a model cannot be used there.
+    fn version_needed(&self, _clock: Clock) -> Option<Clock> {
+        None
+    }
+
     /// Whether pushes should be measured: [`PullView::significance`] is `None` otherwise.
     fn wants_significance(&self) -> bool {
         false

@@ -11,6 +11,7 @@ mod commands;
 mod config;
 mod declarations;
 mod epochs;
+mod routes;
 mod scheduler;
 mod servers;
 mod status_queries;
@@ -22,6 +23,7 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
+use crate::broadcast::Topology;
 use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
@@ -38,6 +40,7 @@ use barriers::{Arrival, Barriers};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
+use routes::Routes;
 use scheduler::Scheduler;
 use servers::{Caller, Servers};
 use status_queries::StatusQueries;
@@ -69,6 +72,7 @@ pub struct Coordinator {
     /// Without overlap: the barrier between push and pull.
     scheduler: Option<Scheduler>,
     barriers: Barriers,
+    routes: Routes,
     commands: Commands,
     queries: StatusQueries,
     standstill: Standstill,
@@ -105,6 +109,7 @@ impl Coordinator {
             vacancy: None,
             scheduler: None,
             barriers: Barriers::default(),
+            routes: Routes::default(),
             commands: Commands::default(),
             queries: StatusQueries::default(),
             standstill: Standstill::default(),
@@ -187,9 +192,50 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
+            Control::Reached { addresses } => self.register_worker(worker, addresses),
+            Control::Unreachable { relay } => {
+                if self.routes.note_out_of_reach(relay) {
+                    self.log(format!(
+                        "{worker} does not get what {relay} should pass on; {relay} is a leaf from now on"
+                    ));
+                    self.route();
+                }
+            }
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
+        }
+    }
+
+    /// A worker says where others reach it.
+    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
+        let checked = addresses.as_ref().map_or(Ok(()), Addresses::check);
+        match (checked, self.workers.incarnation(worker)) {
+            (Ok(()), Some(incarnation)) => {
+                self.routes.register(worker, incarnation, addresses);
+                self.route();
+            }
+            (Ok(()), None) => {}
+            (Err(why), _) => self.log(format!("{worker} gave {why}")),
+        }
+    }
+
+    /// Tells workers from whom they get streams, where that has changed.
+    fn route(&mut self) {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
+        let running: Vec<WorkerId> = self.workers.running().collect();
+        // Trees that are made without some of them would only be made anew.
+        let is_known = |worker: &WorkerId| self.routes.knows(*worker, self.workers.incarnation(*worker));
+        if !running.iter().all(is_known) {
+            return;
+        }
+        let topology = Topology::default();
+        let changed = self.routes.changed(&self.registry, &topology, epochs.settled(), &running);
+        for (worker, routes) in changed {
+            self.send(NodeId::Worker(worker), &Control::Routes(routes));
+        }
+        if let Some(sentence) = self.routes.take_trouble() {
+            self.log(sentence);
         }
     }
 
@@ -356,6 +402,8 @@ impl Coordinator {
         {
             let message = Control::Plan(Box::new(epochs.settled().for_worker(id)));
             self.send(NodeId::Worker(id), &message);
+            self.routes.forget(id);
+            self.route();
         }
     }
 
@@ -425,6 +473,7 @@ impl Coordinator {
                 }
             }
         }
+        self.route();
         let settled = self.epochs.as_ref().map_or(0, |epochs| epochs.settled().epoch);
         while let Some((number, sentence)) = self.commands.poll_due(settled) {
             self.send(NodeId::Admin(number), &Control::Done(sentence));

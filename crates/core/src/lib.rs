@@ -33,6 +33,7 @@ pub mod spec;
 pub mod standstill;
 pub mod status;
 pub mod store;
+mod stream;
 pub mod table;
 pub mod types;
 pub mod wire;

@@ -50,6 +50,22 @@ pub const MAX_OVERRIDES: usize = 4096;
 pub const MAX_ROUNDS_AHEAD: u64 = 4;
 /// Iterations that a worker may leave out between two pushes where no memory depends on it.
 pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
+/// Versions of a stream that may be on their way to a receiver; it is sent no more before it says that it has some of them.
+pub const MAX_VERSIONS_UNSEEN: u64 = 8;
+/// How long a receiver of which something was lost waits for a stream to go on from what it has, before it asks for all of it.
+pub const RESUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
+/// Routes that a worker is told: for each shard one, where all tables are broadcast in the same way.
+pub const MAX_ROUTES: usize = 1 << 20;
+/// Workers that one passes streams on to, at most.
+pub const MAX_CHILDREN: usize = 1024;
+/// How long a worker waits for one that should pass streams on to it, before it asks the shard and tells the coordinator.
+pub const RELAY_PATIENCE: Duration = Duration::from_secs(2);
+/// Of so many versions of a stream one comes with the digest of its values, which receivers compare with theirs.
+pub const DIGEST_EVERY: u64 = 16;
+/// Recent versions of a stream that a node keeps for receivers that have missed them.
+pub const MAX_VERSIONS_LOGGED: usize = 64;
+/// Bytes of recent versions that a node keeps, of all streams together, for receivers that have missed them.
+pub const STREAM_LOG_BYTES: usize = 32 << 20;
 /// Barriers that a worker may wait at.
 pub const MAX_BARRIERS: usize = 64;
 /// Bytes in a sentence for people, such as a reason or what a worker waits for.

@@ -185,6 +185,11 @@ impl Policy {
         if self.get(Axis::NonFinite) == "clip" { NonFinite::Clip } else { NonFinite::Reject }
     }
 
+    /// Whether servers broadcast a table's versions, instead of answering pulls.
+    pub fn is_broadcast(&self) -> bool {
+        self.get(Axis::Broadcast) != "none"
+    }
+
     /// Whether servers need the layers of a table whole: steps depend on their norms, or gradients arrive as factors of
     /// their matrices. Such a table is not cut; see [`JobConfig::whole_tables`](crate::coordinator::JobConfig::whole_tables).
     pub fn needs_whole_layers(&self, registry: &Registry) -> Result<bool, SpecError> {

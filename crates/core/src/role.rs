@@ -2,7 +2,7 @@
 //!
 //! The methods of [`Role`] come in seven families; a worker has an eighth, for its application.
 //!
-//! - *Events*: `accept`, `handle_connected`, `handle_disconnected`, `handle_frame` and `handle_timeout`.
+//! - *Events*: `accept`, `handle_listening`, `handle_connected`, `handle_disconnected`, `handle_frame` and `handle_timeout`.
 //! - *Outputs*: `poll_output` and `next_timeout`. A driver drains `poll_output` after every batch of events.
 //! - *Bytes out*: `payload` lends the bytes of a frame that is to be sent, so that gradients and parameters travel straight
 //!   from where they live. A driver whose socket is full keeps the frame, not its bytes: it asks for the payload when it can
@@ -12,11 +12,13 @@
 //! - *Invariants*: `check`.
 //! - *Identity*: `node` and `hello`.
 
+use crate::address::Addresses;
 use crate::landing::{Destination, Landing};
 use crate::lease::Lease;
 use crate::types::{ConnectionId, NodeId, Time};
 use crate::wire::{Header, Hello, Refusal, Welcome};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A frame that a role wants sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,7 +34,7 @@ impl Frame {
     pub fn memory_bytes(&self) -> usize {
         match &self.body {
             Body::Bytes(bytes) => size_of::<Frame>() + bytes.len(),
-            Body::Empty | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
+            Body::Empty | Body::Counted(_) | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
         }
     }
 }
@@ -44,6 +46,8 @@ pub enum Body {
     Empty,
     /// Made for this frame.
     Bytes(Vec<u8>),
+    /// Made once for several frames.
+    Counted(Arc<[u8]>),
     /// In memory that lives as long as the frame does, whatever becomes of the request that it belongs to.
     Shared {
         /// The memory.
@@ -70,6 +74,7 @@ impl Body {
         match self {
             Body::Empty => Some(&[]),
             Body::Bytes(bytes) => Some(bytes),
+            Body::Counted(bytes) => Some(bytes),
             Body::Shared { buffer, start, len } => Some(&buffer.as_bytes()[*start..*start + *len]),
             Body::Stored { .. } => None,
         }
@@ -111,6 +116,8 @@ pub enum Output {
         /// The connection.
         connection: ConnectionId,
     },
+    /// Take connections of others from now on. The driver answers with `handle_listening`.
+    Listen,
     /// A line for the log.
     Log(Level, String),
     /// The role's work is done, well or badly; the driver may end.
@@ -167,7 +174,7 @@ fn cost(output: &Output) -> usize {
     let own = match output {
         Output::Send { frame, .. } => frame.memory_bytes(),
         Output::Log(_, line) => line.len(),
-        Output::Connect { .. } | Output::Disconnect { .. } | Output::Stop { .. } => 0,
+        Output::Connect { .. } | Output::Disconnect { .. } | Output::Listen | Output::Stop { .. } => 0,
     };
     size_of::<Output>() + own
 }
@@ -208,6 +215,9 @@ pub trait Role {
     /// A peer connected and said hello. The answer names the peer, or refuses it with a reason that it is told. The connection
     /// of an accepted peer is called [`Hello::connection`].
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal>;
+
+    /// Others reach this role at these addresses from now on, as it asked with [`Output::Listen`]; `None` when they cannot.
+    fn handle_listening(&mut self, _now: Time, _addresses: Option<Addresses>) {}
 
     /// The first message on a connection that this role asked for.
     fn hello(&self, connection: ConnectionId) -> Hello;

@@ -21,13 +21,13 @@ use crate::registry::Registry;
 use crate::role::{Body, Level, Lost, Outbox, Output, Role};
 use crate::status::ShardReport;
 use crate::types::{
-    AggregatorId, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
+    AggregatorId, Clock, ConnectionId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId,
 };
 use crate::wire::control::{self, frame};
 use crate::wire::frame::{Completed, FromAggregator, FromWorker, Init, Pull, Subject, Sum, has_fitting_type};
 use crate::wire::group::{self, Entry};
 use crate::wire::{
-    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Refusal,
+    Cause, Change, Control, Fault, FirstClock, Header, Hello, Kind, Member, Party, Plan, Position, Refusal,
     ServedShard, Standing, Welcome,
 };
 use aggregators::{Aggregators, Turn};
@@ -53,6 +53,8 @@ pub struct ShardConfig {
     pub addresses: Addresses,
     /// The coordinator's address.
     pub coordinator: String,
+    /// Of so many versions that are broadcast one comes with the digest of its values, which receivers compare with theirs.
+    pub digest_every: u64,
 }
 
 /// One data core of a server.
@@ -77,6 +79,7 @@ pub struct Shard {
 impl Shard {
     /// A shard that is about to join.
     pub fn new(now: Time, config: ShardConfig, registry: Arc<Registry>) -> Shard {
+        let delivery = Delivery::with_digests(config.digest_every);
         Shard {
             coordinator: Link::new(now, NodeId::Coordinator, config.coordinator.clone()),
             config,
@@ -86,7 +89,7 @@ impl Shard {
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             has_judge: false,
-            delivery: Delivery::default(),
+            delivery,
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -118,7 +121,7 @@ impl Shard {
 
     /// Bytes held for parameters, accumulators and optimizer state.
     pub fn memory_bytes(&self) -> usize {
-        self.tables.memory_bytes()
+        self.tables.memory_bytes() + self.delivery.log_bytes()
     }
 
     /// The epoch of the job's plan that this shard has entered; 0 before the first.
@@ -130,6 +133,13 @@ impl Shard {
     pub fn for_each_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
         if let Some(table) = self.tables.find(table) {
             table.for_each_chunk(visit);
+        }
+    }
+
+    /// The same with the values that were broadcast last, which every receiver has; nothing where none were.
+    pub fn for_each_published_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
+        if let Some(table) = self.tables.find(table) {
+            table.for_each_published_chunk(visit);
         }
     }
 
@@ -282,7 +292,8 @@ impl Shard {
             }
             let message =
                 format!("the codecs of table `{}` have changed; ask again", table_shard.spec().name);
-            self.delivery.renew(table, &Fault { cause: Cause::StaleEpoch, message });
+            let fault = Fault { cause: Cause::StaleEpoch, message };
+            self.delivery.renew(table, self.tables.get(table), &fault);
         }
         match policy.sync(&self.registry) {
             Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
@@ -360,6 +371,7 @@ impl Shard {
         if values.initialise(init.piece, payload)? && init.piece.is_last {
             self.delivery.complete(worker, init.subject.request);
             if !was_initialised {
+                self.delivery.version_exists(TableId(table as u32), self.tables.get_mut(table));
                 // Pulls that came before are asked now.
                 let pulls = self.delivery.take_waiting_for_values(table);
                 pulls.into_iter().for_each(|pull| self.ask(now, pull));
@@ -451,7 +463,14 @@ impl Shard {
     }
 
     /// Worker 0 says whether a pull is answered. Others have no say.
-    fn handle_verdict(&mut self, now: Time, worker: WorkerId, payload: &[u8]) -> Result<(), Fault> {
+    fn handle_verdict(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        table: TableId,
+        number: u64,
+        holds: Option<bool>,
+    ) -> Result<(), Fault> {
         let protocol = |message| Fault { cause: Cause::Protocol, message };
         if worker != WorkerId::FIRST || !self.members.has(worker) {
             return Err(protocol(format!(
@@ -459,14 +478,6 @@ impl Shard {
                 WorkerId::FIRST
             )));
         }
-        let message =
-            control::decode("control message", payload).map_err(|error| protocol(error.to_string()))?;
-        let Control::Verdict { table, number, holds } = message else {
-            return Err(protocol(format!(
-                "a server does not take a `{}` message from a worker",
-                message.name()
-            )));
-        };
         let place = table.0 as usize;
         if place >= self.tables.len() {
             return Err(protocol(format!("a verdict on table {place}, which does not exist")));
@@ -478,9 +489,66 @@ impl Shard {
 
     /// A control message of a worker, on its connection or through its aggregator.
     fn handle_worker_control(&mut self, now: Time, worker: WorkerId, payload: &[u8]) {
-        if let Err(fault) = self.handle_verdict(now, worker, payload) {
+        let message = control::decode("control message", payload)
+            .map_err(|error| Fault { cause: Cause::Protocol, message: error.to_string() });
+        let handled = message.and_then(|message| match message {
+            Control::Verdict { table, number, holds } => {
+                self.handle_verdict(now, worker, table, number, holds)
+            }
+            Control::Subscribe { shard, positions, is_question } => {
+                self.handle_subscribe(worker, shard, &positions, is_question)
+            }
+            Control::Unsubscribe { tables, .. } => {
+                tables.into_iter().for_each(|table| self.delivery.unsubscribe(worker, table));
+                Ok(())
+            }
+            Control::Seen { table, version, .. } => self.handle_seen(worker, table, version),
+            other => {
+                let message = format!("a server does not take a `{}` message from a worker", other.name());
+                Err(Fault { cause: Cause::Protocol, message })
+            }
+        });
+        if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
         }
+    }
+
+    /// A worker follows the streams of some tables from now on.
+    fn handle_subscribe(
+        &mut self,
+        worker: WorkerId,
+        shard: ShardId,
+        positions: &[Position],
+        is_question: bool,
+    ) -> Result<(), Fault> {
+        if !self.members.has(worker) {
+            return Err(not_a_member(worker));
+        }
+        if self.id() != Some(shard) {
+            let message = format!("{worker} asks for streams of {shard} here");
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
+        for position in positions {
+            let table = self.broadcast_table(worker, position.table)?;
+            self.delivery.subscribe(worker, *position, is_question, self.tables.get(table));
+        }
+        Ok(())
+    }
+
+    /// A worker has a version of a table.
+    fn handle_seen(&mut self, worker: WorkerId, table: TableId, version: Clock) -> Result<(), Fault> {
+        let place = self.broadcast_table(worker, table)?;
+        self.delivery.note_seen(worker, table, version, self.tables.get(place));
+        Ok(())
+    }
+
+    /// The index of a table whose stream a worker speaks of.
+    fn broadcast_table(&self, worker: WorkerId, table: TableId) -> Result<usize, Fault> {
+        let found = self.tables.find(table).filter(|table| table.is_broadcast() && table.elements() > 0);
+        found.map(|_| table.0 as usize).ok_or_else(|| {
+            let message = format!("{worker} asks for a stream of table {}, and there is none here", table.0);
+            Fault { cause: Cause::Protocol, message }
+        })
     }
 
     /// Worker 0, which evaluates conditions, can be asked, or cannot. [`Shard::tell_judge`] is to follow.
@@ -814,17 +882,23 @@ impl Role for Shard {
 
     fn refresh(&self, header: &mut Header) {
         // Chunks are read from the store when they leave, also after a switch to a codec that makes the next answers.
-        if header.kind == Kind::Params {
-            let table = self.tables.get(header.table.0 as usize);
-            header.version = table.version_sent(header.part as usize, header.dtype);
+        let table = self.tables.get(header.table.0 as usize);
+        match header.kind {
+            Kind::Params => header.version = table.version_sent(header.part as usize, header.dtype),
+            Kind::Update => {
+                header.version = table.published_version(header.part as usize).unwrap_or(header.version)
+            }
+            _ => {}
         }
     }
 
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         match body {
             Body::Stored { buffer, start, len } => {
-                let StoredTable { table, dtype } = StoredTable::from_bits(*buffer);
-                &self.tables.get(table.0 as usize).stored_bytes(dtype)[*start..*start + *len]
+                let StoredTable { table, dtype, is_published } = StoredTable::from_bits(*buffer);
+                let table = self.tables.get(table.0 as usize);
+                let bytes = if is_published { table.published_bytes() } else { table.stored_bytes(dtype) };
+                &bytes[*start..*start + *len]
             }
             elsewhere => elsewhere.bytes().expect("all else has its bytes with it"),
         }

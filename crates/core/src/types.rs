@@ -70,6 +70,9 @@ pub enum ConnectionId {
     AggregatorFor(ShardId),
     /// An aggregator's connection to a worker, for one shard.
     WorkerFor(WorkerId, ShardId),
+    /// A worker's connection to another one that passes streams on to it. The other end's is `Node`: two workers may do so for
+    /// each other.
+    RelayedBy(WorkerId),
 }
 
 impl ConnectionId {
@@ -79,7 +82,9 @@ impl ConnectionId {
         match self {
             ConnectionId::Node(node) => Some(node),
             ConnectionId::AggregatorFor(_) => None,
-            ConnectionId::WorkerFor(worker, _) => Some(NodeId::Worker(worker)),
+            ConnectionId::WorkerFor(worker, _) | ConnectionId::RelayedBy(worker) => {
+                Some(NodeId::Worker(worker))
+            }
         }
     }
 
@@ -90,7 +95,7 @@ impl ConnectionId {
             ConnectionId::Node(NodeId::Shard(shard))
             | ConnectionId::AggregatorFor(shard)
             | ConnectionId::WorkerFor(_, shard) => Some(shard),
-            ConnectionId::Node(_) => None,
+            ConnectionId::Node(_) | ConnectionId::RelayedBy(_) => None,
         }
     }
 }
@@ -181,6 +186,7 @@ impl fmt::Display for ConnectionId {
             ConnectionId::Node(node) => write!(f, "{node}"),
             ConnectionId::AggregatorFor(shard) => write!(f, "{shard} through the aggregator"),
             ConnectionId::WorkerFor(worker, shard) => write!(f, "{worker} for {shard}"),
+            ConnectionId::RelayedBy(worker) => write!(f, "{worker}, which passes streams on"),
         }
     }
 }

@@ -26,6 +26,7 @@ mod rulings;
 mod scheduler;
 mod session;
 mod slab;
+mod streams;
 mod submission;
 mod tables;
 mod ticket;
@@ -40,6 +41,7 @@ pub use slab::{Prepared, Slab};
 pub use submission::Submission;
 pub use ticket::Ticket;
 
+use crate::address::Addresses;
 use crate::consistency::Question;
 use crate::hands::Alone;
 use crate::landing::{Destination, Landing};
@@ -511,6 +513,7 @@ impl Worker {
             Control::Status(status) => self.traffic.tickets_mut().set_status(&status),
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(epoch, &change),
+            Control::Routes(routes) => self.traffic.take_routes(&mut self.session, now, routes),
             Control::Left => self.traffic.tickets_mut().left(),
             Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
             Control::Stop { error } => {
@@ -566,6 +569,7 @@ impl Worker {
     /// After a (new) connection to the coordinator: says again what it may have missed.
     fn resume_with_coordinator(&mut self, now: Time) {
         self.traffic.hurry_report(now);
+        self.session.tell_where_reached();
         if self.traffic.tickets().start().is_some() && self.session.plan().is_none() {
             self.send_declaration();
         }
@@ -590,8 +594,12 @@ impl Role for Worker {
         self.session.id().map(NodeId::Worker)
     }
 
-    fn accept(&mut self, _now: Time, _hello: &Hello) -> Result<Welcome, Refusal> {
-        Err(Refusal { reason: "a worker takes no connections".into(), retry: false })
+    fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+        self.session.accept(hello)
+    }
+
+    fn handle_listening(&mut self, _now: Time, addresses: Option<Addresses>) {
+        self.session.set_reached(addresses);
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {
@@ -602,6 +610,9 @@ impl Role for Worker {
         if let Some(shard) = connection.shard() {
             self.session.shard_connected(shard);
             self.traffic.resume_with_shard(&mut self.session, shard);
+        } else if let ConnectionId::RelayedBy(relay) = connection {
+            self.session.relay_connected(relay);
+            self.traffic.settle_streams(&mut self.session);
         } else {
             self.session.coordinator_connected(welcome);
             self.resume_with_coordinator(now);
@@ -609,13 +620,31 @@ impl Role for Worker {
     }
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
-        if why.is_final() {
+        let is_of_streams =
+            matches!(connection, ConnectionId::RelayedBy(_) | ConnectionId::Node(NodeId::Worker(_)));
+        if why.is_final() && !is_of_streams {
             return self.session.fail(WorkerError::NotAMember(format!("{connection} {why}")));
         }
         self.session.disconnected(now, connection, why);
+        self.traffic.lose_streams(&mut self.session, connection);
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
+        match (connection, header.kind) {
+            (ConnectionId::Node(NodeId::Shard(_)) | ConnectionId::RelayedBy(_), Kind::Update) => {
+                return self.traffic.take_update(&mut self.session, now, connection, header, payload);
+            }
+            (ConnectionId::Node(NodeId::Worker(_)), Kind::Control) => {
+                return match control::decode("control message", payload) {
+                    Ok(message) => self.traffic.handle_follower(&mut self.session, connection, message),
+                    Err(error) => self.session.log(error.to_string()),
+                };
+            }
+            (ConnectionId::Node(NodeId::Worker(_)) | ConnectionId::RelayedBy(_), kind) => {
+                return self.session.log(format!("ignored a {kind:?} frame from {connection}"));
+            }
+            _ => {}
+        }
         match (connection.shard(), header.kind) {
             (Some(shard), _) => self.handle_shard_frame(now, shard, header, payload),
             (None, Kind::Control) => match control::decode("control message", payload) {
@@ -654,7 +683,7 @@ impl Role for Worker {
         if self.session.failure().is_some() {
             return;
         }
-        self.traffic.handle_timeout(now);
+        self.traffic.handle_timeout(&mut self.session, now);
         self.session.handle_timeout(now);
         if self.session.coordinator().is_up() && self.traffic.report_due() <= now {
             let waiting = self.traffic.tickets().oldest_open().map(|ticket| self.explain(now, ticket));

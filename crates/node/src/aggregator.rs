@@ -152,6 +152,7 @@ fn begin(config: AggregatorConfig, registry: &Arc<Registry>) -> io::Result<Aggre
         addresses.push(own);
         let setup = Setup {
             listeners,
+            open: None,
             resolve: tcp::resolve,
             dialler: dialler.clone(),
             waker: ending.wakers[core as usize].clone(),

@@ -28,6 +28,7 @@ use crate::waker::{Doorbell, Waker};
 use connecting::Resolving;
 use connection::{Connection, State};
 use injected::Injected;
+use paramill_core::address::Addresses;
 use paramill_core::landing::Landing;
 use paramill_core::limits;
 use paramill_core::role::{Frame, Lost, Output, Role};
@@ -125,10 +126,15 @@ impl<R: Role> RoleCell for Owned<R> {
     }
 }
 
+/// Begins to listen: the listeners, and the addresses at which others reach them.
+pub(crate) type Opening = Box<dyn FnOnce() -> io::Result<(Vec<Box<dyn Listener>>, Addresses)> + Send>;
+
 /// What a loop is given beside its role.
 pub(crate) struct Setup {
     /// Where peers come in: on any number of interfaces, from this host, and from this process.
     pub(crate) listeners: Vec<Box<dyn Listener>>,
+    /// How to listen where the role asks for it; `None` where nobody could come in.
+    pub(crate) open: Option<Opening>,
     /// How names of hosts become addresses.
     pub(crate) resolve: Resolve,
     /// How peers are reached.

@@ -165,6 +165,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
             cores: config.cores,
             addresses: addresses.clone(),
             coordinator: server.coordinator.clone(),
+            digest_every: limits::DIGEST_EVERY,
         };
         server.data.push(addresses);
         let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));
@@ -229,6 +230,7 @@ impl Server {
         self.wakers.push(waker.clone());
         let setup = Setup {
             listeners,
+            open: None,
             resolve: tcp::resolve,
             dialler: self.dialler.clone(),
             waker,
@@ -320,7 +322,7 @@ pub(crate) fn announced(listener: &TcpListener, host: Option<&str>) -> io::Resul
 const ANYWHERE: &str = "192.0.2.1:9";
 
 /// The address of this host that packets to `peer` leave from: the one that `peer` can answer to.
-fn host_towards(peer: &str) -> io::Result<String> {
+pub(crate) fn host_towards(peer: &str) -> io::Result<String> {
     let probe = |family: &str| -> io::Result<String> {
         let socket = UdpSocket::bind(family)?;
         // Connecting a datagram socket only asks the routing table; nothing is sent.

@@ -104,6 +104,22 @@ fn both_transports_and_any_number_of_cores_give_the_same_bits() {
     }
 }
 
+/// Versions that are broadcast, through workers or not, are what pulls are answered with.
+#[test]
+fn broadcasts_bring_the_bits_that_pulls_bring() {
+    let job = job_config(4, 2, "bsp");
+    let pulled = train(&job, 2, None, 5);
+    for tree in ["star", "chain", "kary:k=2"] {
+        let mut job = job.clone();
+        job.policy = job.policy.with(Axis::Broadcast, tree);
+        let hub = Hub::new();
+        for (rank, values) in train(&job, 2, None, 5).iter().chain(&train(&job, 2, Some(&hub), 5)).enumerate()
+        {
+            assert!(*values == pulled[0], "{tree}: replica {rank} differs");
+        }
+    }
+}
+
 /// Trains like [`train`], with buffers that are lent instead of copied. `lacks` says what a worker has no gradient for.
 fn train_with_slabs(
     job: &JobConfig,

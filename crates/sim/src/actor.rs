@@ -3,6 +3,7 @@
 use crate::canary::BrokenShard;
 use crate::operator::Operator;
 use crate::player::Player;
+use paramill_core::address::Addresses;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
 use paramill_core::landing::{Destination, Landing};
@@ -81,6 +82,10 @@ impl Role for Actor {
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         self.role_mut().accept(now, hello)
+    }
+
+    fn handle_listening(&mut self, now: Time, addresses: Option<Addresses>) {
+        self.role_mut().handle_listening(now, addresses);
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {

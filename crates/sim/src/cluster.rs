@@ -286,6 +286,7 @@ impl Builder {
             cores: self.scenario.cores,
             addresses: self.addresses(NodeId::Shard(id)),
             coordinator: COORDINATOR.into(),
+            digest_every: 1,
         };
         let shard = Shard::new(now, config, self.registry.clone());
         match self.play.canary.filter(|canary| canary.is_of_shards()) {

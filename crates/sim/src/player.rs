@@ -8,6 +8,7 @@ use crate::canary::Canary;
 use crate::compute::ComputeClock;
 use crate::gradient::{Gradients, PushId, touched_rows};
 use crate::judge::{CONDITION, JudgeModel};
+use paramill_core::address::Addresses;
 use paramill_core::landing::{Destination, Landing};
 use paramill_core::prng::Prng;
 use paramill_core::role::{Body, Lost, Output, Role};
@@ -490,6 +491,10 @@ impl Role for Player {
 
     fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         self.worker.accept(now, hello)
+    }
+
+    fn handle_listening(&mut self, now: Time, addresses: Option<Addresses>) {
+        self.worker.handle_listening(now, addresses);
     }
 
     fn hello(&self, connection: ConnectionId) -> Hello {

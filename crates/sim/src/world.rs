@@ -28,6 +28,7 @@ use connection::{Connection, End};
 use event::Event;
 use landing::{land_behind, stray};
 use node::{Node, Rebirth, label};
+use paramill_core::address::Addresses;
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -534,6 +535,11 @@ impl<R: Role> World<R> {
                 Output::Send { to, frame } => self.queue_frame(index, to, frame),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
+                Output::Listen => {
+                    let own = self.by_address.iter().filter(|(_, node)| **node == index);
+                    let addresses: Addresses = own.map(|(address, _)| address.clone()).collect();
+                    self.nodes[index].role.handle_listening(self.now, Some(addresses));
+                }
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {

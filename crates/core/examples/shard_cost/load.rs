@@ -74,6 +74,7 @@ impl Load {
             cores: 1,
             addresses: ["here".to_owned()].into_iter().collect(),
             coordinator: "there".into(),
+            digest_every: 0,
         };
         let mut shard = Shard::new(Time::ZERO, config, Arc::new(Registry::builtin()));
         let welcome = Welcome { you: NodeId::Shard(id), incarnation: 1 };

@@ -4,6 +4,7 @@ use super::{Consistency, Decision, PullView, SyncState};
 use crate::prng::Prng;
 use crate::registry::Entry;
 use crate::spec::{Spec, SpecError};
+use crate::types::Clock;
 use serde::Deserialize;
 
 pub(super) const ENTRY: Entry<dyn Consistency> = Entry {
@@ -29,5 +30,9 @@ fn build(spec: &Spec) -> Result<Box<dyn Consistency>, SpecError> {
 impl Consistency for Asp {
     fn pull(&self, _state: &SyncState, _pull: &PullView, _rng: &mut Prng) -> Decision {
         Decision::Answer
+    }
+
+    fn version_needed(&self, _clock: Clock) -> Option<Clock> {
+        Some(0)
     }
 }

@@ -4,6 +4,7 @@ use super::{Apply, Consistency, Decision, PullView, SyncState};
 use crate::prng::Prng;
 use crate::registry::Entry;
 use crate::spec::{Spec, SpecError};
+use crate::types::Clock;
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -44,5 +45,9 @@ impl Consistency for Bsp {
 
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(0)
+    }
+
+    fn version_needed(&self, clock: Clock) -> Option<Clock> {
+        Some(clock)
     }
 }

@@ -79,6 +79,10 @@ impl Consistency for DropStragglers {
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(0)
     }
+
+    fn version_needed(&self, clock: Clock) -> Option<Clock> {
+        Some(clock)
+    }
 }
 
 #[cfg(test)]

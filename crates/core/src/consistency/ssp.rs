@@ -4,6 +4,7 @@ use super::{Consistency, Decision, MAX_STALENESS, PullView, SyncState};
 use crate::prng::Prng;
 use crate::registry::{Entry, Param};
 use crate::spec::{Spec, SpecError};
+use crate::types::Clock;
 use serde::Deserialize;
 use std::sync::Arc;
 
@@ -54,6 +55,10 @@ impl Consistency for Ssp {
 
     fn staleness_bound(&self, _state: &SyncState) -> Option<u64> {
         Some(self.s)
+    }
+
+    fn version_needed(&self, clock: Clock) -> Option<Clock> {
+        Some(clock.saturating_sub(self.s))
     }
 }
 

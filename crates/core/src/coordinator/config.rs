@@ -170,7 +170,9 @@ pub(super) fn check_table(
         let (sync, codecs) = (policy.sync(registry)?, policy.codecs(registry)?);
         let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
-        if table.rows && answers.is_for_differences() {
+        if policy.is_broadcast() {
+            check_broadcast(table, &sync).map_err(fault)?;
+        } else if table.rows && answers.is_for_differences() {
             return Err(fault(format!(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
                  rows; give it {}=none, or a quantiser such as f16",
@@ -204,6 +206,27 @@ pub(super) fn check_table(
             )));
         }
         before = before.or(Some((server, sync)));
+    }
+    Ok(())
+}
+
+/// Whether a table can be broadcast under a consistency model.
+fn check_broadcast(table: &TableSpec, sync: &SyncPolicy) -> Result<(), String> {
+    let axis = Axis::Broadcast;
+    if table.rows {
+        return Err(format!("a table of rows is not broadcast; give it {axis}=none"));
+    }
+    if sync.model.version_needed(0).is_none() {
+        return Err(format!(
+            "where versions are broadcast a worker goes on by the version that it has, and `{sync}` needs to know more; use \
+             bsp, ssp, asp or drop, or {axis}=none"
+        ));
+    }
+    if !sync.overlap {
+        return Err(format!(
+            "`{sync}` holds pulls back until all have pushed, and there are no pulls where versions are broadcast; leave \
+             out `overlap=false`, or use {axis}=none"
+        ));
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod pulls;
 mod routes;
 mod sender;
 mod shared;
+mod streams;
 
 pub(super) use pulls::{Backlog, PendingPull};
 pub(super) use sender::StoredTable;
@@ -21,7 +22,7 @@ use crate::consistency::Question;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
 use crate::wire::frame::Completed;
-use crate::wire::{Cause, Control, Fault, Kind, ack, control};
+use crate::wire::{Cause, Control, Fault, Kind, Position, ack, control};
 use acks::Acks;
 use direct::Direct;
 use early::Early;
@@ -30,6 +31,7 @@ use routes::Routes;
 use sender::Sender;
 use shared::Shared;
 use std::fmt::Debug;
+use streams::{Sending, Streams};
 
 /// One way of bringing parameters to those who asked for them. One method is required.
 ///
@@ -114,6 +116,7 @@ pub(super) struct Delivery {
     routes: Routes,
     pulls: WaitingPulls,
     strategies: Strategies,
+    streams: Streams,
     frames: Outbox,
     /// Acknowledgements that leave when everything else has.
     acks: Acks,
@@ -122,6 +125,11 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
+    /// One in which one of so many versions that are broadcast comes with a digest.
+    pub(super) fn with_digests(every: u64) -> Delivery {
+        Delivery { streams: Streams::with_digests(every), ..Delivery::default() }
+    }
+
     /// A worker begins a push of a dense table, and wants the parameters that follow it.
     pub(super) fn expect(&mut self, pull: &PendingPull) {
         if self.routes.is_direct(pull.worker) {
@@ -131,6 +139,11 @@ impl Delivery {
 
     /// A chunk has its values of the next version before the round closes.
     pub(super) fn chunk_exists(&mut self, chunk: NewChunk, table: &mut TableShard) {
+        if table.is_broadcast() {
+            let NewChunk { table: number, index, version } = chunk;
+            let (streams, mut sending) = self.sending();
+            return streams.chunk_exists(TableId(number as u32), index, version, table, &mut sending);
+        }
         let mut sender = Sender {
             table,
             id: TableId(chunk.table as u32),
@@ -138,6 +151,42 @@ impl Delivery {
             bytes: &mut self.bytes_pulled,
         };
         self.strategies.each().into_iter().for_each(|strategy| strategy.chunk_exists(chunk, &mut sender));
+    }
+
+    /// A table has a version, its first or its next. Where it is broadcast, that goes to everybody who follows it.
+    pub(super) fn version_exists(&mut self, id: TableId, table: &mut TableShard) {
+        if table.is_broadcast() {
+            let (version, (streams, mut sending)) = (table.version(), self.sending());
+            streams.version_exists(id, version, table, &mut sending);
+        }
+    }
+
+    /// A worker follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
+    pub(super) fn subscribe(
+        &mut self,
+        worker: WorkerId,
+        position: Position,
+        is_question: bool,
+        table: &TableShard,
+    ) {
+        let (streams, mut sending) = self.sending();
+        streams.subscribe(NodeId::Worker(worker), position, is_question, table, &mut sending);
+    }
+
+    /// A worker follows a table's stream no more.
+    pub(super) fn unsubscribe(&mut self, worker: WorkerId, table: TableId) {
+        self.streams.unsubscribe(NodeId::Worker(worker), table);
+    }
+
+    /// A worker has a version of a table.
+    pub(super) fn note_seen(&mut self, worker: WorkerId, id: TableId, version: Clock, table: &TableShard) {
+        let (streams, mut sending) = self.sending();
+        streams.note_seen(NodeId::Worker(worker), id, version, table, &mut sending);
+    }
+
+    fn sending(&mut self) -> (&mut Streams, Sending<'_>) {
+        let Delivery { streams, frames, bytes_pulled: bytes, .. } = self;
+        (streams, Sending { frames, bytes })
     }
 
     /// A push or an initialisation is complete, and nothing but an acknowledgement is wanted.
@@ -258,8 +307,10 @@ impl Delivery {
 
     /// The codecs of a table have changed ([`Plan::valid_from`](crate::wire::Plan::valid_from)). Pulls that wait are refused, and
     /// asked again; what was sent of their answers is of no use.
-    pub(super) fn renew(&mut self, table: usize, fault: &Fault) {
+    pub(super) fn renew(&mut self, table: usize, shard: &TableShard, fault: &Fault) {
         self.restart(table);
+        let (streams, mut sending) = self.sending();
+        streams.restart(TableId(table as u32), shard, &mut sending);
         for pull in self.pulls.take_all(table) {
             self.refuse_pull(&pull, fault);
         }
@@ -308,6 +359,7 @@ impl Delivery {
 
     /// What was sent to this receiver may be lost.
     fn forget(&mut self, receiver: NodeId) {
+        self.streams.forget(receiver);
         self.strategies.each().into_iter().for_each(|strategy| strategy.forget(receiver));
     }
 
@@ -336,6 +388,11 @@ impl Delivery {
     /// Bytes of memory that wait to be sent.
     pub(super) fn backlog_bytes(&self) -> usize {
         self.frames.bytes() + self.acks.bytes()
+    }
+
+    /// Bytes of frames that are kept for receivers which have missed them.
+    pub(super) fn log_bytes(&self) -> usize {
+        self.streams.log_bytes()
     }
 
     /// Bytes of parameters that were sent.

@@ -4,6 +4,7 @@ mod answer_encoders;
 mod gradient;
 mod halves;
 mod norms;
+mod publication;
 mod round;
 mod rounds;
 mod sink;
@@ -27,6 +28,7 @@ use crate::wire::frame::{Piece, Sum};
 use crate::wire::{DType, Fault, Plan};
 use answer_encoders::{AnswerEncoders, AnswerPayload, ChunkToSend};
 use halves::{ChunkState, Halves};
+use publication::{Publication, PublishedChunk};
 use rounds::Rounds;
 use sink::{GradientSink, Kept};
 use std::sync::Arc;
@@ -71,6 +73,8 @@ pub(super) struct TableShard {
     intake: Intake<Admit, Kept>,
     answer_encoders: AnswerEncoders,
     halves: Halves,
+    /// Where it is broadcast.
+    publication: Option<Publication>,
 }
 
 impl TableShard {
@@ -87,12 +91,16 @@ impl TableShard {
         let sync = policy.sync(registry).map_err(text)?;
         let optimizer = policy.optimizer(registry).map_err(text)?;
         let codecs = policy.codecs(registry).map_err(text)?;
-        let answer_encoders = AnswerEncoders::new(&spec, codecs.answer)?;
+        let is_broadcast = policy.is_broadcast();
+        let (answer, published) =
+            if is_broadcast { (Codec::default(), codecs.answer) } else { (codecs.answer, Codec::default()) };
+        let answer_encoders = AnswerEncoders::new(&spec, answer)?;
         let push_codec = push_codec(&spec, codecs.push);
         let layout = Layout::new(spec, chunks);
         Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
             store: Store::new(&layout, optimizer, policy.reduce())?,
+            publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
             rounds: Rounds::default(),
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
@@ -286,7 +294,10 @@ impl TableShard {
     /// Reads pushes, and makes answers, by other codecs from this epoch on. The next answer to each receiver is whole, and
     /// pulls that wait are forgotten.
     pub(super) fn set_codecs(&mut self, codecs: Codecs, valid_from: u32) -> Result<(), String> {
-        self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?;
+        match &mut self.publication {
+            Some(publication) => publication.set_codec(codecs.answer),
+            None => self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?,
+        }
         self.halves.clear();
         self.intake.set_codec(Some(push_codec(self.layout.spec(), codecs.push)), valid_from);
         self.controller.cancel_all();
@@ -347,6 +358,35 @@ impl TableShard {
         let version = self.version();
         let open = self.rounds.get(version).filter(|_| !self.layout.is_sparse());
         version + u64::from(open.is_some_and(|round| round.is_stepped(index)))
+    }
+
+    /// Whether its versions are broadcast.
+    #[inline]
+    pub(super) fn is_broadcast(&self) -> bool {
+        self.publication.is_some()
+    }
+
+    /// Publishes a chunk, by its place on this shard, as a part of a version. The table is broadcast.
+    pub(super) fn publish_chunk(&mut self, index: usize, version: Clock) -> PublishedChunk {
+        let TableShard { publication, layout, store, .. } = self;
+        let publication = publication.as_mut().expect("it is broadcast");
+        let parameters = &store.parameters()[layout.chunks()[index].range()];
+        publication.publish(layout, index, version, parameters)
+    }
+
+    /// The version of a chunk that was published last.
+    pub(super) fn published_version(&self, index: usize) -> Option<Clock> {
+        self.publication.as_ref()?.version_of(index)
+    }
+
+    /// The digest of everything that was published.
+    pub(super) fn published_digest(&self) -> u64 {
+        self.publication.as_ref().map_or(0, |publication| publication.digest(&self.layout))
+    }
+
+    /// Everything as it was published.
+    pub(super) fn published_bytes(&self) -> &[u8] {
+        self.publication.as_ref().map_or(&[], Publication::bytes)
     }
 
     /// How a chunk gets to a receiver.
@@ -440,6 +480,14 @@ impl TableShard {
         self.store.for_each_chunk(&self.layout, visit);
     }
 
+    /// The same with the values that were broadcast last, where they are.
+    pub(super) fn for_each_published_chunk(&self, mut visit: impl FnMut(u64, &[f32])) {
+        let Some(publication) = &self.publication else { return };
+        for chunk in self.layout.chunks() {
+            visit(chunk.table_start, &publication.values()[chunk.range()]);
+        }
+    }
+
     pub(super) fn elements(&self) -> usize {
         self.layout.elements()
     }
@@ -473,6 +521,7 @@ impl TableShard {
         self.store.memory_bytes()
             + self.answer_encoders.memory_bytes()
             + self.halves.memory_bytes()
+            + self.publication.as_ref().map_or(0, Publication::memory_bytes)
             + self.rounds.memory_bytes()
             + under_way
     }

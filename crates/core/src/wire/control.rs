@@ -10,7 +10,7 @@ use crate::policy::{JobPolicies, PolicyOverride};
 use crate::role::{Body, Frame};
 use crate::status::{AggregatorReport, ShardReport, Status, WorkerReport};
 use crate::table::{TableSpec, tables};
-use crate::types::{Clock, TableId, WorkerId};
+use crate::types::{Clock, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Messages between nodes beside gradients and parameters.
@@ -120,6 +120,77 @@ pub enum Control {
         /// Whether the pull is answered; `None` when the condition failed, or is not known.
         holds: Option<bool>,
     },
+    /// Worker to a shard, or to a worker that passes the shard's streams on: send me these tables' versions from now on.
+    Subscribe {
+        /// Whose streams they are.
+        shard: ShardId,
+        /// What the sender has of each.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+        positions: Vec<Position>,
+        /// Only if there is more than that: the sender gets them from somebody else, and has waited long for it.
+        is_question: bool,
+    },
+    /// The same node again: send me these tables' versions no more.
+    Unsubscribe {
+        /// Whose streams they are.
+        shard: ShardId,
+        /// The tables.
+        #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+        tables: Vec<TableId>,
+    },
+    /// Worker to whoever it gets a stream from: I have this version.
+    Seen {
+        /// Whose stream it is.
+        shard: ShardId,
+        /// The table.
+        table: TableId,
+        /// The version.
+        version: Clock,
+    },
+    /// Worker to coordinator, where tables are broadcast: other workers reach me here.
+    Reached {
+        /// Each of them leads to it; none where it cannot be reached.
+        addresses: Option<Addresses>,
+    },
+    /// Coordinator to worker: get the streams of tables that are broadcast from these nodes from now on.
+    Routes(#[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROUTES }>")] Vec<Route>),
+    /// Worker to coordinator: I do not get from this worker what it should pass on to me.
+    Unreachable {
+        /// The worker.
+        relay: WorkerId,
+    },
+}
+
+/// From whom a worker gets a shard's streams.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The shard.
+    pub shard: ShardId,
+    /// Of these tables.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
+    pub tables: Vec<TableId>,
+    /// The worker that passes them on; without one, from the shard.
+    pub relay: Option<Relay>,
+}
+
+/// A worker that passes streams on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relay {
+    /// Its rank.
+    pub worker: WorkerId,
+    /// Where it is reached.
+    pub addresses: Addresses,
+}
+
+/// How far a receiver is in a table's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// The table.
+    pub table: TableId,
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch, as the receiver knows the plan: it reads what these codecs make.
+    pub epoch: u32,
+    /// The last version that it has whole; `None` before the first.
+    pub version: Option<Clock>,
 }
 
 /// The first clock that a joining worker could push to a shard.
@@ -163,6 +234,12 @@ impl Control {
             Control::Policies(_) => "policies",
             Control::Question { .. } => "question",
             Control::Verdict { .. } => "verdict",
+            Control::Subscribe { .. } => "subscribe",
+            Control::Unsubscribe { .. } => "unsubscribe",
+            Control::Seen { .. } => "seen",
+            Control::Reached { .. } => "reached",
+            Control::Routes(_) => "routes",
+            Control::Unreachable { .. } => "unreachable",
         }
     }
 }
@@ -234,6 +311,7 @@ pub fn sentence(mut text: String) -> String {
 mod tests {
     use super::*;
     use crate::policy::Policies;
+    use crate::types::ServerId;
     use proptest::prelude::*;
 
     proptest! {
@@ -248,6 +326,7 @@ mod tests {
     #[test]
     fn variants_keep_their_numbers() {
         let go = Control::Go { clock: 0 };
+        let shard = ShardId { server: ServerId(0), core: 0 };
         for (message, number) in [
             (go, 7),
             (Control::StatusQuery, 12),
@@ -258,6 +337,8 @@ mod tests {
             (Control::Waiting { reason: String::new() }, 21),
             (Control::Policies(Box::default()), 23),
             (Control::Verdict { table: TableId(0), number: 1, holds: None }, 25),
+            (Control::Subscribe { shard, positions: vec![], is_question: false }, 26),
+            (Control::Unreachable { relay: WorkerId(1) }, 31),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

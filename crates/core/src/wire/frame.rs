@@ -160,6 +160,25 @@ pub struct Params {
     pub reply_place: Option<Place>,
 }
 
+/// A chunk of a version that is broadcast: its values, or what a codec made of them or of the difference to its last ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Update {
+    /// The table's [`valid_from`](super::Plan::valid_from) epoch.
+    pub epoch: u32,
+    /// The table.
+    pub table: TableId,
+    /// The version that the frame is a part of.
+    pub round: Clock,
+    /// The version of the chunk that follows from it: a newer one where values were read when they left.
+    pub version: Clock,
+    /// Which chunk, and where it stands among the others of its shard.
+    pub piece: Piece,
+    /// How it is written.
+    pub form: Form,
+    /// In the last frame of a version: the digest of all its values on this shard; 0 where there is none.
+    pub digest: u64,
+}
+
 /// A sum of several workers' gradients of a chunk, from an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sum {
@@ -295,6 +314,32 @@ impl Params {
         let mut header = self.header(payload_bytes);
         header.rows = edition.number;
         set(&mut header, Flags::SAME, edition.is_same);
+        header
+    }
+}
+
+impl Update {
+    /// Decodes the header of a frame of kind [`Kind::Update`].
+    pub fn decode(header: &Header) -> Update {
+        Update {
+            epoch: header.epoch,
+            table: header.table,
+            round: header.clock,
+            version: header.version,
+            piece: Piece::decode(header),
+            form: Form::decode(header),
+            digest: header.request,
+        }
+    }
+
+    /// The header of a frame with so long a payload.
+    pub fn header(&self, payload_bytes: usize) -> Header {
+        let subject = Subject { epoch: self.epoch, table: self.table, request: self.digest };
+        let mut header = subject.header(Kind::Update, payload_bytes);
+        header.clock = self.round;
+        header.version = self.version;
+        self.piece.encode(&mut header);
+        self.form.encode(&mut header);
         header
     }
 }

@@ -33,6 +33,8 @@ pub enum Kind {
     Group = 11,
     /// From an aggregator: a worker's connection to it broke; pulls of that worker are forgotten.
     Forget = 12,
+    /// A chunk of a version that is broadcast.
+    Update = 13,
 }
 
 /// Element type of a payload.
@@ -307,6 +309,7 @@ impl Kind {
             10 => Kind::Share,
             11 => Kind::Group,
             12 => Kind::Forget,
+            13 => Kind::Update,
             other => return Err(WireError::Field { field: "kind", value: u64::from(other) }),
         })
     }
@@ -319,7 +322,7 @@ impl Kind {
             Kind::PushAck => super::ack::MAX_BYTES,
             Kind::Share | Kind::Forget => 0,
             Kind::Group => super::group::MAX_BYTES,
-            Kind::Init | Kind::Push | Kind::Pull | Kind::Params => limits::MAX_DATA_BYTES,
+            Kind::Init | Kind::Push | Kind::Pull | Kind::Params | Kind::Update => limits::MAX_DATA_BYTES,
         }
     }
 }
@@ -388,7 +391,7 @@ mod tests {
             ..Header::new(Kind::Push)
         };
         let dump = "\
-00000000  50 4d 49 4c 08 06 00 05  00 80 00 00 01 00 00 00
+00000000  50 4d 49 4c 09 06 00 05  00 80 00 00 01 00 00 00
 00000010  03 00 00 00 11 00 00 00  02 00 00 00 00 00 00 00
 00000020  29 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00
 00000030  d2 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
@@ -414,7 +417,7 @@ mod tests {
         let good = Header::new(Kind::Push).encode();
         for (at, value, word) in [
             (0, b'X', "protocol"),
-            (4, 9, "version 9"),
+            (4, 77, "version 77"),
             (5, 77, "kind"),
             (6, 9, "dtype"),
             (7, 16, "flags"),
@@ -430,7 +433,7 @@ mod tests {
 
     #[test]
     fn only_dense_pushes_have_absent_ranges() {
-        for kind in (1..=12).map(|kind| Kind::from_byte(kind).unwrap()) {
+        for kind in (1..=13).map(|kind| Kind::from_byte(kind).unwrap()) {
             for (flags, may) in [(Flags::ABSENT, true), (Flags::ABSENT.with(Flags::ROWS), false)] {
                 let header = Header { flags, ..Header::new(kind) };
                 assert_eq!(Header::decode(&header.encode()).is_ok(), may && kind == Kind::Push, "{header:?}");

@@ -4,7 +4,7 @@ use super::WorkerError;
 use super::answers::{Answers, Decoders};
 use super::encoding::{self, PushCodec, TableCodecs};
 use super::gradient::Gradient;
-use super::layout::Layout;
+use super::layout::{Layout, elements_of};
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
@@ -15,6 +15,7 @@ use crate::landing::Destination;
 use crate::lease::Lease;
 use crate::policy::NonFinite;
 use crate::store::{Allocate, Heap, Place};
+use crate::stream::Replica;
 use crate::table::{Chunk, TableSpec};
 use crate::types::{Clock, ShardId, TableId};
 use crate::wire::DType;
@@ -35,6 +36,8 @@ pub(super) struct LocalTable {
     push_codec: Option<PushCodec>,
     meanwhile: Meanwhile,
     answers: Answers,
+    /// Where it is broadcast: its values as they were, from which pulls are answered.
+    replica: Option<Replica>,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -79,6 +82,7 @@ pub(super) struct Planned {
 pub(super) struct TablePolicies {
     pub(super) nonfinite: NonFinite,
     pub(super) sync: SyncPolicy,
+    pub(super) is_broadcast: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
     /// Its codecs, if that epoch is another one than before.
@@ -105,6 +109,7 @@ impl LocalTable {
             push_codec: Some(PushCodec::default()),
             meanwhile: Meanwhile::default(),
             answers: Answers::default(),
+            replica: None,
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -125,17 +130,54 @@ impl LocalTable {
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
     /// ([`LocalTable::decoded`]).
     pub(super) fn follow(&mut self, policies: TablePolicies, decoders: &mut Decoders) {
-        let TablePolicies { nonfinite, sync, valid_from, codecs } = policies;
+        let TablePolicies { nonfinite, sync, is_broadcast, valid_from, codecs } = policies;
         self.nonfinite = nonfinite;
         self.sync = Some(sync);
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
+        let answer = if is_broadcast { self.replicate(answer) } else { answer };
         self.answers = Answers::new(&self.layout, answer, decoders);
         match &mut self.push_codec {
             Some(codec) => codec.go_over_to(push, &self.layout),
             None => self.meanwhile.next = Some(push),
         }
+    }
+
+    /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
+    fn replicate(&mut self, updates: Codec) -> Codec {
+        let codec = (!updates.is_none()).then(|| Arc::new(updates));
+        match &mut self.replica {
+            Some(replica) => replica.set_codec(codec),
+            None => {
+                let layout = &self.layout;
+                let stream = |shard| layout.index_of(shard).expect("chunks are on the table's shards");
+                let chunks = layout.chunks().map(|(_, chunk)| (elements_of(&chunk), stream(chunk.shard)));
+                self.replica = Some(Replica::new(layout.elements(), codec, chunks));
+            }
+        }
+        Codec::default()
+    }
+
+    /// Its values as they were broadcast, where they are.
+    pub(super) fn replica(&self) -> Option<&Replica> {
+        self.replica.as_ref()
+    }
+
+    pub(super) fn replica_mut(&mut self) -> Option<&mut Replica> {
+        self.replica.as_mut()
+    }
+
+    /// Whether its versions are broadcast, and pulls are answered here.
+    pub(super) fn is_broadcast(&self) -> bool {
+        self.replica.is_some()
+    }
+
+    /// Whether the replica has of a shard what an iteration needs; at once: whether it has anything.
+    pub(super) fn replica_has(&self, shard: ShardId, clock: Clock, at_once: bool) -> bool {
+        let version = self.layout.index_of(shard).and_then(|stream| self.replica.as_ref()?.version(stream));
+        let needed = self.sync.as_ref().and_then(|sync| sync.model.version_needed(clock)).unwrap_or(clock);
+        version.is_some_and(|version| at_once || version >= needed)
     }
 
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
@@ -200,7 +242,8 @@ impl LocalTable {
 
     pub(super) fn memory_bytes(&self) -> usize {
         let codec = self.push_codec.as_ref().map_or(0, PushCodec::memory_bytes);
-        self.parameters.memory_bytes() + codec + self.answers.memory_bytes()
+        let replica = self.replica.as_ref().map_or(0, Replica::memory_bytes);
+        self.parameters.memory_bytes() + codec + self.answers.memory_bytes() + replica
     }
 
     // Questions to the consistency model.
@@ -376,7 +419,7 @@ impl LocalTable {
     pub(super) fn begin_pull(&mut self, clock: Clock, is_partial: bool) -> Reply {
         self.pulled = clock;
         // An encoded answer is decoded into its place.
-        let wants_place = self.answer_type() == Some(DType::F32);
+        let wants_place = self.answer_type() == Some(DType::F32) && !self.is_broadcast();
         let (fetch, place) = self.parameters.begin(FetchOptions { clock, is_partial, wants_place });
         Reply { fetch, place, dtype: DType::F32 }
     }
@@ -498,7 +541,7 @@ impl LocalTable {
         let partition = self.layout.partition(values_type);
         let (fetch, place) = self.parameters.begin_slab(clock + 1, values, partition);
         // Servers put what answers consist of there, and nothing else.
-        let place = place.filter(|_| self.answers.elements() == Some(values_type));
+        let place = place.filter(|_| self.answers.elements() == Some(values_type) && !self.is_broadcast());
         let values = ValuesInFlight::Awaited(fetch);
         let slab = SlabInFlight { table, gradient, values, values_type, takes_halves, retired };
         (outgoing, slab, Some(Reply { fetch, place, dtype: values_type }))
@@ -596,6 +639,7 @@ mod tests {
             policies: TablePolicies {
                 nonfinite: NonFinite::Reject,
                 sync: SyncPolicy::parse(&registry.consistency, "frugal").unwrap(),
+                is_broadcast: false,
                 valid_from: 1,
                 codecs: TableCodecs::new(&registry, &spec, &Policy::default(), Default::default()).ok(),
             },
@@ -660,6 +704,7 @@ mod tests {
         let policies = TablePolicies {
             nonfinite: NonFinite::Reject,
             sync: SyncPolicy::parse(&Registry::builtin().consistency, "bsp").unwrap(),
+            is_broadcast: false,
             valid_from: table.valid_from() + 1,
             codecs: TableCodecs::new(
                 &Registry::builtin(),

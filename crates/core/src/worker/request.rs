@@ -92,6 +92,8 @@ pub(super) struct Context<'a> {
     pub(super) epoch: u32,
     pub(super) scheduler: &'a Scheduler,
     pub(super) layout: &'a Layout,
+    /// No parameters are asked for: they are broadcast.
+    pub(super) is_broadcast: bool,
 }
 
 /// A frame of an answer.
@@ -249,7 +251,10 @@ impl Request {
 
     /// Hands everything that the server does not have yet to `send`.
     pub(super) fn frames(&mut self, context: &Context<'_>, send: &mut impl FnMut(Frame)) {
-        let Context { id, epoch, scheduler, layout } = *context;
+        let Context { id, epoch, scheduler, layout, is_broadcast } = *context;
+        if is_broadcast && !self.must_be_sent() {
+            return;
+        }
         self.received = 0;
         self.waits_for_scheduler = match &self.kind {
             RequestKind::Init { .. } | RequestKind::Pull { now: true, .. } => false,
@@ -265,7 +270,7 @@ impl Request {
                 values.iter().for_each(|values| init_frames(subject, self.shard, values, layout, send));
             }
             RequestKind::Push { gradient: Some(gradient), want_params } => {
-                let want_params = *want_params && scheduler.overlaps();
+                let want_params = *want_params && scheduler.overlaps() && !is_broadcast;
                 let piece = Piece { chunk: 0, sequence: 0, is_last: false };
                 let (form, has_absent) = (Form::PLAIN, false);
                 let push =
@@ -334,6 +339,30 @@ impl Request {
         let layout = table.layout();
         let expected = format!("parameters that fit shape {:?}", layout.spec().shape);
         Err(layout.misfit(expected, format!("{bytes} bytes for chunk {chunk} from {}", self.shard)))
+    }
+
+    /// Whether a table's replica has the parameters that are wanted.
+    pub(super) fn is_answered_by(&self, table: &LocalTable) -> bool {
+        let (clock, at_once) = match self.kind {
+            RequestKind::Init { .. } => return false,
+            RequestKind::Push { .. } => (self.clock + 1, false),
+            RequestKind::Pull { now, .. } => (self.clock, now),
+        };
+        self.wants_params() && table.replica_has(self.shard, clock, at_once)
+    }
+
+    /// Puts a replica's values of the shard where the answer belongs.
+    pub(super) fn take_replica(&mut self, table: &mut LocalTable) {
+        let destination = table.destination(self.fetch, self.shard, false);
+        let (layout, replica) = (table.layout(), table.replica());
+        self.received = layout.chunks_of(self.shard).len();
+        let (Some(mut destination), Some(replica)) = (destination, replica) else { return };
+        let Some(stream) = layout.index_of(self.shard) else { return };
+        for (place, (number, chunk)) in layout.chunks_of(self.shard).enumerate() {
+            let landing = Landing::new(number, elements_of(&chunk), self.dtype, Some(DType::F32));
+            let (_, _, values) = replica.chunk(stream, place);
+            destination.put(&landing, bytemuck::cast_slice(values));
+        }
     }
 
     /// Place in this worker's shared memory where a server may put the answer.

@@ -7,7 +7,7 @@ use crate::link::Link;
 use crate::role::{Frame, Level, Lost, Outbox, Output};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, Time, WorkerId};
 use crate::wire::control::frame;
-use crate::wire::{Change, Control, Hello, Kind, Party, Plan, ServedShard, Standing, Welcome};
+use crate::wire::{Change, Control, Hello, Kind, Party, Plan, Refusal, ServedShard, Standing, Welcome};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -67,6 +67,12 @@ pub(super) struct Session {
     join_waits: Option<String>,
     coordinator: Link,
     shards: BTreeMap<ShardId, Link>,
+    /// To workers that pass streams on to this one.
+    relays: BTreeMap<WorkerId, Link>,
+    /// Workers that streams may be passed on to.
+    followers: BTreeSet<WorkerId>,
+    /// Where these reach this one, once its driver has said whether they can.
+    reached: Option<Option<Addresses>>,
     spread: Loops,
     /// The loop of each shard's connection.
     lanes: BTreeMap<ShardId, usize>,
@@ -88,6 +94,9 @@ impl Session {
             plan: None,
             join_waits: None,
             shards: BTreeMap::new(),
+            relays: BTreeMap::new(),
+            followers: BTreeSet::new(),
+            reached: None,
             spread: Loops::Exactly(1),
             lanes: BTreeMap::new(),
             failed: None,
@@ -213,6 +222,90 @@ impl Session {
         self.shards.get(&shard)
     }
 
+    /// Keeps links to these workers, which pass streams on to this one, and to no others.
+    pub(super) fn set_relays(&mut self, now: Time, wanted: BTreeMap<WorkerId, Addresses>) {
+        let is_kept = |worker: &WorkerId, link: &Link| wanted.get(worker) == Some(link.addresses());
+        let (kept, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            std::mem::take(&mut self.relays).into_iter().partition(|(worker, link)| is_kept(worker, link));
+        for link in left.into_values() {
+            self.outputs[FIRST].push_back(Output::Disconnect { connection: link.connection() });
+        }
+        self.relays = kept;
+        for (worker, addresses) in wanted {
+            let link = || Link::new(now, ConnectionId::RelayedBy(worker), addresses);
+            self.relays.entry(worker).or_insert_with(link);
+        }
+    }
+
+    pub(super) fn is_relay_up(&self, worker: WorkerId) -> bool {
+        self.relays.get(&worker).is_some_and(Link::is_up)
+    }
+
+    pub(super) fn relay_connected(&mut self, worker: WorkerId) {
+        self.relays.get_mut(&worker).into_iter().for_each(Link::connected);
+    }
+
+    /// Whether frames can be sent on a connection that leads to a shard or to somebody who passes its streams on.
+    pub(super) fn is_connected(&self, connection: ConnectionId) -> bool {
+        match connection {
+            ConnectionId::RelayedBy(worker) => self.is_relay_up(worker),
+            other => other.shard().is_some_and(|shard| self.is_up(shard)),
+        }
+    }
+
+    /// Asks the driver to take connections of other workers.
+    pub(super) fn listen(&mut self) {
+        self.outputs[FIRST].push_back(Output::Listen);
+    }
+
+    /// The driver says where other workers reach this one, if they do.
+    pub(super) fn set_reached(&mut self, addresses: Option<Addresses>) {
+        self.reached = Some(addresses);
+        self.tell_where_reached();
+    }
+
+    /// Where streams are passed on, the coordinator has to know who can.
+    pub(super) fn tell_where_reached(&mut self) {
+        if let Some(addresses) = self.reached.clone() {
+            self.tell_coordinator(&Control::Reached { addresses });
+        }
+    }
+
+    /// Whether this worker goes to the servers through an aggregator.
+    pub(super) fn is_aggregated(&self) -> bool {
+        self.config.aggregator.is_some()
+    }
+
+    /// Another worker wants streams passed on to it.
+    pub(super) fn accept(&mut self, hello: &Hello) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        let Party::Worker { rank: Some(rank) } = hello.from else {
+            return refuse(
+                "a worker takes connections from workers of its job only; use the job's URL".into(),
+                false,
+            );
+        };
+        if hello.job != self.config.job {
+            let (own, other) = (&self.config.job, &hello.job);
+            return refuse(format!("this worker is one of job `{own}`, not of `{other}`"), false);
+        }
+        if self.plan.is_none() || Some(rank) == self.id {
+            return refuse("this worker has nothing to pass on yet".into(), true);
+        }
+        if self.followers.len() >= limits::MAX_CHILDREN && !self.followers.contains(&rank) {
+            return refuse(format!("this worker passes streams on to {} others", self.followers.len()), true);
+        }
+        self.followers.insert(rank);
+        Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
+    }
+
+    /// Says something, if the connection stands.
+    pub(super) fn say(&mut self, to: ConnectionId, message: &Control) {
+        if self.is_connected(to) {
+            self.send(to, frame(Kind::Control, message));
+        }
+    }
+
     pub(super) fn is_up(&self, shard: ShardId) -> bool {
         self.link(shard).is_some_and(Link::is_up)
     }
@@ -249,17 +342,23 @@ impl Session {
     }
 
     pub(super) fn disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
-        let link = match connection.shard() {
-            Some(shard) => self.shards.get_mut(&shard),
-            None => Some(&mut self.coordinator),
+        let link = match (connection, connection.shard()) {
+            (_, Some(shard)) => self.shards.get_mut(&shard),
+            (ConnectionId::RelayedBy(worker), _) => self.relays.get_mut(&worker),
+            (ConnectionId::Node(NodeId::Worker(worker)), _) => {
+                self.followers.remove(&worker);
+                None
+            }
+            _ => Some(&mut self.coordinator),
         };
         link.into_iter().for_each(|link| link.disconnected(now, why));
     }
 
     /// Connects where it is time to. Fails when a peer has been out of reach for too long.
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        let Session { coordinator, shards, lanes, outputs, .. } = self;
+        let Session { coordinator, shards, relays, lanes, outputs, .. } = self;
         outputs[FIRST].extend(coordinator.poll(now));
+        relays.values_mut().for_each(|link| outputs[FIRST].extend(link.poll(now)));
         let mut overdue = coordinator.overdue(now);
         for (shard, link) in shards {
             outputs[lanes.get(shard).copied().unwrap_or(FIRST)].extend(link.poll(now));
@@ -271,7 +370,7 @@ impl Session {
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        let links = self.shards.values().filter_map(Link::next_timeout).min();
+        let links = self.shards.values().chain(self.relays.values()).filter_map(Link::next_timeout).min();
         self.coordinator.next_timeout().into_iter().chain(links).min()
     }
 

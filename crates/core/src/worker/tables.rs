@@ -141,6 +141,10 @@ impl Tables {
         self.tables.get(table.0 as usize)
     }
 
+    pub(super) fn get_mut(&mut self, table: TableId) -> Option<&mut LocalTable> {
+        self.tables.get_mut(table.0 as usize)
+    }
+
     /// The table of this number, if there is one.
     pub(super) fn find(&self, table: TableId) -> Result<&LocalTable, WorkerError> {
         self.index(table).map(|index| &self.tables[index])
@@ -198,7 +202,8 @@ fn policies_of(
     let codecs = (valid_from != local.valid_from())
         .then(|| TableCodecs::new(registry, local.layout().spec(), &policy, sender).map_err(fault))
         .transpose()?;
-    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, valid_from, codecs })
+    let is_broadcast = policy.is_broadcast();
+    Ok(TablePolicies { nonfinite: policy.nonfinite(), sync, is_broadcast, valid_from, codecs })
 }
 
 impl Index<usize> for Tables {

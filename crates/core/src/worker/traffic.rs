@@ -15,6 +15,7 @@ use super::requests::Requests;
 use super::scheduler::Scheduler;
 use super::session::Session;
 use super::slab::{Slab, SlabInFlight};
+use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
 use super::ticket::{Outstanding, Pending, Ticket, TicketKind, Tickets};
@@ -25,10 +26,11 @@ use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
-use crate::types::{Clock, ShardId, TableId, Time, WorkerId};
+use crate::stream::Taken;
+use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
-use crate::wire::frame::Params;
-use crate::wire::{Cause, Control, Fault, Header, Kind, Plan};
+use crate::wire::frame::{Params, Update};
+use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
 use std::sync::Arc;
 
 /// Rows that one pull frame asks for at most.
@@ -47,6 +49,7 @@ pub(super) struct Traffic {
     /// The clocks of submissions that are being prepared.
     submitting: Vec<Clock>,
     tickets: Tickets,
+    streams: Streams,
     reporter: Reporter,
 }
 
@@ -61,6 +64,7 @@ impl Traffic {
             requests: Requests::default(),
             submitting: Vec::new(),
             tickets: Tickets::default(),
+            streams: Streams::default(),
             reporter: Reporter::new(now),
         }
     }
@@ -95,7 +99,9 @@ impl Traffic {
 
     /// Bytes held for parameters and gradients under way.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.tables.iter().map(LocalTable::memory_bytes).sum::<usize>() + self.tickets.memory_bytes()
+        self.tables.iter().map(LocalTable::memory_bytes).sum::<usize>()
+            + self.tickets.memory_bytes()
+            + self.streams.memory_bytes()
     }
 
     // The plan.
@@ -120,6 +126,15 @@ impl Traffic {
                 session.fail(error);
                 return false;
             }
+        }
+        if self.tables.iter().any(LocalTable::is_broadcast) {
+            if session.is_aggregated() {
+                let why = "its tables are broadcast, and this worker goes through an aggregator, which passes no streams on; let \
+                           it go to the servers itself, or start the job with broadcast=none";
+                session.fail(WorkerError::Table(why.into()));
+                return false;
+            }
+            session.listen();
         }
         session.enter(now, plan, &self.tables.shards());
         self.count_blocks();
@@ -155,6 +170,7 @@ impl Traffic {
         }
         // The application may have given the ticket up.
         self.tickets.expect(ticket, acks, answers);
+        self.streams.settle(session, &self.tables);
         true
     }
 
@@ -181,6 +197,7 @@ impl Traffic {
             }
         }
         under_way.into_iter().for_each(|id| self.send_again(session, id));
+        self.streams.restart(session, &self.tables, &changed);
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -195,6 +212,7 @@ impl Traffic {
     pub(super) fn resume_with_shard(&mut self, session: &mut Session, shard: ShardId) {
         let mine = self.requests.numbers(|request| request.shard() == shard);
         mine.into_iter().for_each(|id| self.send_again(session, id));
+        self.streams.settle(session, &self.tables);
     }
 
     /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
@@ -230,14 +248,15 @@ impl Traffic {
     }
 
     /// Time has passed for partial pulls, which do not wait for all blocks for ever.
-    pub(super) fn handle_timeout(&mut self, now: Time) {
+    pub(super) fn handle_timeout(&mut self, session: &mut Session, now: Time) {
         self.partial_pulls.handle_timeout(now);
         self.publish_partial();
+        self.watch_streams(session, now);
     }
 
     /// When [`Traffic::handle_timeout`] wants to be called.
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        self.partial_pulls.next_timeout()
+        self.partial_pulls.next_timeout().into_iter().chain(self.streams.next_timeout()).min()
     }
 
     // Requests.
@@ -318,7 +337,9 @@ impl Traffic {
                 (None, Sent::InPlace(_)) => {}
             }
         }
-        Ok(self.submit(session, pending.with_slabs(in_flight), clock, pushes))
+        let ticket = self.submit(session, pending.with_slabs(in_flight), clock, pushes);
+        self.answer_from_replicas(now);
+        Ok(ticket)
     }
 
     /// Sends gradients of a clock to all shards of their tables, under one ticket that is due when all servers have them and
@@ -405,6 +426,7 @@ impl Traffic {
             let kind = RequestKind::Pull { rows: None, now: at_once };
             self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
         }
+        self.answer_from_replicas(now);
         ticket
     }
 
@@ -422,7 +444,8 @@ impl Traffic {
         let table = &self.tables[request.table()];
         // A later epoch would say nothing more, and an aggregator may not know it yet.
         let (epoch, layout) = (table.valid_from(), table.layout());
-        let context = request::Context { id, epoch, scheduler: &self.scheduler, layout };
+        let is_broadcast = table.is_broadcast();
+        let context = request::Context { id, epoch, scheduler: &self.scheduler, layout, is_broadcast };
         let to = session.connection(request.shard());
         let reporter = &mut self.reporter;
         request.frames(&context, &mut |frame| {
@@ -511,7 +534,7 @@ impl Traffic {
             return;
         }
         self.reporter.note_pulled(header.payload_bytes);
-        let (ticket, table, fetch) = (request.ticket(), request.table(), request.fetch());
+        let (ticket, table) = (request.ticket(), request.table());
         let local = &mut self.tables[table];
         let push = ServerPush { clock, version: params.version };
         // The first values are needed, however old they are.
@@ -528,7 +551,15 @@ impl Traffic {
             // A server that answers a push with the parameters that follow it has the push.
             self.take_acknowledgement(session, from, id);
         }
-        if self.requests.get_mut(id).is_some_and(Request::end_answer) {
+        self.end_answer(now, id, taken, is_late);
+    }
+
+    /// The answer to a request is over, well or badly.
+    fn end_answer(&mut self, now: Time, id: u64, taken: Result<(), WorkerError>, is_late: bool) {
+        let Some(request) = self.requests.get_mut(id) else { return };
+        let (from, ticket, table, fetch) =
+            (request.shard(), request.ticket(), request.table(), request.fetch());
+        if request.end_answer() {
             self.requests.remove(id);
         }
         let is_whole = taken.is_ok() && !is_late;
@@ -587,6 +618,111 @@ impl Traffic {
         self.tickets.fail(request.ticket(), error);
         self.report_pushed(session);
         self.say_leave(session);
+    }
+
+    // Streams.
+
+    /// The coordinator says from whom streams are to come.
+    pub(super) fn take_routes(&mut self, session: &mut Session, now: Time, routes: Vec<Route>) {
+        self.streams.take_routes(session, now, &self.tables, routes);
+    }
+
+    /// Somebody who passes streams on is connected.
+    pub(super) fn settle_streams(&mut self, session: &mut Session) {
+        self.streams.settle(session, &self.tables);
+    }
+
+    /// A connection is gone, and with it the streams that came over it, or went.
+    pub(super) fn lose_streams(&mut self, session: &mut Session, connection: ConnectionId) {
+        self.streams.lose(session, &self.tables, connection);
+    }
+
+    /// What a worker says to which streams are passed on, or are to be.
+    pub(super) fn handle_follower(&mut self, session: &mut Session, from: ConnectionId, message: Control) {
+        let Traffic { streams, tables, .. } = self;
+        match message {
+            Control::Subscribe { shard, positions, .. } => {
+                streams.subscribe(session, tables, from, shard, &positions);
+            }
+            Control::Unsubscribe { shard, tables } => streams.unsubscribe(from, shard, &tables),
+            Control::Seen { shard, table, version } => {
+                let id = StreamId { table: table.0 as usize, shard };
+                streams.note_seen(session, tables, from, id, version);
+            }
+            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+        }
+    }
+
+    /// A chunk of a version of a shard's stream, from the shard or from somebody who passes it on.
+    pub(super) fn take_update(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        header: &Header,
+        payload: &[u8],
+    ) {
+        let update = Update::decode(header);
+        let Some(local) =
+            self.tables.get_mut(update.table).filter(|local| local.valid_from() == update.epoch)
+        else {
+            return;
+        };
+        let Some(shard) = local.layout().shard_of_chunk(update.piece.chunk) else { return };
+        let stream = local.layout().index_of(shard).expect("it has a chunk");
+        let id = StreamId { table: update.table.0 as usize, shard };
+        let Some(replica) = local.replica_mut() else { return };
+        self.reporter.note_pulled(header.payload_bytes);
+        let before = replica.version(stream);
+        let taken = replica.take(stream, &update, payload);
+        let version = replica.version(stream);
+        match taken {
+            Taken::Applied => self.streams.pass_on(session, id, update, payload),
+            // The end of a version matters, whatever brought its chunks.
+            Taken::Known if version > before => self.streams.pass_on(session, id, update, payload),
+            Taken::Known => {}
+            Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
+            Taken::Differs => {
+                replica.forget(stream);
+                let name = local.name();
+                session.log(format!(
+                    "table `{name}` is not what {shard} broadcast as version {}; it is fetched anew",
+                    update.round
+                ));
+                self.streams.ask_anew(session, &self.tables, id);
+            }
+        }
+        if let Some(version) = version.filter(|_| version > before) {
+            self.streams.note_version(session, &self.tables, id, version, from);
+            self.answer_from_replicas(now);
+        }
+    }
+
+    /// Answers requests that the replicas can answer.
+    fn answer_from_replicas(&mut self, now: Time) {
+        let tables = &self.tables;
+        let is_due = |request: &Request| request.is_answered_by(&tables[request.table()]);
+        for id in self.requests.numbers(is_due) {
+            let Some(request) = self.requests.get_mut(id) else { continue };
+            request.take_replica(&mut self.tables[request.table()]);
+            self.end_answer(now, id, Ok(()), false);
+        }
+    }
+
+    /// Looks after streams that bring nothing.
+    fn watch_streams(&mut self, session: &mut Session, now: Time) {
+        for id in self.streams.take_overdue_gaps(now) {
+            let local = &mut self.tables[id.table];
+            if let (Some(stream), Some(replica)) = (local.layout().index_of(id.shard), local.replica_mut()) {
+                replica.forget(stream);
+            }
+            self.streams.ask_anew(session, &self.tables, id);
+        }
+        let awaits =
+            |request: &&Request| request.wants_params() && self.tables[request.table()].is_broadcast();
+        let waiting = self.requests.values().filter(awaits);
+        let waiting = waiting.map(|request| StreamId { table: request.table(), shard: request.shard() });
+        self.streams.handle_timeout(session, now, &self.tables, waiting);
     }
 
     // Partial pulls.

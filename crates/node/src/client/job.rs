@@ -8,10 +8,14 @@ use super::packing::{self, Packs};
 use super::shared::{Cell, Shared, lock};
 use super::table::Table;
 use crate::clock;
-use crate::event_loop::{EventLoop, FIRST_LANE, Setup, Strangers};
+use crate::event_loop::{EventLoop, FIRST_LANE, Opening, Setup, Strangers};
 use crate::exhaustion;
+use crate::host;
 use crate::log::Log;
+use crate::ports::PortSupply;
+use crate::server;
 use crate::transport::Dialler;
+use crate::transport::memory::SCHEME;
 use crate::transport::shm::{self, SharedAllocator};
 use crate::transport::tcp::{self, options::SocketOptions};
 use crate::url::JobUrl;
@@ -58,6 +62,8 @@ enum Start {
 
 /// Numbers the workers of this process.
 static NEXT_WORKER: AtomicU64 = AtomicU64::new(0);
+/// Numbers the places of this process where workers listen.
+static NEXT_LISTENER: AtomicU64 = AtomicU64::new(0);
 
 impl Job {
     /// Begins to join: connects in the background. Create tables next, then call [`Job::start`].
@@ -88,8 +94,9 @@ impl Job {
             hub: options.memory.clone(),
         };
         let strangers = Strangers::new();
-        let setup = |waker: &Arc<Waker>| Setup {
+        let setup = |lane: usize, waker: &Arc<Waker>| Setup {
             listeners: Vec::new(),
+            open: (lane == FIRST_LANE).then(|| opening(&options, &dialler)),
             resolve: tcp::resolve,
             dialler: dialler.clone(),
             waker: waker.clone(),
@@ -112,7 +119,7 @@ impl Job {
         };
         // If a thread cannot be started, those before it end with the job.
         for (lane, waker) in shared.wakers().iter().enumerate() {
-            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(waker))?;
+            let event_loop = EventLoop::new(Cell::new(&shared, lane), setup(lane, waker))?;
             let name = match lane {
                 FIRST_LANE => "paramill worker".to_owned(),
                 other => format!("paramill worker {other}"),
@@ -363,4 +370,25 @@ impl Drop for Job {
         hands::job_ends();
         self.end();
     }
+}
+
+/// How to listen for other workers, which streams are passed on to.
+fn opening(options: &JobOptions, dialler: &Dialler) -> Opening {
+    let JobOptions { url, transport, ports, .. } = options.clone();
+    let dialler = dialler.clone();
+    Box::new(move || {
+        if let Some(hub) = &dialler.hub {
+            let address = format!("{SCHEME}worker/{}", NEXT_LISTENER.fetch_add(1, Ordering::Relaxed));
+            return Ok((vec![hub.listen(&address)], address.into()));
+        }
+        if !transport.allows(false) {
+            let why = "this worker may only share memory, and streams between workers go over TCP";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let host = server::host_towards(&url.address)?;
+        let listen = |port| tcp::listen(&host::with_port(&host, port));
+        let listener = PortSupply::new(ports, 1)?.listen(listen)?;
+        let address = server::announced(&listener, None)?;
+        Ok((vec![tcp::listener(listener, &dialler.sockets)], address.into()))
+    })
 }

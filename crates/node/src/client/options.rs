@@ -5,6 +5,7 @@ use crate::env_vars;
 use crate::event_loop::Injection;
 use crate::identity::Identity;
 use crate::log::{Level, Log};
+use crate::ports::Ports;
 use crate::transport::Transport;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::url::JobUrl;
@@ -45,6 +46,7 @@ pub struct JobOptions {
     pub(super) timeout: Duration,
     pub(super) loops: Option<usize>,
     pub(super) congestion: Option<String>,
+    pub(super) ports: Option<Ports>,
     pub(super) registry: Arc<Registry>,
     pub(super) injection: Injection,
     pub(super) log: Log,
@@ -62,6 +64,7 @@ impl JobOptions {
             timeout: DEFAULT_TIMEOUT,
             loops: None,
             congestion: None,
+            ports: None,
             registry: Arc::new(Registry::builtin()),
             injection: Injection::default(),
             log: Log::default(),
@@ -131,6 +134,12 @@ impl JobOptions {
     /// TCP's congestion control, by name. Without one: what is best within a host, the system's default beyond it.
     pub fn congestion(mut self, name: impl Into<String>) -> JobOptions {
         self.congestion = Some(name.into());
+        self
+    }
+
+    /// The ports that this worker may listen on, where it passes streams on to others. Without them the system chooses one.
+    pub fn ports(mut self, ports: Ports) -> JobOptions {
+        self.ports = Some(ports);
         self
     }
 

@@ -5,10 +5,11 @@ use super::strangers::Stranger;
 use super::{EventLoop, HANDSHAKE_DEADLINE, LISTENER, RoleCell};
 use crate::clock;
 use crate::log::Level;
-use crate::transport::carrier::Carrier;
+use crate::transport::carrier::{Carrier, Listener};
 use crate::waker::Waker;
+use paramill_core::address::Addresses;
 use paramill_core::limits;
-use paramill_core::role::Lost;
+use paramill_core::role::{Lost, Role};
 use paramill_core::types::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::io;
@@ -22,6 +23,36 @@ impl<C: RoleCell> EventLoop<C> {
     /// Takes new connections on all interfaces; each must say hello first.
     pub(super) fn accept_all(&mut self) {
         (0..self.setup.listeners.len()).for_each(|listener| self.accept_from(listener));
+    }
+
+    /// The role wants others to reach it.
+    pub(super) fn open_listeners(&mut self) {
+        let opened = self.setup.open.take().map(|open| open().and_then(|opened| self.add_listeners(opened)));
+        let addresses = match opened {
+            Some(Ok(addresses)) => Some(addresses),
+            Some(Err(error)) => {
+                let line = format!("cannot listen for other workers, so nothing is passed on here: {error}");
+                self.setup.log.line(Level::Warn, &line);
+                None
+            }
+            None => None,
+        };
+        self.cell.with(|role| role.handle_listening(clock::now(), addresses));
+    }
+
+    fn add_listeners(
+        &mut self,
+        (listeners, addresses): (Vec<Box<dyn Listener>>, Addresses),
+    ) -> io::Result<Addresses> {
+        if self.spare.is_none() {
+            self.spare = Some(spare_descriptor(&self.setup.waker)?);
+            self.setup.strangers.add_loop();
+        }
+        for mut listener in listeners {
+            self.watch.add(&mut *listener, LISTENER, epoll::EventFlags::IN)?;
+            self.setup.listeners.push(listener);
+        }
+        Ok(addresses)
     }
 
     fn accept_from(&mut self, listener: usize) {

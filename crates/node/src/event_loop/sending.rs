@@ -40,6 +40,7 @@ impl<C: RoleCell> EventLoop<C> {
                         self.mark_dirty(key);
                     }
                 }
+                Output::Listen => self.open_listeners(),
                 Output::Log(level, line) => self.setup.log.line(level, &line),
                 Output::Stop { error } => {
                     // Last words that an injected delay holds back are heard too.

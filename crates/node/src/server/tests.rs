@@ -27,6 +27,7 @@ fn a_dead_address_is_passed_over() {
         cores: 1,
         addresses,
         coordinator: server.coordinator().to_owned(),
+        digest_every: limits::DIGEST_EVERY,
     };
     let shard = Owned(Shard::new(clock::now(), shard, registry));
     let thread = Thread { name: "data core 0".into(), cpu: None };

@@ -34,6 +34,9 @@ const ARRAYS_OF_ROWS: u64 = 6;
 /// What a codec keeps of a table for each peer: what was not sent, velocities, what the other end has, scratch.
 const ARRAYS_OF_A_CODEC: u64 = 8;
 
+/// Versions that wait for receivers, each of which a codec may make longer than the table by a little, and what was broadcast.
+const ARRAYS_OF_A_STREAM: u64 = 2 * limits::MAX_VERSIONS_LOGGED as u64 + 2;
+
 /// Compares what roles hold with what they may hold.
 #[derive(Debug)]
 pub struct Memory {
@@ -56,7 +59,7 @@ impl Memory {
         };
         let shards = cluster.shard_ids().map(|shard| (shard, shard_bound(shard))).collect();
         let of_codecs = |peers: u64| ARRAYS_OF_A_CODEC * codecs(scenario) * peers;
-        let of_worker = 1 + GRADIENTS_PER_TABLE + SLAB_ARRAYS + of_codecs(1);
+        let of_worker = 1 + GRADIENTS_PER_TABLE + SLAB_ARRAYS + of_codecs(1) + streams(scenario);
         let worker = tables().map(|(_, spec)| of_worker * array_bytes(spec.elements())).sum();
         let held = |shard: ShardId, table: TableId| -> u64 {
             let chunks = layout.chunks(table).iter().filter(|chunk| chunk.shard == shard);
@@ -81,7 +84,7 @@ fn array_bytes(elements: u64) -> u64 {
 /// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
 fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
     let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * (workers + u64::from(scenario.aggregators));
-    let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs;
+    let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs + streams(scenario);
     let contributions = MAX_ROUNDS * elements * 8;
     let staged = workers * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;
     arrays * array_bytes(elements) + contributions + staged
@@ -91,6 +94,15 @@ fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
 fn codecs(scenario: &Scenario) -> u64 {
     let axes = [Axis::Codec, Axis::AnswerCodec];
     axes.iter().filter(|axis| scenario.policy.get(**axis) != "none").count() as u64
+}
+
+/// Arrays of a table that is broadcast: without a codec only the one that receivers have.
+fn streams(scenario: &Scenario) -> u64 {
+    match (scenario.policy.is_broadcast(), scenario.policy.get(Axis::AnswerCodec)) {
+        (false, _) => 0,
+        (true, "none") => 2,
+        (true, _) => ARRAYS_OF_A_STREAM,
+    }
 }
 
 impl Checker for Memory {

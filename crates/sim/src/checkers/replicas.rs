@@ -12,6 +12,8 @@ use paramill_core::types::{Clock, NodeId, TableId};
 use paramill_core::wire::{Flags, Kind};
 use std::collections::BTreeMap;
 
+/// In the number of a form: a codec made it.
+const ENCODED: u8 = 0x80;
 /// Versions of a chunk that are remembered.
 const VERSIONS: usize = 8;
 
@@ -58,6 +60,11 @@ impl Checker for Replicas {
 
     fn on_sent(&mut self, frame: &FrameView<'_>, _sender: &Actor) -> Result<(), String> {
         let header = frame.header;
+        if header.kind == Kind::Update {
+            // Whoever passes it on; what a codec made of it too, since it is made once.
+            let encoded = if header.flags.has(Flags::ENCODED) { ENCODED } else { 0 };
+            return self.compare(frame, encoded | header.dtype as u8);
+        }
         let shard = match (frame.from, frame.to, frame.shard) {
             (NodeId::Shard(shard), ..) => shard,
             (NodeId::Aggregator(_), NodeId::Worker(_), Some(shard)) if !self.may_differ => shard,
@@ -70,8 +77,16 @@ impl Checker for Replicas {
         if !whole_chunk || !on_round() {
             return Ok(());
         }
+        self.compare(frame, header.dtype as u8)
+    }
+}
+
+impl Replicas {
+    /// Compares a frame with the first one that brought this version of its chunk in this form.
+    fn compare(&mut self, frame: &FrameView<'_>, form: u8) -> Result<(), String> {
+        let header = frame.header;
         let digest = xxhash_rust::xxh3::xxh3_64(frame.payload);
-        let versions = self.seen.entry((header.table, header.chunk, header.dtype as u8)).or_default();
+        let versions = self.seen.entry((header.table, header.chunk, form)).or_default();
         let first = *versions.entry(header.version).or_insert(digest);
         if versions.len() > VERSIONS {
             versions.pop_first();
@@ -80,12 +95,13 @@ impl Checker for Replicas {
             return Ok(());
         }
         Err(format!(
-            "{} sends {} version {} of chunk {} of table `{}` with other bits than {shard} sent before",
+            "{} sends {} version {} of chunk {} of table `{}` with other bits than {} sent before",
             frame.from,
             frame.to,
             header.version,
             header.chunk,
-            self.layout.table(header.table).name
+            self.layout.table(header.table).name,
+            self.layout.chunks(header.table)[header.chunk as usize].shard
         ))
     }
 }

@@ -48,7 +48,7 @@ impl<'a> Components<'a> {
             Axis::Optimizer => self.optimizer(dice, wanted),
             Axis::Codec => self.codec(dice, wanted, false),
             Axis::AnswerCodec => self.codec(dice, wanted, true),
-            Axis::Broadcast => Ok(self.broadcast()),
+            Axis::Broadcast => self.broadcast(dice),
             other => Err(format!("the swarm does not know how to draw `{other}`")),
         }
     }
@@ -108,9 +108,10 @@ impl<'a> Components<'a> {
         Ok(with_params(entry.name, &params.join(",")))
     }
 
-    /// Nothing sends along trees yet.
-    fn broadcast(&self) -> String {
-        Axis::Broadcast.info().default.to_owned()
+    fn broadcast(&self, dice: &mut Dice) -> Result<String, String> {
+        let entries = self.registry.broadcast.entries();
+        let entry = &entries[dice.below(entries.len())];
+        Ok(with_params(entry.name, &by_default(&self.registry.broadcast, entry)?))
     }
 
     fn placement(&self, dice: &mut Dice) -> Result<String, String> {

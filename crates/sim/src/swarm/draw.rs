@@ -10,6 +10,7 @@ use crate::judge::JudgeModel;
 use crate::network::{BackgroundConfig, Fill, NetworkConfig, RateChange, ThreeTier, Topology};
 use crate::rules::{Closed, Partition};
 use crate::scenario::{Scenario, ScenarioError, Switch, TableConfig};
+use paramill_core::consistency::SyncPolicy;
 use paramill_core::policy::{AXES, Axis, Info, Order, Policies, Policy, PolicyOverride, Text};
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
@@ -90,6 +91,13 @@ impl Drawn {
         tiers(&mut Dice::new(Prng::fork(seed, 0x7469_6572)), &mut scenario, heal_at);
         let mut dice = Dice::new(Prng::fork(seed, 0x636f_6465));
         codecs(&mut dice, &components, wanted, registry, &mut scenario)?;
+        broadcast(
+            &mut Dice::new(Prng::fork(seed, 0x6263_6173)),
+            &components,
+            wanted,
+            registry,
+            &mut scenario,
+        )?;
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         // Slabs are not pulled partially.
         let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
@@ -372,6 +380,31 @@ fn codecs(
         }
     }
     check(scenario).map_err(|error| error.to_string())
+}
+
+/// Sometimes versions are broadcast, where all models and tables let them be.
+fn broadcast(
+    dice: &mut Dice,
+    components: &Components<'_>,
+    wanted: Wanted,
+    registry: &Registry,
+    scenario: &mut Scenario,
+) -> Result<(), String> {
+    if !dice.chance(0.5) || scenario.aggregators > 0 {
+        return Ok(());
+    }
+    let text = components.text(dice, Axis::Broadcast, wanted)?;
+    let with_trees = scenario.clone().with(Axis::Broadcast, text);
+    let is_possible = |sync: &str| {
+        let sync = SyncPolicy::parse(&registry.consistency, sync);
+        sync.is_ok_and(|sync| sync.model.version_needed(0).is_some() && sync.overlap)
+    };
+    let config = with_trees.job_config("drawn");
+    let fits = config.check(registry).and_then(|()| config.check_tables(registry, &with_trees.table_specs()));
+    if fits.is_ok() && models_of(&with_trees).all(is_possible) {
+        *scenario = with_trees;
+    }
+    Ok(())
 }
 
 fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Duration)> {

@@ -59,7 +59,7 @@ impl Copies {
                 Payload::Copy(copy)
             }
             Body::Shared { len, .. } if *len <= COPIED_BYTES => Payload::Copy(self.copy(role.payload(&body))),
-            Body::Shared { .. } | Body::Empty | Body::Bytes(_) => Payload::Body(body),
+            Body::Shared { .. } | Body::Empty | Body::Bytes(_) | Body::Counted(_) => Payload::Body(body),
         }
     }
 

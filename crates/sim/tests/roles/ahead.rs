@@ -5,6 +5,7 @@ use super::{W, job, started};
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::types::{NodeId, ServerId, ShardId};
+use paramill_core::wire::Kind;
 use paramill_core::worker::{Gradient, Ticket};
 
 const SHARD: NodeId = NodeId::Shard(ShardId { server: ServerId(0), core: 0 });
@@ -116,7 +117,8 @@ fn an_answer_that_is_ahead_is_the_acknowledgement_too() {
     complete(&mut bench);
     assert_both_have(&mut bench, tickets, &after(ELEMENTS));
     assert_eq!(
-        bench.tally.ack_frames, 1,
+        bench.tally.frames(Kind::PushAck),
+        1,
         "of the initial values: nothing stands between the chunks of an answer"
     );
 }
@@ -124,10 +126,10 @@ fn an_answer_that_is_ahead_is_the_acknowledgement_too() {
 #[test]
 fn who_is_kept_waiting_hears_that_its_push_arrived_and_may_leave() {
     let (mut bench, _) = half_pushed();
-    let before = bench.tally.ack_frames;
+    let before = bench.tally.frames(Kind::PushAck);
     let now = bench.now();
     let leave = bench.worker_mut(0).leave(now);
     bench.pass(1.0);
-    assert_eq!(bench.tally.ack_frames, before + 1);
+    assert_eq!(bench.tally.frames(Kind::PushAck), before + 1);
     assert_eq!(bench.outcome(0, leave), Some(Ok(())), "{}", bench.explain(0, leave));
 }

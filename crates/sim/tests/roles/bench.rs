@@ -278,6 +278,17 @@ impl Bench {
         values
     }
 
+    /// The same as they were broadcast last.
+    pub(crate) fn published(&self, table: TableId, elements: usize) -> Vec<f32> {
+        let mut values = vec![f32::NAN; elements];
+        for shard in self.shards() {
+            shard.for_each_published_chunk(table, |start, chunk| {
+                values[start as usize..start as usize + chunk.len()].copy_from_slice(chunk);
+            });
+        }
+        values
+    }
+
     /// Somebody changes policies, as `paramill set` does.
     pub(crate) fn set(&mut self, change: PolicyOverride) {
         let operator = Operator::new(JOB, ADDRESS, vec![Switch { at_s: 0.0, change }]);

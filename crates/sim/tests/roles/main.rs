@@ -6,6 +6,7 @@ mod aggregated_rows;
 mod aggregation;
 mod ahead;
 mod bench;
+mod broadcast;
 mod codec_switches;
 mod codecs;
 mod conditions;

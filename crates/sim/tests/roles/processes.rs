@@ -47,6 +47,7 @@ pub(crate) fn shard(now: Time, process: u64, index: u32, cores: u32) -> Actor {
         cores,
         addresses: format!("shard:{index}").into(),
         coordinator: ADDRESS.into(),
+        digest_every: 1,
     };
     Actor::Shard(Box::new(Shard::new(now, config, Arc::new(Registry::builtin()))))
 }

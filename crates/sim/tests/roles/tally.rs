@@ -11,13 +11,20 @@ use paramill_sim::world::Observer;
 pub(crate) struct Tally {
     /// Payload bytes of gradients that shards were sent.
     pub(crate) pushed_bytes: u64,
-    /// Frames of acknowledgements.
-    pub(crate) ack_frames: usize,
+    /// Frames of each kind.
+    sent: [usize; 16],
+}
+
+impl Tally {
+    /// Frames of a kind that were sent.
+    pub(crate) fn frames(&self, kind: Kind) -> usize {
+        self.sent[kind as usize]
+    }
 }
 
 impl Observer<Actor> for Tally {
     fn on_sent(&mut self, frame: &FrameView<'_>, _role: &Actor) -> Result<(), String> {
-        self.ack_frames += usize::from(frame.header.kind == Kind::PushAck);
+        self.sent[frame.header.kind as usize] += 1;
         Ok(())
     }
 

@@ -30,17 +30,23 @@ pub(in crate::server) struct StoredTable {
     pub(in crate::server) table: TableId,
     /// The type of the elements that are sent.
     pub(in crate::server) dtype: DType,
+    /// As they were broadcast.
+    pub(in crate::server) is_published: bool,
 }
 
+/// Beside the type.
+const PUBLISHED: u64 = 0x80;
+
 impl StoredTable {
-    fn to_bits(self) -> u64 {
-        u64::from(self.table.0) << 8 | self.dtype as u64
+    pub(super) fn to_bits(self) -> u64 {
+        let published = if self.is_published { PUBLISHED } else { 0 };
+        u64::from(self.table.0) << 8 | published | self.dtype as u64
     }
 
     pub(in crate::server) fn from_bits(bits: u64) -> StoredTable {
         let types = [DType::F32, DType::F16, DType::Bf16];
-        let dtype = types.into_iter().find(|&dtype| dtype as u64 == bits & 0xff).unwrap_or_default();
-        StoredTable { table: TableId((bits >> 8) as u32), dtype }
+        let dtype = types.into_iter().find(|&dtype| dtype as u64 == bits & 0x7f).unwrap_or_default();
+        StoredTable { table: TableId((bits >> 8) as u32), dtype, is_published: bits & PUBLISHED != 0 }
     }
 }
 
@@ -71,7 +77,14 @@ impl Sender<'_> {
                 let first = chunk.table_start * dtype.bytes() as u64;
                 params.reply_place = place.and_then(|place| place.after(first));
                 let (start, len) = (chunk.start * dtype.bytes(), chunk.len * dtype.bytes());
-                (Body::Stored { buffer: StoredTable { table: self.id, dtype }.to_bits(), start, len }, len)
+                (
+                    Body::Stored {
+                        buffer: StoredTable { table: self.id, dtype, is_published: false }.to_bits(),
+                        start,
+                        len,
+                    },
+                    len,
+                )
             }
             ChunkAnswer::Made(payload) => {
                 params.form = if payload.is_encoded { Form::Encoded } else { Form::PLAIN };
@@ -146,8 +159,10 @@ mod tests {
     fn what_frames_refer_to_is_one_number() {
         for dtype in [DType::F32, DType::F16, DType::Bf16] {
             for table in [0, 7, u32::MAX] {
-                let stored = StoredTable { table: TableId(table), dtype };
-                assert_eq!(StoredTable::from_bits(stored.to_bits()), stored);
+                for is_published in [false, true] {
+                    let stored = StoredTable { table: TableId(table), dtype, is_published };
+                    assert_eq!(StoredTable::from_bits(stored.to_bits()), stored);
+                }
             }
         }
     }

@@ -97,6 +97,7 @@ fn outcome_of(address: &str, resolve: Resolve, on_timeout: fn(u32), again: Optio
     let role = Caller { outputs, next: clock::now(), timeouts: 0, on_timeout, again, given_up_at: None };
     let setup = Setup {
         listeners: Vec::new(),
+        open: None,
         resolve,
         dialler: Dialler {
             transport: Transport::Tcp,

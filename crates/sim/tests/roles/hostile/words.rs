@@ -1,5 +1,6 @@
 //! What a hostile peer may say: frames that are nearly right, messages with absurd contents, and noise.
 
+use paramill_core::address::Addresses;
 use paramill_core::consistency::{Question, WorkerProgress};
 use paramill_core::placement::Part;
 use paramill_core::policy::{Axis, Policies, Policy, PolicyOverride};
@@ -9,7 +10,7 @@ use paramill_core::table::{Layer, TableSpec};
 use paramill_core::types::{AggregatorId, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::{
     Cause, Change, Control, DType, Fault, FirstClock, Flags, Header, Hello, Kind, Member, Party, Plan,
-    ServedShard, control,
+    Position, Relay, Route, ServedShard, control,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,7 +25,7 @@ fn small() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0u32..6, 1 => Just(u32::MAX), 1 => any::<u32>()]
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind::Hello,
     Kind::Welcome,
     Kind::Error,
@@ -36,6 +37,7 @@ const KINDS: [Kind; 11] = [
     Kind::Params,
     Kind::Group,
     Kind::Forget,
+    Kind::Update,
 ];
 
 /// Bytes at an address that floats may have, as a driver's are.
@@ -323,9 +325,44 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         }),
         (small(), number(), prop::option::of(any::<bool>()))
             .prop_map(|(table, number, holds)| Control::Verdict { table: TableId(table), number, holds }),
+        streams(),
         number().prop_map(|groups| {
             Control::AggregatorReport(AggregatorReport { groups, ..AggregatorReport::default() })
         }),
+    ]
+}
+
+/// What is said about streams.
+fn streams() -> impl Strategy<Value = Control> {
+    let shard = || (small(), small()).prop_map(|(server, core)| ShardId { server: ServerId(server), core });
+    let version = || prop::option::of(number());
+    let position = (small(), small(), version()).prop_map(|(table, epoch, version)| Position {
+        table: TableId(table),
+        epoch,
+        version,
+    });
+    let addresses = || prop::option::of(name().prop_map(Addresses::from));
+    let relay = (small(), name())
+        .prop_map(|(worker, address)| Relay { worker: WorkerId(worker), addresses: address.into() });
+    let tables = || vec(small().prop_map(TableId), 0..3);
+    let route = (shard(), tables(), prop::option::of(relay)).prop_map(|(shard, tables, relay)| Route {
+        shard,
+        tables,
+        relay,
+    });
+    prop_oneof![
+        (shard(), vec(position, 0..3), any::<bool>()).prop_map(|(shard, positions, is_question)| {
+            Control::Subscribe { shard, positions, is_question }
+        }),
+        (shard(), tables()).prop_map(|(shard, tables)| Control::Unsubscribe { shard, tables }),
+        (shard(), small(), number()).prop_map(|(shard, table, version)| Control::Seen {
+            shard,
+            table: TableId(table),
+            version
+        }),
+        addresses().prop_map(|addresses| Control::Reached { addresses }),
+        vec(route, 0..4).prop_map(Control::Routes),
+        small().prop_map(|relay| Control::Unreachable { relay: WorkerId(relay) }),
     ]
 }
 

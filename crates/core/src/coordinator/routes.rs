@@ -1,0 +1,149 @@
+//! Who passes streams on to whom, where tables are broadcast.
+
+use crate::address::Addresses;
+use crate::broadcast::{Members, Parent, Receiver, Site, Topology};
+use crate::policy::Axis;
+use crate::registry::Registry;
+use crate::spec::Spec;
+use crate::types::{ServerId, ShardId, TableId, WorkerId};
+use crate::wire::{Plan, Relay, Route};
+use std::collections::BTreeMap;
+
+/// The workers as receivers of streams.
+#[derive(Debug, Default)]
+pub(super) struct Routes {
+    receivers: BTreeMap<WorkerId, Reached>,
+    /// What each worker was told last, on the connection that stands.
+    told: BTreeMap<WorkerId, Vec<Route>>,
+    /// Why there are no trees of the kind that was asked for, if there are none.
+    trouble: Option<String>,
+    /// It was said.
+    is_troubled: bool,
+}
+
+/// Where a worker is reached by others.
+#[derive(Debug)]
+struct Reached {
+    incarnation: u64,
+    addresses: Option<Addresses>,
+    /// Somebody who tried did not get what it passes on.
+    is_out_of_reach: bool,
+}
+
+impl Routes {
+    /// A worker says where others reach it. One that was out of reach may be so again: only another process is tried anew.
+    pub(super) fn register(&mut self, worker: WorkerId, incarnation: u64, addresses: Option<Addresses>) {
+        let known = self.receivers.get(&worker).filter(|known| known.incarnation == incarnation);
+        let is_out_of_reach = known.is_some_and(|known| known.is_out_of_reach);
+        self.receivers.insert(worker, Reached { incarnation, addresses, is_out_of_reach });
+    }
+
+    /// Whether it is known where this process is reached.
+    pub(super) fn knows(&self, worker: WorkerId, incarnation: Option<u64>) -> bool {
+        self.receivers.get(&worker).is_some_and(|known| Some(known.incarnation) == incarnation)
+    }
+
+    /// Somebody does not get what a worker should pass on: it is a leaf from now on. Whether that is new.
+    pub(super) fn note_out_of_reach(&mut self, worker: WorkerId) -> bool {
+        let known = self.receivers.get_mut(&worker);
+        known.is_some_and(|known| !std::mem::replace(&mut known.is_out_of_reach, true))
+    }
+
+    /// What was told to a worker is lost with its connection.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.told.remove(&worker);
+    }
+
+    /// The routes of workers for whom they are not what they were told last.
+    pub(super) fn changed(
+        &mut self,
+        registry: &Registry,
+        topology: &Topology,
+        plan: &Plan,
+        workers: &[WorkerId],
+    ) -> Vec<(WorkerId, Vec<Route>)> {
+        let mut routes: BTreeMap<WorkerId, Vec<Route>> =
+            workers.iter().map(|worker| (*worker, Vec::new())).collect();
+        for (text, tables) in groups(plan) {
+            self.add(registry, topology, plan, workers, (&text, &tables), &mut routes);
+        }
+        let told = &mut self.told;
+        told.retain(|worker, _| routes.contains_key(worker));
+        routes.retain(|worker, routes| told.get(worker) != Some(routes) && !(routes.is_empty()));
+        told.extend(routes.iter().map(|(worker, routes)| (*worker, routes.clone())));
+        routes.into_iter().collect()
+    }
+
+    /// A sentence about trees that cannot be made, once.
+    pub(super) fn take_trouble(&mut self) -> Option<String> {
+        self.trouble.take_if(|_| !std::mem::replace(&mut self.is_troubled, true))
+    }
+
+    /// Adds the routes of tables that are broadcast in the same way.
+    fn add(
+        &mut self,
+        registry: &Registry,
+        topology: &Topology,
+        plan: &Plan,
+        workers: &[WorkerId],
+        (text, tables): (&str, &[TableId]),
+        routes: &mut BTreeMap<WorkerId, Vec<Route>>,
+    ) {
+        let shards: Vec<ShardId> = plan.shards.iter().map(|served| served.shard).collect();
+        let sites: Vec<Site> = plan.shards.iter().map(|served| site(topology, &served.addresses)).collect();
+        let receivers: Vec<Receiver> =
+            workers.iter().map(|worker| self.receiver(topology, *worker)).collect();
+        let members = Members { roots: &sites, receivers: &receivers, topology };
+        let broadcast = Spec::parse(text).and_then(|spec| registry.broadcast.build(&spec));
+        let forest = broadcast
+            .map_err(|error| error.to_string())
+            .and_then(|broadcast| broadcast.forest(&members).map_err(|error| error.to_string()));
+        if let Err(why) = &forest {
+            // Members that outgrow a tree are no reason to end a job.
+            let sentence =
+                format!("{why}; until then every worker gets versions from the servers themselves");
+            self.trouble.get_or_insert(sentence);
+        }
+        for (root, &shard) in shards.iter().enumerate() {
+            for (receiver, worker) in workers.iter().enumerate() {
+                let relay = match forest.as_ref().map(|forest| forest.parent(root, receiver)) {
+                    Ok(Parent::Receiver(parent)) => self.relay(workers[parent]),
+                    Ok(Parent::Root) | Err(_) => None,
+                };
+                let route = Route { shard, tables: tables.to_vec(), relay };
+                routes.entry(*worker).or_default().push(route);
+            }
+        }
+    }
+
+    fn receiver(&self, topology: &Topology, worker: WorkerId) -> Receiver {
+        let known = self.receivers.get(&worker);
+        match known.and_then(|known| known.addresses.as_ref().zip(Some(!known.is_out_of_reach))) {
+            Some((addresses, can_relay)) => Receiver { site: site(topology, addresses), can_relay },
+            None => Receiver { site: topology.site(&worker.to_string()), can_relay: false },
+        }
+    }
+
+    fn relay(&self, worker: WorkerId) -> Option<Relay> {
+        let addresses = self.receivers.get(&worker)?.addresses.clone();
+        addresses.map(|addresses| Relay { worker, addresses })
+    }
+}
+
+/// Where somebody with these addresses is.
+fn site(topology: &Topology, addresses: &Addresses) -> Site {
+    let first = addresses.iter().next().unwrap_or_default();
+    topology.site(first.rsplit_once(':').map_or(first, |(host, _)| host))
+}
+
+/// The tables that are broadcast, by the text that says how.
+fn groups(plan: &Plan) -> BTreeMap<String, Vec<TableId>> {
+    let mut groups: BTreeMap<String, Vec<TableId>> = BTreeMap::new();
+    for number in (0..plan.tables.len() as u32).map(TableId) {
+        let policy = plan.policy_of(number, ServerId(0));
+        if policy.is_broadcast() {
+            groups.entry(policy.get(Axis::Broadcast).to_owned()).or_default().push(number);
+        }
+    }
+    groups
+}

@@ -1,0 +1,209 @@
+//! Tables that are broadcast: each version goes to everybody who follows the table's stream.
+
+use super::StoredTable;
+use crate::limits;
+use crate::role::{Body, Frame, Outbox, Output};
+use crate::server::table_shard::TableShard;
+use crate::stream::{Chunks, Stream};
+use crate::types::{Clock, ConnectionId, NodeId, TableId};
+use crate::wire::DType;
+use crate::wire::Position;
+use crate::wire::frame::{Form, Piece, Update};
+use std::collections::BTreeMap;
+
+/// The streams of a shard's tables.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    by_table: BTreeMap<TableId, State>,
+    /// Of so many versions one comes with a digest; 0: none.
+    digest_every: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stream: Stream,
+    /// Chunks of the version under way that were published, from the first on.
+    next: usize,
+}
+
+/// What streams send by.
+pub(super) struct Sending<'a> {
+    pub(super) frames: &'a mut Outbox,
+    pub(super) bytes: &'a mut u64,
+}
+
+impl Sending<'_> {
+    fn send(&mut self, to: ConnectionId, frame: Frame) {
+        *self.bytes += u64::from(frame.header.payload_bytes);
+        self.frames.push_back(Output::Send { to, frame });
+    }
+}
+
+/// A table's chunks as they were published.
+struct Published<'a> {
+    id: TableId,
+    table: &'a TableShard,
+}
+
+impl Published<'_> {
+    fn stored(&self, index: usize) -> Body {
+        let chunk = self.table.chunk(index);
+        let buffer = StoredTable { table: self.id, dtype: DType::F32, is_published: true }.to_bits();
+        Body::Stored { buffer, start: chunk.start * 4, len: chunk.len * 4 }
+    }
+
+    fn update(&self, index: usize, round: Clock) -> Update {
+        Update {
+            epoch: self.table.valid_from(),
+            table: self.id,
+            round,
+            version: self.table.published_version(index).unwrap_or(round),
+            piece: Piece {
+                chunk: self.table.chunk(index).number,
+                sequence: index as u32,
+                is_last: index + 1 == self.table.chunk_count(),
+            },
+            form: Form::PLAIN,
+            digest: 0,
+        }
+    }
+}
+
+impl Chunks for Published<'_> {
+    fn epoch(&self) -> u32 {
+        self.table.valid_from()
+    }
+
+    fn count(&self) -> usize {
+        self.table.chunk_count()
+    }
+
+    fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
+        self.table.published_version(index)?;
+        let header = self.update(index, round).header(self.table.chunk(index).len * 4);
+        Some(Frame { header, body: self.stored(index) })
+    }
+}
+
+impl Streams {
+    pub(super) fn with_digests(every: u64) -> Streams {
+        Streams { digest_every: every, ..Streams::default() }
+    }
+
+    /// A chunk has its values of the next version: it is published if all chunks before it are.
+    pub(super) fn chunk_exists(
+        &mut self,
+        id: TableId,
+        index: usize,
+        version: Clock,
+        table: &mut TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let state = self.by_table.entry(id).or_default();
+        // The last one ends the version, which is the controller's to say.
+        if state.next == index && index + 1 < table.chunk_count() {
+            state.publish(id, version, false, table, sending);
+        }
+    }
+
+    /// A version exists: what was not published of it is published.
+    pub(super) fn version_exists(
+        &mut self,
+        id: TableId,
+        version: Clock,
+        table: &mut TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let has_digest = self.digest_every > 0 && version.is_multiple_of(self.digest_every);
+        let state = self.by_table.entry(id).or_default();
+        while state.next < table.chunk_count() {
+            state.publish(id, version, has_digest, table, sending);
+        }
+        state.next = 0;
+        let count = self.by_table.len();
+        self.by_table.values_mut().for_each(|state| state.stream.trim(limits::STREAM_LOG_BYTES / count));
+    }
+
+    /// Somebody follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
+    pub(super) fn subscribe(
+        &mut self,
+        to: NodeId,
+        position: Position,
+        is_question: bool,
+        table: &TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let id = position.table;
+        let stream = &mut self.by_table.entry(id).or_default().stream;
+        if is_question && !stream.is_beyond(&position) {
+            return;
+        }
+        stream.subscribe(to.into(), position, &Published { id, table }, &mut |to, frame| {
+            sending.send(to, frame)
+        });
+    }
+
+    /// Somebody follows a table's stream no more.
+    pub(super) fn unsubscribe(&mut self, receiver: NodeId, id: TableId) {
+        if let Some(state) = self.by_table.get_mut(&id) {
+            state.stream.forget(receiver.into());
+        }
+    }
+
+    /// A receiver has a version of a table.
+    pub(super) fn note_seen(
+        &mut self,
+        to: NodeId,
+        id: TableId,
+        version: Clock,
+        table: &TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let Some(state) = self.by_table.get_mut(&id) else { return };
+        state.stream.note_seen(to.into(), version, &Published { id, table }, &mut |to, frame| {
+            sending.send(to, frame)
+        });
+    }
+
+    /// The codecs of a table have changed.
+    pub(super) fn restart(&mut self, id: TableId, table: &TableShard, sending: &mut Sending<'_>) {
+        if let Some(state) = self.by_table.get_mut(&id) {
+            state.stream.restart(&Published { id, table }, &mut |to, frame| sending.send(to, frame));
+        }
+    }
+
+    /// A receiver is gone.
+    pub(super) fn forget(&mut self, receiver: NodeId) {
+        self.by_table.values_mut().for_each(|state| state.stream.forget(receiver.into()));
+    }
+
+    /// Bytes of frames that may be sent again.
+    pub(super) fn log_bytes(&self) -> usize {
+        self.by_table.values().map(|state| state.stream.log_bytes()).sum()
+    }
+}
+
+impl State {
+    /// Publishes the next chunk.
+    fn publish(
+        &mut self,
+        id: TableId,
+        version: Clock,
+        has_digest: bool,
+        table: &mut TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let index = self.next;
+        self.next += 1;
+        let chunk = table.publish_chunk(index, version);
+        let published = Published { id, table };
+        let mut update = published.update(index, version);
+        update.form = chunk.form;
+        if update.piece.is_last && has_digest {
+            update.digest = table.published_digest();
+        }
+        let body = chunk.body(published.stored(index));
+        let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
+        self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+    }
+}

@@ -1,0 +1,257 @@
+//! Broadcast: the versions of a table on one shard as a stream of frames, and who follows it.
+//!
+//! A version is one frame for each chunk, in order ([`Update`]): its new values, or what a codec made of the difference to the
+//! version before. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
+//! says which version it has; it gets what follows, from a log of recent frames or, where that does not reach back, as all chunks
+//! with their versions; then each frame as it comes. It says which versions it has seen, and one that is far behind is
+//! sent nothing until it has caught up.
+//!
+//! Nothing is applied twice or out of order, whoever sends it: each chunk of a [`Replica`] has its own version.
+
+mod digest;
+mod replica;
+
+pub(crate) use digest::Digest;
+pub(crate) use replica::{Replica, Taken};
+
+use crate::limits;
+use crate::role::{Body, Frame};
+use crate::types::{Clock, ConnectionId};
+use crate::wire::Position;
+use crate::wire::frame::Update;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The sending end of a stream.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    /// The last version that is whole.
+    version: Option<Clock>,
+    /// Recent versions that are whole, oldest first, without a gap.
+    log: VecDeque<Version>,
+    /// What was published of the next one.
+    open: Version,
+    receivers: BTreeMap<ConnectionId, Receiver>,
+    /// Who asked for frames by codecs that are to hold in an epoch which has not begun here.
+    early: BTreeMap<ConnectionId, Position>,
+}
+
+/// Frames of a version.
+#[derive(Debug, Default)]
+struct Version {
+    number: Clock,
+    frames: Vec<Logged>,
+    bytes: usize,
+}
+
+/// A frame that may be sent again.
+#[derive(Debug, Clone)]
+struct Logged {
+    update: Update,
+    /// What a codec made; values are sent as they are by then.
+    payload: Option<Arc<[u8]>>,
+}
+
+/// Somebody who follows a stream.
+#[derive(Debug, Clone, Copy)]
+struct Receiver {
+    /// The last version of which everything was sent.
+    sent: Option<Clock>,
+    /// The last one that it says to have.
+    seen: Option<Clock>,
+    /// Everything that was published was sent to it.
+    is_current: bool,
+}
+
+impl Receiver {
+    /// Whether it has so little before it that it may be sent more.
+    fn has_room(&self) -> bool {
+        let versions = |upto: Option<Clock>| upto.map_or(0, |version| version.saturating_add(1));
+        versions(self.sent).saturating_sub(versions(self.seen)) < limits::MAX_VERSIONS_UNSEEN
+    }
+}
+
+/// Who has the chunks of a stream as they are now.
+pub(crate) trait Chunks {
+    /// The [`valid_from`](crate::wire::Plan::valid_from) epoch of their codecs.
+    fn epoch(&self) -> u32;
+
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// The values of a chunk by its place, in a frame that is a part of this version; `None` while there are none.
+    fn frame(&self, index: usize, round: Clock) -> Option<Frame>;
+}
+
+impl Stream {
+    /// A frame of the next version: everybody who is current gets it.
+    pub(crate) fn publish(
+        &mut self,
+        update: Update,
+        body: &Body,
+        payload_bytes: usize,
+        send: &mut impl FnMut(ConnectionId, Frame),
+    ) {
+        if self.open.number != update.round {
+            self.open = Version { number: update.round, ..Version::default() };
+        }
+        let payload = match body {
+            Body::Counted(bytes) if update.form.is_encoded() => Some(bytes.clone()),
+            _ => None,
+        };
+        self.open.bytes += payload.as_ref().map_or(0, |bytes| bytes.len()) + size_of::<Logged>();
+        self.open.frames.push(Logged { update, payload });
+        for (&to, receiver) in &mut self.receivers {
+            if receiver.is_current {
+                send(to, Frame { header: update.header(payload_bytes), body: body.clone() });
+                if update.piece.is_last {
+                    receiver.sent = Some(update.round);
+                    receiver.is_current = receiver.has_room();
+                }
+            }
+        }
+        if update.piece.is_last {
+            self.close(update.round);
+        }
+    }
+
+    /// The version is whole.
+    fn close(&mut self, number: Clock) {
+        let follows = self.version.is_some_and(|version| version.checked_add(1) == Some(number));
+        if !follows {
+            // What came before does not lead to it.
+            self.log.clear();
+        }
+        self.version = Some(number);
+        let closed = std::mem::take(&mut self.open);
+        if closed.frames.iter().any(|logged| logged.payload.is_some()) {
+            self.log.push_back(closed);
+        } else {
+            // A receiver that has missed it is sent the values as they are by then.
+            self.log.clear();
+        }
+    }
+
+    /// Forgets the oldest versions until the log has at most so many bytes.
+    pub(crate) fn trim(&mut self, bytes: usize) {
+        let is_long =
+            |stream: &Stream| stream.log_bytes() > bytes || stream.log.len() > limits::MAX_VERSIONS_LOGGED;
+        while is_long(self) && self.log.pop_front().is_some() {}
+    }
+
+    /// Bytes of frames that may be sent again.
+    pub(crate) fn log_bytes(&self) -> usize {
+        self.log.iter().map(|version| version.bytes).sum::<usize>() + self.open.bytes
+    }
+
+    /// Somebody follows the stream from now on, and is at this position.
+    pub(crate) fn subscribe(
+        &mut self,
+        to: ConnectionId,
+        position: Position,
+        chunks: &impl Chunks,
+        send: &mut impl FnMut(ConnectionId, Frame),
+    ) {
+        self.forget(to);
+        match position.epoch.cmp(&chunks.epoch()) {
+            // It will ask again when it knows of the codecs.
+            Ordering::Less => {}
+            Ordering::Greater => drop(self.early.insert(to, position)),
+            Ordering::Equal => {
+                let have = position.version;
+                self.receivers.insert(to, Receiver { sent: have, seen: have, is_current: false });
+                self.catch_up(to, chunks, send);
+            }
+        }
+    }
+
+    /// Whether there is something that a receiver at this position does not have.
+    pub(crate) fn is_beyond(&self, position: &Position) -> bool {
+        self.version > position.version
+    }
+
+    /// Whether frames have to be kept: somebody follows it, or did.
+    pub(crate) fn is_followed(&self) -> bool {
+        !self.receivers.is_empty()
+    }
+
+    /// A version is whole that was not published here, since nobody followed.
+    pub(crate) fn skip_to(&mut self, version: Option<Clock>) {
+        self.version = version;
+        self.log.clear();
+        self.open = Version::default();
+    }
+
+    /// A receiver has a version.
+    pub(crate) fn note_seen(
+        &mut self,
+        to: ConnectionId,
+        version: Clock,
+        chunks: &impl Chunks,
+        send: &mut impl FnMut(ConnectionId, Frame),
+    ) {
+        let Some(receiver) = self.receivers.get_mut(&to) else { return };
+        receiver.seen = receiver.seen.max(Some(version.min(receiver.sent.unwrap_or(0))));
+        if !receiver.is_current {
+            self.catch_up(to, chunks, send);
+        }
+    }
+
+    /// Sends a receiver everything that it lacks, if it has room.
+    fn catch_up(
+        &mut self,
+        to: ConnectionId,
+        chunks: &impl Chunks,
+        send: &mut impl FnMut(ConnectionId, Frame),
+    ) {
+        let Some(receiver) = self.receivers.get_mut(&to).filter(|receiver| receiver.has_room()) else {
+            return;
+        };
+        if let Some(version) = self.version.filter(|version| receiver.sent < Some(*version)) {
+            let next = receiver.sent.and_then(|sent| sent.checked_add(1));
+            match self.log.iter().position(|logged| Some(logged.number) == next) {
+                Some(first) => {
+                    let frames = self.log.range(first..).flat_map(|version| &version.frames);
+                    frames.for_each(|logged| logged.send(to, chunks, send));
+                }
+                None => {
+                    let all = (0..chunks.count()).filter_map(|index| chunks.frame(index, version));
+                    all.for_each(|frame| send(to, frame));
+                }
+            }
+            receiver.sent = Some(version);
+        }
+        self.open.frames.iter().for_each(|logged| logged.send(to, chunks, send));
+        receiver.is_current = true;
+    }
+
+    /// A receiver is gone.
+    pub(crate) fn forget(&mut self, receiver: ConnectionId) {
+        self.receivers.remove(&receiver);
+        self.early.remove(&receiver);
+    }
+
+    /// Frames are made otherwise from now on. Receivers that know it have subscribed, and the others will.
+    pub(crate) fn restart(&mut self, chunks: &impl Chunks, send: &mut impl FnMut(ConnectionId, Frame)) {
+        self.receivers.clear();
+        self.log.clear();
+        self.open = Version::default();
+        for (to, position) in std::mem::take(&mut self.early) {
+            self.subscribe(to, position, chunks, send);
+        }
+    }
+}
+
+impl Logged {
+    fn send(&self, to: ConnectionId, chunks: &impl Chunks, send: &mut impl FnMut(ConnectionId, Frame)) {
+        let Logged { update, payload } = self;
+        let frame = match payload {
+            Some(payload) => {
+                Some(Frame { header: update.header(payload.len()), body: Body::Counted(payload.clone()) })
+            }
+            None => chunks.frame(update.piece.sequence as usize, update.round),
+        };
+        frame.into_iter().for_each(|frame| send(to, frame));
+    }
+}

@@ -1,0 +1,317 @@
+//! The streams of tables that are broadcast: from whom a worker gets them, and to whom it passes them on.
+//!
+//! The coordinator says who passes a shard's streams on to this worker. While that one is not connected, or brings nothing although
+//! there is something, they come from the shard itself: it always knows the way.
+
+use super::session::Session;
+use super::tables::Tables;
+use crate::limits;
+use crate::role::{Body, Frame};
+use crate::stream::{Chunks, Replica, Stream};
+use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::wire::frame::{Form, Piece, Update};
+use crate::wire::{Control, Position, Route};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A table's stream of one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StreamId {
+    pub(super) table: usize,
+    pub(super) shard: ShardId,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// Who passes each of them on to this worker; nobody: it comes from the shard. Empty until the coordinator has said so.
+    routes: BTreeMap<StreamId, Option<WorkerId>>,
+    /// Workers that bring nothing although there is something.
+    avoided: BTreeSet<WorkerId>,
+    /// From whom they come now.
+    sources: BTreeMap<StreamId, ConnectionId>,
+    /// Those of which something is missing: when all of it is asked for.
+    gaps: BTreeMap<StreamId, Time>,
+    patience: Patience,
+    /// Those that others follow here.
+    passed_on: BTreeMap<StreamId, Stream>,
+}
+
+/// What was waited for when it was last looked at.
+#[derive(Debug, Default)]
+struct Patience {
+    next: Option<Time>,
+    /// Streams that a request waits for, and what was here of them.
+    waiting: BTreeMap<StreamId, Option<Clock>>,
+    /// Of these, the ones that the shard was asked about.
+    asked: BTreeSet<StreamId>,
+    /// Workers that were not connected.
+    down: BTreeSet<WorkerId>,
+}
+
+/// The chunks of a replica that are one stream's.
+struct ReplicaChunks<'a> {
+    id: TableId,
+    epoch: u32,
+    replica: &'a Replica,
+    stream: usize,
+}
+
+impl Chunks for ReplicaChunks<'_> {
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn count(&self) -> usize {
+        self.replica.chunk_count(self.stream)
+    }
+
+    fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
+        let (chunk, version, values) = self.replica.chunk(self.stream, index);
+        let is_last = index + 1 == self.count();
+        let update = Update {
+            epoch: self.epoch,
+            table: self.id,
+            round,
+            version: version?,
+            piece: Piece { chunk, sequence: index as u32, is_last },
+            form: Form::PLAIN,
+            digest: 0,
+        };
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        Some(Frame { header: update.header(bytes.len()), body: Body::Counted(bytes.into()) })
+    }
+}
+
+fn chunks_of(tables: &Tables, id: StreamId) -> Option<ReplicaChunks<'_>> {
+    let local = tables.get(TableId(id.table as u32))?;
+    let (stream, replica) = (local.layout().index_of(id.shard)?, local.replica()?);
+    Some(ReplicaChunks { id: TableId(id.table as u32), epoch: local.valid_from(), replica, stream })
+}
+
+/// How far this worker is in a stream.
+fn position(tables: &Tables, id: StreamId) -> Option<Position> {
+    let chunks = chunks_of(tables, id)?;
+    Some(Position { table: chunks.id, epoch: chunks.epoch, version: chunks.replica.version(chunks.stream) })
+}
+
+impl Streams {
+    // From whom they come.
+
+    /// The coordinator says from whom streams are to come.
+    pub(super) fn take_routes(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &Tables,
+        routes: Vec<Route>,
+    ) {
+        let relays = routes.iter().filter_map(|route| route.relay.clone());
+        session.set_relays(now, relays.map(|relay| (relay.worker, relay.addresses)).collect());
+        self.avoided.clear();
+        self.patience = Patience::default();
+        self.routes.clear();
+        for Route { shard, tables, relay } in routes {
+            let relay = relay.map(|relay| relay.worker);
+            for table in tables {
+                self.routes.insert(StreamId { table: table.0 as usize, shard }, relay);
+            }
+        }
+        if self.routes.values().any(Option::is_some) {
+            self.patience.next = Some(now + limits::RELAY_PATIENCE);
+        }
+        self.settle(session, tables);
+    }
+
+    /// Subscribes to every stream where it is to come from, as far as that is connected.
+    pub(super) fn settle(&mut self, session: &mut Session, tables: &Tables) {
+        let mut left: BTreeMap<(ConnectionId, ShardId), Vec<TableId>> = BTreeMap::new();
+        let mut wanted: BTreeMap<(ConnectionId, ShardId), Vec<Position>> = BTreeMap::new();
+        for (&id, relay) in &self.routes {
+            let Some(position) = position(tables, id) else { continue };
+            let relay = relay.filter(|relay| !self.avoided.contains(relay) && session.is_relay_up(*relay));
+            let source = relay.map_or_else(|| session.connection(id.shard), ConnectionId::RelayedBy);
+            if self.sources.get(&id) == Some(&source) || !session.is_connected(source) {
+                continue;
+            }
+            if let Some(before) = self.sources.insert(id, source) {
+                left.entry((before, id.shard)).or_default().push(position.table);
+            }
+            wanted.entry((source, id.shard)).or_default().push(position);
+        }
+        for ((from, shard), tables) in left {
+            session.say(from, &Control::Unsubscribe { shard, tables });
+        }
+        for ((from, shard), positions) in wanted {
+            session.say(from, &Control::Subscribe { shard, positions, is_question: false });
+        }
+    }
+
+    /// A connection is gone, and with it the streams that came over it, or went.
+    pub(super) fn lose(&mut self, session: &mut Session, tables: &Tables, connection: ConnectionId) {
+        self.sources.retain(|_, source| *source != connection);
+        self.passed_on.values_mut().for_each(|stream| stream.forget(connection));
+        self.settle(session, tables);
+    }
+
+    /// Something of a stream is missing: it is asked for from what is whole here, once; and if that does not help, from the
+    /// beginning.
+    pub(super) fn note_gap(&mut self, session: &mut Session, now: Time, tables: &Tables, id: StreamId) {
+        if self.gaps.contains_key(&id) {
+            return;
+        }
+        self.gaps.insert(id, now + limits::RESUBSCRIBE_AFTER);
+        self.ask_anew(session, tables, id);
+    }
+
+    /// Asks for a stream once more, from what is whole here.
+    pub(super) fn ask_anew(&mut self, session: &mut Session, tables: &Tables, id: StreamId) {
+        if let (Some(&source), Some(position)) = (self.sources.get(&id), position(tables, id)) {
+            let (shard, positions) = (id.shard, vec![position]);
+            session.say(source, &Control::Subscribe { shard, positions, is_question: false });
+        }
+    }
+
+    /// A version of a stream is whole here, which came over this connection.
+    pub(super) fn note_version(
+        &mut self,
+        session: &mut Session,
+        tables: &Tables,
+        id: StreamId,
+        version: Clock,
+        from: ConnectionId,
+    ) {
+        self.gaps.remove(&id);
+        if self.sources.get(&id) == Some(&from) {
+            self.patience.asked.remove(&id);
+            let table = TableId(id.table as u32);
+            session.say(from, &Control::Seen { shard: id.shard, table, version });
+        } else if self.patience.asked.remove(&id) && from == session.connection(id.shard) {
+            // The shard had it, and the one that should have passed it on did not.
+            if let Some(relay) = self.routes.get(&id).copied().flatten() {
+                self.avoid(session, relay);
+                self.settle(session, tables);
+            }
+        }
+    }
+
+    fn avoid(&mut self, session: &mut Session, relay: WorkerId) {
+        if self.avoided.insert(relay) {
+            session.tell_coordinator(&Control::Unreachable { relay });
+        }
+    }
+
+    /// Codecs of some tables have changed: what comes by the former ones is not read any more.
+    pub(super) fn restart(&mut self, session: &mut Session, tables: &Tables, changed: &[usize]) {
+        self.sources.retain(|id, _| !changed.contains(&id.table));
+        self.settle(session, tables);
+        for (&id, stream) in self.passed_on.iter_mut().filter(|(id, _)| changed.contains(&id.table)) {
+            if let Some(chunks) = chunks_of(tables, id) {
+                stream.restart(&chunks, &mut |to, frame| session.send(to, frame));
+            }
+        }
+    }
+
+    /// Streams whose gaps were not closed: all of them is to be asked for.
+    pub(super) fn take_overdue_gaps(&mut self, now: Time) -> Vec<StreamId> {
+        let due: Vec<StreamId> =
+            self.gaps.iter().filter(|(_, due)| **due <= now).map(|(id, _)| *id).collect();
+        for id in &due {
+            self.gaps.insert(*id, now + limits::RESUBSCRIBE_AFTER);
+        }
+        due
+    }
+
+    /// Looks after what is waited for: `waiting` are the streams that a request waits for.
+    pub(super) fn handle_timeout(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &Tables,
+        waiting: impl Iterator<Item = StreamId>,
+    ) {
+        if self.patience.next.is_none_or(|next| next > now) {
+            return;
+        }
+        let relays: BTreeSet<WorkerId> = self.routes.values().flatten().copied().collect();
+        let down: BTreeSet<WorkerId> =
+            relays.into_iter().filter(|relay| !session.is_relay_up(*relay)).collect();
+        let still_down: Vec<WorkerId> = down.intersection(&self.patience.down).copied().collect();
+        still_down.into_iter().for_each(|relay| self.avoid(session, relay));
+        let waiting: BTreeMap<StreamId, Option<Clock>> = waiting
+            .filter(|id| matches!(self.sources.get(id), Some(ConnectionId::RelayedBy(_))))
+            .filter_map(|id| Some((id, position(tables, id)?.version)))
+            .collect();
+        for (&id, version) in &waiting {
+            let stands_still = self.patience.waiting.get(&id) == Some(version);
+            if let Some(position) = position(tables, id).filter(|_| stands_still) {
+                let (shard, positions) = (id.shard, vec![position]);
+                let question = Control::Subscribe { shard, positions, is_question: true };
+                session.say(session.connection(shard), &question);
+                self.patience.asked.insert(id);
+            }
+        }
+        let asked = std::mem::take(&mut self.patience.asked);
+        let next = Some(now + limits::RELAY_PATIENCE);
+        self.patience = Patience { next, waiting, asked, down };
+    }
+
+    pub(super) fn next_timeout(&self) -> Option<Time> {
+        self.gaps.values().copied().chain(self.patience.next).min()
+    }
+
+    // To whom they are passed on.
+
+    /// A worker wants streams passed on to it.
+    pub(super) fn subscribe(
+        &mut self,
+        session: &mut Session,
+        tables: &Tables,
+        to: ConnectionId,
+        shard: ShardId,
+        positions: &[Position],
+    ) {
+        for position in positions {
+            let id = StreamId { table: position.table.0 as usize, shard };
+            let Some(chunks) = chunks_of(tables, id) else { continue };
+            let stream = self.passed_on.entry(id).or_default();
+            if !stream.is_followed() {
+                stream.skip_to(chunks.replica.version(chunks.stream));
+            }
+            stream.subscribe(to, *position, &chunks, &mut |to, frame| session.send(to, frame));
+        }
+    }
+
+    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) {
+        for table in tables {
+            if let Some(stream) = self.passed_on.get_mut(&StreamId { table: table.0 as usize, shard }) {
+                stream.forget(from);
+            }
+        }
+    }
+
+    /// A worker that streams are passed on to has a version.
+    pub(super) fn note_seen(
+        &mut self,
+        session: &mut Session,
+        tables: &Tables,
+        from: ConnectionId,
+        id: StreamId,
+        version: Clock,
+    ) {
+        if let (Some(stream), Some(chunks)) = (self.passed_on.get_mut(&id), chunks_of(tables, id)) {
+            stream.note_seen(from, version, &chunks, &mut |to, frame| session.send(to, frame));
+        }
+    }
+
+    /// Passes a frame on as it is, if somebody follows its stream here.
+    pub(super) fn pass_on(&mut self, session: &mut Session, id: StreamId, update: Update, payload: &[u8]) {
+        let count = self.passed_on.len();
+        let Some(stream) = self.passed_on.get_mut(&id).filter(|stream| stream.is_followed()) else { return };
+        let body = Body::Counted(payload.into());
+        stream.publish(update, &body, payload.len(), &mut |to, frame| session.send(to, frame));
+        stream.trim(limits::STREAM_LOG_BYTES / count);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.passed_on.values().map(Stream::log_bytes).sum()
+    }
+}
