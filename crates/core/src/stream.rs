@@ -255,3 +255,6 @@ impl Logged {
         frame.into_iter().for_each(|frame| send(to, frame));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@
 
 mod channel;
 mod connection;
+mod directory;
 mod event;
 mod landing;
 mod node;
@@ -25,10 +26,10 @@ use crate::queue::Queue;
 use crate::rule::{FrameView, RuleSet};
 use channel::Flight;
 use connection::{Connection, End};
+use directory::Directory;
 use event::Event;
 use landing::{land_behind, stray};
 use node::{Node, Rebirth, label};
-use paramill_core::address::Addresses;
 use paramill_core::fault::Delay;
 use paramill_core::limits::LANDING_FRAMES;
 use paramill_core::prng::Prng;
@@ -48,7 +49,7 @@ pub struct World<R> {
     queue: Queue<Event>,
     nodes: Vec<Node<R>>,
     by_id: BTreeMap<NodeId, usize>,
-    by_address: BTreeMap<String, usize>,
+    directory: Directory,
     connections: Vec<Connection>,
     network: Network,
     /// Frames on links that are shared.
@@ -83,7 +84,7 @@ impl<R: Role> World<R> {
             queue: Queue::new(),
             nodes: Vec::new(),
             by_id: BTreeMap::new(),
-            by_address: BTreeMap::new(),
+            directory: Directory::default(),
             connections: Vec::new(),
             network,
             travelling: Travelling::default(),
@@ -103,7 +104,7 @@ impl<R: Role> World<R> {
     pub fn add(&mut self, id: NodeId, address: &str, host: HostId, handling: Duration, role: R) {
         let index = self.nodes.len();
         self.by_id.insert(id, index);
-        self.by_address.insert(address.to_owned(), index);
+        self.directory.enter(address, index);
         let dice = Prng::fork(self.seed, label(id));
         self.nodes.push(Node::new(id, host, handling, dice, role));
         // A role may have something to say before anything happened to it.
@@ -125,10 +126,14 @@ impl<R: Role> World<R> {
         self.restart(id, at, build);
     }
 
+    fn listen(&mut self, index: usize) {
+        self.nodes[index].role.handle_listening(self.now, Some(self.directory.of(index)));
+    }
+
     /// Others reach a node at this address too.
     pub fn add_address(&mut self, id: NodeId, address: &str) {
         if let Some(&node) = self.by_id.get(&id) {
-            self.by_address.insert(address.to_owned(), node);
+            self.directory.enter(address, node);
         }
     }
 
@@ -342,7 +347,7 @@ impl<R: Role> World<R> {
     /// Whether the accounts of all roles add up, also of those that were not asked after their last event.
     fn check_all(&self) -> Result<(), Violation> {
         let living = (0..self.nodes.len()).filter(|&index| self.nodes[index].ended.is_none());
-        let mut checks = living.map(|index| self.check(index));
+        let mut checks = living.map(|index| self.nodes[index].check());
         checks.try_for_each(|check| check).map_err(|what| Violation { at: self.now, what })
     }
 
@@ -535,11 +540,7 @@ impl<R: Role> World<R> {
                 Output::Send { to, frame } => self.queue_frame(index, to, frame),
                 Output::Connect { connection, address } => self.dial(index, connection, &address),
                 Output::Disconnect { connection } => self.close(index, connection),
-                Output::Listen => {
-                    let own = self.by_address.iter().filter(|(_, node)| **node == index);
-                    let addresses: Addresses = own.map(|(address, _)| address.clone()).collect();
-                    self.nodes[index].role.handle_listening(self.now, Some(addresses));
-                }
+                Output::Listen => self.listen(index),
                 Output::Log(_, line) => self.note(index, &line),
                 Output::Stop { error } => {
                     if let Some(error) = &error {
@@ -562,23 +563,13 @@ impl<R: Role> World<R> {
             // An account of thousands of peers costs more than an event.
             if node.unchecked > self.nodes.len() / EVENTS_PER_CHECK {
                 self.nodes[index].unchecked = 0;
-                self.check(index)?;
+                self.nodes[index].check()?;
             }
             if let Some(at) = self.nodes[index].role.next_timeout() {
                 self.set_timer(index, at);
             }
         }
         Ok(())
-    }
-
-    /// Whether a role's account of itself adds up.
-    fn check(&self, index: usize) -> Result<(), String> {
-        let Node { id, role, .. } = &self.nodes[index];
-        let backlog = role.backlog_bytes();
-        if backlog > 0 {
-            return Err(format!("{id} counts {backlog} bytes of outputs, and all were taken"));
-        }
-        role.check().map_err(|what| format!("{id}: {what}"))
     }
 
     fn set_timer(&mut self, index: usize, at: Time) {
@@ -610,7 +601,7 @@ impl<R: Role> World<R> {
 
     fn dial(&mut self, index: usize, name: ConnectionId, address: &str) {
         let Node { id, life, .. } = self.nodes[index];
-        let target = self.by_address.get(address).copied();
+        let target = self.directory.find(address);
         let reached = match target {
             Some(target) => match self.rules.on_connect(self.now, id, self.nodes[target].id) {
                 Some(why) => Err(why),

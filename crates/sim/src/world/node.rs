@@ -4,6 +4,7 @@ use super::event::Event;
 use super::reader::Reader;
 use crate::network::HostId;
 use paramill_core::prng::Prng;
+use paramill_core::role::Role;
 use paramill_core::types::{ConnectionId, NodeId, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -54,6 +55,18 @@ impl<R> Node<R> {
             unchecked: 0,
             ended: None,
         }
+    }
+}
+
+impl<R: Role> Node<R> {
+    /// Whether the role's account of itself adds up.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Node { id, role, .. } = self;
+        let backlog = role.backlog_bytes();
+        if backlog > 0 {
+            return Err(format!("{id} counts {backlog} bytes of outputs, and all were taken"));
+        }
+        role.check().map_err(|what| format!("{id}: {what}"))
     }
 }
 
