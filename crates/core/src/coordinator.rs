@@ -194,7 +194,7 @@ impl Coordinator {
             }
             Control::Reached { addresses } => self.register_worker(worker, addresses),
             Control::Unreachable { relay } => {
-                if self.routes.note_out_of_reach(relay) {
+                if self.routes.note_out_of_reach(worker, relay) {
                     self.log(format!(
                         "{worker} does not get what {relay} should pass on; {relay} is a leaf from now on"
                     ));
@@ -209,15 +209,16 @@ impl Coordinator {
 
     /// A worker says where others reach it.
     fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
-        let checked = addresses.as_ref().map_or(Ok(()), Addresses::check);
-        match (checked, self.workers.incarnation(worker)) {
-            (Ok(()), Some(incarnation)) => {
-                self.routes.register(worker, incarnation, addresses);
-                self.route();
+        let Some(incarnation) = self.workers.incarnation(worker) else { return };
+        let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
+            Ok(()) => addresses,
+            Err(why) => {
+                self.log(format!("{worker} gave {why}; nothing is passed on by it"));
+                None
             }
-            (Ok(()), None) => {}
-            (Err(why), _) => self.log(format!("{worker} gave {why}")),
-        }
+        };
+        self.routes.register(worker, incarnation, addresses);
+        self.route();
     }
 
     /// Tells workers from whom they get streams, where that has changed.

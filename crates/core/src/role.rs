@@ -30,11 +30,13 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Memory that was taken for this frame alone.
+    /// Memory that was taken for this frame, or for it and a few others.
     pub fn memory_bytes(&self) -> usize {
         match &self.body {
             Body::Bytes(bytes) => size_of::<Frame>() + bytes.len(),
-            Body::Empty | Body::Counted(_) | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
+            // Others may have it too; who is last keeps it.
+            Body::Counted(bytes) => size_of::<Frame>() + bytes.len(),
+            Body::Empty | Body::Shared { .. } | Body::Stored { .. } => size_of::<Frame>(),
         }
     }
 }

@@ -528,6 +528,11 @@ impl Shard {
             let message = format!("{worker} asks for streams of {shard} here");
             return Err(Fault { cause: Cause::Protocol, message });
         }
+        if positions.len() > self.tables.len() {
+            let (asked, tables) = (positions.len(), self.tables.len());
+            let message = format!("{worker} asks for {asked} streams, and there are {tables} tables");
+            return Err(Fault { cause: Cause::Protocol, message });
+        }
         for position in positions {
             let table = self.broadcast_table(worker, position.table)?;
             self.delivery.subscribe(worker, *position, is_question, self.tables.get(table));

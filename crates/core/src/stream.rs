@@ -80,6 +80,9 @@ pub(crate) trait Chunks {
     /// How many there are.
     fn count(&self) -> usize;
 
+    /// The version of a chunk by its place; `None` while it has no values.
+    fn version(&self, index: usize) -> Option<Clock>;
+
     /// The values of a chunk by its place, in a frame that is a part of this version; `None` while there are none.
     fn frame(&self, index: usize, round: Clock) -> Option<Frame>;
 }
@@ -125,7 +128,8 @@ impl Stream {
         }
         self.version = Some(number);
         let closed = std::mem::take(&mut self.open);
-        if closed.frames.iter().any(|logged| logged.payload.is_some()) {
+        let is_whole = closed.frames.first().is_some_and(|first| first.update.piece.sequence == 0);
+        if is_whole && closed.frames.iter().any(|logged| logged.payload.is_some()) {
             self.log.push_back(closed);
         } else {
             // A receiver that has missed it is sent the values as they are by then.
@@ -159,7 +163,8 @@ impl Stream {
             Ordering::Less => {}
             Ordering::Greater => drop(self.early.insert(to, position)),
             Ordering::Equal => {
-                let have = position.version;
+                // Who has more than there is here is sent it again, and knows it.
+                let have = position.version.min(self.version);
                 self.receivers.insert(to, Receiver { sent: have, seen: have, is_current: false });
                 self.catch_up(to, chunks, send);
             }
@@ -171,9 +176,9 @@ impl Stream {
         self.version > position.version
     }
 
-    /// Whether frames have to be kept: somebody follows it, or did.
+    /// Whether there are receivers, or will be when the epoch of their codecs begins.
     pub(crate) fn is_followed(&self) -> bool {
-        !self.receivers.is_empty()
+        !self.receivers.is_empty() || !self.early.is_empty()
     }
 
     /// A version is whole that was not published here, since nobody followed.
@@ -208,6 +213,7 @@ impl Stream {
         let Some(receiver) = self.receivers.get_mut(&to).filter(|receiver| receiver.has_room()) else {
             return;
         };
+        let mut has_all_chunks = false;
         if let Some(version) = self.version.filter(|version| receiver.sent < Some(*version)) {
             let next = receiver.sent.and_then(|sent| sent.checked_add(1));
             match self.log.iter().position(|logged| Some(logged.number) == next) {
@@ -218,9 +224,18 @@ impl Stream {
                 None => {
                     let all = (0..chunks.count()).filter_map(|index| chunks.frame(index, version));
                     all.for_each(|frame| send(to, frame));
+                    has_all_chunks = true;
                 }
             }
             receiver.sent = Some(version);
+        }
+        if !has_all_chunks {
+            // Chunks of the next version that came while nobody followed are in no log.
+            let logged = self.open.frames.first().map(|first| first.update.piece.sequence as usize);
+            let round = self.version.map_or(0, |version| version.saturating_add(1));
+            let is_newer = |index: &usize| chunks.version(*index) > self.version;
+            let newer = (0..logged.unwrap_or(chunks.count())).filter(is_newer);
+            newer.filter_map(|index| chunks.frame(index, round)).for_each(|frame| send(to, frame));
         }
         self.open.frames.iter().for_each(|logged| logged.send(to, chunks, send));
         receiver.is_current = true;

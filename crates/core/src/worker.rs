@@ -512,7 +512,7 @@ impl Worker {
             }
             Control::Status(status) => self.traffic.tickets_mut().set_status(&status),
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
-            Control::Change { epoch, change } => self.take_change(epoch, &change),
+            Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::Routes(routes) => self.traffic.take_routes(&mut self.session, now, routes),
             Control::Left => self.traffic.tickets_mut().left(),
             Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
@@ -535,15 +535,15 @@ impl Worker {
             return;
         };
         for (epoch, change) in known.changes_to(&plan) {
-            self.apply_change(epoch, &change);
+            self.apply_change(now, epoch, &change);
         }
     }
 
-    fn take_change(&mut self, epoch: u32, change: &Change) {
+    fn take_change(&mut self, now: Time, epoch: u32, change: &Change) {
         // Without a plan the whole of it is still to come. Epochs that are about other workers are left out.
         let Some(plan) = self.session.plan().filter(|plan| plan.epoch < epoch) else { return };
         match plan.check_change(change) {
-            Ok(()) => self.apply_change(epoch, change),
+            Ok(()) => self.apply_change(now, epoch, change),
             Err(why) => {
                 let sentence = format!("the coordinator's change of the plan cannot be used: {why}");
                 self.session.fail(WorkerError::Table(sentence));
@@ -552,12 +552,12 @@ impl Worker {
     }
 
     /// The one way from an epoch to the next.
-    fn apply_change(&mut self, epoch: u32, change: &Change) {
+    fn apply_change(&mut self, now: Time, epoch: u32, change: &Change) {
         self.session.apply(epoch, change);
         match change {
             // A worker that is declared dead hears it from the nodes that refuse it.
             Change::Joining { .. } | Change::Joined { .. } | Change::Left { .. } => {}
-            Change::Policy(rule) => self.traffic.follow(&mut self.session, &self.registry, rule),
+            Change::Policy(rule) => self.traffic.follow(&mut self.session, &self.registry, now, rule),
         }
     }
 
@@ -595,7 +595,10 @@ impl Role for Worker {
     }
 
     fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
-        self.session.accept(hello)
+        let welcome = self.session.accept(hello)?;
+        // A connection that this one takes the place of may have followed streams.
+        self.traffic.lose_streams(&mut self.session, welcome.you.into());
+        Ok(welcome)
     }
 
     fn handle_listening(&mut self, _now: Time, addresses: Option<Addresses>) {

@@ -205,6 +205,15 @@ pub(super) fn check_table(
                  that b and tau2 are the same on all servers; leave out `server`, or b and tau2"
             )));
         }
+        if let Some((other, known)) = &before
+            && policy.is_broadcast()
+            && known.to_string() != sync.to_string()
+        {
+            return Err(fault(format!(
+                "`{known}` on {other}, `{sync}` on {server}: where versions are broadcast a worker goes on by one model; leave out \
+                 `server`"
+            )));
+        }
         before = before.or(Some((server, sync)));
     }
     Ok(())

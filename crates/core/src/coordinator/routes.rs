@@ -19,6 +19,18 @@ pub(super) struct Routes {
     trouble: Option<String>,
     /// It was said.
     is_troubled: bool,
+    /// Counts what changes trees, beside the workers that there are.
+    revision: u64,
+    /// The routes that were made last.
+    made: Option<Made>,
+}
+
+/// Routes, and what they follow from.
+#[derive(Debug)]
+struct Made {
+    revision: u64,
+    workers: Vec<WorkerId>,
+    routes: BTreeMap<WorkerId, Vec<Route>>,
 }
 
 /// Where a worker is reached by others.
@@ -34,6 +46,10 @@ impl Routes {
     /// A worker says where others reach it. One that was out of reach may be so again: only another process is tried anew.
     pub(super) fn register(&mut self, worker: WorkerId, incarnation: u64, addresses: Option<Addresses>) {
         let known = self.receivers.get(&worker).filter(|known| known.incarnation == incarnation);
+        if known.is_some_and(|known| known.addresses == addresses) {
+            return;
+        }
+        self.revision += 1;
         let is_out_of_reach = known.is_some_and(|known| known.is_out_of_reach);
         self.receivers.insert(worker, Reached { incarnation, addresses, is_out_of_reach });
     }
@@ -43,10 +59,14 @@ impl Routes {
         self.receivers.get(&worker).is_some_and(|known| Some(known.incarnation) == incarnation)
     }
 
-    /// Somebody does not get what a worker should pass on: it is a leaf from now on. Whether that is new.
-    pub(super) fn note_out_of_reach(&mut self, worker: WorkerId) -> bool {
-        let known = self.receivers.get_mut(&worker);
-        known.is_some_and(|known| !std::mem::replace(&mut known.is_out_of_reach, true))
+    /// A worker does not get what another should pass on to it: that one is a leaf from now on. Whether that is new.
+    pub(super) fn note_out_of_reach(&mut self, by: WorkerId, worker: WorkerId) -> bool {
+        let is_its = |route: &Route| route.relay.as_ref().is_some_and(|relay| relay.worker == worker);
+        let is_told = self.told.get(&by).is_some_and(|routes| routes.iter().any(is_its));
+        let known = self.receivers.get_mut(&worker).filter(|_| is_told);
+        let is_new = known.is_some_and(|known| !std::mem::replace(&mut known.is_out_of_reach, true));
+        self.revision += u64::from(is_new);
+        is_new
     }
 
     /// What was told to a worker is lost with its connection.
@@ -62,11 +82,15 @@ impl Routes {
         plan: &Plan,
         workers: &[WorkerId],
     ) -> Vec<(WorkerId, Vec<Route>)> {
-        let mut routes: BTreeMap<WorkerId, Vec<Route>> =
-            workers.iter().map(|worker| (*worker, Vec::new())).collect();
-        for (text, tables) in groups(plan) {
-            self.add(registry, topology, plan, workers, (&text, &tables), &mut routes);
+        let is_same = |made: &Made| made.revision == self.revision && made.workers == workers;
+        if !self.made.as_ref().is_some_and(is_same) {
+            let mut routes = workers.iter().map(|worker| (*worker, Vec::new())).collect();
+            for (text, tables) in groups(plan) {
+                self.add(registry, topology, plan, workers, (&text, &tables), &mut routes);
+            }
+            self.made = Some(Made { revision: self.revision, workers: workers.to_vec(), routes });
         }
+        let mut routes = self.made.as_ref().map(|made| made.routes.clone()).unwrap_or_default();
         let told = &mut self.told;
         told.retain(|worker, _| routes.contains_key(worker));
         routes.retain(|worker, routes| told.get(worker) != Some(routes) && !(routes.is_empty()));

@@ -23,6 +23,10 @@ impl Chunks for Values {
         CHUNKS
     }
 
+    fn version(&self, index: usize) -> Option<Clock> {
+        self.versions[index]
+    }
+
     fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
         let version = self.versions[index]?;
         let update = Update { version, epoch: self.epoch, ..update(index, round) };
@@ -186,6 +190,21 @@ fn the_log_has_a_bound_in_versions_and_in_bytes() {
         (bench.stream.log_bytes(), bench.subscribe(3, 1, Some(last - 1))),
         (0, whole(3, last..=last, false))
     );
+}
+
+/// Its first frames came when nobody followed, or when other codecs held.
+#[test]
+fn a_version_that_is_followed_from_its_middle_on_is_whole() {
+    let mut bench = Bench::new();
+    bench.publish_whole(0, false);
+    bench.publish(0, 1, true);
+    bench.act(|stream, _, _| stream.skip_to(Some(0)));
+    assert_eq!(bench.subscribe(1, 1, Some(0)), [(worker(1), 1, 0, false)], "as it is by now");
+    assert_eq!(bench.publish(1, 1, true), [(worker(1), 1, 1, true)]);
+    assert_eq!(bench.subscribe(2, 1, Some(0)), [(worker(2), 1, 0, false), (worker(2), 1, 1, true)]);
+    bench.publish(2, 1, true);
+    // What is not logged from its first frame on is not sent from the log.
+    assert_eq!(bench.subscribe(3, 1, Some(0)), whole(3, 1..=1, false));
 }
 
 #[test]

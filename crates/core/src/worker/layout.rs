@@ -186,11 +186,12 @@ impl Layout {
         self.chunks[number as usize]
     }
 
-    /// The number of the chunk that holds a row, and the chunk.
+    /// The shard of a chunk, if there is such a chunk.
     pub(super) fn shard_of_chunk(&self, number: u32) -> Option<ShardId> {
         self.chunks.get(number as usize).map(|chunk| chunk.shard)
     }
 
+    /// The number of the chunk that holds a row, and the chunk.
     pub(super) fn chunk_of_row(&self, row: u32) -> (u32, &Chunk) {
         let element = u64::from(row) * self.row_width() as u64;
         let number = self.chunks.partition_point(|chunk| chunk.start <= element) - 1;

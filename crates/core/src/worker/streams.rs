@@ -28,6 +28,8 @@ pub(super) struct Streams {
     avoided: BTreeSet<WorkerId>,
     /// From whom they come now.
     sources: BTreeMap<StreamId, ConnectionId>,
+    /// How many frames of each have come.
+    taken: BTreeMap<StreamId, u64>,
     /// Those of which something is missing: when all of it is asked for.
     gaps: BTreeMap<StreamId, Time>,
     patience: Patience,
@@ -35,12 +37,12 @@ pub(super) struct Streams {
     passed_on: BTreeMap<StreamId, Stream>,
 }
 
-/// What was waited for when it was last looked at.
+/// What was here when it was last looked at.
 #[derive(Debug, Default)]
 struct Patience {
     next: Option<Time>,
-    /// Streams that a request waits for, and what was here of them.
-    waiting: BTreeMap<StreamId, Option<Clock>>,
+    /// How many frames had come of streams that others pass on.
+    taken: BTreeMap<StreamId, u64>,
     /// Of these, the ones that the shard was asked about.
     asked: BTreeSet<StreamId>,
     /// Workers that were not connected.
@@ -62,6 +64,10 @@ impl Chunks for ReplicaChunks<'_> {
 
     fn count(&self) -> usize {
         self.replica.chunk_count(self.stream)
+    }
+
+    fn version(&self, index: usize) -> Option<Clock> {
+        self.replica.chunk(self.stream, index).1
     }
 
     fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
@@ -106,6 +112,7 @@ impl Streams {
     ) {
         let relays = routes.iter().filter_map(|route| route.relay.clone());
         session.set_relays(now, relays.map(|relay| (relay.worker, relay.addresses)).collect());
+        self.sources.retain(|_, source| session.is_connected(*source));
         self.avoided.clear();
         self.patience = Patience::default();
         self.routes.clear();
@@ -180,16 +187,22 @@ impl Streams {
         from: ConnectionId,
     ) {
         self.gaps.remove(&id);
-        if self.sources.get(&id) == Some(&from) {
-            self.patience.asked.remove(&id);
-            let table = TableId(id.table as u32);
-            session.say(from, &Control::Seen { shard: id.shard, table, version });
-        } else if self.patience.asked.remove(&id) && from == session.connection(id.shard) {
+        let (table, shard) = (TableId(id.table as u32), session.connection(id.shard));
+        let source = self.sources.get(&id).copied();
+        let was_asked = self.patience.asked.remove(&id);
+        if was_asked && source != Some(from) && from == shard {
             // The shard had it, and the one that should have passed it on did not.
             if let Some(relay) = self.routes.get(&id).copied().flatten() {
                 self.avoid(session, relay);
                 self.settle(session, tables);
             }
+        } else if source != Some(shard) && (was_asked || from == shard) {
+            // The shard sends it too, since it was asked.
+            session.say(shard, &Control::Unsubscribe { shard: id.shard, tables: vec![table] });
+        }
+        // Whoever brought it: its source may send more.
+        if let Some(&source) = self.sources.get(&id) {
+            session.say(source, &Control::Seen { shard: id.shard, table, version });
         }
     }
 
@@ -205,6 +218,7 @@ impl Streams {
         self.settle(session, tables);
         for (&id, stream) in self.passed_on.iter_mut().filter(|(id, _)| changed.contains(&id.table)) {
             if let Some(chunks) = chunks_of(tables, id) {
+                stream.skip_to(chunks.replica.version(chunks.stream));
                 stream.restart(&chunks, &mut |to, frame| session.send(to, frame));
             }
         }
@@ -220,14 +234,8 @@ impl Streams {
         due
     }
 
-    /// Looks after what is waited for: `waiting` are the streams that a request waits for.
-    pub(super) fn handle_timeout(
-        &mut self,
-        session: &mut Session,
-        now: Time,
-        tables: &Tables,
-        waiting: impl Iterator<Item = StreamId>,
-    ) {
+    /// Asks shards about streams that others should pass on, and of which nothing has come for a while: there may be nothing.
+    pub(super) fn handle_timeout(&mut self, session: &mut Session, now: Time, tables: &Tables) {
         if self.patience.next.is_none_or(|next| next > now) {
             return;
         }
@@ -236,22 +244,26 @@ impl Streams {
             relays.into_iter().filter(|relay| !session.is_relay_up(*relay)).collect();
         let still_down: Vec<WorkerId> = down.intersection(&self.patience.down).copied().collect();
         still_down.into_iter().for_each(|relay| self.avoid(session, relay));
-        let waiting: BTreeMap<StreamId, Option<Clock>> = waiting
-            .filter(|id| matches!(self.sources.get(id), Some(ConnectionId::RelayedBy(_))))
-            .filter_map(|id| Some((id, position(tables, id)?.version)))
-            .collect();
-        for (&id, version) in &waiting {
-            let stands_still = self.patience.waiting.get(&id) == Some(version);
+        let is_relayed = |source: &ConnectionId| matches!(source, ConnectionId::RelayedBy(_));
+        let relayed = self.sources.iter().filter(|(_, source)| is_relayed(source));
+        let taken: BTreeMap<StreamId, u64> =
+            relayed.map(|(id, _)| (*id, self.taken.get(id).copied().unwrap_or(0))).collect();
+        let mut questions: BTreeMap<ShardId, Vec<Position>> = BTreeMap::new();
+        let mut asked = BTreeSet::new();
+        for (&id, taken) in &taken {
+            // A version may take long to come: only if nothing of it comes something may be wrong.
+            let stands_still = self.patience.taken.get(&id) == Some(taken);
             if let Some(position) = position(tables, id).filter(|_| stands_still) {
-                let (shard, positions) = (id.shard, vec![position]);
-                let question = Control::Subscribe { shard, positions, is_question: true };
-                session.say(session.connection(shard), &question);
-                self.patience.asked.insert(id);
+                questions.entry(id.shard).or_default().push(position);
+                asked.insert(id);
             }
         }
-        let asked = std::mem::take(&mut self.patience.asked);
+        for (shard, positions) in questions {
+            let question = Control::Subscribe { shard, positions, is_question: true };
+            session.say(session.connection(shard), &question);
+        }
         let next = Some(now + limits::RELAY_PATIENCE);
-        self.patience = Patience { next, waiting, asked, down };
+        self.patience = Patience { next, taken, asked, down };
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
@@ -269,7 +281,7 @@ impl Streams {
         shard: ShardId,
         positions: &[Position],
     ) {
-        for position in positions {
+        for position in positions.iter().take(tables.len()) {
             let id = StreamId { table: position.table.0 as usize, shard };
             let Some(chunks) = chunks_of(tables, id) else { continue };
             let stream = self.passed_on.entry(id).or_default();
@@ -300,6 +312,11 @@ impl Streams {
         if let (Some(stream), Some(chunks)) = (self.passed_on.get_mut(&id), chunks_of(tables, id)) {
             stream.note_seen(from, version, &chunks, &mut |to, frame| session.send(to, frame));
         }
+    }
+
+    /// A frame has come that brings a stream on.
+    pub(super) fn count(&mut self, id: StreamId) {
+        *self.taken.entry(id).or_default() += 1;
     }
 
     /// Passes a frame on as it is, if somebody follows its stream here.

@@ -176,7 +176,13 @@ impl Traffic {
 
     /// Lets the plan's policies hold for the tables that a rule is about. Where they change what frames mean, everything
     /// that is under way is sent again: servers take none of it as it was, and begin their answers anew.
-    pub(super) fn follow(&mut self, session: &mut Session, registry: &Registry, rule: &PolicyOverride) {
+    pub(super) fn follow(
+        &mut self,
+        session: &mut Session,
+        registry: &Registry,
+        now: Time,
+        rule: &PolicyOverride,
+    ) {
         let Some(plan) = session.plan() else { return };
         let changed = self.tables.changed_frames(plan);
         let under_way = self.requests.numbers(|request| changed.contains(&request.table()));
@@ -198,6 +204,8 @@ impl Traffic {
         }
         under_way.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.restart(session, &self.tables, &changed);
+        // Another model may need less.
+        self.answer_from_replicas(now);
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -677,12 +685,17 @@ impl Traffic {
         let taken = replica.take(stream, &update, payload);
         let version = replica.version(stream);
         match taken {
-            Taken::Applied => self.streams.pass_on(session, id, update, payload),
+            Taken::Applied => {
+                self.streams.count(id);
+                self.streams.pass_on(session, id, update, payload);
+            }
             // The end of a version matters, whatever brought its chunks.
             Taken::Known if version > before => self.streams.pass_on(session, id, update, payload),
             Taken::Known => {}
             Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
             Taken::Differs => {
+                // Each of those behind this worker compares for itself.
+                self.streams.pass_on(session, id, update, payload);
                 replica.forget(stream);
                 let name = local.name();
                 session.log(format!(
@@ -718,11 +731,7 @@ impl Traffic {
             }
             self.streams.ask_anew(session, &self.tables, id);
         }
-        let awaits =
-            |request: &&Request| request.wants_params() && self.tables[request.table()].is_broadcast();
-        let waiting = self.requests.values().filter(awaits);
-        let waiting = waiting.map(|request| StreamId { table: request.table(), shard: request.shard() });
-        self.streams.handle_timeout(session, now, &self.tables, waiting);
+        self.streams.handle_timeout(session, now, &self.tables);
     }
 
     // Partial pulls.

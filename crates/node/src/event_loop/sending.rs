@@ -82,8 +82,14 @@ impl<C: RoleCell> EventLoop<C> {
 
     /// Keeps a frame, with its bytes as they are now, until it is time.
     pub(super) fn make_late(&mut self, leaves: Time, key: u64, frame: Frame) {
-        let payload = self.cell.with(|role| role.payload(&frame.body).to_vec());
-        let frame = Frame { header: frame.header, body: Body::Bytes(payload) };
+        let mut header = frame.header;
+        let payload = self.cell.with(|role| {
+            if matches!(frame.body, Body::Stored { .. }) {
+                role.refresh(&mut header);
+            }
+            role.payload(&frame.body).to_vec()
+        });
+        let frame = Frame { header, body: Body::Bytes(payload) };
         self.next_key += 1;
         self.late.insert((leaves, self.next_key), Late { key, frame });
     }

@@ -6,11 +6,12 @@ use paramill_core::coordinator::JobConfig;
 use paramill_core::limits;
 use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
+use paramill_core::types::ServerId;
 use paramill_core::wire::Kind;
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
 const ELEMENTS: usize = 50;
-const TREES: [&str; 3] = ["star", "chain", "kary:k=2"];
+const TREES: [&str; 6] = ["star", "chain", "kary:k=2", "rotated:degree=2", "tree:degree=3", "auto"];
 
 /// Every tree with every codec.
 fn all(codecs: &[&'static str]) -> Vec<(&'static str, &'static str)> {
@@ -317,6 +318,37 @@ fn a_relay_that_passes_nothing_on_is_gone_around() {
     }
 }
 
+/// Nobody waits for anything there: it would train on what it has for ever.
+#[test]
+fn a_relay_that_passes_nothing_on_is_gone_around_under_asp_too() {
+    let mut bench = started(broadcast(3, 1, "asp", "chain"));
+    let (relay, next) = (bench.worker_node(0), bench.worker_node(1));
+    bench.world.hold(relay, next);
+    for _ in 0..3 {
+        round(&mut bench, 3);
+        bench.pass(3.0);
+    }
+    round(&mut bench, 3);
+    bench.pass(1.0);
+    for worker in 0..3 {
+        let now = bench.now();
+        let options = PullOptions { rows: None, now: true };
+        let ticket = bench.worker_mut(worker).pull(now, W, options).expect("it is dense");
+        assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
+    }
+    assert_all_hold_what_servers_published(&bench, 3);
+}
+
+#[test]
+fn who_waits_goes_on_when_another_model_lets_it() {
+    let mut bench = started(broadcast(2, 1, "bsp", "star"));
+    let ticket = iterate(&mut bench, 0, 1.0);
+    assert_eq!(bench.outcome(0, ticket), None);
+    bench.set(PolicyOverride::new("*", Policies::of([(Axis::Sync, "ssp:s=3")])));
+    bench.run();
+    assert_eq!(bench.outcome(0, ticket), Some(Ok(())));
+}
+
 /// A slow worker keeps everybody waiting; that is no fault of those who pass streams on.
 #[test]
 fn relays_are_not_gone_around_when_there_is_nothing_to_pass_on() {
@@ -328,6 +360,16 @@ fn relays_are_not_gone_around_when_there_is_nothing_to_pass_on() {
     for (worker, ticket) in tickets.into_iter().chain([last]).enumerate() {
         assert_eq!(bench.outcome(worker, ticket), Some(Ok(())));
     }
+}
+
+#[test]
+fn a_table_that_is_broadcast_has_one_model_on_all_servers() {
+    let registry = paramill_core::registry::Registry::builtin();
+    let mut config = broadcast(2, 2, "bsp", "star");
+    let policies = Policies::of([(Axis::Sync, "asp")]);
+    config.overrides.push(PolicyOverride { server: Some(ServerId(1)), ..PolicyOverride::new("*", policies) });
+    let why = config.check_tables(&registry, &[TableSpec::dense("w", [10])]).unwrap_err().to_string();
+    assert!(why.contains("a worker goes on by one model; leave out `server`"), "{why}");
 }
 
 #[test]

@@ -78,6 +78,10 @@ impl Chunks for Published<'_> {
         self.table.chunk_count()
     }
 
+    fn version(&self, index: usize) -> Option<Clock> {
+        self.table.published_version(index)
+    }
+
     fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
         self.table.published_version(index)?;
         let header = self.update(index, round).header(self.table.chunk(index).len * 4);
@@ -121,7 +125,9 @@ impl Streams {
         }
         state.next = 0;
         let count = self.by_table.len();
-        self.by_table.values_mut().for_each(|state| state.stream.trim(limits::STREAM_LOG_BYTES / count));
+        if let Some(state) = self.by_table.get_mut(&id) {
+            state.stream.trim(limits::STREAM_LOG_BYTES / count);
+        }
     }
 
     /// Somebody follows a table's stream from now on; if it only asks whether it has missed something, then if it has.

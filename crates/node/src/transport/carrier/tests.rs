@@ -316,7 +316,8 @@ fn a_peer_that_takes_nothing_is_waited_for_and_makes_a_carrier_congested() {
             assert!(queued as usize <= limits::MAX_BACKLOG_BYTES / megabyte + 64, "{}", way.name);
         }
         assert_eq!(near.carrier.flush(None, false).unwrap(), Flushed::Blocked, "{}", way.name);
-        assert!(!near.carrier.is_silent() && queued as usize > limits::MAX_BACKLOG_BYTES / megabyte);
+        // A socket's buffer may be shorter than one of them.
+        assert!(!near.carrier.is_silent() && queued as usize >= limits::MAX_BACKLOG_BYTES / megabyte);
         let mut seen = Vec::new();
         far.wait_for(PollFlags::IN);
         let mut flushed = Flushed::Blocked;
