@@ -325,7 +325,7 @@ fn wrong_peers_are_refused_with_a_reason() {
     // Another wire version, and a stranger: both are told why and hung up on, and the job does not mind.
     use std::io::{Read, Write};
     for (first, reason) in
-        [(*b"PMIL\x09", "wire version 9"), (*b"GET /", "does not speak Paramill's protocol")]
+        [(*b"PMIL\xc8", "wire version 200"), (*b"GET /", "does not speak Paramill's protocol")]
     {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -353,7 +353,7 @@ fn a_coordinator_of_another_release_is_named_at_once() {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 64]).unwrap();
         let mut answer = paramill_core::wire::Header::new(paramill_core::wire::Kind::Error).encode();
-        answer[4] = 9;
+        answer[4] = 200;
         stream.write_all(&answer).unwrap();
     });
     let job = Job::init(JobOptions::at(url)).unwrap();
@@ -361,7 +361,7 @@ fn a_coordinator_of_another_release_is_named_at_once() {
     let error = job.start().unwrap_err().to_string();
     let ours = paramill_core::wire::WIRE_VERSION;
     assert!(
-        error.contains(&format!("the peer speaks wire version 9, this release speaks {ours}")),
+        error.contains(&format!("the peer speaks wire version 200, this release speaks {ours}")),
         "{error}"
     );
     other_release.join().unwrap();
