@@ -1,8 +1,8 @@
 //! What frames travel over: a star of hosts by default, or three tiers of switches with links that flows share.
 //!
-//! Hosts that are the same host exchange frames without touching a link. The star ([`star`]) serves each link in the order
-//! of arrival and knows at once when a frame is received. The tiers ([`tiers`]) share links fairly, so that it is known only when the frame
-//! comes to its last link: a world asks for [`Network::step`] until then.
+//! Hosts that are the same host exchange frames without touching a link. The star (`star.rs`) serves each link in the order
+//! of arrival and knows at once when a frame is received. The tiers (`tiers.rs`) share links fairly, so that it is known only when the frame
+//! comes to its last link: a world asks for `Network::step` until then.
 
 mod background;
 mod fair_link;
