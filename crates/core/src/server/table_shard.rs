@@ -1,6 +1,7 @@
 //! One table on one shard: the layout of its chunks, its parameters, its open rounds, its codecs and its controller.
 
 mod answer_encoders;
+mod chunk_codec;
 mod gradient;
 mod halves;
 mod norms;

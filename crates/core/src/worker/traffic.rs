@@ -31,6 +31,7 @@ use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Rows that one pull frame asks for at most.
@@ -50,6 +51,8 @@ pub(super) struct Traffic {
     submitting: Vec<Clock>,
     tickets: Tickets,
     streams: Streams,
+    /// Requests that a replica will answer; some may have been given up since.
+    awaited: BTreeMap<StreamId, Vec<u64>>,
     reporter: Reporter,
 }
 
@@ -65,6 +68,7 @@ impl Traffic {
             submitting: Vec::new(),
             tickets: Tickets::default(),
             streams: Streams::default(),
+            awaited: BTreeMap::new(),
             reporter: Reporter::new(now),
         }
     }
@@ -205,7 +209,8 @@ impl Traffic {
         under_way.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.restart(session, &self.tables, &changed);
         // Another model may need less.
-        self.answer_from_replicas(now);
+        let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
+        awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
     }
 
     /// Without overlap: pulls after this clock may be sent.
@@ -345,8 +350,10 @@ impl Traffic {
                 (None, Sent::InPlace(_)) => {}
             }
         }
+        let replicated = |push: &TablePush| self.tables[push.table].is_broadcast().then_some(push.table);
+        let replicated: Vec<usize> = pushes.iter().filter_map(replicated).collect();
         let ticket = self.submit(session, pending.with_slabs(in_flight), clock, pushes);
-        self.answer_from_replicas(now);
+        replicated.into_iter().for_each(|table| self.answer_at_once(now, table));
         Ok(ticket)
     }
 
@@ -434,14 +441,18 @@ impl Traffic {
             let kind = RequestKind::Pull { rows: None, now: at_once };
             self.request(session, Request::new(shard, index, clock, ticket, kind).with_reply(Some(reply)));
         }
-        self.answer_from_replicas(now);
+        self.answer_at_once(now, index);
         ticket
     }
 
     /// Files a request and sends it if its server is connected.
     fn request(&mut self, session: &mut Session, request: Request) {
-        let shard = request.shard();
+        let (shard, table) = (request.shard(), request.table());
+        let is_awaited = request.wants_params() && self.tables[table].is_broadcast();
         let id = self.requests.insert(request);
+        if is_awaited {
+            self.awaited.entry(StreamId { table, shard }).or_default().push(id);
+        }
         if session.is_up(shard) {
             self.send_request(session, id);
         }
@@ -707,18 +718,36 @@ impl Traffic {
         }
         if let Some(version) = version.filter(|_| version > before) {
             self.streams.note_version(session, &self.tables, id, version, from);
-            self.answer_from_replicas(now);
+            self.answer_from_replica(now, id);
         }
     }
 
-    /// Answers requests that the replicas can answer.
-    fn answer_from_replicas(&mut self, now: Time) {
-        let tables = &self.tables;
-        let is_due = |request: &Request| request.is_answered_by(&tables[request.table()]);
-        for id in self.requests.numbers(is_due) {
-            let Some(request) = self.requests.get_mut(id) else { continue };
-            request.take_replica(&mut self.tables[request.table()]);
+    /// Answers requests for a table that its replica can answer as it is.
+    fn answer_at_once(&mut self, now: Time, table: usize) {
+        if !self.tables[table].is_broadcast() {
+            return;
+        }
+        let shards: Vec<ShardId> = self.tables[table].layout().shards().collect();
+        shards.into_iter().for_each(|shard| self.answer_from_replica(now, StreamId { table, shard }));
+    }
+
+    /// Answers requests that wait for a stream, as far as what is here of it allows.
+    fn answer_from_replica(&mut self, now: Time, stream: StreamId) {
+        let mut waiting = self.awaited.remove(&stream).unwrap_or_default();
+        waiting.retain(|&id| {
+            let Some(request) = self.requests.get_mut(id).filter(|request| request.wants_params()) else {
+                return false;
+            };
+            let local = &mut self.tables[stream.table];
+            if !request.is_answered_by(local) {
+                return true;
+            }
+            request.take_replica(local);
             self.end_answer(now, id, Ok(()), false);
+            false
+        });
+        if !waiting.is_empty() {
+            self.awaited.insert(stream, waiting);
         }
     }
 

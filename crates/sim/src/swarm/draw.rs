@@ -14,6 +14,7 @@ use paramill_core::consistency::SyncPolicy;
 use paramill_core::policy::{AXES, Axis, Info, Order, Policies, Policy, PolicyOverride, Text};
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
+use paramill_core::spec::SpecError;
 use paramill_core::table::glob_matches;
 use paramill_core::types::{AggregatorId, NodeId, ServerId, ShardId, Time, WorkerId};
 use std::collections::BTreeSet;
@@ -357,6 +358,12 @@ fn models(
     Ok(())
 }
 
+/// Whether a job can be started.
+fn check(registry: &Registry, scenario: &Scenario) -> Result<(), SpecError> {
+    let config = scenario.job_config("drawn");
+    config.check(registry).and_then(|()| config.check_tables(registry, &scenario.table_specs()))
+}
+
 /// Codecs of both directions, where the job as a whole may have them.
 fn codecs(
     dice: &mut Dice,
@@ -365,10 +372,7 @@ fn codecs(
     registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    let check = |scenario: &Scenario| {
-        let config = scenario.job_config("drawn");
-        config.check(registry).and_then(|()| config.check_tables(registry, &scenario.table_specs()))
-    };
+    let check = |scenario: &Scenario| check(registry, scenario);
     for (axis, p) in [(Axis::Codec, 0.5), (Axis::AnswerCodec, 0.4)] {
         if !dice.chance(p) {
             continue;
@@ -399,8 +403,7 @@ fn broadcast(
         let sync = SyncPolicy::parse(&registry.consistency, sync);
         sync.is_ok_and(|sync| sync.model.version_needed(0).is_some() && sync.overlap)
     };
-    let config = with_trees.job_config("drawn");
-    let fits = config.check(registry).and_then(|()| config.check_tables(registry, &with_trees.table_specs()));
+    let fits = check(registry, &with_trees);
     if fits.is_ok() && models_of(&with_trees).all(is_possible) {
         *scenario = with_trees;
     }

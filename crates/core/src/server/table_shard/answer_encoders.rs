@@ -1,13 +1,12 @@
 //! Encoding answers of tables that have an answer codec.
 
-use crate::codec::{Codec, Context, Decoder, Encoder};
-use crate::kernels;
+use super::chunk_codec::{ChunkCodec, context_of};
+use crate::codec::{Codec, Context};
 use crate::store::Buffer;
 use crate::table::{Layout, TableSpec};
 use crate::types::{Clock, NodeId};
 use crate::wire::DType;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// A shard's end of a table's answer codec, if it has one.
 #[derive(Debug)]
@@ -46,12 +45,9 @@ pub(super) struct ChunkToSend<'a> {
 /// How answers are encoded.
 #[derive(Debug)]
 struct AnswerCodec {
-    encoder: Encoder,
+    codec: ChunkCodec,
     /// When answers are differences: what each worker or aggregator holds, which is also what was not sent to it yet.
     mirrors: Option<BTreeMap<NodeId, Mirror>>,
-    decoder: Decoder,
-    difference: Vec<f32>,
-    payload: Vec<u8>,
 }
 
 /// A receiver's copy of the table's chunks on this shard, for answers that are differences.
@@ -71,7 +67,7 @@ impl AnswerEncoders {
         }
         let elements = answer.element_type().filter(|&dtype| !spec.rows || dtype == DType::F32);
         Ok(AnswerEncoders {
-            codec: elements.is_none().then(|| AnswerCodec::new(Arc::new(answer))),
+            codec: elements.is_none().then(|| AnswerCodec::new(answer)),
             elements: elements.unwrap_or_default(),
         })
     }
@@ -121,22 +117,14 @@ impl AnswerEncoders {
 }
 
 impl AnswerCodec {
-    fn new(codec: Arc<Codec>) -> AnswerCodec {
-        AnswerCodec {
-            mirrors: codec.is_for_differences().then(BTreeMap::new),
-            decoder: Decoder::new(codec.clone()),
-            encoder: Encoder::without_memory(codec),
-            difference: Vec::new(),
-            payload: Vec::new(),
-        }
+    fn new(codec: Codec) -> AnswerCodec {
+        let codec = ChunkCodec::new(codec);
+        AnswerCodec { mirrors: codec.makes_differences().then(BTreeMap::new), codec }
     }
 
     fn encode(&mut self, values: &[f32], context: &Context<'_>) -> AnswerPayload {
-        self.payload.clear();
-        match self.encoder.encode(0, values, context, &mut self.payload) {
-            Ok(()) => AnswerPayload::encoded(&self.payload),
-            Err(_) => AnswerPayload::plain(values),
-        }
+        let encoded = self.codec.encode(values, context).map(AnswerPayload::encoded);
+        encoded.unwrap_or_else(|| AnswerPayload::plain(values))
     }
 
     fn encode_chunk(
@@ -145,14 +133,7 @@ impl AnswerCodec {
         ChunkToSend { index, version, values }: ChunkToSend<'_>,
         receiver: NodeId,
     ) -> AnswerPayload {
-        let chunk = layout.chunks()[index];
-        let context = Context {
-            step: version,
-            // Answers leave nothing to chance.
-            seed: 0,
-            layer_elements: layout.spec().largest_layer(),
-            ..Context::default()
-        };
+        let (chunk, context) = (layout.chunks()[index], context_of(layout, version));
         let Some(mirrors) = &mut self.mirrors else { return self.encode(values, &context) };
         let mirror = mirrors.entry(receiver).or_insert_with(|| Mirror {
             values: Buffer::zeroed(layout.elements()),
@@ -163,19 +144,7 @@ impl AnswerCodec {
             held.copy_from_slice(values);
             return AnswerPayload::plain(values);
         }
-        self.difference.clear();
-        self.difference.extend_from_slice(values);
-        kernels::add_scaled(&mut self.difference, held, -1.0);
-        self.payload.clear();
-        let context = Context { parameters: held, ..context };
-        let encoded = self.encoder.encode(0, &self.difference, &context, &mut self.payload);
-        // The receiver does the same, to the bit.
-        match encoded.and_then(|()| self.decoder.decode_add(&self.payload, held)) {
-            Ok(()) => AnswerPayload::encoded(&self.payload),
-            Err(_) => {
-                held.copy_from_slice(values);
-                AnswerPayload::plain(values)
-            }
-        }
+        let encoded = self.codec.encode_onto(held, values, &context).map(AnswerPayload::encoded);
+        encoded.unwrap_or_else(|| AnswerPayload::plain(values))
     }
 }

@@ -1,7 +1,7 @@
 //! What a shard has broadcast of a table, and how the next version is made of the parameters.
 
-use crate::codec::{Codec, Context, Decoder, Encoder};
-use crate::kernels;
+use super::chunk_codec::{ChunkCodec, context_of};
+use crate::codec::Codec;
 use crate::role::Body;
 use crate::store::Buffer;
 use crate::stream::Digest;
@@ -17,16 +17,7 @@ pub(super) struct Publication {
     values: Buffer,
     /// The version of each chunk; `None` before it was published.
     versions: Vec<Option<Clock>>,
-    codec: Option<PublicationCodec>,
-}
-
-#[derive(Debug)]
-struct PublicationCodec {
-    encoder: Encoder,
-    decoder: Decoder,
-    makes_differences: bool,
-    difference: Vec<f32>,
-    payload: Vec<u8>,
+    codec: Option<ChunkCodec>,
 }
 
 /// A chunk as it is broadcast.
@@ -50,13 +41,13 @@ impl Publication {
         Publication {
             values: Buffer::zeroed(layout.elements()),
             versions: vec![None; layout.chunks().len()],
-            codec: PublicationCodec::new(answer),
+            codec: codec_of(answer),
         }
     }
 
     /// Makes the next versions by another codec.
     pub(super) fn set_codec(&mut self, answer: Codec) {
-        self.codec = PublicationCodec::new(answer);
+        self.codec = codec_of(answer);
     }
 
     /// Publishes a chunk, by its place on the shard, as a part of a version.
@@ -69,16 +60,10 @@ impl Publication {
     ) -> PublishedChunk {
         let held = &mut self.values.as_mut_slice()[layout.chunks()[index].range()];
         let is_first = self.versions[index].replace(version).is_none();
-        let context = Context {
-            step: version,
-            // What is broadcast leaves nothing to chance.
-            seed: 0,
-            layer_elements: layout.spec().largest_layer(),
-            ..Context::default()
-        };
-        let codec = self.codec.as_mut().filter(|codec| !(codec.makes_differences && is_first));
-        if let Some(payload) = codec.and_then(|codec| codec.encode(&context, parameters, held)) {
-            return PublishedChunk { form: Form::Encoded, payload: Some(payload) };
+        let context = context_of(layout, version);
+        let codec = self.codec.as_mut().filter(|codec| !(codec.makes_differences() && is_first));
+        if let Some(payload) = codec.and_then(|codec| codec.encode_onto(held, parameters, &context)) {
+            return PublishedChunk { form: Form::Encoded, payload: Some(payload.into()) };
         }
         held.copy_from_slice(parameters);
         PublishedChunk { form: Form::PLAIN, payload: None }
@@ -109,34 +94,7 @@ impl Publication {
     }
 }
 
-impl PublicationCodec {
-    fn new(codec: Codec) -> Option<PublicationCodec> {
-        let makes_differences = codec.is_for_differences();
-        let codec = Arc::new(codec);
-        (!codec.is_none()).then(|| PublicationCodec {
-            encoder: Encoder::without_memory(codec.clone()),
-            decoder: Decoder::new(codec),
-            makes_differences,
-            difference: Vec::new(),
-            payload: Vec::new(),
-        })
-    }
-
-    /// What brings a chunk from what is held to the parameters, or near to them; what is held is then what receivers have.
-    /// `None` when it cannot be encoded: it is published as it is.
-    fn encode(&mut self, context: &Context<'_>, parameters: &[f32], held: &mut [f32]) -> Option<Arc<[u8]>> {
-        self.payload.clear();
-        if self.makes_differences {
-            self.difference.clear();
-            self.difference.extend_from_slice(parameters);
-            kernels::add_scaled(&mut self.difference, held, -1.0);
-            let context = Context { parameters: held, ..*context };
-            self.encoder.encode(0, &self.difference, &context, &mut self.payload).ok()?;
-            self.decoder.decode_add(&self.payload, held).ok()?;
-        } else {
-            self.encoder.encode(0, parameters, context, &mut self.payload).ok()?;
-            self.decoder.decode(&self.payload, held).ok()?;
-        }
-        Some(self.payload.as_slice().into())
-    }
+/// The codec that versions are made by; `None` where they travel as values.
+fn codec_of(answer: Codec) -> Option<ChunkCodec> {
+    (!answer.is_none()).then(|| ChunkCodec::new(answer))
 }
