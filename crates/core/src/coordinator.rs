@@ -488,7 +488,9 @@ impl Coordinator {
             Some(epochs) => {
                 let plan = epochs.newest();
                 let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
-                Switching { config, registry, plan, workers }.check(&rule).map(|done| (done, plan.epoch + 1))
+                let has_aggregators = self.aggregators.ids().next().is_some();
+                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };
         match outcome {

@@ -66,6 +66,8 @@ pub const DIGEST_EVERY: u64 = 16;
 pub const MAX_VERSIONS_LOGGED: usize = 64;
 /// Bytes of recent versions that a node keeps, of all streams together, for receivers that have missed them.
 pub const STREAM_LOG_BYTES: usize = 32 << 20;
+/// Changes of a codec's threshold that a node reports.
+pub const MAX_ROOM_CHANGES: usize = 8;
 /// Barriers that a worker may wait at.
 pub const MAX_BARRIERS: usize = 64;
 /// Bytes in a sentence for people, such as a reason or what a worker waits for.

@@ -14,9 +14,10 @@ mod replica;
 pub(crate) use digest::Digest;
 pub(crate) use replica::{Replica, Taken};
 
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::types::{Clock, ConnectionId};
+use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::Position;
 use crate::wire::frame::Update;
 use std::cmp::Ordering;
@@ -35,6 +36,29 @@ pub(crate) struct Stream {
     receivers: BTreeMap<ConnectionId, Receiver>,
     /// Who asked for frames by codecs that are to hold in an epoch which has not begun here.
     early: BTreeMap<ConnectionId, Position>,
+    /// The versions that left last, for what receivers' links carry.
+    left: VecDeque<Left>,
+}
+
+/// A version that left.
+#[derive(Debug, Clone, Copy, Default)]
+struct Left {
+    number: Clock,
+    bytes: u64,
+    /// When its first frame left.
+    first: Time,
+    /// When its last one did.
+    last: Time,
+}
+
+impl Left {
+    /// What a receiver's link carries, if it has the version now. While frames wait for the link all of the time counts; a
+    /// link for which they do not wait carries more than comes.
+    fn reading(&self, now: Time) -> Option<Reading> {
+        let (all, rest) = (now.since(self.first), now.since(self.last));
+        let has_waited = rest * 10 > all;
+        Reading::transfer(self.bytes, if has_waited { all } else { rest })
+    }
 }
 
 /// Frames of a version.
@@ -91,6 +115,7 @@ impl Stream {
     /// A frame of the next version: everybody who is current gets it.
     pub(crate) fn publish(
         &mut self,
+        now: Time,
         update: Update,
         body: &Body,
         payload_bytes: usize,
@@ -99,6 +124,7 @@ impl Stream {
         if self.open.number != update.round {
             self.open = Version { number: update.round, ..Version::default() };
         }
+        self.note_left(now, &update, payload_bytes);
         let payload = match body {
             Body::Counted(bytes) if update.form.is_encoded() => Some(bytes.clone()),
             _ => None,
@@ -116,6 +142,20 @@ impl Stream {
         }
         if update.piece.is_last {
             self.close(update.round);
+        }
+    }
+
+    /// A frame leaves.
+    fn note_left(&mut self, now: Time, update: &Update, payload_bytes: usize) {
+        if self.left.back().is_none_or(|left| left.number != update.round) {
+            if self.left.len() as u64 == limits::MAX_VERSIONS_UNSEEN {
+                self.left.pop_front();
+            }
+            self.left.push_back(Left { number: update.round, bytes: 0, first: now, last: now });
+        }
+        if let Some(left) = self.left.back_mut() {
+            left.bytes += payload_bytes as u64;
+            left.last = now;
         }
     }
 
@@ -181,6 +221,16 @@ impl Stream {
         !self.receivers.is_empty() || !self.early.is_empty()
     }
 
+    /// Whether this one is among them.
+    pub(crate) fn is_followed_by(&self, receiver: ConnectionId) -> bool {
+        self.receivers.contains_key(&receiver) || self.early.contains_key(&receiver)
+    }
+
+    /// Whether every receiver has all of it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.open.frames.is_empty() && self.receivers.values().all(|receiver| receiver.seen >= self.version)
+    }
+
     /// A version is whole that was not published here, since nobody followed.
     pub(crate) fn skip_to(&mut self, version: Option<Clock>) {
         self.version = version;
@@ -188,19 +238,23 @@ impl Stream {
         self.open = Version::default();
     }
 
-    /// A receiver has a version.
+    /// A receiver has a version: what its link carries, if that is known from it.
     pub(crate) fn note_seen(
         &mut self,
+        now: Time,
         to: ConnectionId,
         version: Clock,
         chunks: &impl Chunks,
         send: &mut impl FnMut(ConnectionId, Frame),
-    ) {
-        let Some(receiver) = self.receivers.get_mut(&to) else { return };
+    ) -> Option<Reading> {
+        let receiver = self.receivers.get_mut(&to)?;
+        let is_new = receiver.seen < Some(version);
         receiver.seen = receiver.seen.max(Some(version.min(receiver.sent.unwrap_or(0))));
         if !receiver.is_current {
             self.catch_up(to, chunks, send);
+            return None;
         }
+        self.left.iter().find(|left| left.number == version && is_new)?.reading(now)
     }
 
     /// Sends a receiver everything that it lacks, if it has room.

@@ -179,6 +179,13 @@ pub(super) fn check_table(
                 Axis::AnswerCodec
             )));
         }
+        if answers.needs_bandwidth().is_some() && !policy.is_broadcast() {
+            return Err(fault(format!(
+                "`{answers}` follows the links on which versions are broadcast, and answers to pulls are none; give it \
+                 `delta` in place of `low` and `up`, or choose {}=star or another tree",
+                Axis::Broadcast
+            )));
+        }
         if table.rows && pushes.needs_parameters() {
             return Err(fault(format!(
                 "`{pushes}` compares a gradient with the parameters that a worker holds, and workers hold nothing of a \

@@ -38,6 +38,10 @@ pub(super) struct LocalTable {
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
+    /// What the codec of its versions needs links to carry.
+    versions_need: Option<f64>,
+    /// A link that pushes travel over carries less than their codec needs.
+    lacks_room: bool,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -110,6 +114,8 @@ impl LocalTable {
             meanwhile: Meanwhile::default(),
             answers: Answers::default(),
             replica: None,
+            versions_need: None,
+            lacks_room: false,
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -146,6 +152,7 @@ impl LocalTable {
 
     /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
     fn replicate(&mut self, updates: Codec) -> Codec {
+        self.versions_need = updates.needs_bandwidth();
         let codec = (!updates.is_none()).then(|| Arc::new(updates));
         match &mut self.replica {
             Some(replica) => replica.set_codec(codec),
@@ -166,6 +173,26 @@ impl LocalTable {
 
     pub(super) fn replica_mut(&mut self) -> Option<&mut Replica> {
         self.replica.as_mut()
+    }
+
+    /// What every link must carry for its pushes to be as their codec makes them with room, where that matters.
+    pub(super) fn pushes_need(&self) -> Option<f64> {
+        self.codec.as_ref()?.needs_bandwidth()
+    }
+
+    /// The same for versions that are broadcast.
+    pub(super) fn versions_need(&self) -> Option<f64> {
+        self.versions_need
+    }
+
+    /// The codec of pushes that holds, once there is a plan.
+    pub(super) fn push_codec(&self) -> Option<&Codec> {
+        self.codec.as_deref()
+    }
+
+    /// Whether links over which it is pushed have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        self.lacks_room = lacks_room;
     }
 
     /// Whether its versions are broadcast, and pulls are answered here.
@@ -359,6 +386,7 @@ impl LocalTable {
             pool: self.parameters.pool().clone(),
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
+            lacks_room: self.lacks_room,
         };
         Part::new(table, source, codec, surroundings)
     }

@@ -5,6 +5,7 @@
 
 use super::session::Session;
 use super::tables::Tables;
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::stream::{Chunks, Replica, Stream};
@@ -300,7 +301,7 @@ impl Streams {
         }
     }
 
-    /// A worker that streams are passed on to has a version.
+    /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         session: &mut Session,
@@ -308,10 +309,15 @@ impl Streams {
         from: ConnectionId,
         id: StreamId,
         version: Clock,
-    ) {
-        if let (Some(stream), Some(chunks)) = (self.passed_on.get_mut(&id), chunks_of(tables, id)) {
-            stream.note_seen(from, version, &chunks, &mut |to, frame| session.send(to, frame));
-        }
+        now: Time,
+    ) -> Option<Reading> {
+        let (stream, chunks) = (self.passed_on.get_mut(&id)?, chunks_of(tables, id)?);
+        stream.note_seen(now, from, version, &chunks, &mut |to, frame| session.send(to, frame))
+    }
+
+    /// Whether everybody whom streams are passed on to has all of them.
+    pub(super) fn is_settled(&self) -> bool {
+        self.passed_on.values().all(Stream::is_settled)
     }
 
     /// A frame has come that brings a stream on.
@@ -320,11 +326,18 @@ impl Streams {
     }
 
     /// Passes a frame on as it is, if somebody follows its stream here.
-    pub(super) fn pass_on(&mut self, session: &mut Session, id: StreamId, update: Update, payload: &[u8]) {
+    pub(super) fn pass_on(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        id: StreamId,
+        update: Update,
+        payload: &[u8],
+    ) {
         let count = self.passed_on.len();
         let Some(stream) = self.passed_on.get_mut(&id).filter(|stream| stream.is_followed()) else { return };
         let body = Body::Counted(payload.into());
-        stream.publish(update, &body, payload.len(), &mut |to, frame| session.send(to, frame));
+        stream.publish(now, update, &body, payload.len(), &mut |to, frame| session.send(to, frame));
         stream.trim(limits::STREAM_LOG_BYTES / count);
     }
 

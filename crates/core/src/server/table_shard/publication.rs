@@ -1,7 +1,7 @@
 //! What a shard has broadcast of a table, and how the next version is made of the parameters.
 
 use super::chunk_codec::{ChunkCodec, context_of};
-use crate::codec::Codec;
+use crate::codec::{Codec, Context};
 use crate::role::Body;
 use crate::store::Buffer;
 use crate::stream::Digest;
@@ -18,6 +18,8 @@ pub(super) struct Publication {
     /// The version of each chunk; `None` before it was published.
     versions: Vec<Option<Clock>>,
     codec: Option<ChunkCodec>,
+    /// A link on which versions travel carries less than the codec needs.
+    lacks_room: bool,
 }
 
 /// A chunk as it is broadcast.
@@ -42,7 +44,18 @@ impl Publication {
             values: Buffer::zeroed(layout.elements()),
             versions: vec![None; layout.chunks().len()],
             codec: codec_of(answer),
+            lacks_room: false,
         }
+    }
+
+    /// What every link must carry, where the codec's threshold follows them.
+    pub(super) fn needs_bandwidth(&self) -> Option<f64> {
+        self.codec.as_ref()?.needs_bandwidth()
+    }
+
+    /// Whether links have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        self.lacks_room = lacks_room;
     }
 
     /// Makes the next versions by another codec.
@@ -60,7 +73,7 @@ impl Publication {
     ) -> PublishedChunk {
         let held = &mut self.values.as_mut_slice()[layout.chunks()[index].range()];
         let is_first = self.versions[index].replace(version).is_none();
-        let context = context_of(layout, version);
+        let context = Context { lacks_room: self.lacks_room, ..context_of(layout, version) };
         let codec = self.codec.as_mut().filter(|codec| !(codec.makes_differences() && is_first));
         if let Some(payload) = codec.and_then(|codec| codec.encode_onto(held, parameters, &context)) {
             return PublishedChunk { form: Form::Encoded, payload: Some(payload.into()) };
