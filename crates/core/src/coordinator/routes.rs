@@ -1,6 +1,6 @@
 //! Who passes streams on to whom, where tables are broadcast.
 
-use crate::address::Addresses;
+use crate::address::{Addresses, LOCAL};
 use crate::broadcast::{Members, Parent, Receiver, Site, Topology};
 use crate::policy::Axis;
 use crate::registry::Registry;
@@ -154,10 +154,18 @@ impl Routes {
     }
 }
 
-/// Where somebody with these addresses is.
+/// Where the node with these addresses is: the topology may name its host by any of them.
 fn site(topology: &Topology, addresses: &Addresses) -> Site {
-    let first = addresses.iter().next().unwrap_or_default();
-    topology.site(first.rsplit_once(':').map_or(first, |(host, _)| host))
+    let is_remote = |address: &&str| !address.starts_with(LOCAL);
+    let hosts = || addresses.iter().filter(is_remote).map(host);
+    let known = hosts().find_map(|host| topology.known_site(host));
+    known.unwrap_or_else(|| topology.site(hosts().next().unwrap_or_default()))
+}
+
+/// The host of an address, without its port.
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// The tables that are broadcast, by the text that says how.
