@@ -3,7 +3,9 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport,
+};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;

@@ -129,7 +129,12 @@ impl Experiment {
         let since = |(link, (bytes, busy)): (LinkId, (u64, Duration))| {
             let (bytes_before, busy_before) = before.get(&link).copied().unwrap_or_default();
             let busy_s = (busy - busy_before).as_secs_f64();
-            LinkTraffic { link: names.name(link), bytes: bytes - bytes_before, busy_s, load: busy_s / seconds }
+            LinkTraffic {
+                link: names.name(link),
+                bytes: bytes - bytes_before,
+                busy_s,
+                load: busy_s / seconds,
+            }
         };
         let mut traffic: Vec<LinkTraffic> = traffic(&cluster).map(since).collect();
         traffic.sort_by_key(|traffic| Reverse(traffic.bytes));
@@ -175,7 +180,8 @@ impl Experiment {
             Some((bytes * 8.0 / (rate * 1e9), names.name(link)))
         });
         let longest = times.max_by(|(one, _), (other, _)| one.total_cmp(other));
-        Ok(longest.map_or(Bound { seconds: 0.0, link: "none".into() }, |(seconds, link)| Bound { seconds, link }))
+        Ok(longest
+            .map_or(Bound { seconds: 0.0, link: "none".into() }, |(seconds, link)| Bound { seconds, link }))
     }
 
     /// Bytes of the model as they are broadcast.

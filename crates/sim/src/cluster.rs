@@ -358,7 +358,6 @@ impl Builder {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -262,7 +262,8 @@ mod tests {
 
     #[test]
     fn a_host_may_have_several_names() {
-        let topology = Topology::parse(FILE).unwrap().with_alias("203.0.113.1", "a").with_alias("10.0.0.9", "x");
+        let topology =
+            Topology::parse(FILE).unwrap().with_alias("203.0.113.1", "a").with_alias("10.0.0.9", "x");
         assert_eq!(topology.site("203.0.113.1"), topology.site("a"));
         assert_eq!(topology.site("10.0.0.9"), topology.site("x"));
         let (edges, _) = topology.hosts_below();

@@ -44,6 +44,33 @@ impl Memory {
     }
 }
 
+/// Bytes that a process's network has received and sent; `None` if it is the one that this process is in, which others use too.
+pub(super) fn link_bytes(pid: u32) -> Result<Option<[u64; 2]>> {
+    let network = |process: &str| {
+        let link = format!("/proc/{process}/ns/net");
+        fs::read_link(&link).with_context(|| format!("cannot read {link}"))
+    };
+    if network(&pid.to_string())? == network("self")? {
+        return Ok(None);
+    }
+    let file = format!("/proc/{pid}/net/dev");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    Ok(Some(device_bytes(&text)))
+}
+
+/// Of all devices but loopback: the first number is what was received, the ninth what was sent.
+fn device_bytes(devices: &str) -> [u64; 2] {
+    let mut sum = [0; 2];
+    let devices = devices.lines().filter_map(|line| line.split_once(':'));
+    for (_, counters) in devices.filter(|(name, _)| name.trim() != "lo") {
+        let numbers: Vec<u64> = counters.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        for (sum, column) in sum.iter_mut().zip([0, 8]) {
+            *sum += numbers.get(column).copied().unwrap_or(0);
+        }
+    }
+    sum
+}
+
 fn kilobytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
@@ -73,6 +100,15 @@ mod tests {
         assert_eq!(ticks("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20 0\n"), Some(1.5));
         assert_eq!(ticks("nonsense"), None);
         assert_eq!(kilobytes("VmPeak:\t 9 kB\nVmHWM:\t  17 kB\n", "VmHWM:"), Some(17));
+    }
+
+    #[test]
+    fn loopback_is_no_link() {
+        let text = "Inter-|   Receive\n face |bytes packets\n    lo: 7 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0\n  \
+                    eth0: 100 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\n eth1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n";
+        assert_eq!(device_bytes(text), [105, 36]);
+        // Others share the network that this process is in.
+        assert_eq!(link_bytes(std::process::id()).unwrap(), None);
     }
 
     #[test]
