@@ -164,7 +164,7 @@ impl Cluster {
     /// Bytes that each process has received and sent; `None` unless each has a network of its own.
     fn link_bytes(&self) -> Result<Option<Vec<[u64; 2]>>> {
         let processes = self.servers.iter().chain(self.workers.iter().map(|(worker, _)| worker));
-        processes.map(|process| usage::link_bytes(self.fleet.pid(*process))).collect()
+        usage::link_bytes(&processes.map(|process| self.fleet.pid(*process)).collect::<Vec<u32>>())
     }
 
     fn server_memory(&self, held: Option<&[u64]>) -> Result<Vec<ServerMemory>> {

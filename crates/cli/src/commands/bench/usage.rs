@@ -1,6 +1,7 @@
 //! What processes took, in Linux's own books.
 
 use anyhow::{Context, Result};
+use std::collections::BTreeSet;
 use std::fs;
 
 /// Ticks of `/proc/PID/stat` in a second. It is 100 on every platform that Linux promises it for.
@@ -44,18 +45,22 @@ impl Memory {
     }
 }
 
-/// Bytes that a process's network has received and sent; `None` if it is the one that this process is in, which others use too.
-pub(super) fn link_bytes(pid: u32) -> Result<Option<[u64; 2]>> {
-    let network = |process: &str| {
-        let link = format!("/proc/{process}/ns/net");
-        fs::read_link(&link).with_context(|| format!("cannot read {link}"))
-    };
-    if network(&pid.to_string())? == network("self")? {
+/// Bytes that the network of each process has received and sent; `None` if two of them share one.
+pub(super) fn link_bytes(pids: &[u32]) -> Result<Option<Vec<[u64; 2]>>> {
+    let mut networks = BTreeSet::new();
+    for pid in pids {
+        let link = format!("/proc/{pid}/ns/net");
+        networks.insert(fs::read_link(&link).with_context(|| format!("cannot read {link}"))?);
+    }
+    if networks.len() < pids.len() {
         return Ok(None);
     }
-    let file = format!("/proc/{pid}/net/dev");
-    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-    Ok(Some(device_bytes(&text)))
+    let bytes = |pid: &u32| {
+        let file = format!("/proc/{pid}/net/dev");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        Ok(device_bytes(&text))
+    };
+    pids.iter().map(bytes).collect::<Result<_>>().map(Some)
 }
 
 /// Of all devices but loopback: the first number is what was received, the ninth what was sent.
@@ -107,8 +112,9 @@ mod tests {
         let text = "Inter-|   Receive\n face |bytes packets\n    lo: 7 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0\n  \
                     eth0: 100 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\n eth1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n";
         assert_eq!(device_bytes(text), [105, 36]);
-        // Others share the network that this process is in.
-        assert_eq!(link_bytes(std::process::id()).unwrap(), None);
+        let me = std::process::id();
+        assert_eq!(link_bytes(&[me]).unwrap().map(|bytes| bytes.len()), Some(1));
+        assert_eq!(link_bytes(&[me, me]).unwrap(), None);
     }
 
     #[test]
