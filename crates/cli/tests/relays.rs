@@ -102,7 +102,11 @@ fn survivors_of_a_killed_relay_go_on_and_end_with_the_same_bits() {
             (0..WORKERS).map(|rank| (rank, worker(&url, rank, &plan))).collect();
         // The last one of a chain passes nothing on.
         let victim = prng.below(u64::from(WORKERS - 1)) as usize;
-        let moment = Duration::from_millis(300 + prng.below(2500));
+        let moment = Duration::from_millis(prng.below(2500));
+        // A job that has not begun waits for all of its workers.
+        while !output(&["status", &url, "--json"]).contains("\"phase\": \"running") {
+            std::thread::sleep(Duration::from_millis(50));
+        }
         std::thread::sleep(moment);
         let what = format!("round {round}: {broadcast}, {codec}, worker {victim} killed after {moment:?}");
         let (_, mut killed) = workers.remove(victim);

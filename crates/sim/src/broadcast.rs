@@ -377,6 +377,24 @@ mod tests {
         assert!((bound.seconds - 0.16).abs() < 1e-9 && bound.link.starts_with("edge="), "{bound:?}");
     }
 
+    /// Trees are made by the network's switches: a stream enters a rack for few of its workers.
+    #[test]
+    fn trees_spare_uplinks() {
+        let experiment = experiment(16, 2, "three-tier:hosts_per_edge=6");
+        let uplinks = |broadcast: &str| -> u64 {
+            let traffic = experiment.run(broadcast, |_| ()).unwrap().traffic;
+            traffic
+                .iter()
+                .filter(|traffic| traffic.link.starts_with("edge="))
+                .map(|traffic| traffic.bytes)
+                .sum()
+        };
+        let star = uplinks("star");
+        for trees in ["rotated:degree=2", "tree:degree=4,depth=4"] {
+            assert!(uplinks(trees) * 2 < star, "{trees}: {} and {star}", uplinks(trees));
+        }
+    }
+
     #[test]
     fn what_cannot_be_set_up_is_an_error() {
         let error = experiment(8, 2, "three-tier").run("ring", |_| ()).unwrap_err().to_string();

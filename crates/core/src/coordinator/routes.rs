@@ -179,3 +179,25 @@ fn groups(plan: &Plan) -> BTreeMap<String, Vec<TableId>> {
     }
     groups
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_found_by_any_of_its_addresses() {
+        let topology = Topology::default()
+            .with_host("node1", "rack1", "row1")
+            .with_host("203.0.113.2", "rack2", "row1")
+            .with_host("2001:db8::3", "rack3", "row1");
+        let site_of = |addresses: &[&str]| {
+            site(&topology, &addresses.iter().map(|address| address.to_string()).collect::<Addresses>())
+        };
+        assert_eq!(site_of(&["unix:@abc", "198.51.100.1:70", "node1:7100"]), topology.site("node1"));
+        assert_eq!(site_of(&["203.0.113.2:7100"]), topology.site("203.0.113.2"));
+        assert_eq!(site_of(&["[2001:db8::3]:7100"]), topology.site("2001:db8::3"));
+        // One that nobody named is near to itself, whatever its port.
+        assert_eq!(site_of(&["unix:@x", "198.51.100.1:70"]), site_of(&["unix:@y", "198.51.100.1:71"]));
+        assert_eq!(site_of(&["198.51.100.1:70"]), topology.site("198.51.100.1"));
+    }
+}
