@@ -23,7 +23,6 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::broadcast::Topology;
 use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
@@ -230,8 +229,8 @@ impl Coordinator {
         if !running.iter().all(is_known) {
             return;
         }
-        let topology = Topology::default();
-        let changed = self.routes.changed(&self.registry, &topology, epochs.settled(), &running);
+        let topology = &self.config.topology;
+        let changed = self.routes.changed(&self.registry, topology, epochs.settled(), &running);
         for (worker, routes) in changed {
             self.send(NodeId::Worker(worker), &Control::Routes(routes));
         }
