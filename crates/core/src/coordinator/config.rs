@@ -171,7 +171,7 @@ pub(super) fn check_table(
         let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
         if policy.is_broadcast() {
-            check_broadcast(table, &sync).map_err(fault)?;
+            check_broadcast(&sync).map_err(fault)?;
         } else if table.rows && answers.is_for_differences() {
             return Err(fault(format!(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
@@ -219,12 +219,9 @@ pub(super) fn check_table(
     Ok(())
 }
 
-/// Whether a table can be broadcast under a consistency model.
-fn check_broadcast(table: &TableSpec, sync: &SyncPolicy) -> Result<(), String> {
+/// Whether tables can be broadcast under a consistency model.
+fn check_broadcast(sync: &SyncPolicy) -> Result<(), String> {
     let axis = Axis::Broadcast;
-    if table.rows {
-        return Err(format!("a table of rows is not broadcast; give it {axis}=none"));
-    }
     if sync.model.version_needed(0).is_none() {
         return Err(format!(
             "where versions are broadcast a worker goes on by the version that it has, and `{sync}` needs to know more; use \

@@ -418,6 +418,7 @@ impl Traffic {
             }
         }
         self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        self.answer_at_once(now, index);
         Ok(ticket)
     }
 
@@ -702,7 +703,7 @@ impl Traffic {
             }
             // The end of a version matters, whatever brought its chunks.
             Taken::Known if version > before => self.streams.pass_on(session, id, update, payload),
-            Taken::Known => {}
+            Taken::Known => self.streams.note_known(id, &update),
             Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
             Taken::Differs => {
                 // Each of those behind this worker compares for itself.
@@ -742,7 +743,8 @@ impl Traffic {
             if !request.is_answered_by(local) {
                 return true;
             }
-            request.take_replica(local);
+            let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            request.take_replica(local, rows);
             self.end_answer(now, id, Ok(()), false);
             false
         });
@@ -869,8 +871,8 @@ impl Traffic {
 
     // Reports.
 
-    pub(super) fn report(&self) -> &WorkerReport {
-        self.reporter.report()
+    pub(super) fn report(&self) -> WorkerReport {
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
     }
 
     /// When the next report is due.
@@ -885,7 +887,7 @@ impl Traffic {
 
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
-        self.reporter.take(now, waiting)
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.take(now, waiting) }
     }
 
     /// Counts against what they count.
