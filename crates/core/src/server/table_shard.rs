@@ -417,8 +417,8 @@ impl TableShard {
     }
 
     /// The digest of everything that was published.
-    pub(super) fn published_digest(&self) -> u64 {
-        self.publication.as_ref().map_or(0, |publication| publication.digest(&self.layout))
+    pub(super) fn published_digest(&mut self) -> u64 {
+        self.publication.as_mut().map_or(0, |publication| publication.digest(&self.layout))
     }
 
     /// Everything as it was published.

@@ -33,6 +33,8 @@ struct Chunk {
     stream: usize,
     /// `None` before its first values. One that did not change in the last version that is whole has that one too.
     version: Option<Clock>,
+    /// The digest of its values; 0 when it is not known.
+    digest: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -63,8 +65,10 @@ impl Replica {
         codec: Option<Arc<Codec>>,
         chunks: impl IntoIterator<Item = (Range<usize>, usize)>,
     ) -> Replica {
-        let chunks: Vec<Chunk> =
-            chunks.into_iter().map(|(range, stream)| Chunk { range, stream, version: None }).collect();
+        let chunks: Vec<Chunk> = chunks
+            .into_iter()
+            .map(|(range, stream)| Chunk { range, stream, version: None, digest: 0 })
+            .collect();
         let mut streams = Vec::new();
         for (number, chunk) in (0..).zip(&chunks) {
             if streams.len() <= chunk.stream {
@@ -133,7 +137,7 @@ impl Replica {
     pub(crate) fn forget(&mut self, stream: usize) {
         self.streams[stream].version = None;
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.stream == stream) {
-            chunk.version = None;
+            (chunk.version, chunk.digest) = (None, 0);
         }
     }
 
@@ -187,7 +191,7 @@ impl Replica {
             if is_read { Taken::Applied } else { Taken::Missing }
         };
         if taken == Taken::Applied {
-            chunk.version = Some(update.version);
+            (chunk.version, chunk.digest) = (Some(update.version), 0);
         }
         if taken == Taken::Missing || !piece.is_last {
             return taken;
@@ -218,7 +222,8 @@ impl Replica {
         }
         // A chunk may be newer: its values were read when they left.
         let is_newer = |number: &u32| self.chunks[*number as usize].version > Some(update.round);
-        if update.digest != 0 && !chunks.iter().any(is_newer) && self.digest(stream) != update.digest {
+        let is_compared = update.digest != 0 && !chunks.iter().any(is_newer);
+        if is_compared && self.digest(stream) != update.digest {
             return Taken::Differs;
         }
         self.streams[stream].version = Some(update.round);
@@ -232,7 +237,8 @@ impl Replica {
             return Err(Taken::Missing);
         }
         // A chunk may be newer: its values were read when they left.
-        if digest != 0 && versions().all(|has| has == Some(version)) && self.digest(stream) != digest {
+        let is_compared = digest != 0 && versions().all(|has| has == Some(version));
+        if is_compared && self.digest(stream) != digest {
             return Err(Taken::Differs);
         }
         let state = &mut self.streams[stream];
@@ -240,11 +246,15 @@ impl Replica {
         Ok(())
     }
 
-    /// The digest of a stream's values.
-    pub(crate) fn digest(&self, stream: usize) -> u64 {
+    /// The digest of a stream's values: of chunks that have not changed it is known.
+    pub(crate) fn digest(&mut self, stream: usize) -> u64 {
         let mut digest = Digest::new();
-        for place in 0..self.chunk_count(stream) {
-            digest.take(self.chunk(stream, place).2);
+        for &number in &self.streams[stream].chunks {
+            let chunk = &mut self.chunks[number as usize];
+            if chunk.digest == 0 {
+                chunk.digest = Digest::of_chunk(&self.values.as_slice()[chunk.range.clone()]);
+            }
+            digest.take(chunk.digest);
         }
         digest.finish()
     }

@@ -115,7 +115,7 @@ mod tests {
 
     fn digest(replica: &Replica) -> u64 {
         let mut digest = Digest::new();
-        (0..CHUNKS as usize).for_each(|place| digest.take(replica.chunk(0, place).2));
+        (0..CHUNKS as usize).for_each(|place| digest.take(Digest::of_chunk(replica.chunk(0, place).2)));
         digest.finish()
     }
 

@@ -377,7 +377,14 @@ fn a_table_that_is_broadcast_has_one_model_on_all_servers() {
 fn what_cannot_be_broadcast_is_refused_before_the_job_starts() {
     let rows = [TableSpec::sparse("rows", 10, 2)];
     let dense = [TableSpec::dense("w", [10])];
+    // In chunks of 32 bytes, as these jobs have them.
+    let many = [TableSpec::sparse("rows", 5 << 20, 2)];
     for (sync, tables, expected) in [
+        (
+            "bsp",
+            &many,
+            "it has 1310720 chunks, and of a table of rows that is broadcast at most 1048576 are listed",
+        ),
         ("pssp:s=3,c=0.5", &rows, "needs to know more; use bsp, ssp, asp or drop"),
         ("pssp:s=3,c=0.5", &dense, "needs to know more; use bsp, ssp, asp or drop"),
         ("psp:c=2,b=0.5", &dense, "needs to know more"),

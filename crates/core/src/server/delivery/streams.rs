@@ -210,12 +210,10 @@ impl State {
         let index = self.next;
         self.next += 1;
         let chunk = table.publish_chunk(index, version);
+        let is_compared = has_digest && index + 1 == table.chunk_count();
+        let digest = if is_compared { table.published_digest() } else { 0 };
         let published = Published { id, table };
-        let mut update = published.update(index, version);
-        update.form = chunk.form;
-        if update.piece.is_last && has_digest {
-            update.digest = table.published_digest();
-        }
+        let update = Update { form: chunk.form, digest, ..published.update(index, version) };
         let body = chunk.body(published.stored(index));
         let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
         self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
@@ -235,22 +233,17 @@ impl State {
             let Some(chunk) = table.publish_rows(index, version) else { continue };
             changed.extend_from_slice(&(index as u32).to_le_bytes());
             let published = Published { id, table };
-            let mut update = published.update(index, version);
-            update.form = chunk.form;
+            let mut update = Update { form: chunk.form, ..published.update(index, version) };
             update.piece.is_last = false;
             let body = chunk.body(published.stored(index));
             let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
             self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
         }
         table.end_version(version);
-        let mut end = Published { id, table }.update(0, version);
-        end.version = version;
-        end.piece.sequence = table.chunk_count() as u32;
-        end.piece.is_last = true;
-        end.form = Form::Rows { count: 0 };
-        if has_digest {
-            end.digest = table.published_digest();
-        }
+        let digest = if has_digest { table.published_digest() } else { 0 };
+        let first = Published { id, table }.update(0, version);
+        let piece = Piece { sequence: table.chunk_count() as u32, is_last: true, ..first.piece };
+        let end = Update { version, piece, form: Form::Rows { count: 0 }, digest, ..first };
         let (bytes, body) = (changed.len(), Body::Counted(changed.into()));
         self.stream.publish(end, &body, bytes, &mut |to, frame| sending.send(to, frame));
     }

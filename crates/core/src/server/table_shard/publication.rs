@@ -18,6 +18,8 @@ pub(super) struct Publication {
     values: Buffer,
     /// The version of each chunk in which it changed; `None` before it was published.
     versions: Vec<Option<Clock>>,
+    /// The digest of each chunk; 0 when it is not known.
+    digests: Vec<u64>,
     /// Of a table of rows: the last version that is whole. Chunks that did not change in it have it too.
     whole: Option<Clock>,
     codec: Option<ChunkCodec>,
@@ -26,6 +28,7 @@ pub(super) struct Publication {
     /// Rows of the chunk at hand that were touched, and their values.
     rows: Vec<u32>,
     gathered: Vec<f32>,
+    payload: Vec<u8>,
 }
 
 /// A chunk as it is broadcast.
@@ -53,11 +56,13 @@ impl Publication {
         Publication {
             values: Buffer::zeroed(layout.elements()),
             versions: vec![None; chunks],
+            digests: vec![0; chunks],
             whole: None,
             codec: codec_of(layout, answer),
             is_behind: vec![false; if layout.is_sparse() { chunks } else { 0 }],
             rows: Vec::new(),
             gathered: Vec::new(),
+            payload: Vec::new(),
         }
     }
 
@@ -76,6 +81,7 @@ impl Publication {
     ) -> PublishedChunk {
         let held = &mut self.values.as_mut_slice()[layout.chunks()[index].range()];
         let is_first = self.versions[index].replace(version).is_none();
+        self.digests[index] = 0;
         let context = context_of(layout, version);
         let codec = self.codec.as_mut().filter(|codec| !(codec.makes_differences() && is_first));
         // The first values of a table of rows are whole chunks, which its codec does not make.
@@ -97,7 +103,7 @@ impl Publication {
         parameters: &[f32],
         touched: &mut Touched,
     ) -> Option<PublishedChunk> {
-        let Publication { values, codec, is_behind, rows: touched_rows, gathered, .. } = self;
+        let Publication { values, codec, is_behind, rows: touched_rows, gathered, payload, .. } = self;
         let (range, width) = (layout.chunks()[index].range(), layout.row_width());
         touched_rows.clear();
         touched.take(range.start / width..range.end / width, touched_rows);
@@ -122,7 +128,7 @@ impl Publication {
                         Some(PublishedChunk { form, payload: Some(payload.into()) })
                     }
                     // It cannot be encoded, or is shorter as it is.
-                    None => publish_values(held, parameters, touched, width),
+                    None => publish_values(held, parameters, touched, width, payload),
                 };
                 is_behind[index] = !is_same(held, parameters);
                 published?
@@ -133,7 +139,7 @@ impl Publication {
                 }
                 gathered.clear();
                 touched.iter().for_each(|&number| gathered.extend_from_slice(&parameters[row(number)]));
-                let mut payload = row_numbers(touched);
+                write_numbers(touched, payload);
                 let count = touched.len() as u32;
                 let form = match codec.encode_values(gathered, &context) {
                     Some(encoded) => {
@@ -149,14 +155,15 @@ impl Publication {
                 for (&number, values) in touched.iter().zip(gathered.chunks_exact(width)) {
                     held[row(number)].copy_from_slice(values);
                 }
-                PublishedChunk { form, payload: Some(payload.into()) }
+                PublishedChunk { form, payload: Some(payload.as_slice().into()) }
             }
             None => {
                 touched.retain(|&number| !is_same(&held[row(number)], &parameters[row(number)]));
-                publish_values(held, parameters, touched, width)?
+                publish_values(held, parameters, touched, width, payload)?
             }
         };
         self.versions[index] = Some(version);
+        self.digests[index] = 0;
         Some(published)
     }
 
@@ -198,15 +205,22 @@ impl Publication {
         self.values.as_bytes()
     }
 
-    /// The digest of everything that was published.
-    pub(super) fn digest(&self, layout: &Layout) -> u64 {
+    /// The digest of everything that was published: of chunks that have not changed it is known.
+    pub(super) fn digest(&mut self, layout: &Layout) -> u64 {
         let mut digest = Digest::new();
-        layout.chunks().iter().for_each(|chunk| digest.take(&self.values.as_slice()[chunk.range()]));
+        for (chunk, known) in layout.chunks().iter().zip(&mut self.digests) {
+            if *known == 0 {
+                *known = Digest::of_chunk(&self.values.as_slice()[chunk.range()]);
+            }
+            digest.take(*known);
+        }
         digest.finish()
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.values.memory_bytes() + (self.rows.capacity() + self.gathered.capacity()) * 4
+        self.values.memory_bytes()
+            + (self.rows.capacity() + self.gathered.capacity()) * 4
+            + self.payload.capacity()
     }
 }
 
@@ -221,6 +235,7 @@ fn publish_values(
     parameters: &[f32],
     rows: &[u32],
     width: usize,
+    payload: &mut Vec<u8>,
 ) -> Option<PublishedChunk> {
     if rows.is_empty() {
         return None;
@@ -229,13 +244,14 @@ fn publish_values(
         held.copy_from_slice(parameters);
         return Some(PublishedChunk::STORED);
     }
-    let mut payload = row_numbers(rows);
+    write_numbers(rows, payload);
     for &row in rows {
         let row = row as usize * width..(row as usize + 1) * width;
         payload.extend_from_slice(bytemuck::cast_slice(&parameters[row.clone()]));
         held[row.clone()].copy_from_slice(&parameters[row]);
     }
-    Some(PublishedChunk { form: Form::Rows { count: rows.len() as u32 }, payload: Some(payload.into()) })
+    let form = Form::Rows { count: rows.len() as u32 };
+    Some(PublishedChunk { form, payload: Some(payload.as_slice().into()) })
 }
 
 /// Whether values have the same bits.
@@ -243,7 +259,8 @@ fn is_same(some: &[f32], others: &[f32]) -> bool {
     bytemuck::cast_slice::<f32, u8>(some) == bytemuck::cast_slice::<f32, u8>(others)
 }
 
-/// The beginning of a payload of rows: their numbers in the chunk.
-fn row_numbers(rows: &[u32]) -> Vec<u8> {
-    rows.iter().flat_map(|row| row.to_le_bytes()).collect()
+/// Begins a payload of rows: their numbers in the chunk.
+fn write_numbers(rows: &[u32], payload: &mut Vec<u8>) {
+    payload.clear();
+    rows.iter().for_each(|row| payload.extend_from_slice(&row.to_le_bytes()));
 }
