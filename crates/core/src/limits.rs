@@ -54,6 +54,8 @@ pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
 pub const MAX_VERSIONS_UNSEEN: u64 = 8;
 /// How long a receiver of which something was lost waits for a stream to go on from what it has, before it asks for all of it.
 pub const RESUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
+/// Chunks of a table of rows that is broadcast: a version lists those that changed, in one frame.
+pub const MAX_CHUNKS_OF_ROWS: u64 = MAX_DATA_BYTES as u64 / 4;
 /// Routes that a worker is told: for each shard one, where all tables are broadcast in the same way.
 pub const MAX_ROUTES: usize = 1 << 20;
 /// Workers that one passes streams on to, at most.

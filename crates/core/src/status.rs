@@ -15,6 +15,8 @@ pub struct WorkerReport {
     pub bytes_pushed: u64,
     /// Payload bytes of parameters received.
     pub bytes_pulled: u64,
+    /// Payload bytes of versions passed on to other workers, where tables are broadcast.
+    pub bytes_relayed: u64,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// Tables that its application exchanges as slabs.

@@ -1,7 +1,8 @@
 //! Broadcast: the versions of a table on one shard as a stream of frames, and who follows it.
 //!
 //! A version is one frame for each chunk, in order ([`Update`]): its new values, or what a codec made of the difference to the
-//! version before. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
+//! version before. Of a table of rows there are only the chunks in which something changed, each with the rows that did, and a
+//! last frame that lists these chunks. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
 //! says which version it has; it gets what follows, from a log of recent frames or, where that does not reach back, as all chunks
 //! with their versions; then each frame as it comes. It says which versions it has seen, and one that is far behind is
 //! sent nothing until it has caught up.
@@ -10,6 +11,7 @@
 
 mod digest;
 mod replica;
+mod rows;
 
 pub(crate) use digest::Digest;
 pub(crate) use replica::{Replica, Taken};
@@ -19,7 +21,7 @@ use crate::limits;
 use crate::role::{Body, Frame};
 use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::Position;
-use crate::wire::frame::Update;
+use crate::wire::frame::{Form, Update};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ pub(crate) struct Stream {
     log: VecDeque<Version>,
     /// What was published of the next one.
     open: Version,
+    /// Nothing was published since the last version was whole, also not elsewhere: the next frame is the first of its version.
+    is_between: bool,
     receivers: BTreeMap<ConnectionId, Receiver>,
     /// Who asked for frames by codecs that are to hold in an epoch which has not begun here.
     early: BTreeMap<ConnectionId, Position>,
@@ -67,13 +71,15 @@ struct Version {
     number: Clock,
     frames: Vec<Logged>,
     bytes: usize,
+    /// Its first frame is among them.
+    has_first: bool,
 }
 
 /// A frame that may be sent again.
 #[derive(Debug, Clone)]
 struct Logged {
     update: Update,
-    /// What a codec made; values are sent as they are by then.
+    /// What a codec made, or single rows; whole chunks are sent as they are by then.
     payload: Option<Arc<[u8]>>,
 }
 
@@ -121,12 +127,14 @@ impl Stream {
         payload_bytes: usize,
         send: &mut impl FnMut(ConnectionId, Frame),
     ) {
-        if self.open.number != update.round {
-            self.open = Version { number: update.round, ..Version::default() };
+        if self.open.number != update.round || self.open.frames.is_empty() {
+            let has_first = update.piece.sequence == 0 || self.is_between;
+            self.open = Version { number: update.round, has_first, ..Version::default() };
+            self.is_between = false;
         }
         self.note_left(now, &update, payload_bytes);
         let payload = match body {
-            Body::Counted(bytes) if update.form.is_encoded() => Some(bytes.clone()),
+            Body::Counted(bytes) if !matches!(update.form, Form::Dense(_)) => Some(bytes.clone()),
             _ => None,
         };
         self.open.bytes += payload.as_ref().map_or(0, |bytes| bytes.len()) + size_of::<Logged>();
@@ -159,6 +167,16 @@ impl Stream {
         }
     }
 
+    /// A frame of the next version came that is not passed on, since its chunk is newer here. If it was not published either, what
+    /// is logged does not lead to that version.
+    pub(crate) fn note_known(&mut self, update: &Update) {
+        let is_it = |logged: &Logged| logged.update.piece.chunk == update.piece.chunk;
+        if Some(update.round) > self.version && !self.open.frames.iter().any(is_it) {
+            self.is_between = false;
+            self.open.has_first = false;
+        }
+    }
+
     /// The version is whole.
     fn close(&mut self, number: Clock) {
         let follows = self.version.is_some_and(|version| version.checked_add(1) == Some(number));
@@ -167,9 +185,9 @@ impl Stream {
             self.log.clear();
         }
         self.version = Some(number);
+        self.is_between = true;
         let closed = std::mem::take(&mut self.open);
-        let is_whole = closed.frames.first().is_some_and(|first| first.update.piece.sequence == 0);
-        if is_whole && closed.frames.iter().any(|logged| logged.payload.is_some()) {
+        if closed.has_first && closed.frames.iter().any(|logged| logged.payload.is_some()) {
             self.log.push_back(closed);
         } else {
             // A receiver that has missed it is sent the values as they are by then.
@@ -236,6 +254,7 @@ impl Stream {
         self.version = version;
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
     }
 
     /// A receiver has a version: what its link carries, if that is known from it.
@@ -306,6 +325,7 @@ impl Stream {
         self.receivers.clear();
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
         for (to, position) in std::mem::take(&mut self.early) {
             self.subscribe(to, position, chunks, send);
         }

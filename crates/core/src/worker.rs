@@ -122,7 +122,7 @@ impl Worker {
     }
 
     /// Bytes moved so far.
-    pub fn report(&self) -> &WorkerReport {
+    pub fn report(&self) -> WorkerReport {
         self.traffic.report()
     }
 

@@ -175,7 +175,7 @@ pub(super) fn check_table(
         let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
         if policy.is_broadcast() {
-            check_broadcast(table, &sync).map_err(fault)?;
+            check_broadcast(table, &policy, &sync).map_err(fault)?;
         } else if table.rows && answers.is_for_differences() {
             return Err(fault(format!(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
@@ -231,10 +231,16 @@ pub(super) fn check_table(
 }
 
 /// Whether a table can be broadcast under a consistency model.
-fn check_broadcast(table: &TableSpec, sync: &SyncPolicy) -> Result<(), String> {
+fn check_broadcast(table: &TableSpec, policy: &Policy, sync: &SyncPolicy) -> Result<(), String> {
     let axis = Axis::Broadcast;
-    if table.rows {
-        return Err(format!("a table of rows is not broadcast; give it {axis}=none"));
+    let (width, most) = (table.row_elements().max(1), limits::MAX_CHUNKS_OF_ROWS);
+    let rows_in_chunk = (policy.chunk_elements() as u64 / width).max(1);
+    let chunks = (table.elements() / width).div_ceil(rows_in_chunk);
+    if table.rows && chunks > most {
+        return Err(format!(
+            "it has {chunks} chunks, and of a table of rows that is broadcast at most {most} are listed with a version; use a larger {}",
+            Axis::Chunk
+        ));
     }
     if sync.model.version_needed(0).is_none() {
         return Err(format!(

@@ -11,6 +11,7 @@ mod rounds;
 mod sink;
 mod skipped;
 mod store;
+mod touched;
 
 use super::accumulators::Accumulators;
 use super::delivery::ParameterState;
@@ -101,9 +102,11 @@ impl TableShard {
         let push_codec = push_codec(&spec, codecs.push);
         let pushes_need = push_codec.needs_bandwidth();
         let layout = Layout::new(spec, chunks);
+        let store = Store::new(&layout, optimizer, policy.reduce())?;
+        let notes_rows = is_broadcast && layout.is_sparse();
         Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
-            store: Store::new(&layout, optimizer, policy.reduce())?,
+            store: if notes_rows { store.noting_rows(layout.cells()) } else { store },
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
             rounds: Rounds::default(),
@@ -300,7 +303,13 @@ impl TableShard {
     /// pulls that wait are forgotten.
     pub(super) fn set_codecs(&mut self, codecs: Codecs, valid_from: u32) -> Result<(), String> {
         match &mut self.publication {
-            Some(publication) => publication.set_codec(codecs.answer),
+            Some(publication) => {
+                publication.set_codec(&self.layout, codecs.answer);
+                // What the codec before has left out of rows is for this one to bring.
+                if let (parameters, Some(touched)) = self.store.parameters_and_touched() {
+                    publication.for_each_row_behind(&self.layout, parameters, |row| touched.mark(row));
+                }
+            }
             None => self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?,
         }
         self.halves.clear();
@@ -397,14 +406,41 @@ impl TableShard {
         }
     }
 
+    /// Publishes what changed in a chunk of a table of rows, by its place on this shard, as a part of a version; `None` when nothing
+    /// of it travels. The table is broadcast.
+    pub(super) fn publish_rows(&mut self, index: usize, version: Clock) -> Option<PublishedChunk> {
+        let TableShard { publication, layout, store, .. } = self;
+        let publication = publication.as_mut().expect("it is broadcast");
+        let (parameters, touched) = store.parameters_and_touched();
+        let touched = touched.expect("its rows are noted");
+        publication.publish_rows(layout, index, version, &parameters[layout.chunks()[index].range()], touched)
+    }
+
+    /// All of a version of a table of rows is published.
+    pub(super) fn end_version(&mut self, version: Clock) {
+        if let Some(publication) = &mut self.publication {
+            publication.end_version(version);
+        }
+    }
+
+    /// Whether a chunk was published as nothing but zeros, which need not travel.
+    pub(super) fn is_published_zero(&self, index: usize) -> bool {
+        self.publication.as_ref().is_some_and(|publication| publication.is_zero(&self.layout, index))
+    }
+
+    /// Whether single rows are pushed and pulled.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.layout.is_sparse()
+    }
+
     /// The version of a chunk that was published last.
     pub(super) fn published_version(&self, index: usize) -> Option<Clock> {
         self.publication.as_ref()?.version_of(index)
     }
 
     /// The digest of everything that was published.
-    pub(super) fn published_digest(&self) -> u64 {
-        self.publication.as_ref().map_or(0, |publication| publication.digest(&self.layout))
+    pub(super) fn published_digest(&mut self) -> u64 {
+        self.publication.as_mut().map_or(0, |publication| publication.digest(&self.layout))
     }
 
     /// Everything as it was published.

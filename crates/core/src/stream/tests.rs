@@ -278,7 +278,7 @@ fn a_replica_that_differs_says_so() {
     };
     all_but_last(&mut replica, 0);
     let mut digest = Digest::new();
-    (0..CHUNKS).for_each(|_| digest.take(&[5.0; ELEMENTS]));
+    (0..CHUNKS).for_each(|_| digest.take(Digest::of_chunk(&[5.0; ELEMENTS])));
     let last = Update { digest: digest.finish(), ..update(CHUNKS - 1, 0) };
     assert_eq!(replica.take(0, &last, &plain(5.5)), Taken::Differs);
     assert_eq!(replica.version(0), None);

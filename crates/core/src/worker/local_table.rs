@@ -153,14 +153,18 @@ impl LocalTable {
     /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
     fn replicate(&mut self, updates: Codec) -> Codec {
         self.versions_need = updates.needs_bandwidth();
-        let codec = (!updates.is_none()).then(|| Arc::new(updates));
+        let is_sparse = self.layout.is_sparse();
+        let of_rows = |codec: Codec| if is_sparse { codec.of_rows() } else { codec };
+        let codec = (!updates.is_none()).then(|| Arc::new(of_rows(updates)));
         match &mut self.replica {
             Some(replica) => replica.set_codec(codec),
             None => {
                 let layout = &self.layout;
                 let stream = |shard| layout.index_of(shard).expect("chunks are on the table's shards");
                 let chunks = layout.chunks().map(|(_, chunk)| (elements_of(&chunk), stream(chunk.shard)));
-                self.replica = Some(Replica::new(layout.elements(), codec, chunks));
+                let replica = Replica::new(layout.elements(), codec, chunks);
+                let width = layout.row_width();
+                self.replica = Some(if is_sparse { replica.of_rows(width) } else { replica });
             }
         }
         Codec::default()

@@ -430,6 +430,7 @@ impl Traffic {
             }
         }
         self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        self.answer_at_once(now, index);
         Ok(ticket)
     }
 
@@ -750,7 +751,7 @@ impl Traffic {
             }
             // The end of a version matters, whatever brought its chunks.
             Taken::Known if version > before => self.streams.pass_on(session, now, id, update, payload),
-            Taken::Known => {}
+            Taken::Known => self.streams.note_known(id, &update),
             Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
             Taken::Differs => {
                 // Each of those behind this worker compares for itself.
@@ -790,7 +791,8 @@ impl Traffic {
             if !request.is_answered_by(local) {
                 return true;
             }
-            request.take_replica(local);
+            let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            request.take_replica(local, rows);
             self.end_answer(now, id, Ok(()), false);
             false
         });
@@ -917,8 +919,8 @@ impl Traffic {
 
     // Reports.
 
-    pub(super) fn report(&self) -> &WorkerReport {
-        self.reporter.report()
+    pub(super) fn report(&self) -> WorkerReport {
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
     }
 
     /// When the next report is due.
@@ -933,7 +935,8 @@ impl Traffic {
 
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
-        self.reporter.take(now, waiting, self.links.report(now))
+        let report = self.reporter.take(now, waiting, self.links.report(now));
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..report }
     }
 
     /// Counts against what they count.

@@ -46,6 +46,13 @@ impl ChunkCodec {
         Some(&self.payload)
     }
 
+    /// The same, and makes them what a receiver reads. `None` when they cannot be encoded, and stay what they were.
+    pub(super) fn encode_values(&mut self, values: &mut [f32], context: &Context<'_>) -> Option<&[u8]> {
+        self.encode(values, context)?;
+        self.decoder.decode(&self.payload, values).ok()?;
+        Some(&self.payload)
+    }
+
     /// Encodes what brings a receiver from what it holds to these values, or near to them; what it holds is then what it has made
     /// of it, to the bit. `None` when they cannot be encoded: they travel as they are, and become what it holds.
     pub(super) fn encode_onto(
