@@ -7,7 +7,9 @@ use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
+use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
+use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
@@ -38,6 +40,11 @@ pub(super) struct LocalTable {
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
+    /// What a reader holds back of it.
+    staged: Option<StagedTable>,
+    access: Access,
+    /// The type of elements that values are rounded to before they are broadcast.
+    staged_type: DType,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -110,6 +117,9 @@ impl LocalTable {
             meanwhile: Meanwhile::default(),
             answers: Answers::default(),
             replica: None,
+            staged: None,
+            access: Access::Full,
+            staged_type: DType::F32,
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -121,10 +131,20 @@ impl LocalTable {
     }
 
     /// Takes the plan's word on where the table lives and what holds for it.
-    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>, decoders: &mut Decoders) {
+    pub(super) fn plan(
+        &mut self,
+        planned: Planned,
+        access: Access,
+        allocator: &Arc<dyn Allocate>,
+        decoders: &mut Decoders,
+    ) {
+        self.access = access;
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
         self.follow(planned.policies, decoders);
-        self.parameters.fill(Arc::clone(allocator), &self.layout);
+        // A reader has the replica alone.
+        if access != Access::ReadOnly {
+            self.parameters.fill(Arc::clone(allocator), &self.layout);
+        }
     }
 
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
@@ -136,7 +156,9 @@ impl LocalTable {
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
-        let answer = if is_broadcast { self.replicate(answer) } else { answer };
+        self.staged_type = answer.rounded_type();
+        let is_replicated = is_broadcast && self.access != Access::WriteOnly;
+        let answer = if is_replicated { self.replicate(answer) } else { answer };
         self.answers = Answers::new(&self.layout, answer, decoders);
         match &mut self.push_codec {
             Some(codec) => codec.go_over_to(push, &self.layout),
@@ -153,6 +175,10 @@ impl LocalTable {
                 let layout = &self.layout;
                 let stream = |shard| layout.index_of(shard).expect("chunks are on the table's shards");
                 let chunks = layout.chunks().map(|(_, chunk)| (elements_of(&chunk), stream(chunk.shard)));
+                if self.access == Access::ReadOnly {
+                    let streams = layout.chunks().map(|(_, chunk)| stream(chunk.shard));
+                    self.staged = Some(StagedTable::new(streams));
+                }
                 self.replica = Some(Replica::new(layout.elements(), codec, chunks));
             }
         }
@@ -166,6 +192,29 @@ impl LocalTable {
 
     pub(super) fn replica_mut(&mut self) -> Option<&mut Replica> {
         self.replica.as_mut()
+    }
+
+    /// What a reader holds back of it.
+    pub(super) fn staged(&self) -> Option<&StagedTable> {
+        self.staged.as_ref()
+    }
+
+    /// The same, with the replica that it is held back from.
+    pub(super) fn staged_mut(&mut self) -> Option<(&mut StagedTable, &mut Replica)> {
+        self.staged.as_mut().zip(self.replica.as_mut())
+    }
+
+    /// The type of elements that values are rounded to before they are broadcast.
+    pub(super) fn staged_type(&self) -> DType {
+        self.staged_type
+    }
+
+    /// The last version of a stream that came whole.
+    pub(super) fn stream_version(&self, stream: usize) -> Option<Clock> {
+        match &self.staged {
+            Some(staged) => staged.position(stream),
+            None => self.replica.as_ref()?.version(stream),
+        }
     }
 
     /// Whether its versions are broadcast, and pulls are answered here.
@@ -645,7 +694,7 @@ mod tests {
             },
         };
         let heap: Arc<dyn Allocate> = Arc::new(Heap);
-        table.plan(planned, &heap, &mut Decoders::default());
+        table.plan(planned, Access::Full, &heap, &mut Decoders::default());
         table
     }
 
