@@ -35,6 +35,7 @@ use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tables::Tables;
 
@@ -67,6 +68,8 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
+    /// Readers that are connected.
+    readers: BTreeSet<WorkerId>,
     tables: Tables,
     aggregators: Aggregators,
     /// Whether worker 0, which evaluates conditions, can be asked.
@@ -89,6 +92,7 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
+            readers: BTreeSet::new(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             has_judge: false,
@@ -557,7 +561,7 @@ impl Shard {
         positions: &[Position],
         is_question: bool,
     ) -> Result<(), Fault> {
-        if !self.members.has(worker) {
+        if !self.members.has(worker) && !self.readers.contains(&worker) {
             return Err(not_a_member(worker));
         }
         if self.id() != Some(shard) {
@@ -573,7 +577,8 @@ impl Shard {
             let table = self.broadcast_table(worker, position.table)?;
             self.delivery.subscribe(now, worker, *position, is_question, self.tables.get(table));
         }
-        if !is_question {
+        // The job's thresholds are for those who train.
+        if !is_question && !worker.is_reader() {
             self.links.add(now, worker);
         }
         Ok(())
@@ -659,6 +664,32 @@ impl Shard {
         }
         self.aggregators.accept(id, process, hello.incarnation)?;
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
+    }
+
+    /// A reader has its number and its incarnation from the coordinator, and can do nothing here but follow streams.
+    fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        if !id.is_reader() || hello.incarnation == 0 {
+            return refuse("a reader gets its number from the coordinator first".into(), false);
+        }
+        if self.plan.is_none() {
+            return refuse("this server has no plan yet".into(), true);
+        }
+        if self.readers.len() >= limits::MAX_READERS && !self.readers.contains(&id) {
+            return refuse(
+                format!("this server has {} readers, and takes no more", limits::MAX_READERS),
+                true,
+            );
+        }
+        self.readers.insert(id);
+        // A connection that this one takes the place of may have followed streams.
+        self.delivery.lose_reader(id);
+        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
+    }
+
+    fn lose_reader(&mut self, id: WorkerId) {
+        self.readers.remove(&id);
+        self.delivery.lose_reader(id);
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
@@ -815,6 +846,7 @@ impl Role for Shard {
         let worker = match hello.from {
             Party::Worker { rank: Some(worker) } => worker,
             Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
+            Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
             _ => {
                 return refuse("a server's data address takes workers only; use the job's URL".into(), false);
             }
@@ -849,6 +881,7 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
+            ConnectionId::Node(NodeId::Worker(worker)) if worker.is_reader() => self.lose_reader(worker),
             ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
             ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
             // The coordinator's is the only other one.

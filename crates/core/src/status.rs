@@ -160,6 +160,21 @@ pub struct WorkerStatus {
     pub report: WorkerReport,
 }
 
+/// A reader in the coordinator's status.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReaderStatus {
+    /// Its number.
+    pub reader: u32,
+    /// The newest version of all tables that it has; `None` before the first.
+    pub version: Option<Clock>,
+    /// Seconds since it was last heard.
+    pub silent_seconds: f64,
+    /// Payload bytes received.
+    pub bytes_received: u64,
+    /// The reader's wait as a sentence, if it waits.
+    pub waiting: Option<String>,
+}
+
 /// A member's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -209,6 +224,9 @@ pub struct Status {
     /// Every worker.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
     pub workers: Vec<WorkerStatus>,
+    /// Every reader that is connected.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_READERS }>")]
+    pub readers: Vec<ReaderStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,
     /// The tables that are packs, with the names of their layers.

@@ -203,6 +203,11 @@ impl Codec {
         self.quantiser.as_ref().filter(|_| is_alone)?.element_type()
     }
 
+    /// The type of elements that values are rounded to before anything else is done.
+    pub fn rounded_type(&self) -> DType {
+        DType::F32
+    }
+
     /// Whether what is received is what was sent, bit for bit.
     pub fn is_lossless(&self) -> bool {
         self.sparsifier.is_none()

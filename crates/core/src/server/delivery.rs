@@ -370,6 +370,11 @@ impl Delivery {
         self.forget(NodeId::Worker(worker));
     }
 
+    /// A reader's connection is gone.
+    pub(super) fn lose_reader(&mut self, reader: WorkerId) {
+        self.streams.forget(NodeId::Worker(reader));
+    }
+
     /// A worker has left the job. It still hears of pushes that are complete.
     pub(super) fn remove_worker(&mut self, worker: WorkerId) {
         self.routes.set(worker, None);

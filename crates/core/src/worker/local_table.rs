@@ -7,7 +7,9 @@ use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
+use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
+use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
@@ -42,6 +44,11 @@ pub(super) struct LocalTable {
     versions_need: Option<f64>,
     /// A link that pushes travel over carries less than their codec needs.
     lacks_room: bool,
+    /// What a reader holds back of it.
+    staged: Option<StagedTable>,
+    access: Access,
+    /// The type of elements that values are rounded to before they are broadcast.
+    staged_type: DType,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -116,6 +123,9 @@ impl LocalTable {
             replica: None,
             versions_need: None,
             lacks_room: false,
+            staged: None,
+            access: Access::Full,
+            staged_type: DType::F32,
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -127,10 +137,20 @@ impl LocalTable {
     }
 
     /// Takes the plan's word on where the table lives and what holds for it.
-    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>, decoders: &mut Decoders) {
+    pub(super) fn plan(
+        &mut self,
+        planned: Planned,
+        access: Access,
+        allocator: &Arc<dyn Allocate>,
+        decoders: &mut Decoders,
+    ) {
+        self.access = access;
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
         self.follow(planned.policies, decoders);
-        self.parameters.fill(Arc::clone(allocator), &self.layout);
+        // A reader has the replica alone.
+        if access != Access::ReadOnly {
+            self.parameters.fill(Arc::clone(allocator), &self.layout);
+        }
     }
 
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
@@ -142,7 +162,9 @@ impl LocalTable {
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
-        let answer = if is_broadcast { self.replicate(answer) } else { answer };
+        self.staged_type = answer.rounded_type();
+        let is_replicated = is_broadcast && self.access != Access::WriteOnly;
+        let answer = if is_replicated { self.replicate(answer) } else { answer };
         self.answers = Answers::new(&self.layout, answer, decoders);
         match &mut self.push_codec {
             Some(codec) => codec.go_over_to(push, &self.layout),
@@ -162,6 +184,10 @@ impl LocalTable {
                 let layout = &self.layout;
                 let stream = |shard| layout.index_of(shard).expect("chunks are on the table's shards");
                 let chunks = layout.chunks().map(|(_, chunk)| (elements_of(&chunk), stream(chunk.shard)));
+                if self.access == Access::ReadOnly {
+                    let streams = layout.chunks().map(|(_, chunk)| stream(chunk.shard));
+                    self.staged = Some(StagedTable::new(streams));
+                }
                 let replica = Replica::new(layout.elements(), codec, chunks);
                 let width = layout.row_width();
                 self.replica = Some(if is_sparse { replica.of_rows(width) } else { replica });
@@ -197,6 +223,29 @@ impl LocalTable {
     /// Whether links over which it is pushed have less than that.
     pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
         self.lacks_room = lacks_room;
+    }
+
+    /// What a reader holds back of it.
+    pub(super) fn staged(&self) -> Option<&StagedTable> {
+        self.staged.as_ref()
+    }
+
+    /// The same, with the replica that it is held back from.
+    pub(super) fn staged_mut(&mut self) -> Option<(&mut StagedTable, &mut Replica)> {
+        self.staged.as_mut().zip(self.replica.as_mut())
+    }
+
+    /// The type of elements that values are rounded to before they are broadcast.
+    pub(super) fn staged_type(&self) -> DType {
+        self.staged_type
+    }
+
+    /// The last version of a stream that came whole.
+    pub(super) fn stream_version(&self, stream: usize) -> Option<Clock> {
+        match &self.staged {
+            Some(staged) => staged.position(stream),
+            None => self.replica.as_ref()?.version(stream),
+        }
     }
 
     /// Whether its versions are broadcast, and pulls are answered here.
@@ -677,7 +726,7 @@ mod tests {
             },
         };
         let heap: Arc<dyn Allocate> = Arc::new(Heap);
-        table.plan(planned, &heap, &mut Decoders::default());
+        table.plan(planned, Access::Full, &heap, &mut Decoders::default());
         table
     }
 

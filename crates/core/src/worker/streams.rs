@@ -109,8 +109,10 @@ fn chunks_of(tables: &Tables, id: StreamId) -> Option<ReplicaChunks<'_>> {
 
 /// How far this worker is in a stream.
 fn position(tables: &Tables, id: StreamId) -> Option<Position> {
-    let chunks = chunks_of(tables, id)?;
-    Some(Position { table: chunks.id, epoch: chunks.epoch, version: chunks.replica.version(chunks.stream) })
+    let local = tables.get(TableId(id.table as u32))?;
+    let (stream, _) = (local.layout().index_of(id.shard)?, local.replica()?);
+    let version = local.stream_version(stream);
+    Some(Position { table: TableId(id.table as u32), epoch: local.valid_from(), version })
 }
 
 impl Streams {
@@ -200,6 +202,18 @@ impl Streams {
         version: Clock,
         from: ConnectionId,
     ) {
+        self.note_arrival(session, tables, id, from);
+        self.say_seen(session, id, version);
+    }
+
+    /// All of a version has come over this connection.
+    pub(super) fn note_arrival(
+        &mut self,
+        session: &mut Session,
+        tables: &Tables,
+        id: StreamId,
+        from: ConnectionId,
+    ) {
         self.gaps.remove(&id);
         let (table, shard) = (TableId(id.table as u32), session.connection(id.shard));
         let source = self.sources.get(&id).copied();
@@ -214,7 +228,11 @@ impl Streams {
             // The shard sends it too, since it was asked.
             session.say(shard, &Control::Unsubscribe { shard: id.shard, tables: vec![table] });
         }
-        // Whoever brought it: its source may send more.
+    }
+
+    /// A version is here. Whoever brought it: its source may send more.
+    pub(super) fn say_seen(&mut self, session: &mut Session, id: StreamId, version: Clock) {
+        let table = TableId(id.table as u32);
         if let Some(&source) = self.sources.get(&id) {
             session.say(source, &Control::Seen { shard: id.shard, table, version });
         }

@@ -14,8 +14,9 @@ use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
 use super::requests::Requests;
 use super::scheduler::Scheduler;
-use super::session::Session;
+use super::session::{Access, Session};
 use super::slab::{Slab, SlabInFlight};
+use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
@@ -55,6 +56,8 @@ pub(super) struct Traffic {
     links: Links,
     /// Requests that a replica will answer; some may have been given up since.
     awaited: BTreeMap<StreamId, Vec<u64>>,
+    /// Of a reader: the versions that it has.
+    staging: Option<Staging>,
     reporter: Reporter,
 }
 
@@ -72,6 +75,7 @@ impl Traffic {
             streams: Streams::default(),
             links: Links::default(),
             awaited: BTreeMap::new(),
+            staging: None,
             reporter: Reporter::new(now),
         }
     }
@@ -109,6 +113,7 @@ impl Traffic {
         self.tables.iter().map(LocalTable::memory_bytes).sum::<usize>()
             + self.tickets.memory_bytes()
             + self.streams.memory_bytes()
+            + self.staging.as_ref().map_or(0, Staging::held_bytes)
     }
 
     // The plan.
@@ -126,8 +131,11 @@ impl Traffic {
         // The plan of a job that this worker is not in yet is followed by another one.
         let Some(first) = session.first_clock(&plan) else { return false };
         self.allocation.choose(session.peers(&plan));
-        let worker = session.id().map_or(0, |id| id.0);
-        match self.tables.plan(&plan, registry, worker, self.allocation.allocator()) {
+        let (worker, access) = (session.id().map_or(0, |id| id.0), session.access());
+        if access == Access::ReadOnly {
+            self.tables.take_specs(&plan);
+        }
+        match self.tables.plan(&plan, registry, worker, access, self.allocation.allocator()) {
             Ok(overlap) => self.scheduler.restrict(overlap),
             Err(error) => {
                 session.fail(error);
@@ -141,13 +149,25 @@ impl Traffic {
                 session.fail(WorkerError::Table(why.into()));
                 return false;
             }
-            session.listen();
+            match access {
+                Access::Full => session.listen(),
+                // What it holds back could not be passed on as it is.
+                Access::ReadOnly | Access::WriteOnly => session.set_reached(None),
+            }
+        } else if access == Access::WriteOnly {
+            session.set_reached(None);
         }
         if let Some(why) = self.links.refusal(session, &self.tables) {
             session.fail(WorkerError::Table(why));
             return false;
         }
         session.enter(now, plan, &self.tables.shards());
+        if access == Access::ReadOnly {
+            self.staging = Some(Staging::new(&self.tables));
+            self.tickets.expect(ticket, 0, 0);
+            self.streams.settle(session, &self.tables);
+            return true;
+        }
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -163,7 +183,8 @@ impl Traffic {
             let initial = local.take_initial();
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
-            let reply = (!is_sparse).then(|| local.begin_pull(first, false));
+            let reads = access == Access::Full;
+            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, false));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
@@ -173,8 +194,8 @@ impl Traffic {
                     self.request(session, Request::new(shard, index, 0, ticket, kind));
                 }
             }
-            answers += shards.len();
-            for &shard in &shards {
+            answers += if reads { shards.len() } else { 0 };
+            for &shard in shards.iter().filter(|_| reads) {
                 let kind = RequestKind::Pull { rows: is_sparse.then(Vec::new), now: false };
                 self.request(session, Request::new(shard, index, first, ticket, kind).with_reply(reply));
             }
@@ -214,6 +235,13 @@ impl Traffic {
             }
         }
         under_way.into_iter().for_each(|id| self.send_again(session, id));
+        if let Some(staging) = &mut self.staging {
+            // What is held back was made by the former codecs.
+            for &table in &changed {
+                let local = &mut self.tables[table];
+                (0..local.layout().shard_count()).for_each(|stream| staging.drop_held(local, stream));
+            }
+        }
         self.streams.restart(session, &self.tables, &changed);
         self.links.follow(session, now, &mut self.tables);
         // Another model may need less.
@@ -741,6 +769,9 @@ impl Traffic {
         let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
         self.links.disturb(payload.len());
+        if self.staging.is_some() {
+            return self.stage_update(session, now, from, id, &update, payload);
+        }
         let before = replica.version(stream);
         let taken = replica.take(stream, &update, payload);
         let version = replica.version(stream);
@@ -769,6 +800,86 @@ impl Traffic {
             self.streams.note_version(session, &self.tables, id, version, from);
             self.answer_from_replica(now, id);
         }
+    }
+
+    /// Of a reader: a chunk of a version, which may be the last one that the version lacks.
+    fn stage_update(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        id: StreamId,
+        update: &Update,
+        payload: &[u8],
+    ) {
+        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
+        let Some(stream) = local.layout().index_of(id.shard) else { return };
+        match staging.take(local, stream, update, payload) {
+            Taken::Known => {}
+            Taken::Missing => return self.streams.note_gap(session, now, &self.tables, id),
+            Taken::Differs => return self.repair(session, id, update.round),
+            Taken::Applied => self.streams.count(id),
+        }
+        if update.piece.is_last {
+            self.streams.note_arrival(session, &self.tables, id, from);
+        }
+        let Some(version) = staging.next_cut() else {
+            if update.piece.is_last {
+                for (id, version) in staging.stuck(&self.tables) {
+                    self.streams.say_seen(session, id, version);
+                }
+            }
+            return;
+        };
+        let differing = staging.cut(&mut self.tables, version);
+        if differing.is_empty() {
+            for (index, local) in self.tables.iter().enumerate() {
+                for shard in local.layout().shards() {
+                    self.streams.say_seen(session, StreamId { table: index, shard }, version);
+                }
+            }
+            self.reporter.set_clock(version.saturating_add(1));
+            self.reporter.hurry(now);
+            self.tickets.reach_version(version);
+        }
+        for (table, stream) in differing {
+            let table = table.0 as usize;
+            let shard = self.tables[table].layout().shards().nth(stream);
+            if let Some(shard) = shard {
+                self.repair(session, StreamId { table, shard }, version);
+            }
+        }
+    }
+
+    /// Of a reader: fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
+    fn repair(&mut self, session: &mut Session, id: StreamId, version: Clock) {
+        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
+        let Some(stream) = local.layout().index_of(id.shard) else { return };
+        let (name, shard) = (local.name().to_owned(), id.shard);
+        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
+        if !staging.repair(local, stream) {
+            let tries = limits::MAX_REPAIRS;
+            return session.fail(WorkerError::Damaged(format!(
+                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
+                 data between the two"
+            )));
+        }
+        session.log(format!("{sentence}; it is fetched anew"));
+        self.streams.ask_anew(session, &self.tables, id);
+    }
+
+    /// Of a reader: the version that all tables are at.
+    pub(super) fn staged_version(&self) -> Option<Clock> {
+        self.staging.as_ref()?.version()
+    }
+
+    /// Of a reader: waits for a version.
+    pub(super) fn await_version(&mut self, now: Time, version: Clock) -> Ticket {
+        let ticket = self.tickets.open_version(now, version);
+        if let Some(reached) = self.staged_version() {
+            self.tickets.reach_version(reached);
+        }
+        ticket
     }
 
     /// Answers requests for a table that its replica can answer as it is.
@@ -805,8 +916,12 @@ impl Traffic {
     fn watch_streams(&mut self, session: &mut Session, now: Time) {
         for id in self.streams.take_overdue_gaps(now) {
             let local = &mut self.tables[id.table];
-            if let (Some(stream), Some(replica)) = (local.layout().index_of(id.shard), local.replica_mut()) {
-                replica.forget(stream);
+            let stream = local.layout().index_of(id.shard);
+            match (stream, &mut self.staging, local.replica_mut()) {
+                // Its replicas are those of a whole version, which what follows is asked from.
+                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
+                (Some(stream), None, Some(replica)) => replica.forget(stream),
+                _ => {}
             }
             self.streams.ask_anew(session, &self.tables, id);
         }
@@ -942,6 +1057,7 @@ impl Traffic {
     /// Counts against what they count.
     pub(super) fn check(&self, is_planned: bool) -> Result<(), String> {
         self.requests.check()?;
+        self.staging.as_ref().map_or(Ok(()), |staging| staging.check(&self.tables))?;
         for (index, table) in self.tables.iter().enumerate() {
             let brings_block = |request: &&Request| {
                 request.table() == index && request.fetch().is_some() && request.wants_params()
