@@ -50,6 +50,9 @@ pub(crate) struct TrainReport {
     /// Worker processes that were started anew.
     pub(crate) restarts: u32,
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// Of the dense parameters as the workers have them at the end; `None` where they have different ones, as they may under models
+    /// that let them.
+    pub(crate) digest: Option<String>,
     #[serde(skip)]
     curve: Curve,
 }
@@ -58,6 +61,12 @@ pub(crate) struct TrainReport {
 pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) value: f64,
+}
+
+/// The digest that all workers have.
+fn common_digest(results: &[WorkerResult]) -> Option<String> {
+    let first = results.first()?;
+    results.iter().all(|result| result.digest == first.digest).then(|| first.digest.clone())
 }
 
 impl TrainReport {
@@ -99,6 +108,7 @@ impl TrainReport {
             dead_workers: end.dead_workers,
             restarts,
             server_memory_bytes: end.server_memory_bytes,
+            digest: common_digest(results),
             curve,
         })
     }
@@ -238,8 +248,14 @@ mod tests {
             dead_workers: Vec::new(),
             server_memory_bytes: Vec::new(),
         };
-        let result =
-            WorkerResult { rank: 0, work: Work::default(), elapsed: 0.1, loss: None, end: Some(end) };
+        let result = WorkerResult {
+            rank: 0,
+            work: Work::default(),
+            elapsed: 0.1,
+            loss: None,
+            digest: String::new(),
+            end: Some(end),
+        };
         let work = Work { steps: 7, seconds: 2.0, ..Work::default() };
         let report = TrainReport::new(&plan, &[result], work, 1, Curve::new(1)).expect("worker 0 reported");
         assert_eq!((report.steps, report.seconds, report.steps_per_s, report.restarts), (7, 2.0, 3.5, 1));

@@ -1,5 +1,6 @@
 //! A job as its owner describes it.
 
+use crate::broadcast::Topology;
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
@@ -25,6 +26,8 @@ pub struct JobConfig {
     pub policy: Policy,
     /// Exceptions from them.
     pub overrides: Vec<PolicyOverride>,
+    /// The network between the hosts, as far as it is known: the trees of broadcasts follow from it.
+    pub topology: Topology,
     /// Everything random follows from it.
     pub seed: u64,
     /// A worker that is silent for this long is declared dead.
@@ -42,6 +45,7 @@ impl JobConfig {
             servers,
             policy: Policy::default(),
             overrides: Vec::new(),
+            topology: Topology::default(),
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
             restart_grace: Duration::ZERO,
@@ -177,6 +181,13 @@ pub(super) fn check_table(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
                  rows; give it {}=none, or a quantiser such as f16",
                 Axis::AnswerCodec
+            )));
+        }
+        if answers.needs_bandwidth().is_some() && !policy.is_broadcast() {
+            return Err(fault(format!(
+                "`{answers}` follows the links on which versions are broadcast, and answers to pulls are none; give it \
+                 `delta` in place of `low` and `up`, or choose {}=star or another tree",
+                Axis::Broadcast
             )));
         }
         if table.rows && pushes.needs_parameters() {

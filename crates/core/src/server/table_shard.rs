@@ -73,6 +73,8 @@ pub(super) struct TableShard {
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
+    /// What its codec of pushes needs links to carry.
+    pushes_need: Option<f64>,
     answer_encoders: AnswerEncoders,
     halves: Halves,
     /// Where it is broadcast.
@@ -98,6 +100,7 @@ impl TableShard {
             if is_broadcast { (Codec::default(), codecs.answer) } else { (codecs.answer, Codec::default()) };
         let answer_encoders = AnswerEncoders::new(&spec, answer)?;
         let push_codec = push_codec(&spec, codecs.push);
+        let pushes_need = push_codec.needs_bandwidth();
         let layout = Layout::new(spec, chunks);
         let store = Store::new(&layout, optimizer, policy.reduce())?;
         let notes_rows = is_broadcast && layout.is_sparse();
@@ -108,6 +111,7 @@ impl TableShard {
             layout,
             rounds: Rounds::default(),
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
+            pushes_need,
             order: policy.order(),
             answer_encoders,
             halves: Halves::new(),
@@ -309,6 +313,7 @@ impl TableShard {
             None => self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?,
         }
         self.halves.clear();
+        self.pushes_need = codecs.push.needs_bandwidth();
         self.intake.set_codec(Some(push_codec(self.layout.spec(), codecs.push)), valid_from);
         self.controller.cancel_all();
         self.valid_from = valid_from;
@@ -382,6 +387,23 @@ impl TableShard {
         let publication = publication.as_mut().expect("it is broadcast");
         let parameters = &store.parameters()[layout.chunks()[index].range()];
         publication.publish(layout, index, version, parameters)
+    }
+
+    /// What every link must carry for its pushes to be as its codec makes them with room, where that matters.
+    pub(super) fn pushes_need(&self) -> Option<f64> {
+        self.pushes_need
+    }
+
+    /// The same for versions that are broadcast.
+    pub(super) fn versions_need(&self) -> Option<f64> {
+        self.publication.as_ref()?.needs_bandwidth()
+    }
+
+    /// Whether links have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        if let Some(publication) = &mut self.publication {
+            publication.set_lacks_room(lacks_room);
+        }
     }
 
     /// Publishes what changed in a chunk of a table of rows, by its place on this shard, as a part of a version; `None` when nothing

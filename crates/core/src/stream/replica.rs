@@ -100,6 +100,16 @@ impl Replica {
         self.decoder = codec.map(Decoder::new);
     }
 
+    /// Whether an update is a difference to the version before it, and no values.
+    pub(crate) fn takes_as_difference(&self, update: &Update) -> bool {
+        update.form == Form::Encoded && self.takes_differences
+    }
+
+    /// All values, in the table's order.
+    pub(crate) fn values(&self) -> &[f32] {
+        self.values.as_slice()
+    }
+
     /// The last version of a stream that is whole here.
     pub(crate) fn version(&self, stream: usize) -> Option<Clock> {
         self.streams.get(stream)?.version

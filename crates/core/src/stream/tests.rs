@@ -87,9 +87,13 @@ impl Bench {
         let form = if is_encoded { Form::Encoded } else { Form::PLAIN };
         let body = Body::Counted(vec![7; 10].into());
         self.act(|stream, _, send| {
-            stream.publish(Update { form, ..update(index, round) }, &body, 10, &mut |to, frame| {
-                send(to, frame)
-            });
+            stream.publish(
+                Time::ZERO,
+                Update { form, ..update(index, round) },
+                &body,
+                10,
+                &mut |to, frame| send(to, frame),
+            );
         })
     }
 
@@ -106,7 +110,7 @@ impl Bench {
 
     fn note_seen(&mut self, rank: u32, version: Clock) -> Sent {
         self.act(|stream, chunks, send| {
-            stream.note_seen(worker(rank), version, chunks, &mut |to, frame| send(to, frame));
+            stream.note_seen(Time::ZERO, worker(rank), version, chunks, &mut |to, frame| send(to, frame));
         })
     }
 }

@@ -1,11 +1,12 @@
 //! Tables that are broadcast: each version goes to everybody who follows the table's stream.
 
 use super::StoredTable;
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::server::table_shard::TableShard;
 use crate::stream::{Chunks, Stream};
-use crate::types::{Clock, ConnectionId, NodeId, TableId};
+use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::DType;
 use crate::wire::Position;
 use crate::wire::frame::{Form, Piece, Update};
@@ -28,6 +29,7 @@ struct State {
 
 /// What streams send by.
 pub(super) struct Sending<'a> {
+    pub(super) now: Time,
     pub(super) frames: &'a mut Outbox,
     pub(super) bytes: &'a mut u64,
 }
@@ -164,7 +166,17 @@ impl Streams {
         }
     }
 
-    /// A receiver has a version of a table.
+    /// Whether somebody follows some table's stream.
+    pub(super) fn is_followed_by(&self, receiver: NodeId) -> bool {
+        self.by_table.values().any(|state| state.stream.is_followed_by(receiver.into()))
+    }
+
+    /// Whether everybody who follows one has all of it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.by_table.values().all(|state| state.stream.is_settled())
+    }
+
+    /// A receiver has a version of a table: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         to: NodeId,
@@ -172,11 +184,11 @@ impl Streams {
         version: Clock,
         table: &TableShard,
         sending: &mut Sending<'_>,
-    ) {
-        let Some(state) = self.by_table.get_mut(&id) else { return };
-        state.stream.note_seen(to.into(), version, &Published { id, table }, &mut |to, frame| {
+    ) -> Option<Reading> {
+        let state = self.by_table.get_mut(&id)?;
+        state.stream.note_seen(sending.now, to.into(), version, &Published { id, table }, &mut |to, frame| {
             sending.send(to, frame)
-        });
+        })
     }
 
     /// The codecs of a table have changed.
@@ -216,7 +228,7 @@ impl State {
         let update = Update { form: chunk.form, digest, ..published.update(index, version) };
         let body = chunk.body(published.stored(index));
         let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
-        self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+        self.stream.publish(sending.now, update, &body, bytes, &mut |to, frame| sending.send(to, frame));
     }
 
     /// Publishes a version of a table of rows: the chunks in which something changed, and a list of them, which ends it.
@@ -237,7 +249,7 @@ impl State {
             update.piece.is_last = false;
             let body = chunk.body(published.stored(index));
             let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
-            self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+            self.stream.publish(sending.now, update, &body, bytes, &mut |to, frame| sending.send(to, frame));
         }
         table.end_version(version);
         let digest = if has_digest { table.published_digest() } else { 0 };
@@ -245,6 +257,6 @@ impl State {
         let piece = Piece { sequence: table.chunk_count() as u32, is_last: true, ..first.piece };
         let end = Update { version, piece, form: Form::Rows { count: 0 }, digest, ..first };
         let (bytes, body) = (changed.len(), Body::Counted(changed.into()));
-        self.stream.publish(end, &body, bytes, &mut |to, frame| sending.send(to, frame));
+        self.stream.publish(sending.now, end, &body, bytes, &mut |to, frame| sending.send(to, frame));
     }
 }

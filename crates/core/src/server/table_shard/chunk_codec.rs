@@ -34,6 +34,11 @@ impl ChunkCodec {
         self.makes_differences
     }
 
+    /// What every link must carry, where its threshold follows them.
+    pub(super) fn needs_bandwidth(&self) -> Option<f64> {
+        self.encoder.codec().needs_bandwidth()
+    }
+
     /// Encodes values by themselves; `None` when they cannot be, and travel as they are.
     pub(super) fn encode(&mut self, values: &[f32], context: &Context<'_>) -> Option<&[u8]> {
         self.payload.clear();

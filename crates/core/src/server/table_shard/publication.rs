@@ -2,7 +2,7 @@
 
 use super::chunk_codec::{ChunkCodec, context_of};
 use super::touched::Touched;
-use crate::codec::{self, Codec};
+use crate::codec::{self, Codec, Context};
 use crate::role::Body;
 use crate::store::Buffer;
 use crate::stream::Digest;
@@ -23,6 +23,8 @@ pub(super) struct Publication {
     /// Of a table of rows: the last version that is whole. Chunks that did not change in it have it too.
     whole: Option<Clock>,
     codec: Option<ChunkCodec>,
+    /// A link on which versions travel carries less than the codec needs.
+    lacks_room: bool,
     /// Of a table of rows, by chunk: a codec has left something out of it.
     is_behind: Vec<bool>,
     /// Rows of the chunk at hand that were touched, and their values.
@@ -59,11 +61,22 @@ impl Publication {
             digests: vec![0; chunks],
             whole: None,
             codec: codec_of(layout, answer),
+            lacks_room: false,
             is_behind: vec![false; if layout.is_sparse() { chunks } else { 0 }],
             rows: Vec::new(),
             gathered: Vec::new(),
             payload: Vec::new(),
         }
+    }
+
+    /// What every link must carry, where the codec's threshold follows them.
+    pub(super) fn needs_bandwidth(&self) -> Option<f64> {
+        self.codec.as_ref()?.needs_bandwidth()
+    }
+
+    /// Whether links have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        self.lacks_room = lacks_room;
     }
 
     /// Makes the next versions by another codec.
@@ -82,7 +95,7 @@ impl Publication {
         let held = &mut self.values.as_mut_slice()[layout.chunks()[index].range()];
         let is_first = self.versions[index].replace(version).is_none();
         self.digests[index] = 0;
-        let context = context_of(layout, version);
+        let context = Context { lacks_room: self.lacks_room, ..context_of(layout, version) };
         let codec = self.codec.as_mut().filter(|codec| !(codec.makes_differences() && is_first));
         // The first values of a table of rows are whole chunks, which its codec does not make.
         let codec = codec.filter(|_| !layout.is_sparse());
@@ -109,7 +122,7 @@ impl Publication {
         touched.take(range.start / width..range.end / width, touched_rows);
         let (touched, held) = (touched_rows, &mut values.as_mut_slice()[range]);
         let row = |number: u32| number as usize * width..(number as usize + 1) * width;
-        let context = context_of(layout, version);
+        let context = Context { lacks_room: self.lacks_room, ..context_of(layout, version) };
         let published = match codec {
             Some(codec) if codec.makes_differences() => {
                 // What was left out goes when the codec lets it, also if nobody touches the row again.
