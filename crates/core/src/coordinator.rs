@@ -11,6 +11,7 @@ mod commands;
 mod config;
 mod declarations;
 mod epochs;
+mod readers;
 mod routes;
 mod scheduler;
 mod servers;
@@ -24,6 +25,7 @@ pub use config::JobConfig;
 
 use crate::address::Addresses;
 use crate::policy::{Axis, JobPolicies, PolicyOverride};
+use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
@@ -39,6 +41,7 @@ use barriers::{Arrival, Barriers};
 use commands::Commands;
 use declarations::{Declarations, fits_a_message};
 use epochs::Epochs;
+use readers::Readers;
 use routes::Routes;
 use scheduler::Scheduler;
 use servers::{Caller, Servers};
@@ -56,6 +59,7 @@ pub struct Coordinator {
     config: JobConfig,
     registry: Arc<Registry>,
     workers: Workers,
+    readers: Readers,
     servers: Servers,
     aggregators: Aggregators,
     declarations: Declarations,
@@ -78,6 +82,9 @@ pub struct Coordinator {
     outputs: Outbox,
 }
 
+/// Readers' incarnations are drawn apart from workers'.
+const READERS_FORK: u64 = 1;
+
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -96,6 +103,7 @@ impl Coordinator {
     pub fn new(config: JobConfig, registry: Arc<Registry>, secret: u64) -> Coordinator {
         Coordinator {
             workers: Workers::new(config.workers, config.worker_timeout, secret),
+            readers: Readers::new(Prng::fork(secret, READERS_FORK).next_u64()),
             servers: Servers::new(config.servers),
             config,
             registry,
@@ -125,6 +133,7 @@ impl Coordinator {
             epoch: self.epochs.as_ref().map_or(0, |epochs| epochs.newest().epoch),
             restarts: self.workers.restarts(),
             workers: self.workers.statuses(now),
+            readers: self.readers.statuses(now),
             shards: self.servers.reports(now),
             packs: self.packs(),
             aggregators: self.aggregators.statuses(),
@@ -155,13 +164,18 @@ impl Coordinator {
                 let others = others.map(|(state, word)| (self.workers.count(state), word));
                 let others = others.iter().filter(|(count, _)| *count > 0);
                 let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
+                let readers = match self.readers.ids().count() {
+                    0 => String::new(),
+                    count => format!("; {count} readers"),
+                };
                 let missing = self.vacancy.as_ref().map(|vacancy| match vacancy.of {
                     Some(worker) => format!("; waiting for {worker} to be started anew"),
                     None => "; waiting for a worker to be started anew".into(),
                 });
                 let unsettled = self.epochs.as_ref().and_then(Epochs::why_unsettled);
                 let unsettled = unsettled.map(|why| format!("; {why}")).unwrap_or_default();
-                format!("running with {running} workers{others}{}{unsettled}", missing.unwrap_or_default())
+                let missing = missing.unwrap_or_default();
+                format!("running with {running} workers{others}{readers}{missing}{unsettled}")
             }
             (Stage::Starting, Some(epochs)) => {
                 let (ready, shards) = (epochs.entered_count(), epochs.newest().shards.len());
@@ -192,23 +206,78 @@ impl Coordinator {
                 self.part_with(now, worker, MemberState::Left);
             }
             Control::Reached { addresses } => self.register_worker(worker, addresses),
-            Control::Unreachable { relay } => {
-                if self.routes.note_out_of_reach(worker, relay) {
-                    self.log(format!(
-                        "{worker} does not get what {relay} should pass on; {relay} is a leaf from now on"
-                    ));
-                    self.route();
-                }
-            }
+            Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
             other => self.log(format!("ignored a `{}` message from {worker}", other.name())),
         }
     }
 
+    /// What a reader says: it declares nothing, and no round or barrier knows of it.
+    fn handle_reader(&mut self, now: Time, reader: WorkerId, message: Control) {
+        match message {
+            Control::WorkerReport(mut report) => {
+                report.waiting = report.waiting.map(control::sentence);
+                self.readers.take_report(reader, report);
+            }
+            Control::Leave => {
+                self.send(NodeId::Worker(reader), &Control::Left);
+                self.lose_reader(reader);
+            }
+            Control::Reached { addresses } => self.register_worker(reader, addresses),
+            Control::Unreachable { relay } => self.note_out_of_reach(reader, relay),
+            Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
+            other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
+        }
+    }
+
+    /// Sends the settled plan to a reader, once on each connection, or says why there is nothing to read.
+    fn inform_reader(&mut self, id: WorkerId) {
+        let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
+        let plan = epochs.settled();
+        let is_silent = |number: &u32| !plan.policy_of(TableId(*number), ServerId(0)).is_broadcast();
+        if let Some(silent) = (0..plan.tables.len() as u32).find(is_silent) {
+            let table = &plan.tables[silent as usize].name;
+            let message = format!(
+                "table `{table}` is not broadcast, so that it cannot be read; start the job with a `broadcast` other than \
+                 `none`, such as `--broadcast star`"
+            );
+            return self.refuse(NodeId::Worker(id), Cause::Policy, message);
+        }
+        if self.readers.inform(id) {
+            let message = Control::Plan(Box::new(plan.for_worker(id)));
+            self.send(NodeId::Worker(id), &message);
+            self.routes.forget(id);
+            self.route();
+        }
+    }
+
+    /// A reader is gone: nobody is passed anything on by it any more.
+    fn lose_reader(&mut self, id: WorkerId) {
+        if self.readers.remove(id) {
+            self.routes.forget(id);
+            self.route();
+        }
+    }
+
+    /// Hangs up on readers that are silent. They may come back.
+    fn expire_readers(&mut self, now: Time) {
+        for id in self.readers.silent(now, self.config.worker_timeout, &self.standstill) {
+            self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(id).into() });
+            self.lose_reader(id);
+        }
+    }
+
+    fn note_out_of_reach(&mut self, by: WorkerId, relay: WorkerId) {
+        if self.routes.note_out_of_reach(by, relay) {
+            self.log(format!("{by} does not get what {relay} should pass on; {relay} is a leaf from now on"));
+            self.route();
+        }
+    }
+
     /// A worker says where others reach it.
     fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
-        let Some(incarnation) = self.workers.incarnation(worker) else { return };
+        let Some(incarnation) = self.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,
             Err(why) => {
@@ -220,15 +289,22 @@ impl Coordinator {
         self.route();
     }
 
-    /// Tells workers from whom they get streams, where that has changed.
+    /// The process that has a worker's rank, or a reader's number.
+    fn incarnation(&self, id: WorkerId) -> Option<u64> {
+        if id.is_reader() { self.readers.incarnation(id) } else { self.workers.incarnation(id) }
+    }
+
+    /// Tells workers and readers from whom they get streams, where that has changed.
     fn route(&mut self) {
         let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let running: Vec<WorkerId> = self.workers.running().collect();
+        let mut running: Vec<WorkerId> = self.workers.running().collect();
         // Trees that are made without some of them would only be made anew.
-        let is_known = |worker: &WorkerId| self.routes.knows(*worker, self.workers.incarnation(*worker));
+        let is_known = |id: &WorkerId| self.routes.knows(*id, self.incarnation(*id));
         if !running.iter().all(is_known) {
             return;
         }
+        // Nobody waits for readers.
+        running.extend(self.readers.informed().filter(is_known));
         let topology = &self.config.topology;
         let changed = self.routes.changed(&self.registry, topology, epochs.settled(), &running);
         for (worker, routes) in changed {
@@ -445,6 +521,8 @@ impl Coordinator {
                 self.workers.run(now, worker);
                 self.inform_worker(worker);
             }
+            let readers: Vec<WorkerId> = self.readers.ids().collect();
+            readers.into_iter().for_each(|reader| self.inform_reader(reader));
         }
         self.settle_epochs(now);
     }
@@ -467,7 +545,8 @@ impl Coordinator {
                     }
                 }
                 Change::Policy(_) => {
-                    let running: Vec<WorkerId> = self.workers.running().collect();
+                    let running: Vec<WorkerId> =
+                        self.workers.running().chain(self.readers.informed()).collect();
                     let message = Control::Change { epoch, change };
                     running.into_iter().for_each(|id| self.send(NodeId::Worker(id), &message));
                 }
@@ -487,7 +566,9 @@ impl Coordinator {
             Some(epochs) => {
                 let plan = epochs.newest();
                 let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
-                Switching { config, registry, plan, workers }.check(&rule).map(|done| (done, plan.epoch + 1))
+                let has_aggregators = self.aggregators.ids().next().is_some();
+                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };
         match outcome {
@@ -713,7 +794,7 @@ impl Coordinator {
         let message = Control::Stop { error: error.clone() };
         let shards = self.servers.ids().map(NodeId::Shard);
         let aggregators = self.aggregators.ids().map(NodeId::Aggregator);
-        let workers = self.workers.live().map(NodeId::Worker);
+        let workers = self.workers.live().chain(self.readers.ids()).map(NodeId::Worker);
         let everybody: Vec<NodeId> = shards.chain(aggregators).chain(workers).collect();
         everybody.into_iter().for_each(|to| self.send(to, &message));
         self.outputs.push_back(Output::Stop { error });
@@ -723,7 +804,8 @@ impl Coordinator {
     fn exclude(&mut self, now: Time, lost: Duration) {
         let vacancy = self.vacancy.iter_mut().map(|vacancy| &mut vacancy.since);
         let aggregators = self.aggregators.last_heard_mut();
-        let members = self.workers.last_heard_mut().chain(self.servers.silences_mut()).chain(aggregators);
+        let members = self.workers.last_heard_mut().chain(self.readers.last_heard_mut());
+        let members = members.chain(self.servers.silences_mut()).chain(aggregators);
         let followers = self.epochs.iter_mut().flat_map(Epochs::since_mut);
         let all = members.chain(self.commands.last_heard_mut()).chain(vacancy).chain(followers);
         all.for_each(|since| standstill::exclude(since, now, lost));
@@ -768,6 +850,7 @@ impl Coordinator {
             return;
         }
         self.expire_aggregators(now);
+        self.expire_readers(now);
         if let Some(error) = self.servers.overdue(now, &self.standstill) {
             return self.end(Some(error));
         }
@@ -837,6 +920,7 @@ impl Role for Coordinator {
                 Ok(welcome)
             }
             Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
+            Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
             Party::Through { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
                 Err(Refusal { reason, retry: false })
@@ -856,6 +940,7 @@ impl Role for Coordinator {
         let ConnectionId::Node(peer) = connection else { return };
         let is_news = self.is_planned() && self.stage != Stage::Over;
         match peer {
+            NodeId::Worker(id) if id.is_reader() => self.lose_reader(id),
             NodeId::Worker(id) => self.workers.lose(now, id),
             NodeId::Shard(id) => {
                 self.servers.lose(now, id, self.is_planned());
@@ -879,6 +964,11 @@ impl Role for Coordinator {
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
         let ConnectionId::Node(from) = connection else { return };
         match from {
+            NodeId::Worker(id) if id.is_reader() => match self.readers.heard(now, id) {
+                None => return,
+                Some(false) => self.inform_reader(id),
+                Some(true) => {}
+            },
             NodeId::Worker(id) => match self.workers.heard(now, id) {
                 Heard::Unknown => return,
                 Heard::Dead => return self.send_away(id),
@@ -895,6 +985,7 @@ impl Role for Coordinator {
             return self.log(format!("ignored a {:?} frame from {from}", header.kind));
         }
         match (from, control::decode("control message", payload)) {
+            (NodeId::Worker(id), Ok(message)) if id.is_reader() => self.handle_reader(now, id, message),
             (NodeId::Worker(id), Ok(message)) => self.handle_worker(now, id, message),
             (NodeId::Shard(id), Ok(message)) => self.handle_shard(now, id, message),
             (NodeId::Admin(number), Ok(message)) => self.handle_command(now, number, message),
@@ -942,7 +1033,8 @@ impl Role for Coordinator {
         let silent = self.aggregators.next_deadline(grace, &self.standstill).filter(|_| !is_over);
         let behind = self.epochs.as_ref().and_then(|epochs| epochs.next_deadline(grace, &self.standstill));
         let behind = behind.filter(|_| !is_over);
-        let all = [workers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
+        let readers = self.readers.next_deadline(grace, &self.standstill).filter(|_| !is_over);
+        let all = [workers, readers, servers, queries, scheduler, standstill, idle, vacancy, silent, behind];
         all.into_iter().flatten().min()
     }
 

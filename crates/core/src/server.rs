@@ -7,6 +7,7 @@
 mod accumulators;
 mod aggregators;
 mod delivery;
+mod links;
 mod members;
 mod table_shard;
 mod tables;
@@ -32,7 +33,9 @@ use crate::wire::{
 };
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
+use links::Links;
 use members::Members;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tables::Tables;
 
@@ -65,11 +68,14 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
+    /// Readers that are connected.
+    readers: BTreeSet<WorkerId>,
     tables: Tables,
     aggregators: Aggregators,
     /// Whether worker 0, which evaluates conditions, can be asked.
     has_judge: bool,
     delivery: Delivery,
+    links: Links,
     next_report: Time,
     stopped: bool,
     /// For the coordinator and the driver; [`Delivery`] has its own.
@@ -86,10 +92,12 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
+            readers: BTreeSet::new(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             has_judge: false,
             delivery,
+            links: Links::default(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -116,6 +124,7 @@ impl Shard {
             nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
             refused: self.delivery.refused(),
             memory_bytes: self.memory_bytes() as u64,
+            links: self.links.report(now),
         })
     }
 
@@ -202,6 +211,7 @@ impl Shard {
             }
         }
         self.plan = Some(plan);
+        self.links.follow(id, &mut self.tables);
         self.tables.settle_all(now, &mut self.delivery);
         Ok(())
     }
@@ -241,6 +251,7 @@ impl Shard {
                         self.set_policy(now, table);
                     }
                 }
+                self.links.follow(id, &mut self.tables);
                 self.send_report(now);
             }
         }
@@ -293,7 +304,7 @@ impl Shard {
             let message =
                 format!("the codecs of table `{}` have changed; ask again", table_shard.spec().name);
             let fault = Fault { cause: Cause::StaleEpoch, message };
-            self.delivery.renew(table, self.tables.get(table), &fault);
+            self.delivery.renew(now, table, self.tables.get(table), &fault);
         }
         match policy.sync(&self.registry) {
             Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
@@ -371,7 +382,7 @@ impl Shard {
         if values.initialise(init.piece, payload)? && init.piece.is_last {
             self.delivery.complete(worker, init.subject.request);
             if !was_initialised {
-                self.delivery.version_exists(TableId(table as u32), self.tables.get_mut(table));
+                self.delivery.version_exists(now, TableId(table as u32), self.tables.get_mut(table));
                 // Pulls that came before are asked now.
                 let pulls = self.delivery.take_waiting_for_values(table);
                 pulls.into_iter().for_each(|pull| self.ask(now, pull));
@@ -382,6 +393,7 @@ impl Shard {
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
         let PushFrame { now, worker, push, payload } = *frame;
+        self.links.note_push(now, worker, push, payload.len(), &mut self.delivery);
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -401,7 +413,11 @@ impl Shard {
             Taken::Ignored | Taken::Partly => {}
             Taken::Stepped => {
                 let (index, version) = (push.piece.sequence as usize, push.clock.saturating_add(1));
-                self.delivery.chunk_exists(NewChunk { table, index, version }, self.tables.get_mut(table));
+                self.delivery.chunk_exists(
+                    now,
+                    NewChunk { table, index, version },
+                    self.tables.get_mut(table),
+                );
             }
             Taken::Whole => {
                 self.tables.settle(now, table, &mut self.delivery);
@@ -496,13 +512,28 @@ impl Shard {
                 self.handle_verdict(now, worker, table, number, holds)
             }
             Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(worker, shard, &positions, is_question)
+                self.handle_subscribe(now, worker, shard, &positions, is_question)
             }
             Control::Unsubscribe { tables, .. } => {
                 tables.into_iter().for_each(|table| self.delivery.unsubscribe(worker, table));
+                if !self.delivery.is_followed_by(worker) {
+                    self.links.leave(now, worker, &mut self.tables);
+                }
                 Ok(())
             }
-            Control::Seen { table, version, .. } => self.handle_seen(worker, table, version),
+            Control::Seen { table, version, .. } => self.handle_seen(now, worker, table, version),
+            Control::Probe(probe) => {
+                self.links.note_probe(now, worker, &probe, &mut self.delivery);
+                Ok(())
+            }
+            Control::Measured(reading) => {
+                self.links.note(now, worker, reading, &mut self.tables);
+                Ok(())
+            }
+            Control::Behind { lacking } => {
+                self.links.note_behind(now, worker, lacking, &mut self.tables);
+                Ok(())
+            }
             other => {
                 let message = format!("a server does not take a `{}` message from a worker", other.name());
                 Err(Fault { cause: Cause::Protocol, message })
@@ -511,17 +542,26 @@ impl Shard {
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
         }
+        self.tell_news();
+    }
+
+    /// Another threshold of a codec holds.
+    fn tell_news(&mut self) {
+        if let Some(line) = self.links.take_news() {
+            self.outputs.push_back(Output::Log(Level::Info, line));
+        }
     }
 
     /// A worker follows the streams of some tables from now on.
     fn handle_subscribe(
         &mut self,
+        now: Time,
         worker: WorkerId,
         shard: ShardId,
         positions: &[Position],
         is_question: bool,
     ) -> Result<(), Fault> {
-        if !self.members.has(worker) {
+        if !self.members.has(worker) && !self.readers.contains(&worker) {
             return Err(not_a_member(worker));
         }
         if self.id() != Some(shard) {
@@ -535,15 +575,28 @@ impl Shard {
         }
         for position in positions {
             let table = self.broadcast_table(worker, position.table)?;
-            self.delivery.subscribe(worker, *position, is_question, self.tables.get(table));
+            self.delivery.subscribe(now, worker, *position, is_question, self.tables.get(table));
+        }
+        // The job's thresholds are for those who train.
+        if !is_question && !worker.is_reader() {
+            self.links.add(now, worker);
         }
         Ok(())
     }
 
     /// A worker has a version of a table.
-    fn handle_seen(&mut self, worker: WorkerId, table: TableId, version: Clock) -> Result<(), Fault> {
+    fn handle_seen(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        table: TableId,
+        version: Clock,
+    ) -> Result<(), Fault> {
         let place = self.broadcast_table(worker, table)?;
-        self.delivery.note_seen(worker, table, version, self.tables.get(place));
+        let reading = self.delivery.note_seen(now, worker, table, version, self.tables.get(place));
+        if let Some(reading) = reading {
+            self.links.note(now, worker, reading, &mut self.tables);
+        }
         Ok(())
     }
 
@@ -576,7 +629,9 @@ impl Shard {
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
-    fn lose_worker(&mut self, worker: WorkerId) {
+    fn lose_worker(&mut self, now: Time, worker: WorkerId) {
+        self.links.lose(now, worker, &mut self.tables);
+        self.tell_news();
         self.delivery.lose_worker(worker);
         self.tables.lose_worker(worker);
         self.note_judge(worker, false);
@@ -589,8 +644,8 @@ impl Shard {
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
-    fn lose_aggregator(&mut self, id: AggregatorId) {
-        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(worker));
+    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
         self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
@@ -611,6 +666,32 @@ impl Shard {
         Ok(Welcome { you: NodeId::Aggregator(id), incarnation: process.0 })
     }
 
+    /// A reader has its number and its incarnation from the coordinator, and can do nothing here but follow streams.
+    fn accept_reader(&mut self, hello: &Hello, id: WorkerId) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        if !id.is_reader() || hello.incarnation == 0 {
+            return refuse("a reader gets its number from the coordinator first".into(), false);
+        }
+        if self.plan.is_none() {
+            return refuse("this server has no plan yet".into(), true);
+        }
+        if self.readers.len() >= limits::MAX_READERS && !self.readers.contains(&id) {
+            return refuse(
+                format!("this server has {} readers, and takes no more", limits::MAX_READERS),
+                true,
+            );
+        }
+        self.readers.insert(id);
+        // A connection that this one takes the place of may have followed streams.
+        self.delivery.lose_reader(id);
+        Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
+    }
+
+    fn lose_reader(&mut self, id: WorkerId) {
+        self.readers.remove(&id);
+        self.delivery.lose_reader(id);
+    }
+
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
         match FromAggregator::decode(header) {
             Some(FromAggregator::Relayed(worker, frame)) => {
@@ -626,7 +707,7 @@ impl Shard {
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => {
-                self.lose_worker(worker);
+                self.lose_worker(now, worker);
                 self.tell_judge(now);
             }
             None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
@@ -765,6 +846,7 @@ impl Role for Shard {
         let worker = match hello.from {
             Party::Worker { rank: Some(worker) } => worker,
             Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
+            Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
             _ => {
                 return refuse("a server's data address takes workers only; use the job's URL".into(), false);
             }
@@ -799,8 +881,9 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
-            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
-            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
+            ConnectionId::Node(NodeId::Worker(worker)) if worker.is_reader() => self.lose_reader(worker),
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
             // The coordinator's is the only other one.
             _ if why.is_final() => self.fail(why.to_string()),
             _ => self.coordinator.disconnected(now, why),
@@ -850,6 +933,7 @@ impl Role for Shard {
             self.fail(sentence);
         }
         self.tables.settle_due(now, &mut self.delivery);
+        self.links.handle_timeout(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
             // Pulls that still wait do so because some worker is late.
@@ -862,7 +946,8 @@ impl Role for Shard {
             return None;
         }
         let report = self.coordinator.is_up().then_some(self.next_report);
-        [self.coordinator.next_timeout(), report, self.tables.next_timeout()].into_iter().flatten().min()
+        let tables = [self.tables.next_timeout(), self.links.next_timeout()];
+        [self.coordinator.next_timeout(), report].into_iter().chain(tables).flatten().min()
     }
 
     fn progress(&self, connection: ConnectionId) -> Option<u64> {

@@ -1,7 +1,8 @@
 //! Broadcast: the versions of a table on one shard as a stream of frames, and who follows it.
 //!
 //! A version is one frame for each chunk, in order ([`Update`]): its new values, or what a codec made of the difference to the
-//! version before. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
+//! version before. Of a table of rows there are only the chunks in which something changed, each with the rows that did, and a
+//! last frame that lists these chunks. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
 //! says which version it has; it gets what follows, from a log of recent frames or, where that does not reach back, as all chunks
 //! with their versions; then each frame as it comes. It says which versions it has seen, and one that is far behind is
 //! sent nothing until it has caught up.
@@ -10,15 +11,17 @@
 
 mod digest;
 mod replica;
+mod rows;
 
 pub(crate) use digest::Digest;
 pub(crate) use replica::{Replica, Taken};
 
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::types::{Clock, ConnectionId};
+use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::Position;
-use crate::wire::frame::Update;
+use crate::wire::frame::{Form, Update};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -28,13 +31,40 @@ use std::sync::Arc;
 pub(crate) struct Stream {
     /// The last version that is whole.
     version: Option<Clock>,
+    /// The digest of its values, if it came with one.
+    digest: Option<u64>,
     /// Recent versions that are whole, oldest first, without a gap.
     log: VecDeque<Version>,
     /// What was published of the next one.
     open: Version,
+    /// Nothing was published since the last version was whole, also not elsewhere: the next frame is the first of its version.
+    is_between: bool,
     receivers: BTreeMap<ConnectionId, Receiver>,
     /// Who asked for frames by codecs that are to hold in an epoch which has not begun here.
     early: BTreeMap<ConnectionId, Position>,
+    /// The versions that left last, for what receivers' links carry.
+    left: VecDeque<Left>,
+}
+
+/// A version that left.
+#[derive(Debug, Clone, Copy, Default)]
+struct Left {
+    number: Clock,
+    bytes: u64,
+    /// When its first frame left.
+    first: Time,
+    /// When its last one did.
+    last: Time,
+}
+
+impl Left {
+    /// What a receiver's link carries, if it has the version now. While frames wait for the link all of the time counts; a
+    /// link for which they do not wait carries more than comes.
+    fn reading(&self, now: Time) -> Option<Reading> {
+        let (all, rest) = (now.since(self.first), now.since(self.last));
+        let has_waited = rest * 10 > all;
+        Reading::transfer(self.bytes, if has_waited { all } else { rest })
+    }
 }
 
 /// Frames of a version.
@@ -43,32 +73,59 @@ struct Version {
     number: Clock,
     frames: Vec<Logged>,
     bytes: usize,
+    /// Its first frame is among them.
+    has_first: bool,
 }
 
 /// A frame that may be sent again.
 #[derive(Debug, Clone)]
 struct Logged {
     update: Update,
-    /// What a codec made; values are sent as they are by then.
+    /// What a codec made, or single rows; whole chunks are sent as they are by then.
     payload: Option<Arc<[u8]>>,
 }
 
 /// Somebody who follows a stream.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Receiver {
     /// The last version of which everything was sent.
     sent: Option<Clock>,
-    /// The last one that it says to have.
-    seen: Option<Clock>,
+    /// What was sent, and it has not said to have: each version with its bytes. All chunks as they are count as one.
+    unseen: VecDeque<(Clock, usize)>,
+    /// Bytes of the version under way.
+    open_bytes: usize,
     /// Everything that was published was sent to it.
     is_current: bool,
 }
 
 impl Receiver {
-    /// Whether it has so little before it that it may be sent more.
+    fn new(has: Option<Clock>) -> Receiver {
+        Receiver { sent: has, unseen: VecDeque::new(), open_bytes: 0, is_current: false }
+    }
+
+    /// Everything of a version was sent.
+    fn note_sent(&mut self, version: Clock, bytes: usize) {
+        self.sent = Some(version);
+        self.unseen.push_back((version, bytes));
+        self.open_bytes = 0;
+    }
+
+    /// Whether it has everything that was published.
+    fn has_all(&self) -> bool {
+        self.is_current && self.unseen.is_empty()
+    }
+
+    /// It has this version.
+    fn note_seen(&mut self, version: Clock) {
+        while self.unseen.pop_front_if(|(sent, _)| *sent <= version).is_some() {}
+    }
+
+    /// Whether it has so little before it that it may be sent more. Two versions have always room, so that one that holds versions
+    /// back until all streams have them ([`crate::worker`]) gets the next one of each.
     fn has_room(&self) -> bool {
-        let versions = |upto: Option<Clock>| upto.map_or(0, |version| version.saturating_add(1));
-        versions(self.sent).saturating_sub(versions(self.seen)) < limits::MAX_VERSIONS_UNSEEN
+        let (versions, bytes) =
+            (self.unseen.len(), self.unseen.iter().map(|(_, bytes)| bytes).sum::<usize>());
+        (versions as u64) < limits::MAX_VERSIONS_UNSEEN && (versions < 2 || bytes < limits::MAX_BYTES_UNSEEN)
     }
 }
 
@@ -91,16 +148,20 @@ impl Stream {
     /// A frame of the next version: everybody who is current gets it.
     pub(crate) fn publish(
         &mut self,
+        now: Time,
         update: Update,
         body: &Body,
         payload_bytes: usize,
         send: &mut impl FnMut(ConnectionId, Frame),
     ) {
-        if self.open.number != update.round {
-            self.open = Version { number: update.round, ..Version::default() };
+        if self.open.number != update.round || self.open.frames.is_empty() {
+            let has_first = update.piece.sequence == 0 || self.is_between;
+            self.open = Version { number: update.round, has_first, ..Version::default() };
+            self.is_between = false;
         }
+        self.note_left(now, &update, payload_bytes);
         let payload = match body {
-            Body::Counted(bytes) if update.form.is_encoded() => Some(bytes.clone()),
+            Body::Counted(bytes) if !matches!(update.form, Form::Dense(_)) => Some(bytes.clone()),
             _ => None,
         };
         self.open.bytes += payload.as_ref().map_or(0, |bytes| bytes.len()) + size_of::<Logged>();
@@ -108,14 +169,40 @@ impl Stream {
         for (&to, receiver) in &mut self.receivers {
             if receiver.is_current {
                 send(to, Frame { header: update.header(payload_bytes), body: body.clone() });
+                receiver.open_bytes += payload_bytes;
                 if update.piece.is_last {
-                    receiver.sent = Some(update.round);
+                    receiver.note_sent(update.round, receiver.open_bytes);
                     receiver.is_current = receiver.has_room();
                 }
             }
         }
         if update.piece.is_last {
             self.close(update.round);
+            self.digest = Some(update.digest).filter(|digest| *digest != 0);
+        }
+    }
+
+    /// A frame leaves.
+    fn note_left(&mut self, now: Time, update: &Update, payload_bytes: usize) {
+        if self.left.back().is_none_or(|left| left.number != update.round) {
+            if self.left.len() as u64 == limits::MAX_VERSIONS_UNSEEN {
+                self.left.pop_front();
+            }
+            self.left.push_back(Left { number: update.round, bytes: 0, first: now, last: now });
+        }
+        if let Some(left) = self.left.back_mut() {
+            left.bytes += payload_bytes as u64;
+            left.last = now;
+        }
+    }
+
+    /// A frame of the next version came that is not passed on, since its chunk is newer here. If it was not published either, what
+    /// is logged does not lead to that version.
+    pub(crate) fn note_known(&mut self, update: &Update) {
+        let is_it = |logged: &Logged| logged.update.piece.chunk == update.piece.chunk;
+        if Some(update.round) > self.version && !self.open.frames.iter().any(is_it) {
+            self.is_between = false;
+            self.open.has_first = false;
         }
     }
 
@@ -127,9 +214,9 @@ impl Stream {
             self.log.clear();
         }
         self.version = Some(number);
+        self.is_between = true;
         let closed = std::mem::take(&mut self.open);
-        let is_whole = closed.frames.first().is_some_and(|first| first.update.piece.sequence == 0);
-        if is_whole && closed.frames.iter().any(|logged| logged.payload.is_some()) {
+        if closed.has_first && closed.frames.iter().any(|logged| logged.payload.is_some()) {
             self.log.push_back(closed);
         } else {
             // A receiver that has missed it is sent the values as they are by then.
@@ -165,7 +252,7 @@ impl Stream {
             Ordering::Equal => {
                 // Who has more than there is here is sent it again, and knows it.
                 let have = position.version.min(self.version);
-                self.receivers.insert(to, Receiver { sent: have, seen: have, is_current: false });
+                self.receivers.insert(to, Receiver::new(have));
                 self.catch_up(to, chunks, send);
             }
         }
@@ -181,26 +268,42 @@ impl Stream {
         !self.receivers.is_empty() || !self.early.is_empty()
     }
 
+    /// Whether this one is among them.
+    pub(crate) fn is_followed_by(&self, receiver: ConnectionId) -> bool {
+        self.receivers.contains_key(&receiver) || self.early.contains_key(&receiver)
+    }
+
+    /// Whether every receiver has all of it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.open.frames.is_empty() && self.receivers.values().all(Receiver::has_all)
+    }
+
     /// A version is whole that was not published here, since nobody followed.
     pub(crate) fn skip_to(&mut self, version: Option<Clock>) {
         self.version = version;
+        self.digest = None;
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
     }
 
-    /// A receiver has a version.
+    /// A receiver has a version: what its link carries, if that is known from it.
     pub(crate) fn note_seen(
         &mut self,
+        now: Time,
         to: ConnectionId,
         version: Clock,
         chunks: &impl Chunks,
         send: &mut impl FnMut(ConnectionId, Frame),
-    ) {
-        let Some(receiver) = self.receivers.get_mut(&to) else { return };
-        receiver.seen = receiver.seen.max(Some(version.min(receiver.sent.unwrap_or(0))));
+    ) -> Option<Reading> {
+        let receiver = self.receivers.get_mut(&to)?;
+        let is_new = receiver.unseen.iter().any(|(sent, _)| *sent == version);
+        receiver.note_seen(version);
         if !receiver.is_current {
             self.catch_up(to, chunks, send);
+            return None;
         }
+        self.left.iter().find(|left| left.number == version && is_new)?.reading(now)
     }
 
     /// Sends a receiver everything that it lacks, if it has room.
@@ -213,21 +316,31 @@ impl Stream {
         let Some(receiver) = self.receivers.get_mut(&to).filter(|receiver| receiver.has_room()) else {
             return;
         };
+        let mut bytes = 0;
+        let mut send = |frame: Frame| {
+            let payload_bytes = frame.header.payload_bytes as usize;
+            send(to, frame);
+            payload_bytes
+        };
         let mut has_all_chunks = false;
         if let Some(version) = self.version.filter(|version| receiver.sent < Some(*version)) {
             let next = receiver.sent.and_then(|sent| sent.checked_add(1));
             match self.log.iter().position(|logged| Some(logged.number) == next) {
                 Some(first) => {
-                    let frames = self.log.range(first..).flat_map(|version| &version.frames);
-                    frames.for_each(|logged| logged.send(to, chunks, send));
+                    for logged in self.log.range(first..) {
+                        bytes = logged.frames.iter().map(|frame| frame.send(chunks, &mut send)).sum();
+                        receiver.note_sent(logged.number, bytes);
+                    }
                 }
                 None => {
+                    let digest = self.digest.filter(|_| is_at(chunks, version)).unwrap_or(0);
                     let all = (0..chunks.count()).filter_map(|index| chunks.frame(index, version));
-                    all.for_each(|frame| send(to, frame));
+                    bytes = all.map(|frame| send(with_digest(frame, digest))).sum();
                     has_all_chunks = true;
+                    receiver.note_sent(version, bytes);
                 }
             }
-            receiver.sent = Some(version);
+            bytes = 0;
         }
         if !has_all_chunks {
             // Chunks of the next version that came while nobody followed are in no log.
@@ -235,9 +348,10 @@ impl Stream {
             let round = self.version.map_or(0, |version| version.saturating_add(1));
             let is_newer = |index: &usize| chunks.version(*index) > self.version;
             let newer = (0..logged.unwrap_or(chunks.count())).filter(is_newer);
-            newer.filter_map(|index| chunks.frame(index, round)).for_each(|frame| send(to, frame));
+            bytes += newer.filter_map(|index| chunks.frame(index, round)).map(&mut send).sum::<usize>();
         }
-        self.open.frames.iter().for_each(|logged| logged.send(to, chunks, send));
+        bytes += self.open.frames.iter().map(|logged| logged.send(chunks, &mut send)).sum::<usize>();
+        receiver.open_bytes = bytes;
         receiver.is_current = true;
     }
 
@@ -250,8 +364,10 @@ impl Stream {
     /// Frames are made otherwise from now on. Receivers that know it have subscribed, and the others will.
     pub(crate) fn restart(&mut self, chunks: &impl Chunks, send: &mut impl FnMut(ConnectionId, Frame)) {
         self.receivers.clear();
+        self.digest = None;
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
         for (to, position) in std::mem::take(&mut self.early) {
             self.subscribe(to, position, chunks, send);
         }
@@ -259,7 +375,8 @@ impl Stream {
 }
 
 impl Logged {
-    fn send(&self, to: ConnectionId, chunks: &impl Chunks, send: &mut impl FnMut(ConnectionId, Frame)) {
+    /// Returns the bytes of what was sent.
+    fn send(&self, chunks: &impl Chunks, send: &mut impl FnMut(Frame) -> usize) -> usize {
         let Logged { update, payload } = self;
         let frame = match payload {
             Some(payload) => {
@@ -267,8 +384,21 @@ impl Logged {
             }
             None => chunks.frame(update.piece.sequence as usize, update.round),
         };
-        frame.into_iter().for_each(|frame| send(to, frame));
+        frame.map_or(0, send)
     }
+}
+
+/// Whether all chunks are of this version.
+fn is_at(chunks: &impl Chunks, version: Clock) -> bool {
+    (0..chunks.count()).all(|index| chunks.version(index) == Some(version))
+}
+
+/// The last frame of a version tells the digest of its values; the others have none.
+fn with_digest(frame: Frame, digest: u64) -> Frame {
+    let Frame { header, body } = frame;
+    let update = Update::decode(&header);
+    let digest = if update.piece.is_last { digest } else { 0 };
+    Frame { header: Update { digest, ..update }.header(header.payload_bytes as usize), body }
 }
 
 #[cfg(test)]

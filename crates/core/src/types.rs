@@ -1,15 +1,32 @@
 //! The nouns that every module shares.
 
+use crate::limits;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A worker's rank: dense from 0, fixed for the job.
+/// A worker's rank: dense from 0, fixed for the job. Readers, which receive streams as workers do and take part in no round, are
+/// numbered behind all ranks that there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkerId(pub u32);
 
 impl WorkerId {
     /// The worker whose initial values count.
     pub const FIRST: WorkerId = WorkerId(0);
+
+    /// The reader of this number.
+    pub const fn reader(number: u32) -> WorkerId {
+        WorkerId(limits::MAX_WORKERS.saturating_add(number))
+    }
+
+    /// The number of a reader; `None` for a worker.
+    pub const fn reader_number(self) -> Option<u32> {
+        self.0.checked_sub(limits::MAX_WORKERS)
+    }
+
+    /// Whether it is a reader: no rank, and no member of any round.
+    pub const fn is_reader(self) -> bool {
+        self.reader_number().is_some()
+    }
 }
 
 /// A server's number: dense from 0, fixed for the job.
@@ -140,7 +157,10 @@ impl std::ops::Add<std::time::Duration> for Time {
 
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "worker {}", self.0)
+        match self.reader_number() {
+            Some(number) => write!(f, "reader {number}"),
+            None => write!(f, "worker {}", self.0),
+        }
     }
 }
 
@@ -214,6 +234,8 @@ mod tests {
             (NodeId::Coordinator, "the coordinator"),
             (NodeId::Shard(shard), "server 1 core 2"),
             (NodeId::Worker(WorkerId(3)), "worker 3"),
+            (NodeId::Worker(WorkerId::reader(0)), "reader 0"),
+            (NodeId::Worker(WorkerId(limits::MAX_WORKERS - 1)), "worker 16383"),
             (NodeId::Admin(4), "command 4"),
             (NodeId::Aggregator(AggregatorId(5)), "aggregator 5"),
         ] {

@@ -15,6 +15,7 @@ mod encoding;
 mod error;
 mod gradient;
 mod layout;
+mod links;
 mod local_table;
 mod memory;
 mod missing;
@@ -26,6 +27,7 @@ mod rulings;
 mod scheduler;
 mod session;
 mod slab;
+mod staging;
 mod streams;
 mod submission;
 mod tables;
@@ -36,7 +38,7 @@ pub use error::WorkerError;
 pub use gradient::{Gradient, PullOptions};
 pub use layout::Share;
 pub use rulings::Asked;
-pub use session::{Loops, WorkerConfig};
+pub use session::{Access, Loops, WorkerConfig};
 pub use slab::{Prepared, Slab};
 pub use submission::Submission;
 pub use ticket::Ticket;
@@ -51,6 +53,7 @@ use crate::registry::Registry;
 use crate::role::{Lost, Output, Role};
 use crate::status::{Status, WorkerReport};
 use crate::store::Allocate;
+use crate::stream::Replica;
 use crate::table::{Pack, TableSpec};
 use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::{Change, Control, DType, Fault, Header, Hello, Kind, Plan, Refusal, Welcome};
@@ -121,7 +124,7 @@ impl Worker {
     }
 
     /// Bytes moved so far.
-    pub fn report(&self) -> &WorkerReport {
+    pub fn report(&self) -> WorkerReport {
         self.traffic.report()
     }
 
@@ -133,6 +136,30 @@ impl Worker {
     /// The table's parameters as last pulled; empty for a sparse table, and while they are lent.
     pub fn values(&self, table: TableId) -> &[f32] {
         self.traffic.tables().get(table).map_or(&[], LocalTable::values)
+    }
+
+    /// Of a reader: the version that its tables are at, over all servers; `None` before the first, and while one that was damaged is
+    /// fetched anew.
+    pub fn staged_version(&self) -> Option<Clock> {
+        self.traffic.staged_version()
+    }
+
+    /// Of a reader: the tables of the job, once the plan is here.
+    pub fn tables(&self) -> impl Iterator<Item = &TableSpec> {
+        self.traffic.tables().specs()
+    }
+
+    /// Of a reader: a table's values at [`Worker::staged_version`]; the error says why there are none.
+    pub fn staged(&self, table: TableId) -> Result<&[f32], WorkerError> {
+        self.session.check_alive()?;
+        let replica = self.traffic.tables().find(table)?.replica();
+        let replica = replica.filter(|_| self.staged_version().is_some());
+        replica.map(Replica::values).ok_or_else(|| WorkerError::Order("there is no whole version yet".into()))
+    }
+
+    /// Of a reader: the type of elements that a table's values were rounded to before they were broadcast.
+    pub fn staged_type(&self, table: TableId) -> Result<DType, WorkerError> {
+        Ok(self.traffic.tables().find(table)?.staged_type())
     }
 
     /// The same, to be read without holding the worker; the error says why there is nothing to read.
@@ -171,6 +198,9 @@ impl Worker {
 
     /// Declares a table with its initial values. All workers declare the same tables in the same order.
     pub fn declare(&mut self, spec: TableSpec, initial: Vec<f32>) -> Result<TableId, WorkerError> {
+        if self.session.access() == Access::ReadOnly {
+            return Err(WorkerError::Order("a reader takes the job's tables, and creates none".into()));
+        }
         if self.traffic.tickets().start().is_some() {
             return Err(WorkerError::Order("tables are created before `start`".into()));
         }
@@ -192,11 +222,12 @@ impl Worker {
         if self.traffic.tickets().start().is_some() {
             return Err(WorkerError::Order("`start` is called once".into()));
         }
-        if self.traffic.tables().is_empty() {
+        let is_reader = self.session.access() == Access::ReadOnly;
+        if self.traffic.tables().is_empty() && !is_reader {
             return Err(WorkerError::Order("create a table before `start`".into()));
         }
         let ticket = self.traffic.tickets_mut().open_start(now);
-        if self.session.coordinator().is_up() {
+        if self.session.coordinator().is_up() && !is_reader {
             self.send_declaration();
         }
         Ok(ticket)
@@ -238,6 +269,7 @@ impl Worker {
         want_params: bool,
     ) -> Result<Submission<'a>, WorkerError> {
         self.session.check_started()?;
+        self.check_access(want_params)?;
         let (index, clock) = (self.traffic.tables().index(table)?, self.traffic.current_clock());
         let local = &self.traffic.tables()[index];
         local.check_gradient(&gradient, clock)?;
@@ -265,6 +297,7 @@ impl Worker {
         options: PullOptions<'_>,
     ) -> Result<Ticket, WorkerError> {
         self.session.check_started()?;
+        self.check_access(true)?;
         self.traffic.pull(&mut self.session, now, table, options)
     }
 
@@ -272,6 +305,7 @@ impl Worker {
     /// the table. An exchange waits for all blocks, so a table that is pulled partially (psp with b below 1) is not lent.
     pub fn slab(&mut self, table: TableId) -> Result<Slab, WorkerError> {
         self.session.check_started()?;
+        self.check_access(true)?;
         self.traffic.lend(self.session.number(), table)
     }
 
@@ -336,9 +370,32 @@ impl Worker {
         self.traffic.clock(&mut self.session);
     }
 
+    /// Of a reader: the ticket is due when all tables are at this version, or a later one.
+    pub fn await_version(&mut self, now: Time, version: Clock) -> Result<Ticket, WorkerError> {
+        self.session.check_alive()?;
+        if self.session.access() != Access::ReadOnly {
+            return Err(WorkerError::Order("only a reader waits for versions".into()));
+        }
+        Ok(self.traffic.await_version(now, version))
+    }
+
+    /// Readers push nothing, and those who only write get nothing.
+    fn check_access(&self, wants_params: bool) -> Result<(), WorkerError> {
+        match self.session.access() {
+            Access::ReadOnly => Err(WorkerError::Order("a reader only receives what is broadcast".into())),
+            Access::WriteOnly if wants_params => {
+                Err(WorkerError::Order("this worker only writes; read the values with a reader".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Waits for all live workers to reach the same name.
     pub fn barrier(&mut self, now: Time, name: &str) -> Result<Ticket, WorkerError> {
         self.session.check_started()?;
+        if self.session.access() == Access::ReadOnly {
+            return Err(WorkerError::Order("nobody waits for a reader at a barrier".into()));
+        }
         self.barriers.check(name, |ticket| self.traffic.tickets().contains(ticket))?;
         let ticket = self
             .traffic
@@ -465,7 +522,10 @@ impl Worker {
             },
             Kind::Control => match control::decode("control message", payload) {
                 Ok(Control::Question { table, question }) => self.take_question(now, from, table, *question),
-                Ok(other) => self.session.log(format!("ignored a `{}` message from {from}", other.name())),
+                Ok(other) => {
+                    let connection = self.session.connection(from);
+                    self.traffic.handle_reading(&mut self.session, now, connection, other);
+                }
                 Err(error) => self.session.log(error.to_string()),
             },
             other => self.session.log(format!("ignored a {other:?} frame from {from}")),
@@ -570,7 +630,8 @@ impl Worker {
     fn resume_with_coordinator(&mut self, now: Time) {
         self.traffic.hurry_report(now);
         self.session.tell_where_reached();
-        if self.traffic.tickets().start().is_some() && self.session.plan().is_none() {
+        let declares = self.session.access() != Access::ReadOnly;
+        if declares && self.traffic.tickets().start().is_some() && self.session.plan().is_none() {
             self.send_declaration();
         }
         for (number, name) in self.barriers.unreached() {
@@ -594,10 +655,10 @@ impl Role for Worker {
         self.session.id().map(NodeId::Worker)
     }
 
-    fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let welcome = self.session.accept(hello)?;
         // A connection that this one takes the place of may have followed streams.
-        self.traffic.lose_streams(&mut self.session, welcome.you.into());
+        self.traffic.lose_streams(&mut self.session, now, welcome.you.into());
         Ok(welcome)
     }
 
@@ -612,7 +673,7 @@ impl Role for Worker {
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
         if let Some(shard) = connection.shard() {
             self.session.shard_connected(shard);
-            self.traffic.resume_with_shard(&mut self.session, shard);
+            self.traffic.resume_with_shard(&mut self.session, now, shard);
         } else if let ConnectionId::RelayedBy(relay) = connection {
             self.session.relay_connected(relay);
             self.traffic.settle_streams(&mut self.session);
@@ -629,7 +690,7 @@ impl Role for Worker {
             return self.session.fail(WorkerError::NotAMember(format!("{connection} {why}")));
         }
         self.session.disconnected(now, connection, why);
-        self.traffic.lose_streams(&mut self.session, connection);
+        self.traffic.lose_streams(&mut self.session, now, connection);
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
@@ -639,7 +700,13 @@ impl Role for Worker {
             }
             (ConnectionId::Node(NodeId::Worker(_)), Kind::Control) => {
                 return match control::decode("control message", payload) {
-                    Ok(message) => self.traffic.handle_follower(&mut self.session, connection, message),
+                    Ok(message) => self.traffic.handle_follower(&mut self.session, now, connection, message),
+                    Err(error) => self.session.log(error.to_string()),
+                };
+            }
+            (ConnectionId::RelayedBy(_), Kind::Control) => {
+                return match control::decode("control message", payload) {
+                    Ok(message) => self.traffic.handle_reading(&mut self.session, now, connection, message),
                     Err(error) => self.session.log(error.to_string()),
                 };
             }

@@ -17,7 +17,7 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
-use paramill_core::worker::{Worker, WorkerConfig};
+use paramill_core::worker::{Access, Worker, WorkerConfig};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -338,6 +338,7 @@ impl Builder {
             coordinator: COORDINATOR.into(),
             aggregator: aggregator.map(|id| scenario.cores_of(id).map(addresses).collect()),
             number: life << 32 | u64::from(id.0),
+            access: Access::Full,
         };
         let program = Program {
             worker: id,

@@ -31,7 +31,10 @@ pub(crate) struct TrainReport {
     /// Further figures of the held-out data.
     pub(crate) extra: Vec<Metric>,
     pub(crate) bytes_pushed: u64,
+    /// That workers received, in answers or as broadcasts.
     pub(crate) bytes_pulled: u64,
+    /// Of these, the bytes that other workers passed on.
+    pub(crate) bytes_relayed: u64,
     pub(crate) pulls: u64,
     /// Delayed pull requests, of all tables on all servers.
     pub(crate) dprs: u64,
@@ -94,6 +97,7 @@ impl TrainReport {
             extra: end.extra.into_iter().map(|(name, value)| Metric { name, value }).collect(),
             bytes_pushed: work.bytes_pushed,
             bytes_pulled: work.bytes_pulled,
+            bytes_relayed: work.bytes_relayed,
             pulls: end.sync.pulls,
             dprs: end.sync.dprs,
             max_staleness: end.sync.max_staleness,
@@ -128,7 +132,14 @@ impl TrainReport {
             row(&metric.name, format!("{:.4}", metric.value));
         }
         row("steps", format!("{} in {:.1} s, {:.1} steps/s", self.steps, self.seconds, self.steps_per_s));
-        row("bytes", format!("{} pushed, {} pulled", bytes(self.bytes_pushed), bytes(self.bytes_pulled)));
+        let relayed = match self.bytes_relayed {
+            0 => String::new(),
+            relayed => format!(", {} of these from other workers", bytes(relayed)),
+        };
+        row(
+            "bytes",
+            format!("{} pushed, {} pulled{relayed}", bytes(self.bytes_pushed), bytes(self.bytes_pulled)),
+        );
         row("staleness", self.staleness_text());
         row("DPRs", format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls));
         if self.dropped > 0 {

@@ -29,6 +29,7 @@ pub(crate) struct Work {
     pub(crate) seconds: f64,
     pub(crate) bytes_pushed: u64,
     pub(crate) bytes_pulled: u64,
+    pub(crate) bytes_relayed: u64,
 }
 
 impl Work {
@@ -39,6 +40,7 @@ impl Work {
             seconds: self.seconds.max(other.seconds),
             bytes_pushed: self.bytes_pushed + other.bytes_pushed,
             bytes_pulled: self.bytes_pulled + other.bytes_pulled,
+            bytes_relayed: self.bytes_relayed + other.bytes_relayed,
         }
     }
 }
@@ -111,6 +113,7 @@ pub(crate) fn run(
             seconds: began.elapsed().as_secs_f64(),
             bytes_pushed: report.bytes_pushed,
             bytes_pulled: report.bytes_pulled,
+            bytes_relayed: report.bytes_relayed,
         }
     };
     for step in first..total {

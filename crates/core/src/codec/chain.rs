@@ -203,6 +203,11 @@ impl Codec {
         self.quantiser.as_ref().filter(|_| is_alone)?.element_type()
     }
 
+    /// The type of elements that values are rounded to before anything else is done.
+    pub fn rounded_type(&self) -> DType {
+        DType::F32
+    }
+
     /// Whether what is received is what was sent, bit for bit.
     pub fn is_lossless(&self) -> bool {
         self.sparsifier.is_none()
@@ -228,6 +233,11 @@ impl Codec {
     /// Whether it compares gradients with the sender's parameters.
     pub fn needs_parameters(&self) -> bool {
         self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())
+    }
+
+    /// The bytes per second that every link must carry, where the codec sends less if one does not.
+    pub fn needs_bandwidth(&self) -> Option<f64> {
+        self.sparsifier.as_ref()?.needs_bandwidth()
     }
 
     /// Whether it sends factors of a layer's matrix, which one server must have all of.

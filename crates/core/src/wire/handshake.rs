@@ -31,6 +31,7 @@ impl Hello {
             Party::Command => None,
             Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
+            Party::Reader { id } => id.map(NodeId::Worker),
         }
     }
 }
@@ -73,6 +74,11 @@ pub enum Party {
         /// is lost.
         again: bool,
     },
+    /// A reader: it receives what is broadcast, and pushes nothing. Without a number it leaves the choice to the coordinator.
+    Reader {
+        /// Its number ([`WorkerId::reader`]).
+        id: Option<WorkerId>,
+    },
 }
 
 /// The answer to a hello.
@@ -112,6 +118,7 @@ mod tests {
             (Party::Shard { process, server: Some(shard.server), core: 3, cores: 4 }, NodeId::Shard(shard)),
             (Party::Aggregator { process, id: Some(id) }, NodeId::Aggregator(id)),
             (Party::Through { rank, shard, again: false }, NodeId::Worker(rank)),
+            (Party::Reader { id: Some(WorkerId::reader(1)) }, NodeId::Worker(WorkerId::reader(1))),
         ];
         for (party, node) in known {
             assert_eq!(hello(party).caller(), Some(node), "{party:?}");

@@ -206,7 +206,7 @@ impl Plan {
         changes
     }
 
-    /// The plan as a worker is told of it: without the other members.
+    /// The plan as a worker is told of it: without the other members. A reader, which is none, is told of the first.
     pub fn for_worker(&self, worker: WorkerId) -> Plan {
         let Plan {
             epoch,
@@ -229,7 +229,10 @@ impl Plan {
             shards: shards.clone(),
             workers: *workers,
             // The others are not copied: there may be thousands, and everybody is told.
-            members: self.member(worker).copied().into_iter().collect(),
+            members: match worker.is_reader() {
+                true => self.members.first().copied().into_iter().collect(),
+                false => self.member(worker).copied().into_iter().collect(),
+            },
             policy: policy.clone(),
             overrides: overrides.clone(),
             switches: switches.clone(),

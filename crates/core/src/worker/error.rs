@@ -54,6 +54,9 @@ pub enum WorkerError {
     /// A node could not be reached within the deadline. Requests under way may or may not have been applied.
     #[error("{0}")]
     Unreachable(String),
+    /// What a reader received is not what was sent, time and again. The last whole version is gone.
+    #[error("{0}")]
+    Damaged(String),
     /// The job does not know this worker (any more), or is over.
     #[error("{0}")]
     NotAMember(String),

@@ -7,7 +7,9 @@ use super::gradient::Gradient;
 use super::layout::{Layout, elements_of};
 use super::memory::{self, FetchId, FetchOptions, ParameterMemory};
 use super::request::{Outgoing, OutgoingForm};
+use super::session::Access;
 use super::slab::{GradientInFlight, Slab, SlabInFlight, ValuesInFlight};
+use super::staging::StagedTable;
 use super::submission::{Part, Sent, Source, Surroundings};
 use crate::codec::Codec;
 use crate::consistency::{Ask, ClientUpdate, PartialPull, ServerPush, SyncPolicy};
@@ -38,6 +40,15 @@ pub(super) struct LocalTable {
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
+    /// What the codec of its versions needs links to carry.
+    versions_need: Option<f64>,
+    /// A link that pushes travel over carries less than their codec needs.
+    lacks_room: bool,
+    /// What a reader holds back of it.
+    staged: Option<StagedTable>,
+    access: Access,
+    /// The type of elements that values are rounded to before they are broadcast.
+    staged_type: DType,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table; 0 before there is a plan.
     valid_from: u32,
     nonfinite: NonFinite,
@@ -110,6 +121,11 @@ impl LocalTable {
             meanwhile: Meanwhile::default(),
             answers: Answers::default(),
             replica: None,
+            versions_need: None,
+            lacks_room: false,
+            staged: None,
+            access: Access::Full,
+            staged_type: DType::F32,
             valid_from: 0,
             nonfinite: NonFinite::default(),
             sync: None,
@@ -121,10 +137,20 @@ impl LocalTable {
     }
 
     /// Takes the plan's word on where the table lives and what holds for it.
-    pub(super) fn plan(&mut self, planned: Planned, allocator: &Arc<dyn Allocate>, decoders: &mut Decoders) {
+    pub(super) fn plan(
+        &mut self,
+        planned: Planned,
+        access: Access,
+        allocator: &Arc<dyn Allocate>,
+        decoders: &mut Decoders,
+    ) {
+        self.access = access;
         Arc::get_mut(&mut self.layout).expect("nothing is submitted without a plan").place(planned.chunks);
         self.follow(planned.policies, decoders);
-        self.parameters.fill(Arc::clone(allocator), &self.layout);
+        // A reader has the replica alone.
+        if access != Access::ReadOnly {
+            self.parameters.fill(Arc::clone(allocator), &self.layout);
+        }
     }
 
     /// Lets policies hold from now on. Before other codecs do, requests under way have to leave the old ones
@@ -136,7 +162,9 @@ impl LocalTable {
         self.valid_from = valid_from;
         let Some(TableCodecs { push, answer }) = codecs else { return };
         self.codec = push.codec().cloned();
-        let answer = if is_broadcast { self.replicate(answer) } else { answer };
+        self.staged_type = answer.rounded_type();
+        let is_replicated = is_broadcast && self.access != Access::WriteOnly;
+        let answer = if is_replicated { self.replicate(answer) } else { answer };
         self.answers = Answers::new(&self.layout, answer, decoders);
         match &mut self.push_codec {
             Some(codec) => codec.go_over_to(push, &self.layout),
@@ -146,14 +174,23 @@ impl LocalTable {
 
     /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
     fn replicate(&mut self, updates: Codec) -> Codec {
-        let codec = (!updates.is_none()).then(|| Arc::new(updates));
+        self.versions_need = updates.needs_bandwidth();
+        let is_sparse = self.layout.is_sparse();
+        let of_rows = |codec: Codec| if is_sparse { codec.of_rows() } else { codec };
+        let codec = (!updates.is_none()).then(|| Arc::new(of_rows(updates)));
         match &mut self.replica {
             Some(replica) => replica.set_codec(codec),
             None => {
                 let layout = &self.layout;
                 let stream = |shard| layout.index_of(shard).expect("chunks are on the table's shards");
                 let chunks = layout.chunks().map(|(_, chunk)| (elements_of(&chunk), stream(chunk.shard)));
-                self.replica = Some(Replica::new(layout.elements(), codec, chunks));
+                if self.access == Access::ReadOnly {
+                    let streams = layout.chunks().map(|(_, chunk)| stream(chunk.shard));
+                    self.staged = Some(StagedTable::new(streams));
+                }
+                let replica = Replica::new(layout.elements(), codec, chunks);
+                let width = layout.row_width();
+                self.replica = Some(if is_sparse { replica.of_rows(width) } else { replica });
             }
         }
         Codec::default()
@@ -166,6 +203,49 @@ impl LocalTable {
 
     pub(super) fn replica_mut(&mut self) -> Option<&mut Replica> {
         self.replica.as_mut()
+    }
+
+    /// What every link must carry for its pushes to be as their codec makes them with room, where that matters.
+    pub(super) fn pushes_need(&self) -> Option<f64> {
+        self.codec.as_ref()?.needs_bandwidth()
+    }
+
+    /// The same for versions that are broadcast.
+    pub(super) fn versions_need(&self) -> Option<f64> {
+        self.versions_need
+    }
+
+    /// The codec of pushes that holds, once there is a plan.
+    pub(super) fn push_codec(&self) -> Option<&Codec> {
+        self.codec.as_deref()
+    }
+
+    /// Whether links over which it is pushed have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        self.lacks_room = lacks_room;
+    }
+
+    /// What a reader holds back of it.
+    pub(super) fn staged(&self) -> Option<&StagedTable> {
+        self.staged.as_ref()
+    }
+
+    /// The same, with the replica that it is held back from.
+    pub(super) fn staged_mut(&mut self) -> Option<(&mut StagedTable, &mut Replica)> {
+        self.staged.as_mut().zip(self.replica.as_mut())
+    }
+
+    /// The type of elements that values are rounded to before they are broadcast.
+    pub(super) fn staged_type(&self) -> DType {
+        self.staged_type
+    }
+
+    /// The last version of a stream that came whole.
+    pub(super) fn stream_version(&self, stream: usize) -> Option<Clock> {
+        match &self.staged {
+            Some(staged) => staged.position(stream),
+            None => self.replica.as_ref()?.version(stream),
+        }
     }
 
     /// Whether its versions are broadcast, and pulls are answered here.
@@ -359,6 +439,7 @@ impl LocalTable {
             pool: self.parameters.pool().clone(),
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
+            lacks_room: self.lacks_room,
         };
         Part::new(table, source, codec, surroundings)
     }
@@ -645,7 +726,7 @@ mod tests {
             },
         };
         let heap: Arc<dyn Allocate> = Arc::new(Heap);
-        table.plan(planned, &heap, &mut Decoders::default());
+        table.plan(planned, Access::Full, &heap, &mut Decoders::default());
         table
     }
 

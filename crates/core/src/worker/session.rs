@@ -27,6 +27,20 @@ pub struct WorkerConfig {
     pub aggregator: Option<CoreAddresses>,
     /// Tells the workers of a process apart: a slab goes back to the worker that lent it.
     pub number: u64,
+    /// What it does with the job's tables.
+    pub access: Access,
+}
+
+/// What a member of a job does with its tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Access {
+    /// A worker pushes and pulls.
+    #[default]
+    Full,
+    /// A worker pushes only: it keeps no copy of tables that are broadcast.
+    WriteOnly,
+    /// A reader receives the tables as they are broadcast. It is no worker: nobody waits for it, and it comes and goes as it likes.
+    ReadOnly,
 }
 
 /// How many loops of a driver a worker's connections are spread over.
@@ -115,6 +129,10 @@ impl Session {
         self.id
     }
 
+    pub(super) fn access(&self) -> Access {
+        self.config.access
+    }
+
     /// Tells the workers of a process apart.
     pub(super) fn number(&self) -> u64 {
         self.config.number
@@ -126,6 +144,9 @@ impl Session {
 
     /// The first clock of this process in a plan, if it takes part.
     pub(super) fn first_clock(&self, plan: &Plan) -> Option<Clock> {
+        if self.config.access == Access::ReadOnly {
+            return Some(0);
+        }
         let own = plan.member(self.id?).filter(|own| own.incarnation == self.incarnation)?;
         match own.standing {
             Standing::From(clock) => Some(clock),
@@ -245,9 +266,10 @@ impl Session {
         self.relays.get_mut(&worker).into_iter().for_each(Link::connected);
     }
 
-    /// Whether frames can be sent on a connection that leads to a shard or to somebody who passes its streams on.
+    /// Whether frames can be sent on a connection to a shard, to somebody who passes its streams on, or to whom they are passed on.
     pub(super) fn is_connected(&self, connection: ConnectionId) -> bool {
         match connection {
+            ConnectionId::Node(NodeId::Worker(follower)) => self.followers.contains(&follower),
             ConnectionId::RelayedBy(worker) => self.is_relay_up(worker),
             other => other.shard().is_some_and(|shard| self.is_up(shard)),
         }
@@ -279,7 +301,7 @@ impl Session {
     /// Another worker wants streams passed on to it.
     pub(super) fn accept(&mut self, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        let Party::Worker { rank: Some(rank) } = hello.from else {
+        let (Party::Worker { rank: Some(rank) } | Party::Reader { id: Some(rank) }) = hello.from else {
             return refuse(
                 "a worker takes connections from workers of its job only; use the job's URL".into(),
                 false,
@@ -324,6 +346,7 @@ impl Session {
                 let again = self.link(shard).is_some_and(Link::was_up);
                 Party::Through { rank, shard, again }
             }
+            (_, id) if self.config.access == Access::ReadOnly => Party::Reader { id },
             (_, rank) => Party::Worker { rank },
         };
         Hello { job: self.config.job.clone(), from, incarnation: self.incarnation }
@@ -409,7 +432,11 @@ impl Session {
     }
 
     pub(super) fn log(&mut self, line: String) {
-        self.outputs[FIRST].push_back(Output::Log(Level::Warn, line));
+        self.note(Level::Warn, line);
+    }
+
+    pub(super) fn note(&mut self, level: Level, line: String) {
+        self.outputs[FIRST].push_back(Output::Log(level, line));
     }
 
     /// The next output for a loop.
@@ -470,6 +497,7 @@ mod tests {
             coordinator: "coordinator".into(),
             aggregator,
             number: 0,
+            access: Access::Full,
         };
         let mut session = Session::new(Time::ZERO, config);
         let plan = Plan {

@@ -5,6 +5,7 @@
 
 use super::session::Session;
 use super::tables::Tables;
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::stream::{Chunks, Replica, Stream};
@@ -35,6 +36,8 @@ pub(super) struct Streams {
     patience: Patience,
     /// Those that others follow here.
     passed_on: BTreeMap<StreamId, Stream>,
+    /// Bytes of payloads that were passed on.
+    bytes_relayed: u64,
 }
 
 /// What was here when it was last looked at.
@@ -82,8 +85,19 @@ impl Chunks for ReplicaChunks<'_> {
             form: Form::PLAIN,
             digest: 0,
         };
+        if self.replica.is_zero(self.stream, index) {
+            return Some(Frame { header: update.header(0), body: Body::Empty });
+        }
         let bytes: &[u8] = bytemuck::cast_slice(values);
         Some(Frame { header: update.header(bytes.len()), body: Body::Counted(bytes.into()) })
+    }
+}
+
+/// Sends to those that streams are passed on to, and counts the bytes.
+fn relaying<'a>(session: &'a mut Session, bytes: &'a mut u64) -> impl FnMut(ConnectionId, Frame) + 'a {
+    move |to, frame| {
+        *bytes += u64::from(frame.header.payload_bytes);
+        session.send(to, frame);
     }
 }
 
@@ -95,8 +109,10 @@ fn chunks_of(tables: &Tables, id: StreamId) -> Option<ReplicaChunks<'_>> {
 
 /// How far this worker is in a stream.
 fn position(tables: &Tables, id: StreamId) -> Option<Position> {
-    let chunks = chunks_of(tables, id)?;
-    Some(Position { table: chunks.id, epoch: chunks.epoch, version: chunks.replica.version(chunks.stream) })
+    let local = tables.get(TableId(id.table as u32))?;
+    let (stream, _) = (local.layout().index_of(id.shard)?, local.replica()?);
+    let version = local.stream_version(stream);
+    Some(Position { table: TableId(id.table as u32), epoch: local.valid_from(), version })
 }
 
 impl Streams {
@@ -186,6 +202,18 @@ impl Streams {
         version: Clock,
         from: ConnectionId,
     ) {
+        self.note_arrival(session, tables, id, from);
+        self.say_seen(session, id, version);
+    }
+
+    /// All of a version has come over this connection.
+    pub(super) fn note_arrival(
+        &mut self,
+        session: &mut Session,
+        tables: &Tables,
+        id: StreamId,
+        from: ConnectionId,
+    ) {
         self.gaps.remove(&id);
         let (table, shard) = (TableId(id.table as u32), session.connection(id.shard));
         let source = self.sources.get(&id).copied();
@@ -200,7 +228,11 @@ impl Streams {
             // The shard sends it too, since it was asked.
             session.say(shard, &Control::Unsubscribe { shard: id.shard, tables: vec![table] });
         }
-        // Whoever brought it: its source may send more.
+    }
+
+    /// A version is here. Whoever brought it: its source may send more.
+    pub(super) fn say_seen(&mut self, session: &mut Session, id: StreamId, version: Clock) {
+        let table = TableId(id.table as u32);
         if let Some(&source) = self.sources.get(&id) {
             session.say(source, &Control::Seen { shard: id.shard, table, version });
         }
@@ -219,7 +251,7 @@ impl Streams {
         for (&id, stream) in self.passed_on.iter_mut().filter(|(id, _)| changed.contains(&id.table)) {
             if let Some(chunks) = chunks_of(tables, id) {
                 stream.skip_to(chunks.replica.version(chunks.stream));
-                stream.restart(&chunks, &mut |to, frame| session.send(to, frame));
+                stream.restart(&chunks, &mut relaying(session, &mut self.bytes_relayed));
             }
         }
     }
@@ -288,7 +320,7 @@ impl Streams {
             if !stream.is_followed() {
                 stream.skip_to(chunks.replica.version(chunks.stream));
             }
-            stream.subscribe(to, *position, &chunks, &mut |to, frame| session.send(to, frame));
+            stream.subscribe(to, *position, &chunks, &mut relaying(session, &mut self.bytes_relayed));
         }
     }
 
@@ -300,7 +332,7 @@ impl Streams {
         }
     }
 
-    /// A worker that streams are passed on to has a version.
+    /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         session: &mut Session,
@@ -308,10 +340,15 @@ impl Streams {
         from: ConnectionId,
         id: StreamId,
         version: Clock,
-    ) {
-        if let (Some(stream), Some(chunks)) = (self.passed_on.get_mut(&id), chunks_of(tables, id)) {
-            stream.note_seen(from, version, &chunks, &mut |to, frame| session.send(to, frame));
-        }
+        now: Time,
+    ) -> Option<Reading> {
+        let (stream, chunks) = (self.passed_on.get_mut(&id)?, chunks_of(tables, id)?);
+        stream.note_seen(now, from, version, &chunks, &mut relaying(session, &mut self.bytes_relayed))
+    }
+
+    /// Whether everybody whom streams are passed on to has all of them.
+    pub(super) fn is_settled(&self) -> bool {
+        self.passed_on.values().all(Stream::is_settled)
     }
 
     /// A frame has come that brings a stream on.
@@ -319,13 +356,32 @@ impl Streams {
         *self.taken.entry(id).or_default() += 1;
     }
 
+    /// A frame has come that is not passed on, since its chunk is newer here.
+    pub(super) fn note_known(&mut self, id: StreamId, update: &Update) {
+        if let Some(stream) = self.passed_on.get_mut(&id) {
+            stream.note_known(update);
+        }
+    }
+
     /// Passes a frame on as it is, if somebody follows its stream here.
-    pub(super) fn pass_on(&mut self, session: &mut Session, id: StreamId, update: Update, payload: &[u8]) {
+    pub(super) fn pass_on(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        id: StreamId,
+        update: Update,
+        payload: &[u8],
+    ) {
         let count = self.passed_on.len();
         let Some(stream) = self.passed_on.get_mut(&id).filter(|stream| stream.is_followed()) else { return };
         let body = Body::Counted(payload.into());
-        stream.publish(update, &body, payload.len(), &mut |to, frame| session.send(to, frame));
+        stream.publish(now, update, &body, payload.len(), &mut relaying(session, &mut self.bytes_relayed));
         stream.trim(limits::STREAM_LOG_BYTES / count);
+    }
+
+    /// Bytes of payloads that were passed on.
+    pub(super) fn bytes_relayed(&self) -> u64 {
+        self.bytes_relayed
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

@@ -4,6 +4,7 @@ use super::WorkerError;
 use super::answers::Decoders;
 use super::encoding::{Sender, TableCodecs};
 use super::local_table::{LocalTable, Planned, TablePolicies};
+use super::session::Access;
 use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
@@ -77,12 +78,18 @@ impl Tables {
         Ok(())
     }
 
+    /// Takes the tables of a plan, for a reader, which declares none.
+    pub(super) fn take_specs(&mut self, plan: &Plan) {
+        self.tables = plan.tables.iter().map(|spec| LocalTable::new(spec.clone(), Vec::new())).collect();
+    }
+
     /// Lays out all tables by the plan, if the plan is about them. Returns whether all of them overlap pushes and pulls.
     pub(super) fn plan(
         &mut self,
         plan: &Plan,
         registry: &Registry,
         worker: u32,
+        access: Access,
         allocator: &Arc<dyn Allocate>,
     ) -> Result<bool, WorkerError> {
         let same = plan.tables.iter().eq(self.specs());
@@ -94,7 +101,7 @@ impl Tables {
         for (table, (local, chunks)) in (0..).map(TableId).zip(self.tables.iter_mut().zip(plan.chunks())) {
             let policies = policies_of(plan, registry, worker, (table, local), chunks[0].shard.server)?;
             overlap &= policies.sync.overlap;
-            local.plan(Planned { chunks, policies }, allocator, &mut self.decoders);
+            local.plan(Planned { chunks, policies }, access, allocator, &mut self.decoders);
         }
         Ok(overlap)
     }

@@ -15,13 +15,24 @@ pub struct Ticket(pub(super) u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum TicketKind {
     Start,
-    Push { table: usize, clock: Clock },
-    Pull { table: usize, clock: Clock },
-    Exchange { clock: Clock, tables: usize },
+    Push {
+        table: usize,
+        clock: Clock,
+    },
+    Pull {
+        table: usize,
+        clock: Clock,
+    },
+    Exchange {
+        clock: Clock,
+        tables: usize,
+    },
     Barrier(String),
     Status,
     Policies,
     Leave,
+    /// A reader waits for a version.
+    Version(Clock),
 }
 
 /// State of a ticket.
@@ -83,6 +94,7 @@ impl TicketKind {
             TicketKind::Status => "the job's status".into(),
             TicketKind::Policies => "the job's policies".into(),
             TicketKind::Leave => "the coordinator to note that this worker leaves".into(),
+            TicketKind::Version(version) => format!("version {version} of all tables"),
         }
     }
 }
@@ -224,6 +236,20 @@ impl Tickets {
         }
     }
 
+    /// A reader waits for a version.
+    pub(super) fn open_version(&mut self, now: Time, version: Clock) -> Ticket {
+        self.open(Pending::new(TicketKind::Version(version), now).expecting(0, 1))
+    }
+
+    /// A reader has a version, and so whatever waits for it or for earlier ones is due.
+    pub(super) fn reach_version(&mut self, reached: Clock) {
+        for pending in self.pending.values_mut() {
+            if matches!(pending.kind, TicketKind::Version(version) if version <= reached) {
+                pending.outstanding = Outstanding::default();
+            }
+        }
+    }
+
     pub(super) fn open_status(&mut self, now: Time) -> Ticket {
         let ticket = self.open(Pending::new(TicketKind::Status, now).expecting(0, 1));
         self.statuses.push(ticket);
@@ -328,6 +354,7 @@ impl Tickets {
             TicketKind::Push { .. } | TicketKind::Pull { .. } | TicketKind::Exchange { .. } => true,
             TicketKind::Start => is_planned,
             TicketKind::Barrier(_) | TicketKind::Status | TicketKind::Policies | TicketKind::Leave => false,
+            TicketKind::Version(_) => false,
         };
         for (ticket, pending) in &self.pending {
             if !is_counted(pending) || pending.error.is_some() {
@@ -399,6 +426,7 @@ mod tests {
             epoch: 1,
             restarts: 0,
             workers: vec![],
+            readers: vec![],
             shards: vec![],
             packs: vec![],
             aggregators: vec![],

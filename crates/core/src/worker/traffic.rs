@@ -7,14 +7,16 @@ use super::WorkerError;
 use super::allocation::Allocation;
 use super::gradient::PullOptions;
 use super::layout::Share;
+use super::links::{Idle, Links};
 use super::local_table::LocalTable;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
 use super::request::{self, Answer, Payload, Request, RequestKind, TablePush};
 use super::requests::Requests;
 use super::scheduler::Scheduler;
-use super::session::Session;
+use super::session::{Access, Session};
 use super::slab::{Slab, SlabInFlight};
+use super::staging::Staging;
 use super::streams::{StreamId, Streams};
 use super::submission::{Sent, Source, Submission, SubmissionKind};
 use super::tables::Tables;
@@ -27,7 +29,7 @@ use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
-use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -51,8 +53,11 @@ pub(super) struct Traffic {
     submitting: Vec<Clock>,
     tickets: Tickets,
     streams: Streams,
+    links: Links,
     /// Requests that a replica will answer; some may have been given up since.
     awaited: BTreeMap<StreamId, Vec<u64>>,
+    /// Of a reader: the versions that it has.
+    staging: Option<Staging>,
     reporter: Reporter,
 }
 
@@ -68,7 +73,9 @@ impl Traffic {
             submitting: Vec::new(),
             tickets: Tickets::default(),
             streams: Streams::default(),
+            links: Links::default(),
             awaited: BTreeMap::new(),
+            staging: None,
             reporter: Reporter::new(now),
         }
     }
@@ -106,6 +113,7 @@ impl Traffic {
         self.tables.iter().map(LocalTable::memory_bytes).sum::<usize>()
             + self.tickets.memory_bytes()
             + self.streams.memory_bytes()
+            + self.staging.as_ref().map_or(0, Staging::held_bytes)
     }
 
     // The plan.
@@ -123,8 +131,11 @@ impl Traffic {
         // The plan of a job that this worker is not in yet is followed by another one.
         let Some(first) = session.first_clock(&plan) else { return false };
         self.allocation.choose(session.peers(&plan));
-        let worker = session.id().map_or(0, |id| id.0);
-        match self.tables.plan(&plan, registry, worker, self.allocation.allocator()) {
+        let (worker, access) = (session.id().map_or(0, |id| id.0), session.access());
+        if access == Access::ReadOnly {
+            self.tables.take_specs(&plan);
+        }
+        match self.tables.plan(&plan, registry, worker, access, self.allocation.allocator()) {
             Ok(overlap) => self.scheduler.restrict(overlap),
             Err(error) => {
                 session.fail(error);
@@ -138,9 +149,25 @@ impl Traffic {
                 session.fail(WorkerError::Table(why.into()));
                 return false;
             }
-            session.listen();
+            match access {
+                Access::Full => session.listen(),
+                // What it holds back could not be passed on as it is.
+                Access::ReadOnly | Access::WriteOnly => session.set_reached(None),
+            }
+        } else if access == Access::WriteOnly {
+            session.set_reached(None);
+        }
+        if let Some(why) = self.links.refusal(session, &self.tables) {
+            session.fail(WorkerError::Table(why));
+            return false;
         }
         session.enter(now, plan, &self.tables.shards());
+        if access == Access::ReadOnly {
+            self.staging = Some(Staging::new(&self.tables));
+            self.tickets.expect(ticket, 0, 0);
+            self.streams.settle(session, &self.tables);
+            return true;
+        }
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -156,7 +183,8 @@ impl Traffic {
             let initial = local.take_initial();
             // Of a sparse table no rows: it answers all the same once it has its initial values.
             let is_sparse = local.layout().is_sparse();
-            let reply = (!is_sparse).then(|| local.begin_pull(first, false));
+            let reads = access == Access::Full;
+            let reply = (!is_sparse && reads).then(|| local.begin_pull(first, false));
             let shards: Vec<ShardId> = local.layout().shards().collect();
             if is_first {
                 acks += shards.len();
@@ -166,8 +194,8 @@ impl Traffic {
                     self.request(session, Request::new(shard, index, 0, ticket, kind));
                 }
             }
-            answers += shards.len();
-            for &shard in &shards {
+            answers += if reads { shards.len() } else { 0 };
+            for &shard in shards.iter().filter(|_| reads) {
                 let kind = RequestKind::Pull { rows: is_sparse.then(Vec::new), now: false };
                 self.request(session, Request::new(shard, index, first, ticket, kind).with_reply(reply));
             }
@@ -207,7 +235,15 @@ impl Traffic {
             }
         }
         under_way.into_iter().for_each(|id| self.send_again(session, id));
+        if let Some(staging) = &mut self.staging {
+            // What is held back was made by the former codecs.
+            for &table in &changed {
+                let local = &mut self.tables[table];
+                (0..local.layout().shard_count()).for_each(|stream| staging.drop_held(local, stream));
+            }
+        }
         self.streams.restart(session, &self.tables, &changed);
+        self.links.follow(session, now, &mut self.tables);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
@@ -222,10 +258,12 @@ impl Traffic {
     }
 
     /// After a (new) connection to a shard: sends again what it may have missed.
-    pub(super) fn resume_with_shard(&mut self, session: &mut Session, shard: ShardId) {
+    pub(super) fn resume_with_shard(&mut self, session: &mut Session, now: Time, shard: ShardId) {
         let mine = self.requests.numbers(|request| request.shard() == shard);
         mine.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.settle(session, &self.tables);
+        self.links.follow(session, now, &mut self.tables);
+        self.links.resume(session, shard);
     }
 
     /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
@@ -265,11 +303,13 @@ impl Traffic {
         self.partial_pulls.handle_timeout(now);
         self.publish_partial();
         self.watch_streams(session, now);
+        self.probe_links(session, now);
     }
 
     /// When [`Traffic::handle_timeout`] wants to be called.
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        self.partial_pulls.next_timeout().into_iter().chain(self.streams.next_timeout()).min()
+        let streams = [self.streams.next_timeout(), self.links.next_timeout()];
+        self.partial_pulls.next_timeout().into_iter().chain(streams.into_iter().flatten()).min()
     }
 
     // Requests.
@@ -418,6 +458,7 @@ impl Traffic {
             }
         }
         self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        self.answer_at_once(now, index);
         Ok(ticket)
     }
 
@@ -652,23 +693,58 @@ impl Traffic {
     }
 
     /// A connection is gone, and with it the streams that came over it, or went.
-    pub(super) fn lose_streams(&mut self, session: &mut Session, connection: ConnectionId) {
+    pub(super) fn lose_streams(&mut self, session: &mut Session, now: Time, connection: ConnectionId) {
         self.streams.lose(session, &self.tables, connection);
+        self.links.lose(session, now, connection, &mut self.tables);
+    }
+
+    /// Looks after links that codecs follow.
+    fn probe_links(&mut self, session: &mut Session, now: Time) {
+        if self.links.are_watched() {
+            let pushes = self.submitting.is_empty() && self.requests.oldest_unacknowledged().is_none();
+            self.links.send_probes(session, now, Idle { pushes, streams: self.streams.is_settled() });
+        }
+    }
+
+    /// What a peer says of the link between it and this worker.
+    pub(super) fn handle_reading(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+    ) {
+        match message {
+            Control::Probe(probe) => self.links.note_probe(session, now, from, &probe),
+            Control::Measured(reading) => self.links.note(session, now, from, reading, &mut self.tables),
+            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+        }
     }
 
     /// What a worker says to which streams are passed on, or are to be.
-    pub(super) fn handle_follower(&mut self, session: &mut Session, from: ConnectionId, message: Control) {
-        let Traffic { streams, tables, .. } = self;
+    pub(super) fn handle_follower(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+    ) {
+        let Traffic { streams, tables, links, .. } = self;
         match message {
             Control::Subscribe { shard, positions, .. } => {
                 streams.subscribe(session, tables, from, shard, &positions);
+                if let ConnectionId::Node(NodeId::Worker(follower)) = from {
+                    links.add(now, follower);
+                }
             }
             Control::Unsubscribe { shard, tables } => streams.unsubscribe(from, shard, &tables),
             Control::Seen { shard, table, version } => {
                 let id = StreamId { table: table.0 as usize, shard };
-                streams.note_seen(session, tables, from, id, version);
+                if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
+                    links.note(session, now, from, reading, tables);
+                }
             }
-            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+            other => self.handle_reading(session, now, from, other),
         }
     }
 
@@ -692,21 +768,25 @@ impl Traffic {
         let id = StreamId { table: update.table.0 as usize, shard };
         let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
+        self.links.disturb(payload.len());
+        if self.staging.is_some() {
+            return self.stage_update(session, now, from, id, &update, payload);
+        }
         let before = replica.version(stream);
         let taken = replica.take(stream, &update, payload);
         let version = replica.version(stream);
         match taken {
             Taken::Applied => {
                 self.streams.count(id);
-                self.streams.pass_on(session, id, update, payload);
+                self.streams.pass_on(session, now, id, update, payload);
             }
             // The end of a version matters, whatever brought its chunks.
-            Taken::Known if version > before => self.streams.pass_on(session, id, update, payload),
-            Taken::Known => {}
+            Taken::Known if version > before => self.streams.pass_on(session, now, id, update, payload),
+            Taken::Known => self.streams.note_known(id, &update),
             Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
             Taken::Differs => {
                 // Each of those behind this worker compares for itself.
-                self.streams.pass_on(session, id, update, payload);
+                self.streams.pass_on(session, now, id, update, payload);
                 replica.forget(stream);
                 let name = local.name();
                 session.log(format!(
@@ -720,6 +800,86 @@ impl Traffic {
             self.streams.note_version(session, &self.tables, id, version, from);
             self.answer_from_replica(now, id);
         }
+    }
+
+    /// Of a reader: a chunk of a version, which may be the last one that the version lacks.
+    fn stage_update(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        id: StreamId,
+        update: &Update,
+        payload: &[u8],
+    ) {
+        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
+        let Some(stream) = local.layout().index_of(id.shard) else { return };
+        match staging.take(local, stream, update, payload) {
+            Taken::Known => {}
+            Taken::Missing => return self.streams.note_gap(session, now, &self.tables, id),
+            Taken::Differs => return self.repair(session, id, update.round),
+            Taken::Applied => self.streams.count(id),
+        }
+        if update.piece.is_last {
+            self.streams.note_arrival(session, &self.tables, id, from);
+        }
+        let Some(version) = staging.next_cut() else {
+            if update.piece.is_last {
+                for (id, version) in staging.stuck(&self.tables) {
+                    self.streams.say_seen(session, id, version);
+                }
+            }
+            return;
+        };
+        let differing = staging.cut(&mut self.tables, version);
+        if differing.is_empty() {
+            for (index, local) in self.tables.iter().enumerate() {
+                for shard in local.layout().shards() {
+                    self.streams.say_seen(session, StreamId { table: index, shard }, version);
+                }
+            }
+            self.reporter.set_clock(version.saturating_add(1));
+            self.reporter.hurry(now);
+            self.tickets.reach_version(version);
+        }
+        for (table, stream) in differing {
+            let table = table.0 as usize;
+            let shard = self.tables[table].layout().shards().nth(stream);
+            if let Some(shard) = shard {
+                self.repair(session, StreamId { table, shard }, version);
+            }
+        }
+    }
+
+    /// Of a reader: fetches a stream anew whose values are not those that were broadcast. Gives up when that does not help.
+    fn repair(&mut self, session: &mut Session, id: StreamId, version: Clock) {
+        let (Some(staging), local) = (&mut self.staging, &mut self.tables[id.table]) else { return };
+        let Some(stream) = local.layout().index_of(id.shard) else { return };
+        let (name, shard) = (local.name().to_owned(), id.shard);
+        let sentence = format!("table `{name}` is not what {shard} broadcast as version {version}");
+        if !staging.repair(local, stream) {
+            let tries = limits::MAX_REPAIRS;
+            return session.fail(WorkerError::Damaged(format!(
+                "{sentence}, and neither was what came when it was fetched anew, {tries} times in a row; look for what damages \
+                 data between the two"
+            )));
+        }
+        session.log(format!("{sentence}; it is fetched anew"));
+        self.streams.ask_anew(session, &self.tables, id);
+    }
+
+    /// Of a reader: the version that all tables are at.
+    pub(super) fn staged_version(&self) -> Option<Clock> {
+        self.staging.as_ref()?.version()
+    }
+
+    /// Of a reader: waits for a version.
+    pub(super) fn await_version(&mut self, now: Time, version: Clock) -> Ticket {
+        let ticket = self.tickets.open_version(now, version);
+        if let Some(reached) = self.staged_version() {
+            self.tickets.reach_version(reached);
+        }
+        ticket
     }
 
     /// Answers requests for a table that its replica can answer as it is.
@@ -742,7 +902,8 @@ impl Traffic {
             if !request.is_answered_by(local) {
                 return true;
             }
-            request.take_replica(local);
+            let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            request.take_replica(local, rows);
             self.end_answer(now, id, Ok(()), false);
             false
         });
@@ -755,8 +916,12 @@ impl Traffic {
     fn watch_streams(&mut self, session: &mut Session, now: Time) {
         for id in self.streams.take_overdue_gaps(now) {
             let local = &mut self.tables[id.table];
-            if let (Some(stream), Some(replica)) = (local.layout().index_of(id.shard), local.replica_mut()) {
-                replica.forget(stream);
+            let stream = local.layout().index_of(id.shard);
+            match (stream, &mut self.staging, local.replica_mut()) {
+                // Its replicas are those of a whole version, which what follows is asked from.
+                (Some(stream), Some(staging), _) => staging.drop_held(local, stream),
+                (Some(stream), None, Some(replica)) => replica.forget(stream),
+                _ => {}
             }
             self.streams.ask_anew(session, &self.tables, id);
         }
@@ -869,8 +1034,8 @@ impl Traffic {
 
     // Reports.
 
-    pub(super) fn report(&self) -> &WorkerReport {
-        self.reporter.report()
+    pub(super) fn report(&self) -> WorkerReport {
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
     }
 
     /// When the next report is due.
@@ -885,12 +1050,14 @@ impl Traffic {
 
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
-        self.reporter.take(now, waiting)
+        let report = self.reporter.take(now, waiting, self.links.report(now));
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..report }
     }
 
     /// Counts against what they count.
     pub(super) fn check(&self, is_planned: bool) -> Result<(), String> {
         self.requests.check()?;
+        self.staging.as_ref().map_or(Ok(()), |staging| staging.check(&self.tables))?;
         for (index, table) in self.tables.iter().enumerate() {
             let brings_block = |request: &&Request| {
                 request.table() == index && request.fetch().is_some() && request.wants_params()

@@ -80,6 +80,7 @@ impl Job {
             coordinator: options.url.address.clone(),
             aggregator: options.aggregator.as_deref().map(CoreAddresses::from),
             number: NEXT_WORKER.fetch_add(1, Ordering::Relaxed),
+            access: options.access,
         };
         let memory = SharedAllocator::new();
         let mut worker = Worker::new(clock::now(), config, options.registry.clone()).with_loops(loops);
@@ -325,7 +326,7 @@ impl Job {
 
     /// Bytes moved so far.
     pub fn report(&self) -> WorkerReport {
-        self.shared.lock().worker.report().clone()
+        self.shared.lock().worker.report()
     }
 
     /// Leaves the job in good order. It cannot be used any more, nor can its tables.

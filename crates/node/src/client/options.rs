@@ -12,7 +12,7 @@ use crate::url::JobUrl;
 use paramill_core::limits;
 use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
-use paramill_core::worker::Loops;
+use paramill_core::worker::{Access, Loops};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,7 @@ pub struct JobOptions {
     pub(super) memory: Option<Hub>,
     pub(super) transport: Transport,
     pub(super) rank: Option<WorkerId>,
+    pub(super) access: Access,
     pub(super) aggregator: Option<String>,
     pub(super) timeout: Duration,
     pub(super) loops: Option<usize>,
@@ -60,6 +61,7 @@ impl JobOptions {
             memory: None,
             transport: Transport::default(),
             rank: None,
+            access: Access::Full,
             aggregator: None,
             timeout: DEFAULT_TIMEOUT,
             loops: None,
@@ -115,6 +117,12 @@ impl JobOptions {
     /// The worker's rank. Without one the coordinator chooses.
     pub fn rank(mut self, rank: u32) -> JobOptions {
         self.rank = Some(WorkerId(rank));
+        self
+    }
+
+    /// Pushes only: nothing of tables that are broadcast comes back, and no memory is taken for it.
+    pub fn write_only(mut self) -> JobOptions {
+        self.access = Access::WriteOnly;
         self
     }
 

@@ -96,11 +96,12 @@ fn codecs(scenario: &Scenario) -> u64 {
     axes.iter().filter(|axis| scenario.policy.get(**axis) != "none").count() as u64
 }
 
-/// Arrays of a table that is broadcast: without a codec only the one that receivers have.
+/// Arrays of a table that is broadcast: without a codec only the one that receivers have, unless single rows travel.
 fn streams(scenario: &Scenario) -> u64 {
+    let has_rows = scenario.tables.iter().any(|table| table.rows);
     match (scenario.policy.is_broadcast(), scenario.policy.get(Axis::AnswerCodec)) {
         (false, _) => 0,
-        (true, "none") => 2,
+        (true, "none") if !has_rows => 2,
         (true, _) => ARRAYS_OF_A_STREAM,
     }
 }

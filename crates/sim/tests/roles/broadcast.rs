@@ -11,14 +11,15 @@ use paramill_core::wire::Kind;
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
 const ELEMENTS: usize = 50;
-const TREES: [&str; 6] = ["star", "chain", "kary:k=2", "rotated:degree=2", "tree:degree=3", "auto"];
+pub(super) const TREES: [&str; 6] =
+    ["star", "chain", "kary:k=2", "rotated:degree=2", "tree:degree=3", "auto"];
 
 /// Every tree with every codec.
-fn all(codecs: &[&'static str]) -> Vec<(&'static str, &'static str)> {
+pub(super) fn all(codecs: &[&'static str]) -> Vec<(&'static str, &'static str)> {
     TREES.iter().flat_map(|tree| codecs.iter().map(|codec| (*tree, *codec))).collect()
 }
 
-fn broadcast(workers: u32, servers: u32, sync: &str, tree: &str) -> JobConfig {
+pub(super) fn broadcast(workers: u32, servers: u32, sync: &str, tree: &str) -> JobConfig {
     let mut config = job(workers, servers, sync, "sgd:lr=1");
     config.policy = config.policy.with(Axis::Broadcast, tree);
     config
@@ -59,7 +60,7 @@ fn assert_all_hold_what_servers_published(bench: &Bench, workers: usize) {
 }
 
 /// Frames that ask for parameters, or answer.
-fn pulls(bench: &Bench) -> usize {
+pub(super) fn pulls(bench: &Bench) -> usize {
     [Kind::Pull, Kind::Params].iter().map(|kind| bench.tally.frames(*kind)).sum()
 }
 
@@ -376,8 +377,15 @@ fn a_table_that_is_broadcast_has_one_model_on_all_servers() {
 fn what_cannot_be_broadcast_is_refused_before_the_job_starts() {
     let rows = [TableSpec::sparse("rows", 10, 2)];
     let dense = [TableSpec::dense("w", [10])];
+    // In chunks of 32 bytes, as these jobs have them.
+    let many = [TableSpec::sparse("rows", 5 << 20, 2)];
     for (sync, tables, expected) in [
-        ("bsp", &rows, "a table of rows is not broadcast"),
+        (
+            "bsp",
+            &many,
+            "it has 1310720 chunks, and of a table of rows that is broadcast at most 1048576 are listed",
+        ),
+        ("pssp:s=3,c=0.5", &rows, "needs to know more; use bsp, ssp, asp or drop"),
         ("pssp:s=3,c=0.5", &dense, "needs to know more; use bsp, ssp, asp or drop"),
         ("psp:c=2,b=0.5", &dense, "needs to know more"),
         ("bsp:overlap=false", &dense, "there are no pulls where versions are broadcast"),

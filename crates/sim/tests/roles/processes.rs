@@ -5,7 +5,7 @@ use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::{ProcessId, Time, WorkerId};
-use paramill_core::worker::{Worker, WorkerConfig};
+use paramill_core::worker::{Access, Worker, WorkerConfig};
 use paramill_sim::actor::Actor;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,20 @@ pub(crate) fn worker_through(
         coordinator: ADDRESS.into(),
         aggregator: aggregator.map(CoreAddresses::from),
         number: number as u64,
+        access: Access::Full,
+    };
+    Worker::new(now, config, Arc::new(Registry::builtin()))
+}
+
+/// A process that reads what is broadcast.
+pub(crate) fn reader(now: Time, number: usize) -> Worker {
+    let config = WorkerConfig {
+        job: JOB.into(),
+        rank: None,
+        coordinator: ADDRESS.into(),
+        aggregator: None,
+        number: number as u64,
+        access: Access::ReadOnly,
     };
     Worker::new(now, config, Arc::new(Registry::builtin()))
 }
