@@ -140,7 +140,7 @@ impl Replica {
         } else if is_difference {
             let follows = chunk.version.and_then(|version| version.checked_add(1)) == Some(update.version);
             let decoder = self.decoder.as_mut().filter(|_| follows);
-            match decoder.map(|decoder| decoder.decode_add(payload, held)) {
+            match decoder.map(|decoder| decoder.decode_onto(payload, held)) {
                 Some(Ok(())) => Taken::Applied,
                 Some(Err(_)) | None => Taken::Missing,
             }
