@@ -10,9 +10,12 @@ use crate::compute::ComputeModel;
 use crate::network::{Direction, HostId, LinkId, NetworkConfig, Position, Topology};
 use crate::report::LinkTraffic;
 use crate::rule::FrameView;
-use crate::scenario::{Scenario, ScenarioError};
+use crate::scenario::{Hosts, Scenario, ScenarioError};
 use crate::world::{Observer, Violation};
+use paramill_core::broadcast::{Members, Receiver, Site};
 use paramill_core::policy::Axis;
+use paramill_core::registry::Registry;
+use paramill_core::spec::Spec;
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, Time, WorkerId};
 use paramill_core::wire::frame::Update;
 use paramill_core::wire::{HEADER_BYTES, Kind, padded};
@@ -182,6 +185,22 @@ impl Experiment {
         let longest = times.max_by(|(one, _), (other, _)| one.total_cmp(other));
         Ok(longest
             .map_or(Bound { seconds: 0.0, link: "none".into() }, |(seconds, link)| Bound { seconds, link }))
+    }
+
+    /// Whether there are such trees of these workers: a job would do without, and go on as a star.
+    pub fn check(&self, broadcast: &str) -> Result<(), BroadcastError> {
+        let cluster = Cluster::with(&self.scenario(broadcast), Play::default())?;
+        let (hosts, topology) = (cluster.hosts(), cluster.hosts().topology(&self.network));
+        let site = |node| topology.site(&Hosts::name(hosts.host(node)));
+        let roots: Vec<Site> = cluster.shard_ids().map(|id| site(NodeId::Shard(id))).collect();
+        let receiver = |id| Receiver { site: site(NodeId::Worker(id)), can_relay: true };
+        let receivers: Vec<Receiver> = cluster.worker_ids().map(receiver).collect();
+        let members = Members { roots: &roots, receivers: &receivers, topology: &topology };
+        let value = |error: &dyn std::fmt::Display| ScenarioError::Value(error.to_string());
+        let trees = Spec::parse(broadcast).and_then(|spec| Registry::builtin().broadcast.build(&spec));
+        let trees = trees.map_err(|error| value(&error))?;
+        trees.forest(&members).map_err(|error| value(&error))?;
+        Ok(())
     }
 
     /// Bytes of the model as they are broadcast.
@@ -397,7 +416,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_set_up_is_an_error() {
-        let error = experiment(8, 2, "three-tier").run("ring", |_| ()).unwrap_err().to_string();
+        let experiment = experiment(8, 2, "three-tier");
+        let error = experiment.run("ring", |_| ()).unwrap_err().to_string();
         assert!(error.contains("unknown broadcast `ring`"), "{error}");
+        let error = experiment.check("tree:degree=2,depth=2").unwrap_err().to_string();
+        assert!(error.contains("has room for 6 of these 8 receivers"), "{error}");
+        assert!(experiment.check("tree:degree=2,depth=3").is_ok());
     }
 }

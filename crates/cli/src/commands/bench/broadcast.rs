@@ -127,7 +127,8 @@ struct Simulated {
 
 pub(super) fn run(args: &BroadcastArgs, registry: &Registry, output: &Output) -> Result<(), Failure> {
     let plan = Plan::resolve(args, registry).or_usage()?;
-    // What the network cannot be is said before anything runs.
+    // What the network or the trees cannot be is said before anything runs.
+    plan.experiment.check(&plan.broadcast).or_usage()?;
     let bound = plan.experiment.bound().or_usage()?;
     let bound = plan.has_rate.then_some(bound);
     let rounds = match args.sim {
