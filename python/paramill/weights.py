@@ -239,7 +239,17 @@ class Subscriber:
         """Waits until a version is staged, or a later one, and returns which one is; without one, one that was not committed."""
         if version is None:
             version = 0 if self._committed is None else self._committed + 1
-        return self._native.wait(version, self._timeout if timeout is None else timeout)
+        return self._wait(version, self._timeout if timeout is None else timeout)
+
+    def _wait(self, version: int, timeout: float) -> int:
+        try:
+            return self._native.wait(version, timeout)
+        except NotAMemberError:
+            # What came before the job ended is here.
+            staged = self._native.version
+            if staged is None or staged < version:
+                raise
+            return staged
 
     def commit(self, into: Optional[Mapping[str, Any]] = None) -> dict[str, Any]:
         """The newest version that is staged, as tensors by name: copies, which are the caller's.
@@ -284,7 +294,7 @@ class Subscriber:
         seen = -1 if self._committed is None else self._committed
         while True:
             try:
-                seen = self._native.wait(seen + 1, math.inf)
+                seen = self._wait(seen + 1, math.inf)
             except NotAMemberError as error:
                 if str(error) == "the job is over":
                     return

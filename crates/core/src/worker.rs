@@ -226,6 +226,7 @@ impl Worker {
             return Err(WorkerError::Order("create a table before `start`".into()));
         }
         let ticket = self.traffic.tickets_mut().open_start(now);
+        self.traffic.begin_reading();
         if self.session.coordinator().is_up() && !is_reader {
             self.send_declaration();
         }

@@ -51,13 +51,17 @@ pub(crate) fn run(args: &SubscribeArgs, output: &Output) -> Result<(), Failure> 
         let bytes_of_file = write(&reader, &url, &args.out)
             .with_context(|| format!("version {version} cannot be written to {}", args.out.display()))?;
         let (file, bytes_received) = (&*args.out, reader.report().bytes_pulled);
-        if output.json() {
-            output.object(&Written { version, file, bytes: bytes_of_file, bytes_received })?;
+        let words = if output.json() {
+            // One line for each version.
+            serde_json::to_string(&Written { version, file, bytes: bytes_of_file, bytes_received })?
         } else {
             let (written, received) = (bytes(bytes_of_file), bytes(bytes_received));
-            output
-                .text(format!("version {version}: {written} to {} ({received} received)", file.display()))?;
-        }
+            format!("version {version}: {written} to {} ({received} received)", file.display())
+        };
+        let mut stdout = io::stdout().lock();
+        writeln!(stdout, "{words}")?;
+        stdout.flush()?;
+        drop(stdout);
         let rests = Instant::now();
         while !args.once && rests.elapsed() < args.every.0 && !interrupt::is_asked_to_end() {
             std::thread::sleep(LOOK_UP_EVERY.min(args.every.0));

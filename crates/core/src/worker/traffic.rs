@@ -127,7 +127,11 @@ impl Traffic {
         now: Time,
         plan: Plan,
     ) -> bool {
-        let (Some(ticket), None) = (self.tickets.start(), session.failure()) else { return false };
+        // A reader declares nothing, so that its plan may come before its application asks for it.
+        let is_wanted = self.tickets.start().is_some() || session.access() == Access::ReadOnly;
+        if !is_wanted || session.failure().is_some() {
+            return false;
+        }
         // The plan of a job that this worker is not in yet is followed by another one.
         let Some(first) = session.first_clock(&plan) else { return false };
         self.allocation.choose(session.peers(&plan));
@@ -164,10 +168,11 @@ impl Traffic {
         session.enter(now, plan, &self.tables.shards());
         if access == Access::ReadOnly {
             self.staging = Some(Staging::new(&self.tables));
-            self.tickets.expect(ticket, 0, 0);
+            self.begin_reading();
             self.streams.settle(session, &self.tables);
             return true;
         }
+        let Some(ticket) = self.tickets.start() else { return false };
         self.count_blocks();
         self.clock = first;
         self.reporter.set_clock(first);
@@ -204,6 +209,13 @@ impl Traffic {
         self.tickets.expect(ticket, acks, answers);
         self.streams.settle(session, &self.tables);
         true
+    }
+
+    /// Of a reader: its start waits for the plan alone.
+    pub(super) fn begin_reading(&mut self) {
+        if let Some(ticket) = self.tickets.start().filter(|_| self.staging.is_some()) {
+            self.tickets.expect(ticket, 0, 0);
+        }
     }
 
     /// Lets the plan's policies hold for the tables that a rule is about. Where they change what frames mean, everything

@@ -236,6 +236,20 @@ fn a_reader_that_comes_before_the_job_starts_waits_for_it() {
     assert_eq!(staged(&bench, reader), (Some(0), published(&bench)));
 }
 
+/// The plan comes with the connection, whatever the application does meanwhile.
+#[test]
+fn a_reader_that_is_asked_late_has_the_plan_already() {
+    let mut bench = started(config("star", "none"));
+    let reader = super::processes::reader(bench.now(), bench.worker_count());
+    let reader = bench.add(reader);
+    bench.pass(1.0);
+    let now = bench.now();
+    let ticket = bench.worker_mut(reader).start(now).expect("it starts once");
+    assert_eq!(bench.outcome(reader, ticket), Some(Ok(())));
+    round(&mut bench);
+    assert_eq!(staged(&bench, reader), (Some(1), published(&bench)));
+}
+
 #[test]
 fn a_reader_has_no_say() {
     let mut bench = started(config("star", "none"));
