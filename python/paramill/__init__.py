@@ -27,6 +27,7 @@ from ._native import Pull
 from .errors import ParamillError
 from .job import Handle, Job, Slab, Table, init
 from .server import Server
+from .weights import Publisher, Subscriber
 
 if TYPE_CHECKING:
     from . import torch as torch
@@ -38,9 +39,11 @@ __all__ = [
     "Handle",
     "Job",
     "ParamillError",
+    "Publisher",
     "Pull",
     "Server",
     "Slab",
+    "Subscriber",
     "Table",
     "errors",
     "init",

@@ -11,6 +11,7 @@ __all__ = [
     "Job",
     "Pull",
     "Pump",
+    "Reader",
     "Server",
     "Slab",
     "Table",
@@ -102,6 +103,7 @@ class Job:
         timeout: float,
         transport: Optional[str],
         aggregator: Optional[str],
+        write_only: bool = False,
     ) -> Job: ...
     @property
     def url(self) -> str: ...
@@ -205,6 +207,19 @@ class Pump:
     def close(self) -> None: ...
 
 @final
+class Reader:
+    def __new__(cls, url: str, *, timeout: float, transport: Optional[str]) -> Reader: ...
+    @property
+    def version(self) -> Optional[int]: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    def wait(self, version: int, timeout: float) -> int: ...
+    def read(self) -> tuple[int, list[tuple[str, list[int], str, npt.NDArray[np.uint8]]]]: ...
+    def close(self) -> None: ...
+
+@final
 class Server:
     def __new__(
         cls,
@@ -217,6 +232,7 @@ class Server:
         policies: _Policies,
         seed: int,
         quiet: bool,
+        digest_every: Optional[int] = None,
     ) -> Server: ...
     @staticmethod
     def joining(url: str, *, cores: Optional[int], seed: int, quiet: bool) -> Server: ...

@@ -52,6 +52,10 @@ class NonFiniteError(ParamillError, ValueError):
     """NaN or Inf in a gradient. It was not applied."""
 
 
+class DamagedError(ParamillError, RuntimeError):
+    """What a subscriber received is not what was published, time and again. What was committed before is whole."""
+
+
 class PolicyError(ParamillError, ValueError):
     """The text of a policy cannot be used; the message says what is known."""
 

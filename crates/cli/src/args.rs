@@ -90,6 +90,7 @@ pub(crate) enum Command {
     Aggregate(AggregateArgs),
     Launch(LaunchArgs),
     Status(StatusArgs),
+    Subscribe(SubscribeArgs),
     Set(SetArgs),
     Components(ComponentsArgs),
     Sim(SimArgs),
@@ -348,6 +349,32 @@ Examples:
 pub(crate) struct StatusArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT, whatever the job there is called.
     pub(crate) url: String,
+}
+
+/// Keep the newest version of a job's parameters in a file.
+///
+/// The job must broadcast them (--broadcast). Each version is whole: of one number over all tables and servers. It takes the place of the one before at once, so that a reader of the file never sees a part. The metadata has the version and the job's URL.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill subscribe paramill://127.0.0.1:7070/job --out model.safetensors
+  paramill subscribe paramill://127.0.0.1:7070/job --out model.safetensors --every 30s
+  paramill subscribe paramill://127.0.0.1:7070/job --out model.safetensors --once --json")]
+pub(crate) struct SubscribeArgs {
+    /// The job: paramill://HOST:PORT/JOB.
+    pub(crate) url: String,
+    /// The file, in the format of safetensors.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Write one version and end.
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Write at most one version in this time.
+    #[arg(long, value_name = "TIME", default_value = "0s")]
+    pub(crate) every: Span,
+    /// How long to wait for the job to start, and for its first version.
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub(crate) timeout: Span,
 }
 
 /// Change policies of a running job.

@@ -11,6 +11,7 @@ mod serve;
 mod set;
 mod sim;
 mod status;
+mod subscribe;
 mod train;
 
 use crate::args::Command;
@@ -36,6 +37,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Aggregate(args) => aggregate::run(&args, &registry, output),
         Command::Launch(args) => launch::run(&args, &registry, output),
         Command::Status(args) => status::run(&args, output),
+        Command::Subscribe(args) => subscribe::run(&args, output),
         Command::Set(args) => set::run(&args, &registry, output),
         Command::Doctor(args) => doctor::run(&args, output),
         Command::Sim(args) => sim::run(&args.command, output),

@@ -14,18 +14,35 @@ static CHILDREN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// Whether the handler is at work; what fails from then on fails because of it.
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
+/// Whether a command ends by itself when it is asked to: the handler leaves it to [`is_asked_to_end`] then, once.
+static ENDS_ITSELF: AtomicBool = AtomicBool::new(false);
+static ASKED: AtomicBool = AtomicBool::new(false);
+
 /// How long a child may take to end in good order.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Without this, a shell would see a death by signal, which scripts tell apart from an answer with difficulty.
 pub(crate) fn install() -> Result<(), Failure> {
     let handler = || {
+        if ENDS_ITSELF.load(Ordering::SeqCst) && !ASKED.swap(true, Ordering::SeqCst) {
+            return;
+        }
         UNDER_WAY.store(true, Ordering::SeqCst);
         end_children();
         std::process::exit(i32::from(INTERRUPTED));
     };
     ctrlc::set_handler(handler).context("cannot listen for Ctrl-C")?;
     Ok(())
+}
+
+/// From now on the command looks whether it is to end, and does so in good order. A second Ctrl-C ends it at once.
+pub(crate) fn end_in_good_order() {
+    ENDS_ITSELF.store(true, Ordering::SeqCst);
+}
+
+/// Whether the command was asked to end.
+pub(crate) fn is_asked_to_end() -> bool {
+    ASKED.load(Ordering::SeqCst)
 }
 
 /// Leaves the last word to Ctrl-C where it was pressed: children that it ended look like failures.

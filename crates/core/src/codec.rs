@@ -16,7 +16,7 @@ mod clip;
 mod container;
 mod content;
 mod decoder;
-pub mod delta;
+mod delta;
 mod dgc;
 mod dvf;
 mod encoder;
@@ -54,6 +54,7 @@ pub use chain::{Codec, Kind};
 pub use container::Container;
 pub use content::{Content, Sparse};
 pub use decoder::Decoder;
+pub(crate) use delta::DeltaEncoder;
 pub use encoder::{ChunkInput, Encoder, FactorFrames};
 pub use error::CodecError;
 pub use factors::Factors;
@@ -258,6 +259,12 @@ pub trait Quantiser: Send + Sync + Debug {
         true
     }
 
+    /// The element type of values that travel as what they become, where they have changed in it: they take the place of what the
+    /// receiver holds, and are not added.
+    fn replaces(&self) -> Option<DType> {
+        None
+    }
+
     /// Whether it is only of use with a residual, which it then has.
     fn needs_residual(&self) -> bool {
         false
@@ -298,6 +305,7 @@ pub fn axis() -> Axis<Stage> {
             min_size::ENTRY,
             warmup::ENTRY,
             lossless::ENTRY,
+            delta::ENTRY,
         ],
     )
 }
@@ -306,6 +314,14 @@ pub fn axis() -> Axis<Stage> {
 pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) -> u64 {
     let who = u64::from(sender) << 32 | u64::from(table);
     Prng::fork(Prng::fork(job, who).next_u64() ^ step, u64::from(chunk)).next_u64()
+}
+
+/// Appends values as elements of a type, little-endian, rounded to the nearest. Whether all of them are finite; halves of others come
+/// out as anything.
+pub fn write_elements(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
+    let start = out.len();
+    out.resize(start + dtype.bytes() * values.len(), 0);
+    half::write(dtype, values, &mut out[start..])
 }
 
 /// Whether a payload says that nothing of its stretch travels.

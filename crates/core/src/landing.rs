@@ -171,8 +171,8 @@ impl SharedDecoder {
         lock(&self.0).decode(payload, values).is_ok()
     }
 
-    fn decode_add(&self, payload: &[u8], sum: &mut [f32]) -> bool {
-        lock(&self.0).decode_add(payload, sum).is_ok()
+    fn decode_onto(&self, payload: &[u8], held: &mut [f32]) -> bool {
+        lock(&self.0).decode_onto(payload, held).is_ok()
     }
 }
 
@@ -205,7 +205,7 @@ impl AnswerDecoder {
         if let Some(mut base) = self.base() {
             // The next difference is one to this answer, whether or not it was wanted.
             let base = floats_of(&mut base, elements);
-            let fits = self.decoder.decode_add(payload, base);
+            let fits = self.decoder.decode_onto(payload, base);
             target.filter(|_| fits).into_iter().for_each(|to| write(place.memory, Values::F32(base), to));
             return fits;
         }

@@ -6,6 +6,7 @@
 mod adagrad;
 mod adam;
 mod adamw;
+mod assign;
 mod lars;
 mod momentum;
 mod nesterov;
@@ -80,6 +81,11 @@ pub trait Optimizer: Send + Sync + fmt::Debug {
     fn inertia(&self) -> Option<Inertia> {
         None
     }
+
+    /// Whether what is pushed are values that parameters become, and no gradients that they follow down.
+    fn assigns(&self) -> bool {
+        false
+    }
 }
 
 /// Momentum of a rule: it goes on moving parameters by a gradient in later steps.
@@ -123,6 +129,11 @@ pub trait Rule: Send + Sync + fmt::Debug {
     fn inertia(&self) -> Option<Inertia> {
         None
     }
+
+    /// [`Optimizer::assigns`].
+    fn assigns(&self) -> bool {
+        false
+    }
 }
 
 impl<R: Rule> Optimizer for R {
@@ -162,6 +173,10 @@ impl<R: Rule> Optimizer for R {
 
     fn inertia(&self) -> Option<Inertia> {
         Rule::inertia(self)
+    }
+
+    fn assigns(&self) -> bool {
+        Rule::assigns(self)
     }
 }
 
@@ -231,6 +246,7 @@ pub fn axis() -> Axis<dyn Optimizer> {
             adam::ENTRY,
             adamw::ENTRY,
             lars::ENTRY,
+            assign::ENTRY,
         ],
     )
 }

@@ -117,7 +117,7 @@ impl Receiver {
 
     /// It has this version.
     fn note_seen(&mut self, version: Clock) {
-        while self.unseen.pop_front_if(|(sent, _)| *sent <= version).is_some() {}
+        self.unseen.retain(|(sent, _)| *sent > version);
     }
 
     /// Whether it has so little before it that it may be sent more. Two versions have always room, so that one that holds versions

@@ -149,9 +149,8 @@ impl Worker {
         self.traffic.tables().specs()
     }
 
-    /// Of a reader: a table's values at [`Worker::staged_version`]; the error says why there are none.
+    /// Of a reader: a table's values at [`Worker::staged_version`], also when the job is over; the error says why there are none.
     pub fn staged(&self, table: TableId) -> Result<&[f32], WorkerError> {
-        self.session.check_alive()?;
         let replica = self.traffic.tables().find(table)?.replica();
         let replica = replica.filter(|_| self.staged_version().is_some());
         replica.map(Replica::values).ok_or_else(|| WorkerError::Order("there is no whole version yet".into()))

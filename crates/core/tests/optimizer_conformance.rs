@@ -141,6 +141,9 @@ fn a_zero_gradient_without_weight_decay_changes_nothing() {
     for entry in axis.entries() {
         let text = format!("{}:lr=0.1,weight_decay=0", entry.name);
         let policy = OptimizerPolicy::parse(&axis, &text).unwrap();
+        if policy.assigns() {
+            continue;
+        }
         let parameters = vec![1.5, -2.0, 0.0, 1e-30, 1e30];
         let mut table = Table::new(&policy, parameters.clone());
         for _ in 0..3 {
@@ -150,11 +153,30 @@ fn a_zero_gradient_without_weight_decay_changes_nothing() {
     }
 }
 
+#[test]
+fn rules_that_assign_make_parameters_what_was_pushed_to_the_bit() {
+    let axis = axis();
+    let assigning = axis.entries().iter().map(example).filter(OptimizerPolicy::assigns);
+    for policy in assigning.collect::<Vec<_>>() {
+        let mut table = Table::new(&policy, vec![1.5, -2.0, 0.0, 1e-30, 1e30]);
+        for pushed in [[0.1, -0.0, 3.0, 1e-40, -7.0], [0.0; 5]] {
+            table.step(&policy, &pushed, &[]);
+            assert_eq!(
+                table.parameters.iter().map(|w| w.to_bits()).collect::<Vec<_>>(),
+                pushed.map(f32::to_bits)
+            );
+        }
+    }
+}
+
 /// Half a squared distance, ten times steeper along every other axis.
 #[test]
 fn every_example_goes_down_a_bowl() {
     for entry in axis().entries() {
         let policy = example(entry);
+        if policy.assigns() {
+            continue;
+        }
         let steepness = |i: usize| if i.is_multiple_of(2) { 1.0 } else { 10.0 };
         let target = |i: usize| 1.0 + i as f32 / 10.0;
         let loss = |w: &[f32]| -> f32 {

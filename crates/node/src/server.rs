@@ -57,6 +57,8 @@ pub struct ServerConfig {
     pub faults: FaultPlan,
     /// Decides faults with a probability.
     pub seed: u64,
+    /// Of so many versions that are broadcast one comes with the digest of its values, which receivers compare with theirs.
+    pub digest_every: u64,
     /// Where log lines go.
     pub log: Log,
 }
@@ -78,6 +80,7 @@ impl ServerConfig {
             transport: Transport::default(),
             faults: FaultPlan::default(),
             seed: 0,
+            digest_every: limits::DIGEST_EVERY,
             log: Log::stderr(),
         }
     }
@@ -165,7 +168,7 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
             cores: config.cores,
             addresses: addresses.clone(),
             coordinator: server.coordinator.clone(),
-            digest_every: limits::DIGEST_EVERY,
+            digest_every: config.digest_every,
         };
         server.data.push(addresses);
         let shard = Owned(Shard::new(clock::now(), shard, registry.clone()));

@@ -44,6 +44,7 @@ fn worker(error: &WorkerError) -> &'static str {
         WorkerError::Shape { .. } => "ShapeError",
         WorkerError::NonFinite { .. } => "NonFiniteError",
         WorkerError::Order(_) => "OrderError",
+        WorkerError::Damaged(_) => "DamagedError",
         WorkerError::Unreachable(_) => "UnreachableError",
         WorkerError::NotAMember(_) => "NotAMemberError",
         WorkerError::Refused { cause, .. } => match cause {

@@ -53,13 +53,14 @@ pub(crate) struct Membership {
 impl Job {
     /// Begins to join. Without a URL the environment names the job.
     #[new]
-    #[pyo3(signature = (url, *, rank, timeout, transport, aggregator))]
+    #[pyo3(signature = (url, *, rank, timeout, transport, aggregator, write_only = false))]
     fn new(
         url: Option<&str>,
         rank: Option<u32>,
         timeout: f64,
         transport: Option<&str>,
         aggregator: Option<String>,
+        write_only: bool,
     ) -> PyResult<Job> {
         let url = url.map(|url| url.parse().map_err(|error| raise("UrlError", error))).transpose()?;
         let options = match url {
@@ -70,6 +71,9 @@ impl Job {
         let mut options = options.timeout(duration(timeout)?);
         if let Some(rank) = rank {
             options = options.rank(rank);
+        }
+        if write_only {
+            options = options.write_only();
         }
         if let Some(address) = aggregator {
             options = options.aggregator(address);

@@ -11,6 +11,7 @@ mod handle;
 mod job;
 mod policy;
 mod pump;
+mod reader;
 mod server;
 mod slab;
 mod table;
@@ -33,6 +34,8 @@ mod _native {
     use super::policy::{optimizer_parameters, pulls_partially, steps_in_rounds};
     #[pymodule_export]
     use super::pump::Pump;
+    #[pymodule_export]
+    use super::reader::Reader;
     #[pymodule_export]
     use super::server::Server;
     #[pymodule_export]

@@ -28,7 +28,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts the first server of a job; it listens when this returns.
     #[new]
-    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet))]
+    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet, digest_every = None))]
     #[allow(clippy::too_many_arguments, reason = "all are named where it is called")]
     fn new(
         py: Python<'_>,
@@ -40,13 +40,15 @@ impl Server {
         policies: &Bound<'_, PyDict>,
         seed: u64,
         quiet: bool,
+        digest_every: Option<u64>,
     ) -> PyResult<Server> {
         let registry = Arc::new(Registry::builtin());
         let policy = Policy::default().under(read_policies(policies)?);
         let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
         let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
-        let config =
+        let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };
+        config.digest_every = digest_every.unwrap_or(config.digest_every);
         Server::start(py, config, &registry, quiet)
     }
 

@@ -4,7 +4,7 @@ use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes, count};
 use paramill_core::status::{
-    AggregatorStatus, LinksReport, MemberState, RoomChange, ShardReport, Status, WorkerStatus,
+    AggregatorStatus, LinksReport, MemberState, ReaderStatus, RoomChange, ShardReport, Status, WorkerStatus,
 };
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
@@ -25,6 +25,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     };
     output.text(format!("job `{}`: {}{restarts}", status.job, status.phase))?;
     output.table(&workers(&status.workers))?;
+    if !status.readers.is_empty() {
+        output.table(&readers(&status.readers))?;
+    }
     if !status.aggregators.is_empty() {
         output.table(&aggregators(&status.aggregators))?;
     }
@@ -39,6 +42,24 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
         output.text(format!("warning: {warning}"))?;
     }
     Ok(())
+}
+
+fn readers(readers: &[ReaderStatus]) -> Table {
+    let mut table = Table::new([
+        ("reader", Align::Right),
+        ("version", Align::Right),
+        ("silent, s", Align::Right),
+        ("received", Align::Right),
+    ]);
+    for reader in readers {
+        table.row([
+            reader.reader.to_string(),
+            reader.version.map_or("none yet".to_owned(), |version| version.to_string()),
+            format!("{:.1}", reader.silent_seconds),
+            bytes(reader.bytes_received),
+        ]);
+    }
+    table
 }
 
 fn workers(workers: &[WorkerStatus]) -> Table {

@@ -200,7 +200,7 @@ impl Copy {
         let codec = self.codecs.get_mut(&chunk.shard.server).ok_or(Unfit::Shape)?;
         if let Some(decoder) = &mut codec.differences {
             let values = self.values.as_mut_slice().get_mut(start..start + len).ok_or(Unfit::Shape)?;
-            return decoder.decode_add(payload, values).map_err(|_| Unfit::Shape);
+            return decoder.decode_onto(payload, values).map_err(|_| Unfit::Shape);
         }
         if payload.len() > codec::PREFIX_BYTES + 4 * len {
             return Err(Unfit::Shape);

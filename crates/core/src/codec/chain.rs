@@ -151,6 +151,9 @@ impl Codec {
                 "`{low_rank}` sends matrices, which have no places to choose: leave out `{other}`"
             ));
         }
+        if self.replaces().is_some() && specs.len() > 1 {
+            return refuse("`delta` sends what has changed as it is now: it stands alone".into());
+        }
         let feedback = self.filters.iter().any(|filter| filter.wants_residual());
         if feedback && lossy.is_none() {
             return refuse("nothing is lost here, so there is no error that `ef` could feed back".into());
@@ -205,7 +208,12 @@ impl Codec {
 
     /// The type of elements that values are rounded to before anything else is done.
     pub fn rounded_type(&self) -> DType {
-        DType::F32
+        self.replaces().unwrap_or(DType::F32)
+    }
+
+    /// The element type of values that take the place of what the receiver holds, where they have changed in it.
+    pub(crate) fn replaces(&self) -> Option<DType> {
+        self.quantiser.as_ref().and_then(|quantiser| quantiser.replaces())
     }
 
     /// Whether what is received is what was sent, bit for bit.
@@ -247,7 +255,11 @@ impl Codec {
 
     /// Whether it is made for differences: of values themselves it would send some and lose the others.
     pub fn is_for_differences(&self) -> bool {
-        self.keeps_residual() || self.sparsifier.is_some() || self.low_rank.is_some() || self.is_random()
+        self.keeps_residual()
+            || self.sparsifier.is_some()
+            || self.low_rank.is_some()
+            || self.is_random()
+            || self.replaces().is_some()
     }
 
     /// Whether the mean over its random choices is what was put in.

@@ -92,10 +92,10 @@ impl Container {
         }
     }
 
-    /// Bytes that a layout takes to say where `count` of `entries` values stand.
+    /// Bytes that a layout takes to say where `count` of `entries` values stand. Those of gaps depend on the places.
     pub(super) fn place_bytes(layout: Layout, entries: usize, count: usize) -> usize {
         match layout {
-            Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors => 0,
+            Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors | Layout::Gaps => 0,
             Layout::Bitmap => Mask::bytes(entries),
             Layout::Index16 => 2 * count,
             Layout::Index32 => 4 * count,
@@ -114,7 +114,7 @@ pub(super) fn write_places(layout: Layout, mask: &Mask, out: &mut Vec<u8>) {
         Layout::Bitmap => mask.write(out),
         Layout::Index16 => mask.for_each(|at| out.extend_from_slice(&(at as u16).to_le_bytes())),
         Layout::Index32 => mask.for_each(|at| out.extend_from_slice(&(at as u32).to_le_bytes())),
-        Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors => {}
+        Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors | Layout::Gaps => {}
     }
 }
 
@@ -128,7 +128,7 @@ pub(super) fn read_places(
 ) -> Result<(), String> {
     let out_of_order = || Err("places out of order or beyond its end".to_owned());
     match layout {
-        Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors => {}
+        Layout::Raw | Layout::Dense | Layout::LowRank | Layout::Factors | Layout::Gaps => {}
         Layout::Bitmap => {
             if !mask.read(bytes, entries) || mask.count() != count {
                 return Err(format!("a bitmap that does not have {count} of {entries} bits"));

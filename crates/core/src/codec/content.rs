@@ -68,6 +68,15 @@ impl Content<'_> {
         }
     }
 
+    /// The same, but for entries that are not there: these are not touched.
+    #[inline]
+    pub fn put_to(self, target: &mut [f32]) {
+        match self {
+            Content::Whole(values) => kernels::copy(target, values),
+            Content::Sparse(Sparse { mask, values }) => mask.put(values, target),
+        }
+    }
+
     /// A value for every entry, in memory of their own.
     pub fn to_vec(self) -> Vec<f32> {
         let mut values = vec![0.0; self.len()];

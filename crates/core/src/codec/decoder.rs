@@ -1,6 +1,7 @@
 //! The receiver's end of a chain. It remembers nothing, and changes nothing before a payload is checked whole.
 
 use super::container::{self, Container};
+use super::delta;
 use super::layer::LayerRange;
 use super::payload::{Layout, Prefix, read_floats};
 use super::products::{PIECE_HEAD_BYTES, PieceHead, Products};
@@ -48,6 +49,18 @@ impl Decoder {
         Ok(())
     }
 
+    /// Brings what a receiver holds to what a payload of differences says. After an error it is as it was.
+    pub fn decode_onto(&mut self, payload: &[u8], held: &mut [f32]) -> Result<(), CodecError> {
+        let replaces = self.codec.replaces().is_some();
+        let content = self.read(payload, held.len())?;
+        if replaces {
+            content.put_to(held);
+        } else {
+            content.add_to(held);
+        }
+        Ok(())
+    }
+
     /// What a payload says of a stretch of `entries`, checked whole: its values are finite, and where they belong. They
     /// stay where they were found; the next payload replaces them. No more memory is taken than `entries` need, whatever
     /// the payload says.
@@ -72,6 +85,7 @@ impl Decoder {
             || (whole && count != entries)
             || !Container::fits(prefix.layout, entries)
             || prefix.layout == Layout::Factors
+            || (prefix.layout == Layout::Gaps && codec.replaces().is_none())
         {
             return refuse(format!("{count} values, laid out as {:?}, for {entries} entries", prefix.layout));
         }
@@ -79,7 +93,11 @@ impl Decoder {
             Layout::Raw => 4 * count,
             _ => codec.value_bytes(count),
         };
-        let place_bytes = Container::place_bytes(prefix.layout, entries, count);
+        let mut place_bytes = Container::place_bytes(prefix.layout, entries, count);
+        if prefix.layout == Layout::Gaps {
+            let rest = delta::read_gaps(body, entries, count, mask).map_err(CodecError::Payload)?;
+            place_bytes = body.len() - rest.len();
+        }
         let body = unpack(prefix, packer, body, place_bytes + value_bytes, unpacked)?;
         let (places, bytes) = body.split_at(place_bytes);
         let quantiser = codec.quantiser.as_ref().filter(|_| prefix.layout != Layout::Raw);
@@ -103,6 +121,9 @@ impl Decoder {
         }
         if whole {
             return Ok(Values::F32(values).into());
+        }
+        if prefix.layout == Layout::Gaps {
+            return Ok(Content::Sparse(Sparse::new(mask, values)));
         }
         if prefix.layout != Layout::LowRank {
             container::read_places(prefix.layout, places, entries, count, mask)

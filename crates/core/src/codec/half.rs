@@ -108,6 +108,15 @@ pub(crate) fn write(dtype: DType, values: &[f32], out: &mut [u8]) -> bool {
     }
 }
 
+/// Reads what [`write()`] wrote.
+pub(crate) fn read(dtype: DType, bytes: &[u8], values: &mut [f32]) {
+    match dtype {
+        DType::F32 => super::payload::read_floats(bytes, values),
+        DType::F16 => read_f16(bytes, values),
+        DType::Bf16 => read_bf16(bytes, values),
+    }
+}
+
 /// Writes values as elements of a type, whatever they are: NaN and Inf stay so. For few of them: it is not a vectorised loop.
 pub(crate) fn write_any(dtype: DType, values: &[f32], out: &mut [u8]) {
     if write(dtype, values, out) || dtype == DType::F32 {

@@ -23,6 +23,8 @@ pub(super) enum Layout {
     LowRank = 5,
     /// A piece of a layer's factors. It is no chunk's.
     Factors = 6,
+    /// The gaps before the places, as bytes, then the values that stand there.
+    Gaps = 7,
 }
 
 /// A payload's prefix, decoded.
@@ -57,6 +59,7 @@ impl Prefix {
             4 => Layout::Index32,
             5 => Layout::LowRank,
             6 => Layout::Factors,
+            7 => Layout::Gaps,
             other => return refuse(format!("the undefined layout {other}")),
         };
         if head[1] > 1 {
@@ -124,7 +127,7 @@ mod tests {
                 assert_eq!(Prefix::decode(&payload), Ok((prefix, &[9][..])));
             }
         }
-        assert!(Prefix::decode(&[0; 7]).is_err() && Prefix::decode(&[7, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Prefix::decode(&[0; 7]).is_err() && Prefix::decode(&[8, 0, 0, 0, 0, 0, 0, 0]).is_err());
         assert!(Prefix::decode(&[0, 2, 0, 0, 0, 0, 0, 0]).is_err());
     }
 }

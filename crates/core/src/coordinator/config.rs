@@ -190,6 +190,12 @@ pub(super) fn check_table(
                 Axis::Broadcast
             )));
         }
+        if policy.optimizer(registry)?.assigns() && pushes.is_for_differences() {
+            return Err(fault(format!(
+                "parameters become what is pushed, and `{pushes}` leaves out some of it; give the table codec=none, or a quantiser \
+                 such as bf16"
+            )));
+        }
         if table.rows && pushes.needs_parameters() {
             return Err(fault(format!(
                 "`{pushes}` compares a gradient with the parameters that a worker holds, and workers hold nothing of a \

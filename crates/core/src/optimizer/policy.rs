@@ -146,6 +146,11 @@ impl OptimizerPolicy {
         self.rule.steps_absent()
     }
 
+    /// Whether what is pushed are values that parameters become.
+    pub fn assigns(&self) -> bool {
+        self.rule.assigns()
+    }
+
     /// The same rule without momentum, in text form, with a learning rate that takes parameters as far. `None` where it has no
     /// momentum.
     pub fn without_inertia(&self) -> Option<String> {
@@ -297,7 +302,7 @@ mod tests {
         for (text, expected) in [
             (
                 "sdg",
-                "unknown optimizer `sdg`; known: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lars",
+                "unknown optimizer `sdg`; known: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lars, assign",
             ),
             ("lars", "lars: `lr` must be given, as in `lars:lr=1,weight_decay=0.0001,beta=0.9,trust=0.001`"),
             ("sgd:lr=0", "sgd: lr = 0: expected lr > 0"),

@@ -181,11 +181,11 @@ impl Replica {
                     .map(|values| held.copy_from_slice(values))
                     .is_some(),
                 (Form::Encoded, None, Some(decoder)) if self.takes_differences => {
-                    follows && decoder.decode_add(payload, held).is_ok()
+                    follows && decoder.decode_onto(payload, held).is_ok()
                 }
                 (Form::Encoded, None, Some(decoder)) => decoder.decode(payload, held).is_ok(),
                 (Form::EncodedRows { count: 0 }, Some(_), Some(decoder)) if self.takes_differences => {
-                    follows && decoder.decode_add(payload, held).is_ok()
+                    follows && decoder.decode_onto(payload, held).is_ok()
                 }
                 // Rows that are not in it are those of the version before.
                 (Form::EncodedRows { count }, Some(width), Some(decoder)) if !self.takes_differences => {

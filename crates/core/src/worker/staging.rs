@@ -167,7 +167,9 @@ impl Staging {
                 let mut is_sound = true;
                 for &number in numbers {
                     let chunk = &mut table.chunks[number as usize];
-                    while let Some(held) = chunk.held.pop_front_if(|held| held.update.version <= version) {
+                    let due = chunk.held.partition_point(|held| held.update.version <= version);
+                    for _ in 0..due {
+                        let Some(held) = chunk.held.pop_front() else { break };
                         self.held_bytes -= held.payload.len();
                         // Values make what comes before them needless.
                         let next = chunk.held.front().map(|next| &next.update);

@@ -6,7 +6,6 @@
 #![allow(unreachable_pub, reason = "fuzz targets are other crates")]
 
 use paramill_core::absence::Absent;
-use paramill_core::codec::delta::Weights;
 use paramill_core::codec::{
     self, Codec, Context, Decoder, Encoder, Factors, LayerRange, Products, TableGradient, Written,
 };
@@ -17,8 +16,8 @@ use paramill_core::registry::Registry;
 use paramill_core::types::WorkerId;
 use paramill_core::wire::control::{self, frame};
 use paramill_core::wire::{
-    Cause, Control, DESCRIPTOR_BYTES, DType, Descriptor, Fault, HEADER_BYTES, Header, Hello, Kind, Party,
-    Refusal, Welcome, ack, group,
+    Cause, Control, DESCRIPTOR_BYTES, Descriptor, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal,
+    Welcome, ack, group,
 };
 use std::sync::Arc;
 
@@ -75,6 +74,7 @@ pub const QUANTISED: &[&str] = &[
     "topk:0.1+int8",
     "threshold:0.5+qsgd:levels=8",
     "clip:norm=1+terngrad",
+    "delta:dtype=bf16",
 ];
 
 /// Chains whose payloads are compressed.
@@ -200,43 +200,52 @@ impl Family for Chains {
     }
 }
 
-/// Deltas to some weights of each element type.
+/// Deltas onto some weights of each element type.
 struct Deltas {
-    weights: Vec<Weights>,
+    decoders: Vec<Decoder>,
+    held: Vec<f32>,
 }
 
 impl Deltas {
     fn new() -> Deltas {
-        let mut prng = Prng::new(9);
-        let values: Vec<f32> = (0..ENTRIES).map(|_| prng.normal() as f32).collect();
-        let of = |dtype| Weights::new(&values, dtype);
-        Deltas { weights: [DType::F32, DType::F16, DType::Bf16].map(of).to_vec() }
+        let (axis, mut prng) = (Registry::builtin().codec, Prng::new(9));
+        let held = (0..ENTRIES).map(|_| if prng.chance(0.5) { 1.0 } else { -0.5 }).collect();
+        let decoder = |dtype: &str| {
+            let codec = Codec::for_answers(&axis, &format!("delta:dtype={dtype}")).expect("a codec");
+            Decoder::new(Arc::new(codec))
+        };
+        Deltas { decoders: ["f32", "f16", "bf16"].map(decoder).into(), held }
     }
 }
 
 impl Family for Deltas {
     fn check(&mut self, input: &[u8]) -> bool {
         let Some((&which, delta)) = input.split_first() else { return false };
-        let held = &self.weights[usize::from(which) % self.weights.len()];
-        let mut weights = held.clone();
-        match weights.apply(delta) {
-            Ok(digest) => assert_eq!(weights.digest(), digest),
-            Err(_) => assert!(weights == *held, "{delta:?}"),
-        }
-        weights != *held
+        let count = self.decoders.len();
+        let mut held = self.held.clone();
+        let is_read = self.decoders[usize::from(which) % count].decode_onto(delta, &mut held).is_ok();
+        assert!(kernels::all_finite(&held), "{delta:?}");
+        assert!(is_read || held == self.held, "{delta:?}");
+        is_read
     }
 
     fn good(&self) -> Vec<Vec<u8>> {
-        let mut prng = Prng::new(10);
         let mut inputs = Vec::new();
-        for (which, weights) in (0u8..).zip(&self.weights) {
-            for share in [0.02, 0.3, 1.0] {
-                let values: Vec<f32> = (0..ENTRIES)
-                    .map(|_| if prng.chance(share) { prng.normal() as f32 } else { 1.0 })
-                    .collect();
-                let delta = weights.delta_to(&Weights::new(&values, weights.dtype()));
-                inputs.push([vec![which], delta].concat());
-            }
+        for (which, decoder) in (0u8..).zip(&self.decoders) {
+            let width = if which == 0 { 4 } else { 2 };
+            let zeros = [0; ENTRIES];
+            let head = payloads(decoder.codec(), &zeros.map(|_: i32| 1.0))[0][..8].to_vec();
+            let mut add = |layout: u8, count: usize, places: &[u8]| {
+                let mut input = vec![which, layout, 0, head[2], head[3], count as u8, 0, 0, 0];
+                input.extend_from_slice(places);
+                input.extend(std::iter::repeat_n(0, width * count));
+                inputs.push(input);
+            };
+            add(7, 3, &[0, 100, 40]);
+            add(7, 1, &[149]);
+            add(3, 2, &[5, 0, 149, 0]);
+            add(1, ENTRIES, &[]);
+            add(7, 0, &[]);
         }
         inputs
     }

@@ -120,6 +120,11 @@ impl JobOptions {
         self
     }
 
+    /// Reads only, and so as nobody in particular, and by itself.
+    pub(super) fn read_only(self) -> JobOptions {
+        JobOptions { access: Access::ReadOnly, rank: None, aggregator: None, loops: Some(1), ..self }
+    }
+
     /// Pushes only: nothing of tables that are broadcast comes back, and no memory is taken for it.
     pub fn write_only(mut self) -> JobOptions {
         self.access = Access::WriteOnly;

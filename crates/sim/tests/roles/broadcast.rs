@@ -396,3 +396,50 @@ fn what_cannot_be_broadcast_is_refused_before_the_job_starts() {
         assert!(why.contains(expected), "{sync}: {why}");
     }
 }
+
+/// Nobody waits longer than for its connections: those behind it go to the shards, and back to it.
+#[test]
+fn a_relay_that_is_started_anew_passes_streams_on_at_once() {
+    for codec in ["none", "topk:0.3"] {
+        let mut config = broadcast(4, 2, "bsp", "chain");
+        config.policy = config.policy.with(Axis::AnswerCodec, codec);
+        let mut bench = started(config);
+        let mut ranks = vec![0, 1, 2, 3];
+        for attempt in 0..4 {
+            let all = ranks.clone();
+            for _ in 0..2 {
+                let tickets: Vec<(usize, Ticket)> =
+                    all.iter().map(|&worker| (worker, iterate(&mut bench, worker, 1.0))).collect();
+                for (worker, ticket) in tickets {
+                    assert_eq!(
+                        bench.outcome(worker, ticket),
+                        Some(Ok(())),
+                        "{}",
+                        bench.explain(worker, ticket)
+                    );
+                    assert_eq!(bench.worker(worker).values(W), bench.published(W, ELEMENTS));
+                }
+            }
+            // The second one of the chain dies in the middle of an iteration.
+            let others: Vec<usize> = ranks.iter().copied().filter(|worker| *worker != ranks[1]).collect();
+            let tickets: Vec<(usize, Ticket)> =
+                others.iter().map(|&worker| (worker, iterate(&mut bench, worker, 1.0))).collect();
+            bench.isolate(bench.worker_node(ranks[1]));
+            bench.pass(0.3);
+            let process = super::processes::worker(bench.now(), 10 + attempt, Some(1), None);
+            ranks[1] = bench.add(process);
+            bench.pass(0.1);
+            let spec = TableSpec::dense("w", [ELEMENTS as u64]);
+            bench.worker_mut(ranks[1]).declare(spec, vec![7.0; ELEMENTS]).expect("a table");
+            let now = bench.now();
+            let start = bench.worker_mut(ranks[1]).start(now).expect("starts once");
+            bench.pass(0.5);
+            for (worker, ticket) in tickets {
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+            }
+            assert_eq!(bench.outcome(ranks[1], start), Some(Ok(())), "{}", bench.explain(ranks[1], start));
+        }
+        let is_told = |line: &&str| line.contains("should pass on");
+        assert!(!bench.log().iter().any(is_told), "{:?}", bench.log());
+    }
+}

@@ -1,6 +1,6 @@
 //! A codec's end on a shard, for what leaves it: answers, and versions that are broadcast.
 
-use crate::codec::{Codec, Context, Decoder, Encoder};
+use crate::codec::{Codec, Context, Decoder, DeltaEncoder, Encoder};
 use crate::kernels;
 use crate::table::Layout;
 use crate::types::Clock;
@@ -10,6 +10,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct ChunkCodec {
     encoder: Encoder,
+    /// Where what has changed travels as it is now.
+    delta: Option<(Arc<Codec>, DeltaEncoder)>,
     decoder: Decoder,
     makes_differences: bool,
     difference: Vec<f32>,
@@ -22,6 +24,7 @@ impl ChunkCodec {
         let codec = Arc::new(codec);
         ChunkCodec {
             encoder: Encoder::without_memory(codec.clone()),
+            delta: codec.replaces().map(|_| (codec.clone(), DeltaEncoder::default())),
             decoder: Decoder::new(codec),
             makes_differences,
             difference: Vec::new(),
@@ -61,7 +64,10 @@ impl ChunkCodec {
         values: &[f32],
         context: &Context<'_>,
     ) -> Option<&[u8]> {
-        let is_encoded = if self.makes_differences {
+        let is_encoded = if let Some((codec, delta)) = &mut self.delta {
+            self.payload.clear();
+            delta.encode_onto(codec, held, values, &mut self.payload)
+        } else if self.makes_differences {
             self.encode_difference(held, values, context)
         } else {
             self.encode(values, context).is_some() && self.decoder.decode(&self.payload, held).is_ok()
@@ -71,6 +77,19 @@ impl ChunkCodec {
             return None;
         }
         Some(&self.payload)
+    }
+
+    /// The values that a receiver gets when they travel as they are.
+    pub(super) fn round(&mut self, values: &[f32], target: &mut [f32]) {
+        target.copy_from_slice(values);
+        if let Some((codec, delta)) = &mut self.delta {
+            let mut rounded = std::mem::take(&mut self.difference);
+            rounded.resize(values.len(), 0.0);
+            if delta.round(codec.rounded_type(), values, &mut rounded) {
+                target.copy_from_slice(&rounded);
+            }
+            self.difference = rounded;
+        }
     }
 
     fn encode_difference(&mut self, held: &mut [f32], values: &[f32], context: &Context<'_>) -> bool {

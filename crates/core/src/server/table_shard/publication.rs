@@ -102,7 +102,10 @@ impl Publication {
         if let Some(payload) = codec.and_then(|codec| codec.encode_onto(held, parameters, &context)) {
             return PublishedChunk { form: Form::Encoded, payload: Some(payload.into()) };
         }
-        held.copy_from_slice(parameters);
+        match &mut self.codec {
+            Some(codec) => codec.round(parameters, held),
+            None => held.copy_from_slice(parameters),
+        }
         PublishedChunk::STORED
     }
 
