@@ -68,6 +68,8 @@ pub const MAX_ROUTES: usize = 1 << 20;
 pub const MAX_CHILDREN: usize = 1024;
 /// How long a worker waits for one that should pass streams on to it, before it asks the shard and tells the coordinator.
 pub const RELAY_PATIENCE: Duration = Duration::from_secs(2);
+/// How many times that long a stream may stand still of which a relay passes others on: they share a link.
+pub const LOOKS_AT_BUSY_RELAYS: u32 = 8;
 /// Of so many versions of a stream one comes with the digest of its values, which receivers compare with theirs.
 pub const DIGEST_EVERY: u64 = 16;
 /// Recent versions of a stream that a node keeps for receivers that have missed them.

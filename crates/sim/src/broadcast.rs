@@ -19,7 +19,7 @@ use paramill_core::spec::Spec;
 use paramill_core::types::{Clock, NodeId, ServerId, ShardId, Time, WorkerId};
 use paramill_core::wire::frame::Update;
 use paramill_core::wire::{HEADER_BYTES, Kind, padded};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -109,7 +109,10 @@ impl Experiment {
         let watch = Watch::default();
         let until = Time::from_secs_f64(self.longest_s() * PATIENCE + 600.0);
         let mut wait_for = |cluster: &mut Cluster, version: Clock| {
-            let is_there = || watch.whole.get() >= (version, streams);
+            let is_there = || {
+                let (newest, whole) = &*watch.whole.borrow();
+                *newest > version || (*newest == version && whole.len() == streams)
+            };
             let reached = cluster.world.run(until, &mut &watch, |_| {
                 if watch.frames.get() >= watch.told.get() + FRAMES_PER_WORD {
                     watch.told.set(watch.frames.get());
@@ -299,8 +302,8 @@ struct Watch {
     /// The newest version that a server has sent something of, and since when.
     newest: Cell<Option<Clock>>,
     begun: Cell<Time>,
-    /// A version, and how many of all workers' streams have brought it whole.
-    whole: Cell<(Clock, usize)>,
+    /// A version, and the streams that have brought it whole, by worker and last chunk: one that was asked for anew may do so twice.
+    whole: RefCell<(Clock, BTreeSet<(NodeId, u32)>)>,
     /// When the last one did.
     ended: Cell<Time>,
     frames: Cell<u64>,
@@ -325,11 +328,14 @@ impl Observer<Actor> for &Watch {
         }
         self.frames.set(self.frames.get() + 1);
         let update = Update::decode(frame.header);
-        if update.piece.is_last {
-            let (version, streams) = self.whole.get();
-            let before = if version == update.round { streams } else { 0 };
-            self.whole.set((update.round, before + 1));
-            self.ended.set(frame.now);
+        let (version, streams) = &mut *self.whole.borrow_mut();
+        if update.piece.is_last && update.round >= *version {
+            if update.round > *version {
+                (*version, *streams) = (update.round, BTreeSet::new());
+            }
+            if streams.insert((frame.to, update.piece.chunk)) {
+                self.ended.set(frame.now);
+            }
         }
         Ok(())
     }

@@ -262,7 +262,7 @@ pub(crate) struct Parcel {
     /// Frames with the same number take the same way in order; frames of other numbers share links with them.
     pub(crate) flow: usize,
     /// What it counts on links ([`Network::wire_bytes`]).
-    pub(crate) bytes: u64,
+    pub(crate) bytes: f64,
 }
 
 impl Network {
@@ -343,22 +343,22 @@ impl Network {
 
     /// Whether a frame shares links with others, so that its passage is not known when it is sent.
     pub(crate) fn shares_links(&self, parcel: &Parcel) -> bool {
-        parcel.from != parcel.to && parcel.bytes > 0 && matches!(self.fabric, Fabric::Tiers(_))
+        parcel.from != parcel.to && parcel.bytes > 0.0 && matches!(self.fabric, Fabric::Tiers(_))
     }
 
     /// What a frame with so long a payload counts on links.
-    pub(crate) fn wire_bytes(&self, header: Option<&Header>, payload_bytes: usize) -> u64 {
+    pub(crate) fn wire_bytes(&self, header: Option<&Header>, payload_bytes: usize) -> f64 {
         let NetworkConfig { wire_scale, push_scale, .. } = self.config;
         let bytes = HEADER_BYTES as f64 + padded(payload_bytes) as f64 * wire_scale;
         let is_push = header.is_some_and(|header| header.kind == Kind::Push);
-        (if is_push { bytes * push_scale } else { bytes }) as u64
+        if is_push { bytes * push_scale } else { bytes }
     }
 
     /// Sends a frame over a star, or within a host, at `now`.
     pub(crate) fn send(&mut self, now: Time, parcel: Parcel, dice: &mut Prng) -> Passage {
         let Parcel { from, to, bytes, .. } = parcel;
         let latency = self.latency(from, to, dice);
-        let size = (bytes, self.time(bytes));
+        let size = self.size(bytes);
         match &mut self.fabric {
             Fabric::Star(star) if from != to => star.send(now, from, latency, size),
             _ => Passage { head: now + latency, tail: now + latency },
@@ -376,6 +376,7 @@ impl Network {
     ) -> Option<(u32, Passage)> {
         let Parcel { from, to, flow, bytes } = parcel;
         let jitter = Duration::from_nanos((self.jitter_us(dice) * 1e3) as u64);
+        let bytes = bytes as u64;
         match &mut self.fabric {
             Fabric::Tiers(tiers) => {
                 tiers.send(now, Shipment { flow: flow as u32, from, to, bytes, jitter, frame })
@@ -409,19 +410,19 @@ impl Network {
     }
 
     /// Receives a frame that comes to `to` at `now`; says when its last byte is through.
-    pub(crate) fn receive(&mut self, now: Time, from: HostId, to: HostId, tail: Time, bytes: u64) -> Time {
-        let size = (bytes, self.time(bytes));
+    pub(crate) fn receive(&mut self, now: Time, from: HostId, to: HostId, tail: Time, bytes: f64) -> Time {
+        let size = self.size(bytes);
         match &mut self.fabric {
             Fabric::Star(star) if from != to => star.receive(now, to, tail, size),
             _ => now,
         }
     }
 
-    /// The time that so many bytes take on a host's link.
-    fn time(&self, bytes: u64) -> Duration {
-        let gbit_per_s = self.config.gbit_per_s;
-        let nanoseconds = if gbit_per_s == 0.0 { 0.0 } else { bytes as f64 * 8.0 / gbit_per_s };
-        Duration::from_nanos(nanoseconds as u64)
+    /// A frame's bytes on a host's link, and the time that they take.
+    fn size(&self, bytes: f64) -> (u64, Duration) {
+        let seconds =
+            if self.config.gbit_per_s == 0.0 { 0.0 } else { bytes * 8.0 / (self.config.gbit_per_s * 1e9) };
+        (bytes as u64, Duration::from_nanos((seconds * 1e9) as u64))
     }
 }
 

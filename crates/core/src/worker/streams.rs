@@ -46,6 +46,8 @@ struct Patience {
     next: Option<Time>,
     /// How many frames had come of streams that others pass on.
     taken: BTreeMap<StreamId, u64>,
+    /// How often in a row nothing had come of each.
+    looks: BTreeMap<StreamId, u32>,
     /// Of these, the ones that the shard was asked about.
     asked: BTreeSet<StreamId>,
     /// Workers that were not connected.
@@ -277,14 +279,21 @@ impl Streams {
         let still_down: Vec<WorkerId> = down.intersection(&self.patience.down).copied().collect();
         still_down.into_iter().for_each(|relay| self.avoid(session, relay));
         let is_relayed = |source: &ConnectionId| matches!(source, ConnectionId::RelayedBy(_));
-        let relayed = self.sources.iter().filter(|(_, source)| is_relayed(source));
+        let relayed = || self.sources.iter().filter(|(_, source)| is_relayed(source));
         let taken: BTreeMap<StreamId, u64> =
-            relayed.map(|(id, _)| (*id, self.taken.get(id).copied().unwrap_or(0))).collect();
+            relayed().map(|(id, _)| (*id, self.taken.get(id).copied().unwrap_or(0))).collect();
+        let before = &self.patience;
+        let is_same = |id: &StreamId| before.taken.get(id) == taken.get(id);
+        let busy: BTreeSet<ConnectionId> =
+            relayed().filter(|(id, _)| !is_same(id)).map(|(_, source)| *source).collect();
         let mut questions: BTreeMap<ShardId, Vec<Position>> = BTreeMap::new();
-        let mut asked = BTreeSet::new();
-        for (&id, taken) in &taken {
-            // A version may take long to come: only if nothing of it comes something may be wrong.
-            let stands_still = self.patience.taken.get(&id) == Some(taken);
+        let (mut asked, mut looks) = (BTreeSet::new(), BTreeMap::new());
+        for (&id, source) in relayed().filter(|(id, _)| is_same(id)) {
+            let count = before.looks.get(&id).map_or(1, |count: &u32| count.saturating_add(1));
+            looks.insert(id, count);
+            // A version may take long to come, and behind those of other streams of a slow link: only if nothing comes from its
+            // relay something may be wrong, or if all others come and it does not.
+            let stands_still = !busy.contains(source) || count >= limits::LOOKS_AT_BUSY_RELAYS;
             if let Some(position) = position(tables, id).filter(|_| stands_still) {
                 questions.entry(id.shard).or_default().push(position);
                 asked.insert(id);
@@ -295,7 +304,7 @@ impl Streams {
             session.say(session.connection(shard), &question);
         }
         let next = Some(now + limits::RELAY_PATIENCE);
-        self.patience = Patience { next, taken, asked, down };
+        self.patience = Patience { next, taken, looks, asked, down };
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {

@@ -116,8 +116,8 @@ mod tests {
         let mut network = network();
         let one = send(&mut network, 0, (A, C), 936);
         let two = send(&mut network, 0, (B, C), 936);
-        let one_done = network.receive(one.head, A, C, one.tail, 1024);
-        let two_done = network.receive(two.head, B, C, two.tail, 1024);
+        let one_done = network.receive(one.head, A, C, one.tail, 1024.0);
+        let two_done = network.receive(two.head, B, C, two.tail, 1024.0);
         assert_eq!((one_done, two_done), (Time(11_024), Time(12_048)));
         assert_eq!(network.usage(C).busy_in, Duration::from_nanos(2048));
     }

@@ -7,7 +7,7 @@ use super::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-const FRAME: u64 = 8000;
+const FRAME: f64 = 8000.0;
 
 #[derive(Debug, Clone, Copy)]
 struct Transfer {
@@ -107,7 +107,7 @@ fn a_flow_of_small_frames_gets_as_many_bytes_as_one_of_large_frames() {
     let mut network = rack();
     let mut dice = Prng::new(1);
     let mut through = [0u64; 2];
-    for (flow, bytes, frames) in [(0, 90_000, 100), (1, 1000, 9000)] {
+    for (flow, bytes, frames) in [(0, 90_000.0, 100), (1, 1000.0, 9000)] {
         for _ in 0..frames {
             let parcel = Parcel { from: HostId(0), to: HostId(1 + flow as u32), flow, bytes };
             network.send_shared(Time::ZERO, parcel, flow as u32, &mut dice);
@@ -277,8 +277,8 @@ fn gradients_count_as_often_as_is_said() {
     let other = Header::new(Kind::Update);
     let network = |push_scale| Network::star(NetworkConfig { wire_scale: 10.0, push_scale, ..config() });
     let bytes = |network: &Network| [&push, &other].map(|header| network.wire_bytes(Some(header), 100));
-    assert_eq!(bytes(&network(1.0)), [64 + 1280, 64 + 1280]);
-    assert_eq!(bytes(&network(0.0)), [0, 64 + 1280]);
-    let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, bytes: 0 };
-    assert!(!rack().shares_links(&parcel) && rack().shares_links(&Parcel { bytes: 1, ..parcel }));
+    assert_eq!(bytes(&network(1.0)), [1344.0, 1344.0]);
+    assert_eq!(bytes(&network(0.0)), [0.0, 1344.0]);
+    let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, bytes: 0.0 };
+    assert!(!rack().shares_links(&parcel) && rack().shares_links(&Parcel { bytes: 1.0, ..parcel }));
 }

@@ -157,10 +157,12 @@ impl Exchange {
         u64::from(self.workers) * u64::from(self.servers) * u64::from(self.cores)
     }
 
-    /// Bytes that a server cannot do without for this many parameters: themselves, a sum of gradients, and the
-    /// optimizer's state.
+    /// Bytes that a server cannot do without for this many parameters: themselves, a sum of gradients, the
+    /// optimizer's state and, where they are broadcast, what was published of them.
     pub(super) fn ideal_bytes(&self, elements: u64, registry: &Registry) -> Result<u64> {
-        Ok(elements * 4 * (2 + self.policy.optimizer(registry)?.slots() as u64))
+        let arrays =
+            2 + self.policy.optimizer(registry)?.slots() as u64 + u64::from(self.policy.is_broadcast());
+        Ok(elements * 4 * arrays)
     }
 }
 

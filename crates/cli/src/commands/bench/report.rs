@@ -52,7 +52,7 @@ pub(super) struct Report {
     server_rss_mb: Option<f64>,
     /// What of it lies in segments that it shares with workers.
     server_shared_mb: Option<f64>,
-    /// Parameters, one sum of gradients and the optimizer's state of that server.
+    /// Parameters, one sum of gradients, the optimizer's state and what was broadcast last of that server.
     server_ideal_mb: Option<f64>,
     server_rss_ratio: Option<f64>,
     cpu_s_per_gb: CpuPerGb,
