@@ -65,12 +65,6 @@ fn run(elements: u64, policies: &str) -> Updates {
     let mut updates = Updates::default();
     let ended = cluster.run(Time::from_secs_f64(RESTORED_AT + 9.0), &mut updates);
     assert!(ended.is_ok(), "{ended:?}");
-    for shard in cluster.shard_ids() {
-        eprintln!(
-            "{policies} {elements} {:#?}",
-            cluster.shard(shard).report(Time::from_secs_f64(29.0)).map(|r| r.links)
-        );
-    }
     updates
 }
 

@@ -83,8 +83,24 @@ impl Links {
         self.tell(session, tables);
     }
 
+    /// What a peer says of the link between it and this worker.
+    pub(super) fn handle(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+        tables: &mut Tables,
+    ) {
+        match message {
+            Control::Probe(probe) => self.note_probe(session, now, from, &probe),
+            Control::Measured(reading) => self.note(session, now, from, reading, tables),
+            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+        }
+    }
+
     /// A frame of a train has arrived.
-    pub(super) fn note_probe(&mut self, session: &mut Session, now: Time, from: ConnectionId, probe: &Probe) {
+    fn note_probe(&mut self, session: &mut Session, now: Time, from: ConnectionId, probe: &Probe) {
         let others = self.gauges.iter_mut().filter(|(other, _)| **other != from);
         others.for_each(|(_, gauge)| gauge.disturb(probe.padding.len()));
         if let Some(reading) = self.gauges.entry(from).or_default().note_probe(now, probe) {
@@ -117,11 +133,6 @@ impl Links {
             _ => {}
         }
         self.tell(session, tables);
-    }
-
-    /// Whether some are watched.
-    pub(super) fn are_watched(&self) -> bool {
-        self.pushes.is_some() || self.followers.is_some()
     }
 
     /// Sends probes that are due.

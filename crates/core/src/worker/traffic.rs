@@ -712,10 +712,8 @@ impl Traffic {
 
     /// Looks after links that codecs follow.
     fn probe_links(&mut self, session: &mut Session, now: Time) {
-        if self.links.are_watched() {
-            let pushes = self.submitting.is_empty() && self.requests.oldest_unacknowledged().is_none();
-            self.links.send_probes(session, now, Idle { pushes, streams: self.streams.is_settled() });
-        }
+        let pushes = self.submitting.is_empty() && self.requests.oldest_unacknowledged().is_none();
+        self.links.send_probes(session, now, Idle { pushes, streams: self.streams.is_settled() });
     }
 
     /// What a peer says of the link between it and this worker.
@@ -726,11 +724,7 @@ impl Traffic {
         from: ConnectionId,
         message: Control,
     ) {
-        match message {
-            Control::Probe(probe) => self.links.note_probe(session, now, from, &probe),
-            Control::Measured(reading) => self.links.note(session, now, from, reading, &mut self.tables),
-            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
-        }
+        self.links.handle(session, now, from, message, &mut self.tables);
     }
 
     /// What a worker says to which streams are passed on, or are to be.
