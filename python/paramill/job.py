@@ -287,6 +287,7 @@ class Job:
 
     def report(self) -> dict[str, Any]:
         """What this worker did so far: ``bytes_pushed`` and ``bytes_pulled`` (of gradients and of parameters), ``clock``, ...
+        Where tables are broadcast, ``bytes_relayed`` were passed on to other workers.
 
         >>> import paramill as pm
         >>> job = pm.init()

@@ -169,6 +169,25 @@ def test_rows_of_a_sparse_table(serve: Callable[..., str]) -> None:
             e.rows([3, 1])
 
 
+@pytest.mark.parametrize("codec", ["none", "dvf:delta=1e-4", "f16"])
+def test_rows_of_a_table_that_is_broadcast(launch: Callable[..., list[Any]], codec: str) -> None:
+    program = """
+        job = pm.init()
+        e = job.table("e", init=np.zeros((10, 4), np.float32), rows=True)
+        d = job.table("d", init=np.zeros(3, np.float32))
+        for _ in range(3):
+            e.push(np.full((2, 4), -1.0, np.float32), rows=[2 + job.rank, 7])
+            d.update(np.full(3, -1.0, np.float32))
+            job.clock()
+            d.sync()
+            rows = e.rows([1, 2, 3, 7]).wait()
+        report([rows[:, 0].tolist(), d.values.tolist()])
+    """
+    arguments = ("--broadcast=chain", "--optimizer=sgd:lr=1", f"--answer-codec={codec}")
+    for rows, dense in launch(program, 2, 2, *arguments):
+        assert rows == [0, 1.5, 1.5, 3] and dense == [3] * 3
+
+
 def test_what_is_pulled_is_put_where_it_is_wanted(serve: Callable[..., str]) -> None:
     with pm.init(serve()) as job:
         w = job.table("w", init=np.ones((2, 3), np.float32), optimizer="sgd:lr=1")

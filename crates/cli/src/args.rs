@@ -3,7 +3,9 @@
 mod bench;
 mod job;
 
-pub(crate) use bench::{BenchArgs, BenchCommand, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport};
+pub(crate) use bench::{
+    BenchArgs, BenchCommand, BroadcastArgs, CodecArgs, ExchangeArgs, KernelArgs, PeerName, Transport,
+};
 pub(crate) use job::{JobArgs, PolicyArgs};
 
 use crate::duration::Span;
@@ -227,6 +229,9 @@ pub(crate) struct ServeArgs {
     /// 0-3,8, one for each.
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub(crate) pin: Pin,
+    /// Which hosts are below which switches, in TOML, for the trees of --broadcast.
+    #[arg(long, value_name = "FILE", conflicts_with = "join")]
+    pub(crate) topology: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// A fault to try, as for `train`.
@@ -325,6 +330,9 @@ pub(crate) struct LaunchArgs {
     /// Start workers that fail anew, up to this many times in all. They join the job that runs.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restart: u32,
+    /// Which hosts are below which switches, in TOML, for the trees of --broadcast.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
     /// The command and its arguments.

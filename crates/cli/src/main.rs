@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod plot;
 mod supervisor;
+mod topology;
 mod training;
 
 use output::Output;

@@ -5,9 +5,10 @@ mod layer;
 use crate::args::JobArgs;
 use crate::duration::Span;
 use crate::output::Output;
-use crate::training;
+use crate::{topology, training};
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
+use paramill_core::broadcast::Topology;
 use paramill_core::fault::FaultPlan;
 use paramill_core::limits;
 use paramill_core::policy::{Advice, Axis, Policy, PolicyOverride};
@@ -68,6 +69,9 @@ pub(crate) struct ClusterPlan {
     pub(crate) processes: bool,
     /// How processes exchange gradients and parameters.
     pub(crate) transport: Transport,
+    /// A file with the switches that hosts are below.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) topology: Option<PathBuf>,
     /// The longest wait before giving up.
     pub(crate) timeout: Span,
 }
@@ -114,6 +118,11 @@ impl JobPlan {
     /// The plan as a config file.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self).expect("a plan has only text keys, and numbers that TOML has")
+    }
+
+    /// The network that the job is told of.
+    pub(crate) fn topology(&self) -> Result<Topology> {
+        self.cluster.topology.as_deref().map_or(Ok(Topology::default()), topology::read)
     }
 
     /// The workload as the worker of this rank builds it.
@@ -171,6 +180,7 @@ impl JobPlan {
                 aggregators: said.cluster.aggregators.unwrap_or(0),
                 processes: said.cluster.processes.unwrap_or(false),
                 transport: said.cluster.transport.unwrap_or_default(),
+                topology: said.cluster.topology,
                 timeout: said.cluster.timeout.unwrap_or(Span(Duration::from_secs(60))),
             },
             policy,
@@ -195,6 +205,7 @@ impl JobPlan {
         within("aggregators", cluster.aggregators, 0..=cluster.workers.min(limits::MAX_AGGREGATORS))?;
         within("timeout", cluster.timeout, Span(Duration::from_millis(1))..=Span(MAX_TIMEOUT))?;
         self.workload_config(0).check()?;
+        self.topology()?;
         FaultPlan::parse(&self.inject)?.check_members(cluster.workers, cluster.servers)?;
         self.policy.check(registry)?;
         for (index, rule) in self.overrides.iter().enumerate() {
@@ -290,6 +301,24 @@ mod tests {
     }
 
     #[test]
+    fn a_topology_is_read_from_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("network.toml");
+        let written = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            plan("", &JobArgs { topology: Some(path.clone()), ..JobArgs::default() })
+        };
+        let found = written("[[edge]]\nname = 'e'\naggregation = 'a'\nhosts = ['node1']").unwrap();
+        assert_eq!(found.topology().unwrap().hosts().collect::<Vec<_>>(), ["node1"]);
+        assert_eq!(plan(&found.to_toml(), &JobArgs::default()).unwrap(), found);
+        let error = format!("{:#}", written("[rack]").unwrap_err());
+        assert!(
+            error.contains("network.toml: cannot read the topology") && error.contains("`rack`"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn a_file_wins_over_defaults_and_options_win_over_the_file() {
         let from_file = plan(FULL, &JobArgs::default()).unwrap();
         assert_eq!((from_file.cluster.workers, from_file.policy.reduce()), (8, Reduce::Sum));
@@ -343,6 +372,7 @@ mod tests {
             ("[cluster]\nworkers = \"four\"", "expected u32"),
             ("[cluster]\naggregators = 5", "aggregators = 5: expected 0 to 4"),
             ("[cluster]\ntransport = \"udp\"", "expected one of `auto`, `tcp`, `shm`"),
+            ("[cluster]\ntopology = \"no/such/file\"", "cannot read the topology file no/such/file"),
             ("[cluster]\ntimeout = \"soon\"", "such as `500ms`"),
             ("[cluster]\ntimeout = \"0s\"", "timeout = 0s: expected 1ms to 720h"),
             ("[workload]\nname = \"gpt\"", "lr, mf, mlp, cnn"),

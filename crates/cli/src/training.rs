@@ -44,7 +44,7 @@ pub(crate) fn run(
     }
 }
 
-/// The job as its coordinator sees it.
+/// The job as its coordinator sees it, without the network.
 pub(crate) fn job_config(plan: &JobPlan, name: &str) -> JobConfig {
     JobConfig {
         policy: plan.policy.clone(),

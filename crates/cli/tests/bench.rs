@@ -231,3 +231,87 @@ fn kernels_are_measured_for_every_optimizer_and_element() {
     let stderr = refusal(&["bench", "kernels", "--optimizer=sgd,sdg"]);
     assert!(stderr.contains("unknown optimizer `sdg`; known: sgd"), "{stderr}");
 }
+
+#[test]
+fn a_simulated_broadcast_has_its_network_and_its_bound_beside_it() {
+    let small = ["bench", "broadcast", "--sim", "--workers=8", "--servers=2", "--elements=400000", "--json"];
+    let with = |further: &[&str]| json(&[&small[..], further].concat());
+    let plain = with(&["--oversubscription=4"]);
+    let (seconds, star) = (positive(&plain, "/seconds"), positive(&plain, "/star_seconds"));
+    assert!((positive(&plain, "/speedup") - star / seconds).abs() < 1e-9);
+    let bound = positive(&plain, "/bound_seconds");
+    assert!(bound <= seconds && seconds < star, "{bound}, {seconds}, {star}");
+    // Both are of the same links, and everything crosses some of them.
+    assert!(positive(&plain, "/max_link_bytes") >= 1.6e6);
+    assert_eq!(plain["links"][0]["bytes"], plain["max_link_bytes"]);
+    for (field, expected) in [
+        ("broadcast", Value::from("rotated:degree=2")),
+        ("workers", 8.into()),
+        ("servers", 2.into()),
+        ("simulated", true.into()),
+        ("filter", Value::Null),
+        ("contents", "sizes moved, contents did not; pushes and computation took no time".into()),
+    ] {
+        assert_eq!(plain[field], expected, "{field}");
+    }
+    let network = plain["network"].as_str().unwrap();
+    assert!(network.contains("1 racks of 10 hosts of 1 Gbit/s, edge uplinks of 2.5 Gbit/s"), "{network}");
+    // The star that is compared with leaves out nothing; the same filter on it is beside.
+    let filtered = with(&["--oversubscription=4", "--drop=0.8"]);
+    assert_eq!(
+        (&filtered["filter"], &filtered["star_seconds"]),
+        (&"topk:0.2".into(), &plain["star_seconds"])
+    );
+    let share = positive(&filtered, "/payload_bytes") / positive(&filtered, "/chunk_bytes");
+    assert!((0.2..0.25).contains(&share), "{share}");
+    assert!(positive(&filtered, "/seconds") < seconds / 3.0);
+    assert!(positive(&filtered, "/filtered_star_seconds") < star / 3.0);
+    // One way is as fast as itself.
+    let star = with(&["--broadcast=star"]);
+    assert_eq!(positive(&star, "/speedup"), 1.0);
+}
+
+#[test]
+fn processes_broadcast_what_the_simulator_is_asked_about() {
+    let small = ["bench", "broadcast", "--workers=3", "--servers=1", "--elements=100000", "--rounds=1"];
+    let report = json(&[&small[..], &["--versions=2", "--broadcast=chain", "--json", "--quiet"]].concat());
+    assert!(
+        (positive(&report, "/speedup") - positive(&report, "/star_seconds") / positive(&report, "/seconds"))
+            .abs()
+            < 1e-9
+    );
+    assert_eq!((&report["simulated"], &report["bound_seconds"]), (&false.into(), &Value::Null));
+    // They share this host's loopback.
+    assert_eq!((&report["max_link_bytes"], &report["network"]), (&Value::Null, &Value::Null));
+    let known =
+        [&["--versions=2", "--drop=0.5", "--gbit-per-s=1", "--json", "--quiet"], &small[2..]].concat();
+    let known = json(&[&["bench", "broadcast"], &known[..]].concat());
+    for figure in [
+        "/bound_seconds",
+        "/filtered_speedup",
+        "/processes/simulated_seconds",
+        "/processes/ratio_to_simulated",
+    ] {
+        positive(&known, figure);
+    }
+}
+
+#[test]
+fn broadcasts_that_cannot_work_are_refused() {
+    for (arguments, expected) in [
+        (&["--broadcast=ring"][..], "unknown broadcast `ring`"),
+        (&["--broadcast=none"], "--broadcast none: nothing is broadcast"),
+        (&["--broadcast=tree:degree=2,depth=2"], "has room for 6 of these 8 receivers"),
+        (&["--sim", "--drop=1"], "--drop 1: expected 0 to 1, without 1"),
+        (&["--sim", "--elements=0"], "--elements 0: expected 1 to"),
+        (&["--sim", "--topology=ring"], "unknown topology `ring`; known: star, three-tier"),
+        (&["--sim", "--topology=star", "--oversubscription=2"], "give --topology three-tier"),
+        (&["--sim", "--gbit-per-s=0"], "--gbit-per-s 0: expected a number above 0"),
+        (&["--sim", "--rounds=3"], "cannot be used with"),
+        (&["--rounds=0"], "--rounds 0: expected 1 to 1000"),
+        (&["--run-with=ip", "--host=127.0.0.1", "--servers=1"], "takes all processes to the same place"),
+    ] {
+        let error = refusal(&[&["bench", "broadcast"], arguments].concat());
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+}

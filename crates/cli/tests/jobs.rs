@@ -97,6 +97,7 @@ fn trained(job: &[&str], sync: &str) -> Value {
         "metric",
         "bytes_pushed",
         "bytes_pulled",
+        "bytes_relayed",
         "dprs",
         "max_staleness",
     ] {

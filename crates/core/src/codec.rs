@@ -117,6 +117,8 @@ pub struct Context<'a> {
     pub parameters: &'a [f32],
     /// What was decided for the layers that the stretch is of; nothing when it is a layer by itself.
     pub plan: Option<&'a Plan>,
+    /// A link that it travels over carries less than the codec needs ([`Sparsifier::needs_bandwidth`]).
+    pub lacks_room: bool,
 }
 
 /// How far what is received may be from what was sent, for any values.
@@ -196,6 +198,11 @@ pub trait Sparsifier: Send + Sync + Debug {
     /// Whether it compares values with the sender's parameters ([`Context::parameters`]): it chooses nothing without.
     fn needs_parameters(&self) -> bool {
         false
+    }
+
+    /// The bytes per second that every link must carry for [`Context::lacks_room`] to be false, where that matters.
+    fn needs_bandwidth(&self) -> Option<f64> {
+        None
     }
 
     /// How much of a velocity is kept from step to step, when the sparsifier has momentum (DGC).

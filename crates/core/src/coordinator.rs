@@ -24,13 +24,12 @@ mod workers;
 pub use config::JobConfig;
 
 use crate::address::Addresses;
-use crate::broadcast::Topology;
 use crate::policy::{Axis, JobPolicies, PolicyOverride};
 use crate::prng::Prng;
 use crate::registry::Registry;
 use crate::role::{Level, Lost, Outbox, Output, Role};
 use crate::standstill::{self, Standstill};
-use crate::status::{MemberState, PackNames, ShardReport, Status, WorkerReport};
+use crate::status::{MemberState, ShardReport, Status, WorkerReport};
 use crate::table::TableSpec;
 use crate::types::{AggregatorId, Clock, ConnectionId, NodeId, ServerId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
@@ -136,19 +135,10 @@ impl Coordinator {
             workers: self.workers.statuses(now),
             readers: self.readers.statuses(now),
             shards: self.servers.reports(now),
-            packs: self.packs(),
+            packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
             warnings: self.warnings.clone(),
         }
-    }
-
-    fn packs(&self) -> Vec<PackNames> {
-        let names = |table: &TableSpec| PackNames {
-            table: table.name.clone(),
-            layers: table.layers.iter().map(|layer| layer.name.clone()).collect(),
-        };
-        let tables = self.epochs.iter().flat_map(|epochs| &epochs.newest().tables);
-        tables.filter(|table| table.is_pack()).map(names).collect()
     }
 
     /// The job's phase, or what it waits for, as a sentence.
@@ -236,14 +226,8 @@ impl Coordinator {
     fn inform_reader(&mut self, id: WorkerId) {
         let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
         let plan = epochs.settled();
-        let is_silent = |number: &u32| !plan.policy_of(TableId(*number), ServerId(0)).is_broadcast();
-        if let Some(silent) = (0..plan.tables.len() as u32).find(is_silent) {
-            let table = &plan.tables[silent as usize].name;
-            let message = format!(
-                "table `{table}` is not broadcast, so that it cannot be read; start the job with a `broadcast` other than \
-                 `none`, such as `--broadcast star`"
-            );
-            return self.refuse(NodeId::Worker(id), Cause::Policy, message);
+        if let Some(why) = readers::refusal(plan) {
+            return self.refuse(NodeId::Worker(id), Cause::Policy, why);
         }
         if self.readers.inform(id) {
             let message = Control::Plan(Box::new(plan.for_worker(id)));
@@ -306,8 +290,8 @@ impl Coordinator {
         }
         // Nobody waits for readers.
         running.extend(self.readers.informed().filter(is_known));
-        let topology = Topology::default();
-        let changed = self.routes.changed(&self.registry, &topology, epochs.settled(), &running);
+        let topology = &self.config.topology;
+        let changed = self.routes.changed(&self.registry, topology, epochs.settled(), &running);
         for (worker, routes) in changed {
             self.send(NodeId::Worker(worker), &Control::Routes(routes));
         }
@@ -567,7 +551,9 @@ impl Coordinator {
             Some(epochs) => {
                 let plan = epochs.newest();
                 let (config, registry, workers) = (&self.config, &*self.registry, &self.workers);
-                Switching { config, registry, plan, workers }.check(&rule).map(|done| (done, plan.epoch + 1))
+                let has_aggregators = self.aggregators.ids().next().is_some();
+                let switching = Switching { config, registry, plan, workers, has_aggregators };
+                switching.check(&rule).map(|done| (done, plan.epoch + 1))
             }
         };
         match outcome {

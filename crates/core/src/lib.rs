@@ -9,6 +9,7 @@
 pub mod absence;
 pub mod address;
 pub mod aggregator;
+pub mod bandwidth;
 pub mod broadcast;
 pub mod codec;
 pub mod consistency;

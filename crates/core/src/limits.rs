@@ -60,6 +60,8 @@ pub const MAX_READERS: usize = 1024;
 pub const MAX_REPAIRS: u32 = 4;
 /// How long a receiver of which something was lost waits for a stream to go on from what it has, before it asks for all of it.
 pub const RESUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
+/// Chunks of a table of rows that is broadcast: a version lists those that changed, in one frame.
+pub const MAX_CHUNKS_OF_ROWS: u64 = MAX_DATA_BYTES as u64 / 4;
 /// Routes that a worker is told: for each shard one, where all tables are broadcast in the same way.
 pub const MAX_ROUTES: usize = 1 << 20;
 /// Workers that one passes streams on to, at most.
@@ -72,6 +74,8 @@ pub const DIGEST_EVERY: u64 = 16;
 pub const MAX_VERSIONS_LOGGED: usize = 64;
 /// Bytes of recent versions that a node keeps, of all streams together, for receivers that have missed them.
 pub const STREAM_LOG_BYTES: usize = 32 << 20;
+/// Changes of a codec's threshold that a node reports.
+pub const MAX_ROOM_CHANGES: usize = 8;
 /// Barriers that a worker may wait at.
 pub const MAX_BARRIERS: usize = 64;
 /// Bytes in a sentence for people, such as a reason or what a worker waits for.

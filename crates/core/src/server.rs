@@ -7,6 +7,7 @@
 mod accumulators;
 mod aggregators;
 mod delivery;
+mod links;
 mod members;
 mod table_shard;
 mod tables;
@@ -32,6 +33,7 @@ use crate::wire::{
 };
 use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
+use links::Links;
 use members::Members;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -73,6 +75,7 @@ pub struct Shard {
     /// Whether worker 0, which evaluates conditions, can be asked.
     has_judge: bool,
     delivery: Delivery,
+    links: Links,
     next_report: Time,
     stopped: bool,
     /// For the coordinator and the driver; [`Delivery`] has its own.
@@ -94,6 +97,7 @@ impl Shard {
             aggregators: Aggregators::default(),
             has_judge: false,
             delivery,
+            links: Links::default(),
             next_report: now,
             stopped: false,
             outputs: Outbox::default(),
@@ -120,6 +124,7 @@ impl Shard {
             nonfinite: self.tables.iter().map(|table| table.nonfinite()).sum(),
             refused: self.delivery.refused(),
             memory_bytes: self.memory_bytes() as u64,
+            links: self.links.report(now),
         })
     }
 
@@ -206,6 +211,7 @@ impl Shard {
             }
         }
         self.plan = Some(plan);
+        self.links.follow(id, &mut self.tables);
         self.tables.settle_all(now, &mut self.delivery);
         Ok(())
     }
@@ -245,6 +251,7 @@ impl Shard {
                         self.set_policy(now, table);
                     }
                 }
+                self.links.follow(id, &mut self.tables);
                 self.send_report(now);
             }
         }
@@ -297,7 +304,7 @@ impl Shard {
             let message =
                 format!("the codecs of table `{}` have changed; ask again", table_shard.spec().name);
             let fault = Fault { cause: Cause::StaleEpoch, message };
-            self.delivery.renew(table, self.tables.get(table), &fault);
+            self.delivery.renew(now, table, self.tables.get(table), &fault);
         }
         match policy.sync(&self.registry) {
             Ok(sync) if sync.to_string() == self.tables.get(table).sync().to_string() => {}
@@ -375,7 +382,7 @@ impl Shard {
         if values.initialise(init.piece, payload)? && init.piece.is_last {
             self.delivery.complete(worker, init.subject.request);
             if !was_initialised {
-                self.delivery.version_exists(TableId(table as u32), self.tables.get_mut(table));
+                self.delivery.version_exists(now, TableId(table as u32), self.tables.get_mut(table));
                 // Pulls that came before are asked now.
                 let pulls = self.delivery.take_waiting_for_values(table);
                 pulls.into_iter().for_each(|pull| self.ask(now, pull));
@@ -386,6 +393,7 @@ impl Shard {
 
     fn handle_push(&mut self, table: usize, frame: &PushFrame<'_>) -> Result<(), Fault> {
         let PushFrame { now, worker, push, payload } = *frame;
+        self.links.note_push(now, worker, push, payload.len(), &mut self.delivery);
         if self.tables.get(table).waits_for_all() {
             self.members.note_progress(worker, push.clock, payload.len() as u64);
         }
@@ -405,7 +413,11 @@ impl Shard {
             Taken::Ignored | Taken::Partly => {}
             Taken::Stepped => {
                 let (index, version) = (push.piece.sequence as usize, push.clock.saturating_add(1));
-                self.delivery.chunk_exists(NewChunk { table, index, version }, self.tables.get_mut(table));
+                self.delivery.chunk_exists(
+                    now,
+                    NewChunk { table, index, version },
+                    self.tables.get_mut(table),
+                );
             }
             Taken::Whole => {
                 self.tables.settle(now, table, &mut self.delivery);
@@ -500,13 +512,28 @@ impl Shard {
                 self.handle_verdict(now, worker, table, number, holds)
             }
             Control::Subscribe { shard, positions, is_question } => {
-                self.handle_subscribe(worker, shard, &positions, is_question)
+                self.handle_subscribe(now, worker, shard, &positions, is_question)
             }
             Control::Unsubscribe { tables, .. } => {
                 tables.into_iter().for_each(|table| self.delivery.unsubscribe(worker, table));
+                if !self.delivery.is_followed_by(worker) {
+                    self.links.leave(now, worker, &mut self.tables);
+                }
                 Ok(())
             }
-            Control::Seen { table, version, .. } => self.handle_seen(worker, table, version),
+            Control::Seen { table, version, .. } => self.handle_seen(now, worker, table, version),
+            Control::Probe(probe) => {
+                self.links.note_probe(now, worker, &probe, &mut self.delivery);
+                Ok(())
+            }
+            Control::Measured(reading) => {
+                self.links.note(now, worker, reading, &mut self.tables);
+                Ok(())
+            }
+            Control::Behind { lacking } => {
+                self.links.note_behind(now, worker, lacking, &mut self.tables);
+                Ok(())
+            }
             other => {
                 let message = format!("a server does not take a `{}` message from a worker", other.name());
                 Err(Fault { cause: Cause::Protocol, message })
@@ -515,11 +542,20 @@ impl Shard {
         if let Err(fault) = handled {
             self.delivery.refuse(worker, TableId(0), 0, &fault);
         }
+        self.tell_news();
+    }
+
+    /// Another threshold of a codec holds.
+    fn tell_news(&mut self) {
+        if let Some(line) = self.links.take_news() {
+            self.outputs.push_back(Output::Log(Level::Info, line));
+        }
     }
 
     /// A worker follows the streams of some tables from now on.
     fn handle_subscribe(
         &mut self,
+        now: Time,
         worker: WorkerId,
         shard: ShardId,
         positions: &[Position],
@@ -539,15 +575,28 @@ impl Shard {
         }
         for position in positions {
             let table = self.broadcast_table(worker, position.table)?;
-            self.delivery.subscribe(worker, *position, is_question, self.tables.get(table));
+            self.delivery.subscribe(now, worker, *position, is_question, self.tables.get(table));
+        }
+        // The job's thresholds are for those who train.
+        if !is_question && !worker.is_reader() {
+            self.links.add(now, worker);
         }
         Ok(())
     }
 
     /// A worker has a version of a table.
-    fn handle_seen(&mut self, worker: WorkerId, table: TableId, version: Clock) -> Result<(), Fault> {
+    fn handle_seen(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        table: TableId,
+        version: Clock,
+    ) -> Result<(), Fault> {
         let place = self.broadcast_table(worker, table)?;
-        self.delivery.note_seen(worker, table, version, self.tables.get(place));
+        let reading = self.delivery.note_seen(now, worker, table, version, self.tables.get(place));
+        if let Some(reading) = reading {
+            self.links.note(now, worker, reading, &mut self.tables);
+        }
         Ok(())
     }
 
@@ -580,7 +629,9 @@ impl Shard {
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
-    fn lose_worker(&mut self, worker: WorkerId) {
+    fn lose_worker(&mut self, now: Time, worker: WorkerId) {
+        self.links.lose(now, worker, &mut self.tables);
+        self.tell_news();
         self.delivery.lose_worker(worker);
         self.tables.lose_worker(worker);
         self.note_judge(worker, false);
@@ -593,8 +644,8 @@ impl Shard {
     }
 
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
-    fn lose_aggregator(&mut self, id: AggregatorId) {
-        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(worker));
+    fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
+        self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
         self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
@@ -656,7 +707,7 @@ impl Shard {
             Some(FromAggregator::Sum(sum)) => self.handle_sum(id, &sum, payload),
             Some(FromAggregator::Completed(list)) => self.handle_completed(now, id, &list, payload),
             Some(FromAggregator::Forget(worker)) => {
-                self.lose_worker(worker);
+                self.lose_worker(now, worker);
                 self.tell_judge(now);
             }
             None => self.log(format!("ignored a {:?} frame from {id}", header.kind)),
@@ -831,8 +882,8 @@ impl Role for Shard {
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
             ConnectionId::Node(NodeId::Worker(worker)) if worker.is_reader() => self.lose_reader(worker),
-            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(worker),
-            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(id),
+            ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
+            ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
             // The coordinator's is the only other one.
             _ if why.is_final() => self.fail(why.to_string()),
             _ => self.coordinator.disconnected(now, why),
@@ -882,6 +933,7 @@ impl Role for Shard {
             self.fail(sentence);
         }
         self.tables.settle_due(now, &mut self.delivery);
+        self.links.handle_timeout(now, &mut self.delivery);
         if self.coordinator.is_up() && self.next_report <= now {
             self.send_report(now);
             // Pulls that still wait do so because some worker is late.
@@ -894,7 +946,8 @@ impl Role for Shard {
             return None;
         }
         let report = self.coordinator.is_up().then_some(self.next_report);
-        [self.coordinator.next_timeout(), report, self.tables.next_timeout()].into_iter().flatten().min()
+        let tables = [self.tables.next_timeout(), self.links.next_timeout()];
+        [self.coordinator.next_timeout(), report].into_iter().chain(tables).flatten().min()
     }
 
     fn progress(&self, connection: ConnectionId) -> Option<u64> {

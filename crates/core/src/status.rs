@@ -4,6 +4,7 @@ use crate::limits;
 use crate::types::{AggregatorId, Clock, ShardId, TableId, WorkerId};
 use crate::wire::bounded::sequence;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// How a worker stands, in its own words.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -14,11 +15,46 @@ pub struct WorkerReport {
     pub bytes_pushed: u64,
     /// Payload bytes of parameters received.
     pub bytes_pulled: u64,
+    /// Payload bytes of versions passed on to other workers, where tables are broadcast.
+    pub bytes_relayed: u64,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// Tables that its application exchanges as slabs.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_TABLES }>")]
     pub slabs: Vec<TableId>,
+    /// The links that it pushes over, where a codec's threshold follows them.
+    pub links: Option<LinksReport>,
+}
+
+/// Whether the links over which a node sends carry what a codec needs (`dvf:low=...,up=...`).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinksReport {
+    /// One of them carries less: `up` holds.
+    pub lacks_room: bool,
+    /// How often this changed.
+    pub changes: u32,
+    /// The last changes, oldest first.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROOM_CHANGES }>")]
+    pub last: Vec<RoomChange>,
+}
+
+/// A change of the threshold that holds, and why.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RoomChange {
+    /// Which holds from then on: `up`, or `low`.
+    pub lacks_room: bool,
+    /// When it was.
+    pub seconds_ago: f64,
+    /// The link, and what it carries, as a sentence.
+    pub cause: String,
+}
+
+/// A line for the log.
+impl fmt::Display for RoomChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let threshold = if self.lacks_room { "up" } else { "low" };
+        write!(f, "dvf: `{threshold}` holds from now on, since {}", self.cause)
+    }
 }
 
 /// How a shard stands.
@@ -39,6 +75,8 @@ pub struct ShardReport {
     pub refused: u64,
     /// Bytes held for parameters, accumulators and optimizer state.
     pub memory_bytes: u64,
+    /// The links that it broadcasts over, and those behind them, where a codec's threshold follows them.
+    pub links: Option<LinksReport>,
 }
 
 /// How one table stands on one shard.

@@ -1,7 +1,8 @@
 //! Broadcast: the versions of a table on one shard as a stream of frames, and who follows it.
 //!
 //! A version is one frame for each chunk, in order ([`Update`]): its new values, or what a codec made of the difference to the
-//! version before. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
+//! version before. Of a table of rows there are only the chunks in which something changed, each with the rows that did, and a
+//! last frame that lists these chunks. Who has the chunks (the shard, or a worker that passes them on) keeps a [`Stream`] of them. A receiver
 //! says which version it has; it gets what follows, from a log of recent frames or, where that does not reach back, as all chunks
 //! with their versions; then each frame as it comes. It says which versions it has seen, and one that is far behind is
 //! sent nothing until it has caught up.
@@ -10,15 +11,17 @@
 
 mod digest;
 mod replica;
+mod rows;
 
 pub(crate) use digest::Digest;
 pub(crate) use replica::{Replica, Taken};
 
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
-use crate::types::{Clock, ConnectionId};
+use crate::types::{Clock, ConnectionId, Time};
 use crate::wire::Position;
-use crate::wire::frame::Update;
+use crate::wire::frame::{Form, Update};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -34,9 +37,34 @@ pub(crate) struct Stream {
     log: VecDeque<Version>,
     /// What was published of the next one.
     open: Version,
+    /// Nothing was published since the last version was whole, also not elsewhere: the next frame is the first of its version.
+    is_between: bool,
     receivers: BTreeMap<ConnectionId, Receiver>,
     /// Who asked for frames by codecs that are to hold in an epoch which has not begun here.
     early: BTreeMap<ConnectionId, Position>,
+    /// The versions that left last, for what receivers' links carry.
+    left: VecDeque<Left>,
+}
+
+/// A version that left.
+#[derive(Debug, Clone, Copy, Default)]
+struct Left {
+    number: Clock,
+    bytes: u64,
+    /// When its first frame left.
+    first: Time,
+    /// When its last one did.
+    last: Time,
+}
+
+impl Left {
+    /// What a receiver's link carries, if it has the version now. While frames wait for the link all of the time counts; a
+    /// link for which they do not wait carries more than comes.
+    fn reading(&self, now: Time) -> Option<Reading> {
+        let (all, rest) = (now.since(self.first), now.since(self.last));
+        let has_waited = rest * 10 > all;
+        Reading::transfer(self.bytes, if has_waited { all } else { rest })
+    }
 }
 
 /// Frames of a version.
@@ -45,13 +73,15 @@ struct Version {
     number: Clock,
     frames: Vec<Logged>,
     bytes: usize,
+    /// Its first frame is among them.
+    has_first: bool,
 }
 
 /// A frame that may be sent again.
 #[derive(Debug, Clone)]
 struct Logged {
     update: Update,
-    /// What a codec made; values are sent as they are by then.
+    /// What a codec made, or single rows; whole chunks are sent as they are by then.
     payload: Option<Arc<[u8]>>,
 }
 
@@ -78,6 +108,11 @@ impl Receiver {
         self.sent = Some(version);
         self.unseen.push_back((version, bytes));
         self.open_bytes = 0;
+    }
+
+    /// Whether it has everything that was published.
+    fn has_all(&self) -> bool {
+        self.is_current && self.unseen.is_empty()
     }
 
     /// It has this version.
@@ -113,16 +148,20 @@ impl Stream {
     /// A frame of the next version: everybody who is current gets it.
     pub(crate) fn publish(
         &mut self,
+        now: Time,
         update: Update,
         body: &Body,
         payload_bytes: usize,
         send: &mut impl FnMut(ConnectionId, Frame),
     ) {
-        if self.open.number != update.round {
-            self.open = Version { number: update.round, ..Version::default() };
+        if self.open.number != update.round || self.open.frames.is_empty() {
+            let has_first = update.piece.sequence == 0 || self.is_between;
+            self.open = Version { number: update.round, has_first, ..Version::default() };
+            self.is_between = false;
         }
+        self.note_left(now, &update, payload_bytes);
         let payload = match body {
-            Body::Counted(bytes) if update.form.is_encoded() => Some(bytes.clone()),
+            Body::Counted(bytes) if !matches!(update.form, Form::Dense(_)) => Some(bytes.clone()),
             _ => None,
         };
         self.open.bytes += payload.as_ref().map_or(0, |bytes| bytes.len()) + size_of::<Logged>();
@@ -143,6 +182,30 @@ impl Stream {
         }
     }
 
+    /// A frame leaves.
+    fn note_left(&mut self, now: Time, update: &Update, payload_bytes: usize) {
+        if self.left.back().is_none_or(|left| left.number != update.round) {
+            if self.left.len() as u64 == limits::MAX_VERSIONS_UNSEEN {
+                self.left.pop_front();
+            }
+            self.left.push_back(Left { number: update.round, bytes: 0, first: now, last: now });
+        }
+        if let Some(left) = self.left.back_mut() {
+            left.bytes += payload_bytes as u64;
+            left.last = now;
+        }
+    }
+
+    /// A frame of the next version came that is not passed on, since its chunk is newer here. If it was not published either, what
+    /// is logged does not lead to that version.
+    pub(crate) fn note_known(&mut self, update: &Update) {
+        let is_it = |logged: &Logged| logged.update.piece.chunk == update.piece.chunk;
+        if Some(update.round) > self.version && !self.open.frames.iter().any(is_it) {
+            self.is_between = false;
+            self.open.has_first = false;
+        }
+    }
+
     /// The version is whole.
     fn close(&mut self, number: Clock) {
         let follows = self.version.is_some_and(|version| version.checked_add(1) == Some(number));
@@ -151,9 +214,9 @@ impl Stream {
             self.log.clear();
         }
         self.version = Some(number);
+        self.is_between = true;
         let closed = std::mem::take(&mut self.open);
-        let is_whole = closed.frames.first().is_some_and(|first| first.update.piece.sequence == 0);
-        if is_whole && closed.frames.iter().any(|logged| logged.payload.is_some()) {
+        if closed.has_first && closed.frames.iter().any(|logged| logged.payload.is_some()) {
             self.log.push_back(closed);
         } else {
             // A receiver that has missed it is sent the values as they are by then.
@@ -205,27 +268,42 @@ impl Stream {
         !self.receivers.is_empty() || !self.early.is_empty()
     }
 
+    /// Whether this one is among them.
+    pub(crate) fn is_followed_by(&self, receiver: ConnectionId) -> bool {
+        self.receivers.contains_key(&receiver) || self.early.contains_key(&receiver)
+    }
+
+    /// Whether every receiver has all of it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.open.frames.is_empty() && self.receivers.values().all(Receiver::has_all)
+    }
+
     /// A version is whole that was not published here, since nobody followed.
     pub(crate) fn skip_to(&mut self, version: Option<Clock>) {
         self.version = version;
         self.digest = None;
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
     }
 
-    /// A receiver has a version.
+    /// A receiver has a version: what its link carries, if that is known from it.
     pub(crate) fn note_seen(
         &mut self,
+        now: Time,
         to: ConnectionId,
         version: Clock,
         chunks: &impl Chunks,
         send: &mut impl FnMut(ConnectionId, Frame),
-    ) {
-        let Some(receiver) = self.receivers.get_mut(&to) else { return };
+    ) -> Option<Reading> {
+        let receiver = self.receivers.get_mut(&to)?;
+        let is_new = receiver.unseen.iter().any(|(sent, _)| *sent == version);
         receiver.note_seen(version);
         if !receiver.is_current {
             self.catch_up(to, chunks, send);
+            return None;
         }
+        self.left.iter().find(|left| left.number == version && is_new)?.reading(now)
     }
 
     /// Sends a receiver everything that it lacks, if it has room.
@@ -289,6 +367,7 @@ impl Stream {
         self.digest = None;
         self.log.clear();
         self.open = Version::default();
+        self.is_between = false;
         for (to, position) in std::mem::take(&mut self.early) {
             self.subscribe(to, position, chunks, send);
         }

@@ -15,6 +15,7 @@ mod encoding;
 mod error;
 mod gradient;
 mod layout;
+mod links;
 mod local_table;
 mod memory;
 mod missing;
@@ -123,7 +124,7 @@ impl Worker {
     }
 
     /// Bytes moved so far.
-    pub fn report(&self) -> &WorkerReport {
+    pub fn report(&self) -> WorkerReport {
         self.traffic.report()
     }
 
@@ -521,7 +522,10 @@ impl Worker {
             },
             Kind::Control => match control::decode("control message", payload) {
                 Ok(Control::Question { table, question }) => self.take_question(now, from, table, *question),
-                Ok(other) => self.session.log(format!("ignored a `{}` message from {from}", other.name())),
+                Ok(other) => {
+                    let connection = self.session.connection(from);
+                    self.traffic.handle_reading(&mut self.session, now, connection, other);
+                }
                 Err(error) => self.session.log(error.to_string()),
             },
             other => self.session.log(format!("ignored a {other:?} frame from {from}")),
@@ -651,10 +655,10 @@ impl Role for Worker {
         self.session.id().map(NodeId::Worker)
     }
 
-    fn accept(&mut self, _now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
+    fn accept(&mut self, now: Time, hello: &Hello) -> Result<Welcome, Refusal> {
         let welcome = self.session.accept(hello)?;
         // A connection that this one takes the place of may have followed streams.
-        self.traffic.lose_streams(&mut self.session, welcome.you.into());
+        self.traffic.lose_streams(&mut self.session, now, welcome.you.into());
         Ok(welcome)
     }
 
@@ -669,7 +673,7 @@ impl Role for Worker {
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
         if let Some(shard) = connection.shard() {
             self.session.shard_connected(shard);
-            self.traffic.resume_with_shard(&mut self.session, shard);
+            self.traffic.resume_with_shard(&mut self.session, now, shard);
         } else if let ConnectionId::RelayedBy(relay) = connection {
             self.session.relay_connected(relay);
             self.traffic.settle_streams(&mut self.session);
@@ -686,7 +690,7 @@ impl Role for Worker {
             return self.session.fail(WorkerError::NotAMember(format!("{connection} {why}")));
         }
         self.session.disconnected(now, connection, why);
-        self.traffic.lose_streams(&mut self.session, connection);
+        self.traffic.lose_streams(&mut self.session, now, connection);
     }
 
     fn handle_frame(&mut self, now: Time, connection: ConnectionId, header: &Header, payload: &[u8]) {
@@ -696,7 +700,13 @@ impl Role for Worker {
             }
             (ConnectionId::Node(NodeId::Worker(_)), Kind::Control) => {
                 return match control::decode("control message", payload) {
-                    Ok(message) => self.traffic.handle_follower(&mut self.session, connection, message),
+                    Ok(message) => self.traffic.handle_follower(&mut self.session, now, connection, message),
+                    Err(error) => self.session.log(error.to_string()),
+                };
+            }
+            (ConnectionId::RelayedBy(_), Kind::Control) => {
+                return match control::decode("control message", payload) {
+                    Ok(message) => self.traffic.handle_reading(&mut self.session, now, connection, message),
                     Err(error) => self.session.log(error.to_string()),
                 };
             }

@@ -120,6 +120,60 @@ fn broadcasts_bring_the_bits_that_pulls_bring() {
     }
 }
 
+/// Trains a table of rows, of which each worker touches some, and returns all rows as every worker has them in the end.
+fn train_rows(job: &JobConfig, hub: Option<&Hub>, steps: u32) -> Vec<Vec<f32>> {
+    const ROWS: u32 = 6_000;
+    const WIDTH: usize = 5;
+    let servers = start_servers(job, 2, hub);
+    let worker = |rank: u32| {
+        let job = Job::init(options(job, &servers, hub, rank)).unwrap();
+        let spec = TableSpec::sparse("rows", ROWS.into(), WIDTH as u64);
+        let table = job.table(spec, vec![1.0; ROWS as usize * WIDTH]).unwrap();
+        job.start().unwrap();
+        for step in 0..steps {
+            let rows: Vec<u32> = (rank + step..ROWS).step_by(37 + step as usize).collect();
+            let values: Vec<f32> = gradient(rank, step)[..rows.len() * WIDTH].to_vec();
+            table.push(Gradient::Rows { rows: &rows, values: &values }).unwrap().wait().unwrap();
+            job.clock();
+            assert_eq!(table.rows(&rows).unwrap().wait().unwrap().len(), values.len());
+        }
+        let all: Vec<u32> = (0..ROWS).collect();
+        let values = table.rows(&all).unwrap().wait().unwrap();
+        job.close().unwrap();
+        values
+    };
+    let finals = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..job.workers).map(|rank| scope.spawn(move || worker(rank))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    servers.into_iter().for_each(|server| server.join().unwrap());
+    finals
+}
+
+#[test]
+fn broadcasts_of_rows_bring_the_bits_that_pulls_bring() {
+    let job = job_config(4, 2, "bsp");
+    let pulled = train_rows(&job, None, 6);
+    assert!(pulled[0].iter().any(|value| *value != 1.0));
+    for (tree, codec) in
+        [("star", "none"), ("chain", "none"), ("kary:k=2", "lossless+lz4"), ("chain", "topk:1")]
+    {
+        let mut job = job.clone();
+        job.policy = job.policy.with(Axis::Broadcast, tree).with(Axis::AnswerCodec, codec);
+        for hub in [None, Some(Hub::new())] {
+            for (rank, values) in train_rows(&job, hub.as_ref(), 6).iter().enumerate() {
+                let is_same = |(one, other): (&f32, &f32)| match codec {
+                    // A difference is rounded, and its sum with what it is added to.
+                    "topk:1" => (one - other).abs() <= 1e-4,
+                    _ => one.to_bits() == other.to_bits(),
+                };
+                let same = values.iter().zip(&pulled[0]).all(is_same);
+                assert!(same, "{tree} {codec}: replica {rank} differs");
+            }
+        }
+    }
+}
+
 /// Trains like [`train`], with buffers that are lent instead of copied. `lacks` says what a worker has no gradient for.
 fn train_with_slabs(
     job: &JobConfig,

@@ -97,6 +97,7 @@ impl Cluster {
         }
         let faults = scenario.fault_plan()?;
         let hosts = Hosts::of(scenario)?;
+        let config = JobConfig { topology: hosts.topology(&scenario.network), ..config };
         let world = World::new(hosts.network(&scenario.network), scenario.seed);
         let builder = Builder { scenario: scenario.clone(), hosts, play, faults, registry };
         let mut cluster = Cluster { world, builder: Rc::new(builder), lives: 0, late: 0 };
@@ -129,8 +130,9 @@ impl Cluster {
         self.lives += 1;
         let (builder, life) = (self.builder.clone(), self.lives);
         let (host, handling) = builder.place(node);
+        let address = builder.address(node);
         let process = (at, move |now| builder.actor(now, node, life));
-        self.world.add_later(node, &address(node), host, handling, process);
+        self.world.add_later(node, &address, host, handling, process);
     }
 
     /// The workers, by rank; those that come late are the last ones.
@@ -220,9 +222,9 @@ impl Cluster {
         let builder = &self.builder;
         let (host, handling) = builder.place(node);
         let actor = builder.actor(Time::ZERO, node, 0);
-        self.world.add(node, &address(node), host, handling, actor);
+        self.world.add(node, &builder.address(node), host, handling, actor);
         if builder.play.several_addresses {
-            self.world.add_address(node, &other_address(node));
+            self.world.add_address(node, &builder.other_address(node));
         }
     }
 
@@ -269,11 +271,27 @@ impl Builder {
         }
     }
 
+    /// Where a node is reached too, if it has several addresses.
+    fn other_address(&self, node: NodeId) -> String {
+        format!("{} by another way", self.address(node))
+    }
+
+    /// Where a node is reached, with the name of its host, as addresses of sockets have.
+    fn address(&self, node: NodeId) -> String {
+        let host = Hosts::name(self.hosts.host(node));
+        match node {
+            NodeId::Shard(id) => format!("{host}:shard {} {}", id.server.0, id.core),
+            other => format!("{host}:{other}"),
+        }
+    }
+
     fn addresses(&self, node: NodeId) -> Addresses {
         match self.play.several_addresses {
             // A local one comes first, and cannot be used here.
-            true => [format!("{LOCAL}{node}"), address(node), other_address(node)].into_iter().collect(),
-            false => address(node).as_str().into(),
+            true => {
+                [format!("{LOCAL}{node}"), self.address(node), self.other_address(node)].into_iter().collect()
+            }
+            false => self.address(node).into(),
         }
     }
 
@@ -303,7 +321,7 @@ impl Builder {
             id: (life == 0).then_some(id),
             core: id.0 % self.scenario.aggregator_cores,
             cores: self.scenario.aggregator_cores,
-            addresses: address(NodeId::Aggregator(id)).as_str().into(),
+            addresses: self.address(NodeId::Aggregator(id)).into(),
             coordinator: COORDINATOR.into(),
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
         };
@@ -312,7 +330,7 @@ impl Builder {
 
     fn worker(&self, now: Time, id: WorkerId, life: u64) -> Actor {
         let Builder { scenario, play, .. } = self;
-        let addresses = |id| -> Addresses { address(NodeId::Aggregator(id)).as_str().into() };
+        let addresses = |id| -> Addresses { self.address(NodeId::Aggregator(id)).into() };
         let aggregator = scenario.aggregator_of(id);
         let config = WorkerConfig {
             job: JOB.into(),
@@ -338,19 +356,6 @@ impl Builder {
         };
         let player = Player::new(now, Worker::new(now, config, self.registry.clone()), program);
         Actor::Worker(Box::new(player))
-    }
-}
-
-/// Where a node is reached too, if it has several addresses.
-fn other_address(node: NodeId) -> String {
-    format!("{} by another way", address(node))
-}
-
-/// Where a node is reached.
-fn address(node: NodeId) -> String {
-    match node {
-        NodeId::Shard(id) => format!("shard {} {}", id.server.0, id.core),
-        other => other.to_string(),
     }
 }
 

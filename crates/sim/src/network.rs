@@ -16,7 +16,7 @@ pub use topology::{Fill, Position, Racks, ThreeTier, Topology};
 use paramill_core::limits;
 use paramill_core::prng::Prng;
 use paramill_core::types::Time;
-use paramill_core::wire::{HEADER_BYTES, padded};
+use paramill_core::wire::{HEADER_BYTES, Header, Kind, padded};
 use serde::{Deserialize, Serialize};
 use star::Star;
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub struct NetworkConfig {
     pub gbit_per_s: f64,
     /// Payload bytes count this many times on links, so that a small table stands for a large model.
     pub wire_scale: f64,
+    /// Bytes of gradients count this many times in addition; with 0 they take no room on links at all.
+    pub push_scale: f64,
     /// Time that a data core takes for a frame, in microseconds.
     pub handling_us: f64,
     /// Bytes that a connection holds in each direction; what does not fit waits at its sender.
@@ -104,6 +106,7 @@ impl Default for NetworkConfig {
             jitter_us: 5.0,
             gbit_per_s: 10.0,
             wire_scale: 1.0,
+            push_scale: 1.0,
             handling_us: 1.0,
             window_bytes: 4 << 20,
             waiting_frames: limits::MAX_WAITING_FRAMES as u64,
@@ -123,6 +126,7 @@ impl NetworkConfig {
             ("jitter_us", self.jitter_us, 1e9),
             ("gbit_per_s", self.gbit_per_s, 1e6),
             ("wire_scale", self.wire_scale, 1e9),
+            ("push_scale", self.push_scale, 1e9),
             ("handling_us", self.handling_us, 1e9),
         ] {
             if !(0.0..=limit).contains(&value) {
@@ -257,8 +261,8 @@ pub(crate) struct Parcel {
     pub(crate) to: HostId,
     /// Frames with the same number take the same way in order; frames of other numbers share links with them.
     pub(crate) flow: usize,
-    /// Its payload.
-    pub(crate) payload_bytes: usize,
+    /// What it counts on links ([`Network::wire_bytes`]).
+    pub(crate) bytes: u64,
 }
 
 impl Network {
@@ -337,16 +341,24 @@ impl Network {
         }
     }
 
-    /// Whether frames from one host to another share links, so that their passage is not known when they are sent.
-    pub(crate) fn shares_links(&self, from: HostId, to: HostId) -> bool {
-        from != to && matches!(self.fabric, Fabric::Tiers(_))
+    /// Whether a frame shares links with others, so that its passage is not known when it is sent.
+    pub(crate) fn shares_links(&self, parcel: &Parcel) -> bool {
+        parcel.from != parcel.to && parcel.bytes > 0 && matches!(self.fabric, Fabric::Tiers(_))
+    }
+
+    /// What a frame with so long a payload counts on links.
+    pub(crate) fn wire_bytes(&self, header: Option<&Header>, payload_bytes: usize) -> u64 {
+        let NetworkConfig { wire_scale, push_scale, .. } = self.config;
+        let bytes = HEADER_BYTES as f64 + padded(payload_bytes) as f64 * wire_scale;
+        let is_push = header.is_some_and(|header| header.kind == Kind::Push);
+        (if is_push { bytes * push_scale } else { bytes }) as u64
     }
 
     /// Sends a frame over a star, or within a host, at `now`.
     pub(crate) fn send(&mut self, now: Time, parcel: Parcel, dice: &mut Prng) -> Passage {
-        let Parcel { from, to, payload_bytes, .. } = parcel;
+        let Parcel { from, to, bytes, .. } = parcel;
         let latency = self.latency(from, to, dice);
-        let size = self.size(payload_bytes);
+        let size = (bytes, self.time(bytes));
         match &mut self.fabric {
             Fabric::Star(star) if from != to => star.send(now, from, latency, size),
             _ => Passage { head: now + latency, tail: now + latency },
@@ -362,9 +374,8 @@ impl Network {
         frame: u32,
         dice: &mut Prng,
     ) -> Option<(u32, Passage)> {
-        let Parcel { from, to, flow, payload_bytes } = parcel;
+        let Parcel { from, to, flow, bytes } = parcel;
         let jitter = Duration::from_nanos((self.jitter_us(dice) * 1e3) as u64);
-        let bytes = self.scaled(payload_bytes) as u64;
         match &mut self.fabric {
             Fabric::Tiers(tiers) => {
                 tiers.send(now, Shipment { flow: flow as u32, from, to, bytes, jitter, frame })
@@ -398,31 +409,19 @@ impl Network {
     }
 
     /// Receives a frame that comes to `to` at `now`; says when its last byte is through.
-    pub(crate) fn receive(
-        &mut self,
-        now: Time,
-        from: HostId,
-        to: HostId,
-        tail: Time,
-        payload_bytes: usize,
-    ) -> Time {
-        let size = self.size(payload_bytes);
+    pub(crate) fn receive(&mut self, now: Time, from: HostId, to: HostId, tail: Time, bytes: u64) -> Time {
+        let size = (bytes, self.time(bytes));
         match &mut self.fabric {
             Fabric::Star(star) if from != to => star.receive(now, to, tail, size),
             _ => now,
         }
     }
 
-    fn scaled(&self, payload_bytes: usize) -> f64 {
-        HEADER_BYTES as f64 + padded(payload_bytes) as f64 * self.config.wire_scale
-    }
-
-    /// A frame's bytes on a host's link, and the time that they take.
-    fn size(&self, payload_bytes: usize) -> (u64, Duration) {
-        let bytes = self.scaled(payload_bytes);
-        let seconds =
-            if self.config.gbit_per_s == 0.0 { 0.0 } else { bytes * 8.0 / (self.config.gbit_per_s * 1e9) };
-        (bytes as u64, Duration::from_nanos((seconds * 1e9) as u64))
+    /// The time that so many bytes take on a host's link.
+    fn time(&self, bytes: u64) -> Duration {
+        let gbit_per_s = self.config.gbit_per_s;
+        let nanoseconds = if gbit_per_s == 0.0 { 0.0 } else { bytes as f64 * 8.0 / gbit_per_s };
+        Duration::from_nanos(nanoseconds as u64)
     }
 }
 

@@ -83,7 +83,8 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 7] = ["join", "landing", "nan", "restart", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 8] =
+    ["join", "landing", "nan", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -183,11 +184,13 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
     let takes_part = |worker: &WorkerId| cluster.player(*worker).first_clock().is_some();
     let late = |worker: &WorkerId| worker.0 >= drawn.scenario.workers;
     let has_joined = cluster.worker_ids().filter(late).any(|worker| takes_part(&worker));
+    let has_rows = drawn.scenario.tables.iter().any(|table| table.rows);
     let happened = [
         ("join", has_joined),
         ("landing", counts.landings > 0),
         ("nan", nans > 0),
         ("restart", counts.restarts > 0),
+        ("rows-broadcast", drawn.scenario.policy.is_broadcast() && has_rows),
         ("slab", drawn.play.slabs),
         ("switch", !drawn.scenario.switches.is_empty()),
         ("three-tier", drawn.scenario.network.topology != Topology::Star),

@@ -793,10 +793,10 @@ impl<R: Role> World<R> {
         let to = self.connections[connection].ends[side].node;
         let (from, to) = (self.nodes[index].host, self.nodes[to].host);
         let flight = Flight { connection, side, header, payload };
-        let payload_bytes = flight.payload.bytes().len();
-        let parcel = Parcel { from, to, flow: 2 * connection + side, payload_bytes };
+        let bytes = self.network.wire_bytes(flight.header.as_ref(), flight.payload.bytes().len());
+        let parcel = Parcel { from, to, flow: 2 * connection + side, bytes };
         let dice = &mut self.connections[connection].channels[side].dice;
-        if self.network.shares_links(from, to) {
+        if self.network.shares_links(&parcel) {
             let frame = self.travelling.put(flight, delay);
             if let Some((frame, passage)) = self.network.send_shared(self.now, parcel, frame, dice) {
                 let (flight, delay) = self.travelling.take(frame);
@@ -831,7 +831,7 @@ impl<R: Role> World<R> {
         let source = Source { connection: flight.connection, side: flight.side };
         let connection = &mut self.connections[source.connection];
         let (from, node) = (self.nodes[connection.ends[1 - source.side].node].host, &mut self.nodes[index]);
-        let bytes = flight.payload.bytes().len();
+        let bytes = self.network.wire_bytes(flight.header.as_ref(), flight.payload.bytes().len());
         let through = self.network.receive(self.now, from, node.host, tail, bytes);
         if !connection.is_open {
             self.tear(index, source, &flight);

@@ -3,6 +3,7 @@
 use super::PolicyArgs;
 use crate::duration::Span;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use paramill_sim::network::Topology;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     Exchange(Box<ExchangeArgs>),
+    Broadcast(Box<BroadcastArgs>),
     Kernels(KernelArgs),
     Codec(CodecArgs),
 }
@@ -111,6 +113,88 @@ pub(crate) struct ExchangeArgs {
     pub(crate) timeout: Span,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
+}
+
+/// Broadcast versions of a model from servers to all workers, and nothing else.
+///
+/// A version takes from the first byte that a server sends of it to the last one that a worker receives. It is set against a star, in
+/// which servers send everything themselves, and against what the busiest link needs at least for what must cross it in any way.
+/// Processes do it, a star and the trees in turns; workers push next to nothing in between. With --sim it is
+/// done in virtual time: the roles are those of any job, and frames have the sizes of the model, but not its contents; pushes,
+/// computation and the handling of frames take no time.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  paramill bench broadcast --sim --workers 40 --servers 10 --elements 105000000 --broadcast rotated:degree=2
+  paramill bench broadcast --sim --workers 40 --servers 10 --broadcast tree:degree=5,depth=3 --oversubscription 8 --json
+  paramill bench broadcast --workers 4 --servers 2 --broadcast chain
+  bench/lab.py run --hosts 10 --mbit 200 -- paramill bench broadcast --workers 8 --servers 2 --gbit-per-s 0.2 \\
+    --run-with '{enter}' --host '{address0}' --host '{address1}'")]
+pub(crate) struct BroadcastArgs {
+    /// In virtual time.
+    #[arg(long)]
+    pub(crate) sim: bool,
+    /// The trees (see `paramill components`).
+    #[arg(long, value_name = "TEXT", default_value = "rotated:degree=2")]
+    pub(crate) broadcast: String,
+    /// Workers, which receive.
+    #[arg(long, value_name = "W", default_value_t = 8)]
+    pub(crate) workers: u32,
+    /// Servers, each of which has an equal part of the model.
+    #[arg(long, value_name = "S", default_value_t = 2)]
+    pub(crate) servers: u32,
+    /// Data cores of each server.
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) cores: u32,
+    /// Parameters of the model.
+    #[arg(long, value_name = "N", default_value_t = 4_000_000)]
+    pub(crate) elements: u64,
+    /// A filter that leaves out this part of every version, as topk:0.2 does for 0.8: versions have the size that this codec gives them.
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub(crate) drop: f64,
+    /// Bytes of parameters in a chunk [default: the job's].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) chunk: Option<String>,
+    /// The simulated network, as in a scenario: three-tier:hosts_per_edge=10,edges_per_aggregation=2 and so on.
+    #[arg(long, value_name = "TEXT", default_value = "three-tier", help_heading = "Network")]
+    pub(crate) topology: Topology,
+    /// What a rack's hosts can send, over what its uplink carries.
+    #[arg(long, value_name = "X", help_heading = "Network")]
+    pub(crate) oversubscription: Option<f64>,
+    /// Rate of a host's link, each way [default with --sim: 1]. Without --sim, the rate that the links really have: the bound
+    /// follows from it, and what the simulator says of this network is printed beside.
+    #[arg(long, value_name = "R", help_heading = "Network")]
+    pub(crate) gbit_per_s: Option<f64>,
+    /// Time from a host to another of its rack, in microseconds.
+    #[arg(long, value_name = "T", default_value_t = 50.0, help_heading = "Network")]
+    pub(crate) latency_us: f64,
+    /// Everything random in the simulation follows from it.
+    #[arg(long, value_name = "K", default_value_t = 1, help_heading = "Network")]
+    pub(crate) seed: u64,
+    /// Rounds. In each, the processes of both ways are started, measured and ended; medians are reported.
+    #[arg(long, value_name = "R", default_value_t = 9, conflicts_with = "sim", help_heading = "Processes")]
+    pub(crate) rounds: u32,
+    /// Versions of a round that are measured.
+    #[arg(long, value_name = "N", default_value_t = 3, conflicts_with = "sim", help_heading = "Processes")]
+    pub(crate) versions: u64,
+    /// A command to run every process with, in which {} is its number: servers from 0, then workers.
+    #[arg(long, value_name = "CMD", requires = "host", conflicts_with = "sim", help_heading = "Processes")]
+    pub(crate) run_with: Option<String>,
+    /// The address of a server; once for each [default: 127.0.0.1].
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "sim", help_heading = "Processes")]
+    pub(crate) host: Vec<String>,
+    /// How TCP controls congestion [default: the system's].
+    #[arg(long, value_name = "NAME", conflicts_with = "sim", help_heading = "Processes")]
+    pub(crate) congestion: Option<String>,
+    /// Give up on a wait that lasts longer, and name what was waited for.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "1m",
+        conflicts_with = "sim",
+        help_heading = "Processes"
+    )]
+    pub(crate) timeout: Span,
 }
 
 /// Measure the loops that touch every element: sums of gradients, and steps of every optimizer fused with the last sum.

@@ -49,6 +49,9 @@ pub(crate) struct JobArgs {
     /// How these processes exchange gradients and parameters: auto, tcp or shm [default: auto, which is shared memory].
     #[arg(long, value_name = "T", help_heading = "Cluster")]
     pub(crate) transport: Option<Transport>,
+    /// Which hosts are below which switches, in TOML, for the trees of --broadcast.
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub(crate) topology: Option<PathBuf>,
     /// Give up on a wait that lasts longer, and name who is waited for [default: 1m].
     #[arg(long, value_name = "TIME", help_heading = "Cluster")]
     pub(crate) timeout: Option<Span>,

@@ -1,5 +1,6 @@
 //! `paramill bench`: the data path against this machine's own limits, and against others that do the same work.
 
+mod broadcast;
 mod cluster;
 mod codec;
 mod congestion;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 pub(crate) fn run(args: &BenchArgs, registry: &Arc<Registry>, output: &Output) -> Result<(), Failure> {
     match &args.command {
         BenchCommand::Exchange(args) => exchange::run(args, registry, output),
+        BenchCommand::Broadcast(args) => broadcast::run(args, registry, output),
         BenchCommand::Codec(args) => codec::run(args, registry, output),
         BenchCommand::Kernels(args) => kernels::run(args, registry, output),
     }

@@ -22,6 +22,9 @@ pub(crate) fn run(args: &LaunchArgs, registry: &Registry, output: &Output) -> Re
     let joining = [format!("--cores={}", plan.cluster.cores), format!("--transport={transport}")];
     let mut first = args.policy.as_arguments();
     first.extend([format!("--workers={}", args.workers), format!("--servers={}", args.servers)]);
+    if let Some(topology) = &args.topology {
+        first.push(format!("--topology={}", topology.display()));
+    }
     first.extend_from_slice(&joining);
     first.extend(training::restart_grace(args.restart));
     let url = training::start_servers(&mut processes, args.servers, &first, "", &joining)?;
@@ -108,6 +111,7 @@ fn check(args: &LaunchArgs, registry: &Registry, output: &Output) -> Result<JobP
         servers: Some(args.servers),
         cores: args.cores,
         aggregators: args.aggregators,
+        topology: args.topology.clone(),
         policy: args.policy.clone(),
         ..Default::default()
     };

@@ -5,6 +5,7 @@ use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::{Output, count};
 use crate::plan::JobPlan;
+use crate::topology;
 use crate::training::{self, Announcement};
 use anyhow::{Context, anyhow};
 use paramill_core::coordinator::JobConfig;
@@ -109,6 +110,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
         servers: args.servers,
         cores: args.cores,
         transport: args.transport,
+        topology: args.topology.clone(),
         seed: args.seed,
         inject: args.inject.clone(),
         policy: args.policy.clone(),
@@ -142,6 +144,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     Ok(ServerConfig {
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
+            topology: topology::resolved(plan.topology().or_usage()?),
             ..training::job_config(&plan, &args.job)
         }),
         hosts: args.host.clone(),

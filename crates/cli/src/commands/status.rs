@@ -3,7 +3,9 @@
 use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes, count};
-use paramill_core::status::{AggregatorStatus, MemberState, ReaderStatus, ShardReport, Status, WorkerStatus};
+use paramill_core::status::{
+    AggregatorStatus, LinksReport, MemberState, ReaderStatus, RoomChange, ShardReport, Status, WorkerStatus,
+};
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
 use std::time::Duration;
@@ -33,7 +35,7 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     for pack in &status.packs {
         output.text(format!("table `{}` is {}", pack.table, pack.layers.join(", ")))?;
     }
-    for line in waits(&status) {
+    for line in waits(&status).into_iter().chain(thresholds(&status)) {
         output.text(line)?;
     }
     for warning in &status.warnings {
@@ -187,6 +189,19 @@ fn waits(status: &Status) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Which threshold of `dvf` holds where, since when, and why, as far as it ever changed.
+fn thresholds(status: &Status) -> Vec<String> {
+    let workers = status.workers.iter().map(|worker| (worker.worker.to_string(), &worker.report.links));
+    let shards = status.shards.iter().map(|shard| (shard.shard.to_string(), &shard.links));
+    let line = |(node, links): (String, &Option<LinksReport>)| {
+        let links = links.as_ref()?;
+        let RoomChange { lacks_room, seconds_ago, cause } = links.last.last()?;
+        let (threshold, changes) = (if *lacks_room { "up" } else { "low" }, count(links.changes, "change"));
+        Some(format!("{node} uses dvf's `{threshold}` for {seconds_ago:.1} s ({changes}): {cause}"))
+    };
+    workers.chain(shards).filter_map(line).collect()
 }
 
 #[cfg(test)]

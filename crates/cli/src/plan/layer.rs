@@ -45,6 +45,7 @@ pub(super) struct ClusterLayer {
     pub(super) aggregators: Option<u32>,
     pub(super) processes: Option<bool>,
     pub(super) transport: Option<Transport>,
+    pub(super) topology: Option<PathBuf>,
     pub(super) timeout: Option<Span>,
 }
 
@@ -86,6 +87,7 @@ impl Layer {
                 aggregators: args.aggregators,
                 processes: args.processes,
                 transport: args.transport,
+                topology: args.topology.clone(),
                 timeout: args.timeout,
             },
             policy: args.policy.0.clone(),
@@ -117,6 +119,7 @@ impl Layer {
                 aggregators: cluster.aggregators.or(below.cluster.aggregators),
                 processes: cluster.processes.or(below.cluster.processes),
                 transport: cluster.transport.or(below.cluster.transport),
+                topology: cluster.topology.or(below.cluster.topology),
                 timeout: cluster.timeout.or(below.cluster.timeout),
             },
             policy: self.policy.over(below.policy),

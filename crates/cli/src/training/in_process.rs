@@ -132,6 +132,7 @@ fn start_servers(plan: &JobPlan, hub: &Hub, registry: &Arc<Registry>) -> Result<
     };
     (0..plan.cluster.servers)
         .map(|number| {
+            // Threads of one process have no hosts that could be named.
             let coordinate = (number == 0).then(|| job_config(plan, JOB));
             let config = ServerConfig { coordinate, server: Some(ServerId(number)), ..base.clone() };
             Ok(server::start(config, registry)?)

@@ -31,7 +31,10 @@ pub(crate) struct TrainReport {
     /// Further figures of the held-out data.
     pub(crate) extra: Vec<Metric>,
     pub(crate) bytes_pushed: u64,
+    /// That workers received, in answers or as broadcasts.
     pub(crate) bytes_pulled: u64,
+    /// Of these, the bytes that other workers passed on.
+    pub(crate) bytes_relayed: u64,
     pub(crate) pulls: u64,
     /// Delayed pull requests, of all tables on all servers.
     pub(crate) dprs: u64,
@@ -47,6 +50,9 @@ pub(crate) struct TrainReport {
     /// Worker processes that were started anew.
     pub(crate) restarts: u32,
     pub(crate) server_memory_bytes: Vec<u64>,
+    /// Of the dense parameters as the workers have them at the end; `None` where they have different ones, as they may under models
+    /// that let them.
+    pub(crate) digest: Option<String>,
     #[serde(skip)]
     curve: Curve,
 }
@@ -55,6 +61,12 @@ pub(crate) struct TrainReport {
 pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) value: f64,
+}
+
+/// The digest that all workers have.
+fn common_digest(results: &[WorkerResult]) -> Option<String> {
+    let first = results.first()?;
+    results.iter().all(|result| result.digest == first.digest).then(|| first.digest.clone())
 }
 
 impl TrainReport {
@@ -85,6 +97,7 @@ impl TrainReport {
             extra: end.extra.into_iter().map(|(name, value)| Metric { name, value }).collect(),
             bytes_pushed: work.bytes_pushed,
             bytes_pulled: work.bytes_pulled,
+            bytes_relayed: work.bytes_relayed,
             pulls: end.sync.pulls,
             dprs: end.sync.dprs,
             max_staleness: end.sync.max_staleness,
@@ -95,6 +108,7 @@ impl TrainReport {
             dead_workers: end.dead_workers,
             restarts,
             server_memory_bytes: end.server_memory_bytes,
+            digest: common_digest(results),
             curve,
         })
     }
@@ -118,7 +132,14 @@ impl TrainReport {
             row(&metric.name, format!("{:.4}", metric.value));
         }
         row("steps", format!("{} in {:.1} s, {:.1} steps/s", self.steps, self.seconds, self.steps_per_s));
-        row("bytes", format!("{} pushed, {} pulled", bytes(self.bytes_pushed), bytes(self.bytes_pulled)));
+        let relayed = match self.bytes_relayed {
+            0 => String::new(),
+            relayed => format!(", {} of these from other workers", bytes(relayed)),
+        };
+        row(
+            "bytes",
+            format!("{} pushed, {} pulled{relayed}", bytes(self.bytes_pushed), bytes(self.bytes_pulled)),
+        );
         row("staleness", self.staleness_text());
         row("DPRs", format!("{} of {} pulls were delayed (delayed pull requests)", self.dprs, self.pulls));
         if self.dropped > 0 {
@@ -227,8 +248,14 @@ mod tests {
             dead_workers: Vec::new(),
             server_memory_bytes: Vec::new(),
         };
-        let result =
-            WorkerResult { rank: 0, work: Work::default(), elapsed: 0.1, loss: None, end: Some(end) };
+        let result = WorkerResult {
+            rank: 0,
+            work: Work::default(),
+            elapsed: 0.1,
+            loss: None,
+            digest: String::new(),
+            end: Some(end),
+        };
         let work = Work { steps: 7, seconds: 2.0, ..Work::default() };
         let report = TrainReport::new(&plan, &[result], work, 1, Curve::new(1)).expect("worker 0 reported");
         assert_eq!((report.steps, report.seconds, report.steps_per_s, report.restarts), (7, 2.0, 3.5, 1));

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     fn work(steps: u64, seconds: f64) -> Work {
-        Work { steps, seconds, bytes_pushed: 10 * steps, bytes_pulled: steps }
+        Work { steps, seconds, bytes_pushed: 10 * steps, bytes_pulled: steps, bytes_relayed: 2 * steps }
     }
 
     #[test]
@@ -64,6 +64,7 @@ mod tests {
         assert_eq!(tally.hear(5, at(7.0), 1.0, work(0, 0.0)), 6.0);
         let total = tally.total();
         assert_eq!((total.steps, total.bytes_pushed, total.bytes_pulled), (30, 300, 30));
+        assert_eq!(total.bytes_relayed, 60);
         assert_eq!(total.seconds, 6.0);
     }
 

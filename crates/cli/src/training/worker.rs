@@ -8,6 +8,7 @@ use paramill_core::fault::FaultPlan;
 use paramill_core::status::{MemberState, Status};
 use paramill_core::types::WorkerId;
 use paramill_node::client::{ClientError, Gradient, Handle, Job, Table};
+use paramill_sim::report::parameter_hash;
 use paramill_train::{ProductGradient, Touched, Workload};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ pub(crate) struct Work {
     pub(crate) seconds: f64,
     pub(crate) bytes_pushed: u64,
     pub(crate) bytes_pulled: u64,
+    pub(crate) bytes_relayed: u64,
 }
 
 impl Work {
@@ -38,6 +40,7 @@ impl Work {
             seconds: self.seconds.max(other.seconds),
             bytes_pushed: self.bytes_pushed + other.bytes_pushed,
             bytes_pulled: self.bytes_pulled + other.bytes_pulled,
+            bytes_relayed: self.bytes_relayed + other.bytes_relayed,
         }
     }
 }
@@ -64,6 +67,8 @@ pub(crate) struct WorkerResult {
     pub(crate) elapsed: f64,
     /// Mean loss of its last epoch; `None` when it made no step of that.
     pub(crate) loss: Option<f64>,
+    /// Of its copy of the dense parameters, when it was done.
+    pub(crate) digest: String,
     /// What rank 0 finds out at the end.
     pub(crate) end: Option<JobEnd>,
 }
@@ -108,6 +113,7 @@ pub(crate) fn run(
             seconds: began.elapsed().as_secs_f64(),
             bytes_pushed: report.bytes_pushed,
             bytes_pulled: report.bytes_pulled,
+            bytes_relayed: report.bytes_relayed,
         }
     };
     for step in first..total {
@@ -133,6 +139,7 @@ pub(crate) fn run(
     for table in &mut tables {
         table.settle()?;
     }
+    let digest = digest(&tables)?;
     let seconds = began.elapsed().as_secs_f64();
     job.barrier_within("trained", END_TIMEOUT)?;
     let end = match rank {
@@ -142,7 +149,7 @@ pub(crate) fn run(
     let loss = final_losses.is_some().then(|| final_losses.take());
     let all = work(total);
     let work = Work { seconds, ..all };
-    Ok(WorkerResult { rank: rank.0, work, elapsed: all.seconds, loss, end })
+    Ok(WorkerResult { rank: rank.0, work, elapsed: all.seconds, loss, digest, end })
 }
 
 /// A table as the training loop uses it.
@@ -225,6 +232,15 @@ fn compute(
         std::thread::sleep(longer);
     }
     f64::from(loss)
+}
+
+/// Of all dense tables together, as this worker has them.
+fn digest(tables: &[Trained]) -> Result<String> {
+    let mut parameters = Vec::new();
+    for Trained { table, .. } in tables.iter().filter(|trained| !trained.table.spec().rows) {
+        table.read(|values| parameters.extend_from_slice(values))?;
+    }
+    Ok(parameter_hash(&parameters))
 }
 
 /// Evaluates the final parameters and gathers what the servers counted.

@@ -1,7 +1,7 @@
 //! Where hosts are: below which edge switch, and this one below which aggregation switch.
 
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Where a node is. Nodes with the same number are at the same place.
@@ -130,6 +130,17 @@ impl Topology {
         self
     }
 
+    /// The same with another name for a host.
+    pub fn with_alias(mut self, alias: &str, host: &str) -> Topology {
+        self.sites.insert(alias.to_owned(), self.site(host));
+        self
+    }
+
+    /// The names of hosts, aliases included.
+    pub fn hosts(&self) -> impl Iterator<Item = &str> {
+        self.sites.keys().map(String::as_str)
+    }
+
     /// The same with other uplinks.
     pub fn with_oversubscription(self, oversubscription: Oversubscription) -> Topology {
         Topology { oversubscription, ..self }
@@ -139,7 +150,12 @@ impl Topology {
     pub fn site(&self, host: &str) -> Site {
         // Numbers of names that the file does not have are apart from those that it has.
         let own = number(host) ^ u64::MAX;
-        self.sites.get(host).copied().unwrap_or(Site { host: number(host), edge: own, aggregation: own })
+        self.known_site(host).unwrap_or(Site { host: number(host), edge: own, aggregation: own })
+    }
+
+    /// Where a host is that has a name here.
+    pub fn known_site(&self, host: &str) -> Option<Site> {
+        self.sites.get(host).copied()
     }
 
     /// Costs of connections.
@@ -155,7 +171,9 @@ impl Topology {
     /// Hosts that are named below each edge switch, and below each aggregation switch, by their numbers.
     pub fn hosts_below(&self) -> (BTreeMap<u64, usize>, BTreeMap<u64, usize>) {
         let (mut edges, mut aggregations) = (BTreeMap::new(), BTreeMap::new());
-        for site in self.sites.values() {
+        // A host with several names is one.
+        let sites: BTreeSet<Site> = self.sites.values().copied().collect();
+        for site in sites {
             *edges.entry(site.edge).or_insert(0) += 1;
             *aggregations.entry(site.aggregation).or_insert(0) += 1;
         }
@@ -240,6 +258,17 @@ mod tests {
         assert_eq!(edges.into_values().collect::<Vec<_>>().iter().sum::<usize>(), 4);
         assert_eq!(aggregations[&topology.site("c").aggregation], 3);
         assert_eq!(topology.oversubscription(), Oversubscription { edge: 4.0, aggregation: 1.0 });
+    }
+
+    #[test]
+    fn a_host_may_have_several_names() {
+        let topology =
+            Topology::parse(FILE).unwrap().with_alias("203.0.113.1", "a").with_alias("10.0.0.9", "x");
+        assert_eq!(topology.site("203.0.113.1"), topology.site("a"));
+        assert_eq!(topology.site("10.0.0.9"), topology.site("x"));
+        let (edges, _) = topology.hosts_below();
+        assert_eq!(edges[&topology.site("a").edge], 2);
+        assert_eq!(topology.hosts().count(), 6);
     }
 
     /// Also one with the name of a switch.

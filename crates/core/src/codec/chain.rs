@@ -243,6 +243,11 @@ impl Codec {
         self.sparsifier.as_ref().is_some_and(|sparsifier| sparsifier.needs_parameters())
     }
 
+    /// The bytes per second that every link must carry, where the codec sends less if one does not.
+    pub fn needs_bandwidth(&self) -> Option<f64> {
+        self.sparsifier.as_ref()?.needs_bandwidth()
+    }
+
     /// Whether it sends factors of a layer's matrix, which one server must have all of.
     pub fn needs_whole_layers(&self) -> bool {
         self.low_rank.is_some()

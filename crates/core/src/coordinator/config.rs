@@ -1,5 +1,6 @@
 //! A job as its owner describes it.
 
+use crate::broadcast::Topology;
 use crate::codec::Codec;
 use crate::consistency::SyncPolicy;
 use crate::limits;
@@ -25,6 +26,8 @@ pub struct JobConfig {
     pub policy: Policy,
     /// Exceptions from them.
     pub overrides: Vec<PolicyOverride>,
+    /// The network between the hosts, as far as it is known: the trees of broadcasts follow from it.
+    pub topology: Topology,
     /// Everything random follows from it.
     pub seed: u64,
     /// A worker that is silent for this long is declared dead.
@@ -42,6 +45,7 @@ impl JobConfig {
             servers,
             policy: Policy::default(),
             overrides: Vec::new(),
+            topology: Topology::default(),
             seed: 0,
             worker_timeout: limits::WORKER_TIMEOUT,
             restart_grace: Duration::ZERO,
@@ -171,12 +175,19 @@ pub(super) fn check_table(
         let (pushes, answers) = (codecs.push, codecs.answer);
         check_answers(&answers, &sync).map_err(|error| fault(error.to_string()))?;
         if policy.is_broadcast() {
-            check_broadcast(table, &sync).map_err(fault)?;
+            check_broadcast(table, &policy, &sync).map_err(fault)?;
         } else if table.rows && answers.is_for_differences() {
             return Err(fault(format!(
                 "answers by `{answers}` are differences to what a worker holds, and workers hold nothing of a table of \
                  rows; give it {}=none, or a quantiser such as f16",
                 Axis::AnswerCodec
+            )));
+        }
+        if answers.needs_bandwidth().is_some() && !policy.is_broadcast() {
+            return Err(fault(format!(
+                "`{answers}` follows the links on which versions are broadcast, and answers to pulls are none; give it \
+                 `delta` in place of `low` and `up`, or choose {}=star or another tree",
+                Axis::Broadcast
             )));
         }
         if policy.optimizer(registry)?.assigns() && pushes.is_for_differences() {
@@ -226,10 +237,16 @@ pub(super) fn check_table(
 }
 
 /// Whether a table can be broadcast under a consistency model.
-fn check_broadcast(table: &TableSpec, sync: &SyncPolicy) -> Result<(), String> {
+fn check_broadcast(table: &TableSpec, policy: &Policy, sync: &SyncPolicy) -> Result<(), String> {
     let axis = Axis::Broadcast;
-    if table.rows {
-        return Err(format!("a table of rows is not broadcast; give it {axis}=none"));
+    let (width, most) = (table.row_elements().max(1), limits::MAX_CHUNKS_OF_ROWS);
+    let rows_in_chunk = (policy.chunk_elements() as u64 / width).max(1);
+    let chunks = (table.elements() / width).div_ceil(rows_in_chunk);
+    if table.rows && chunks > most {
+        return Err(format!(
+            "it has {chunks} chunks, and of a table of rows that is broadcast at most {most} are listed with a version; use a larger {}",
+            Axis::Chunk
+        ));
     }
     if sync.model.version_needed(0).is_none() {
         return Err(format!(

@@ -4,8 +4,8 @@ use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{ReaderStatus, WorkerReport};
-use crate::types::{NodeId, Time, WorkerId};
-use crate::wire::{Refusal, Welcome};
+use crate::types::{NodeId, ServerId, TableId, Time, WorkerId};
+use crate::wire::{Plan, Refusal, Welcome};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -122,6 +122,17 @@ impl Readers {
     pub(super) fn next_deadline(&self, grace: Duration, standstill: &Standstill) -> Option<Time> {
         self.connected.values().map(|reader| standstill.deadline(reader.last_heard, grace)).min()
     }
+}
+
+/// Why a job has nothing to read, if some of its tables are not broadcast.
+pub(super) fn refusal(plan: &Plan) -> Option<String> {
+    let mut tables = (0..).map(TableId).zip(&plan.tables);
+    let (_, table) = tables.find(|(number, _)| !plan.policy_of(*number, ServerId(0)).is_broadcast())?;
+    Some(format!(
+        "table `{}` is not broadcast, so that it cannot be read; start the job with a `broadcast` other than `none`, such as \
+         `--broadcast star`",
+        table.name
+    ))
 }
 
 #[cfg(test)]

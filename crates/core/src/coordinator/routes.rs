@@ -1,6 +1,6 @@
 //! Who passes streams on to whom, where tables are broadcast.
 
-use crate::address::Addresses;
+use crate::address::{Addresses, LOCAL};
 use crate::broadcast::{Members, Parent, Receiver, Site, Topology};
 use crate::policy::Axis;
 use crate::registry::Registry;
@@ -154,10 +154,18 @@ impl Routes {
     }
 }
 
-/// Where somebody with these addresses is.
+/// Where the node with these addresses is: the topology may name its host by any of them.
 fn site(topology: &Topology, addresses: &Addresses) -> Site {
-    let first = addresses.iter().next().unwrap_or_default();
-    topology.site(first.rsplit_once(':').map_or(first, |(host, _)| host))
+    let is_remote = |address: &&str| !address.starts_with(LOCAL);
+    let hosts = || addresses.iter().filter(is_remote).map(host);
+    let known = hosts().find_map(|host| topology.known_site(host));
+    known.unwrap_or_else(|| topology.site(hosts().next().unwrap_or_default()))
+}
+
+/// The host of an address, without its port.
+fn host(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// The tables that are broadcast, by the text that says how.
@@ -170,4 +178,26 @@ fn groups(plan: &Plan) -> BTreeMap<String, Vec<TableId>> {
         }
     }
     groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_found_by_any_of_its_addresses() {
+        let topology = Topology::default()
+            .with_host("node1", "rack1", "row1")
+            .with_host("203.0.113.2", "rack2", "row1")
+            .with_host("2001:db8::3", "rack3", "row1");
+        let site_of = |addresses: &[&str]| {
+            site(&topology, &addresses.iter().map(|address| address.to_string()).collect::<Addresses>())
+        };
+        assert_eq!(site_of(&["unix:@abc", "198.51.100.1:70", "node1:7100"]), topology.site("node1"));
+        assert_eq!(site_of(&["203.0.113.2:7100"]), topology.site("203.0.113.2"));
+        assert_eq!(site_of(&["[2001:db8::3]:7100"]), topology.site("2001:db8::3"));
+        // One that nobody named is near to itself, whatever its port.
+        assert_eq!(site_of(&["unix:@x", "198.51.100.1:70"]), site_of(&["unix:@y", "198.51.100.1:71"]));
+        assert_eq!(site_of(&["198.51.100.1:70"]), topology.site("198.51.100.1"));
+    }
 }

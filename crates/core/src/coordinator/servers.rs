@@ -391,6 +391,7 @@ mod tests {
             nonfinite: 0,
             refused: 0,
             memory_bytes: 0,
+            links: None,
         };
         servers.take_report(START, shard(0, 0), report);
         let reason = |now| servers.reports(now)[0].tables[0].waiting[0].reason.clone();

@@ -3,6 +3,7 @@
 use super::config::{self, JobConfig};
 use super::declarations::fits_a_message;
 use super::workers::Workers;
+use crate::bandwidth;
 use crate::limits;
 use crate::policy::{Axis, Policy, PolicyOverride};
 use crate::registry::Registry;
@@ -18,6 +19,7 @@ pub(super) struct Switching<'a> {
     pub(super) registry: &'a Registry,
     pub(super) plan: &'a Plan,
     pub(super) workers: &'a Workers,
+    pub(super) has_aggregators: bool,
 }
 
 impl Switching<'_> {
@@ -86,6 +88,14 @@ impl Switching<'_> {
                 ));
             }
             self.check_whole(number, table, &new)?;
+            let pushes = new.codecs(registry).map_err(text)?.push;
+            if pushes.needs_bandwidth().is_some() && self.has_aggregators {
+                return Err(format!(
+                    "table `{}`: {}",
+                    table.name,
+                    bandwidth::not_behind_aggregators(&pushes)
+                ));
+            }
             let (tables, servers) = ((plan.tables.as_slice(), table), self.config.servers);
             config::check_table(registry, tables, servers, &plan.policy, &overrides).map_err(text)?;
         }

@@ -18,9 +18,10 @@ pub(super) use sender::StoredTable;
 pub(super) use shared::ParameterState;
 
 use super::table_shard::TableShard;
+use crate::bandwidth::Reading;
 use crate::consistency::Question;
 use crate::role::{Body, Frame, Outbox, Output};
-use crate::types::{AggregatorId, Clock, NodeId, TableId, WorkerId};
+use crate::types::{AggregatorId, Clock, NodeId, TableId, Time, WorkerId};
 use crate::wire::frame::Completed;
 use crate::wire::{Cause, Control, Fault, Kind, Position, ack, control};
 use acks::Acks;
@@ -138,10 +139,10 @@ impl Delivery {
     }
 
     /// A chunk has its values of the next version before the round closes.
-    pub(super) fn chunk_exists(&mut self, chunk: NewChunk, table: &mut TableShard) {
+    pub(super) fn chunk_exists(&mut self, now: Time, chunk: NewChunk, table: &mut TableShard) {
         if table.is_broadcast() {
             let NewChunk { table: number, index, version } = chunk;
-            let (streams, mut sending) = self.sending();
+            let (streams, mut sending) = self.sending(now);
             return streams.chunk_exists(TableId(number as u32), index, version, table, &mut sending);
         }
         let mut sender = Sender {
@@ -154,9 +155,9 @@ impl Delivery {
     }
 
     /// A table has a version, its first or its next. Where it is broadcast, that goes to everybody who follows it.
-    pub(super) fn version_exists(&mut self, id: TableId, table: &mut TableShard) {
+    pub(super) fn version_exists(&mut self, now: Time, id: TableId, table: &mut TableShard) {
         if table.is_broadcast() {
-            let (version, (streams, mut sending)) = (table.version(), self.sending());
+            let (version, (streams, mut sending)) = (table.version(), self.sending(now));
             streams.version_exists(id, version, table, &mut sending);
         }
     }
@@ -164,12 +165,13 @@ impl Delivery {
     /// A worker follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
     pub(super) fn subscribe(
         &mut self,
+        now: Time,
         worker: WorkerId,
         position: Position,
         is_question: bool,
         table: &TableShard,
     ) {
-        let (streams, mut sending) = self.sending();
+        let (streams, mut sending) = self.sending(now);
         streams.subscribe(NodeId::Worker(worker), position, is_question, table, &mut sending);
     }
 
@@ -178,15 +180,38 @@ impl Delivery {
         self.streams.unsubscribe(NodeId::Worker(worker), table);
     }
 
-    /// A worker has a version of a table.
-    pub(super) fn note_seen(&mut self, worker: WorkerId, id: TableId, version: Clock, table: &TableShard) {
-        let (streams, mut sending) = self.sending();
-        streams.note_seen(NodeId::Worker(worker), id, version, table, &mut sending);
+    /// Whether a worker follows some table's stream here.
+    pub(super) fn is_followed_by(&self, worker: WorkerId) -> bool {
+        self.streams.is_followed_by(NodeId::Worker(worker))
     }
 
-    fn sending(&mut self) -> (&mut Streams, Sending<'_>) {
+    /// Whether everybody who follows a stream has all of it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.streams.is_settled()
+    }
+
+    /// A worker has a version of a table: what its link carries, if that is known from it.
+    pub(super) fn note_seen(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        id: TableId,
+        version: Clock,
+        table: &TableShard,
+    ) -> Option<Reading> {
+        let (streams, mut sending) = self.sending(now);
+        streams.note_seen(NodeId::Worker(worker), id, version, table, &mut sending)
+    }
+
+    fn sending(&mut self, now: Time) -> (&mut Streams, Sending<'_>) {
         let Delivery { streams, frames, bytes_pulled: bytes, .. } = self;
-        (streams, Sending { frames, bytes })
+        (streams, Sending { now, frames, bytes })
+    }
+
+    /// Says something to a worker.
+    pub(super) fn say(&mut self, worker: WorkerId, message: &Control) {
+        let to = NodeId::Worker(worker).into();
+        self.frames.push_back(Output::Send { to, frame: control::frame(Kind::Control, message) });
     }
 
     /// A push or an initialisation is complete, and nothing but an acknowledgement is wanted.
@@ -307,9 +332,9 @@ impl Delivery {
 
     /// The codecs of a table have changed ([`Plan::valid_from`](crate::wire::Plan::valid_from)). Pulls that wait are refused, and
     /// asked again; what was sent of their answers is of no use.
-    pub(super) fn renew(&mut self, table: usize, shard: &TableShard, fault: &Fault) {
+    pub(super) fn renew(&mut self, now: Time, table: usize, shard: &TableShard, fault: &Fault) {
         self.restart(table);
-        let (streams, mut sending) = self.sending();
+        let (streams, mut sending) = self.sending(now);
         streams.restart(TableId(table as u32), shard, &mut sending);
         for pull in self.pulls.take_all(table) {
             self.refuse_pull(&pull, fault);

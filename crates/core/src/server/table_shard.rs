@@ -11,6 +11,7 @@ mod rounds;
 mod sink;
 mod skipped;
 mod store;
+mod touched;
 
 use super::accumulators::Accumulators;
 use super::delivery::ParameterState;
@@ -72,6 +73,8 @@ pub(super) struct TableShard {
     store: Store,
     rounds: Rounds,
     intake: Intake<Admit, Kept>,
+    /// What its codec of pushes needs links to carry.
+    pushes_need: Option<f64>,
     answer_encoders: AnswerEncoders,
     halves: Halves,
     /// Where it is broadcast.
@@ -97,14 +100,18 @@ impl TableShard {
             if is_broadcast { (Codec::default(), codecs.answer) } else { (codecs.answer, Codec::default()) };
         let answer_encoders = AnswerEncoders::new(&spec, answer)?;
         let push_codec = push_codec(&spec, codecs.push);
+        let pushes_need = push_codec.needs_bandwidth();
         let layout = Layout::new(spec, chunks);
+        let store = Store::new(&layout, optimizer, policy.reduce())?;
+        let notes_rows = is_broadcast && layout.is_sparse();
         Ok(TableShard {
             controller: Controller::new(sync, workers, seed),
-            store: Store::new(&layout, optimizer, policy.reduce())?,
+            store: if notes_rows { store.noting_rows(layout.cells()) } else { store },
             publication: is_broadcast.then(|| Publication::new(&layout, published)),
             layout,
             rounds: Rounds::default(),
             intake: Intake::new(Some(push_codec), policy.nonfinite()),
+            pushes_need,
             order: policy.order(),
             answer_encoders,
             halves: Halves::new(),
@@ -296,10 +303,17 @@ impl TableShard {
     /// pulls that wait are forgotten.
     pub(super) fn set_codecs(&mut self, codecs: Codecs, valid_from: u32) -> Result<(), String> {
         match &mut self.publication {
-            Some(publication) => publication.set_codec(codecs.answer),
+            Some(publication) => {
+                publication.set_codec(&self.layout, codecs.answer);
+                // What the codec before has left out of rows is for this one to bring.
+                if let (parameters, Some(touched)) = self.store.parameters_and_touched() {
+                    publication.for_each_row_behind(&self.layout, parameters, |row| touched.mark(row));
+                }
+            }
             None => self.answer_encoders = AnswerEncoders::new(self.layout.spec(), codecs.answer)?,
         }
         self.halves.clear();
+        self.pushes_need = codecs.push.needs_bandwidth();
         self.intake.set_codec(Some(push_codec(self.layout.spec(), codecs.push)), valid_from);
         self.controller.cancel_all();
         self.valid_from = valid_from;
@@ -375,14 +389,58 @@ impl TableShard {
         publication.publish(layout, index, version, parameters)
     }
 
+    /// What every link must carry for its pushes to be as its codec makes them with room, where that matters.
+    pub(super) fn pushes_need(&self) -> Option<f64> {
+        self.pushes_need
+    }
+
+    /// The same for versions that are broadcast.
+    pub(super) fn versions_need(&self) -> Option<f64> {
+        self.publication.as_ref()?.needs_bandwidth()
+    }
+
+    /// Whether links have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        if let Some(publication) = &mut self.publication {
+            publication.set_lacks_room(lacks_room);
+        }
+    }
+
+    /// Publishes what changed in a chunk of a table of rows, by its place on this shard, as a part of a version; `None` when nothing
+    /// of it travels. The table is broadcast.
+    pub(super) fn publish_rows(&mut self, index: usize, version: Clock) -> Option<PublishedChunk> {
+        let TableShard { publication, layout, store, .. } = self;
+        let publication = publication.as_mut().expect("it is broadcast");
+        let (parameters, touched) = store.parameters_and_touched();
+        let touched = touched.expect("its rows are noted");
+        publication.publish_rows(layout, index, version, &parameters[layout.chunks()[index].range()], touched)
+    }
+
+    /// All of a version of a table of rows is published.
+    pub(super) fn end_version(&mut self, version: Clock) {
+        if let Some(publication) = &mut self.publication {
+            publication.end_version(version);
+        }
+    }
+
+    /// Whether a chunk was published as nothing but zeros, which need not travel.
+    pub(super) fn is_published_zero(&self, index: usize) -> bool {
+        self.publication.as_ref().is_some_and(|publication| publication.is_zero(&self.layout, index))
+    }
+
+    /// Whether single rows are pushed and pulled.
+    pub(super) fn is_sparse(&self) -> bool {
+        self.layout.is_sparse()
+    }
+
     /// The version of a chunk that was published last.
     pub(super) fn published_version(&self, index: usize) -> Option<Clock> {
         self.publication.as_ref()?.version_of(index)
     }
 
     /// The digest of everything that was published.
-    pub(super) fn published_digest(&self) -> u64 {
-        self.publication.as_ref().map_or(0, |publication| publication.digest(&self.layout))
+    pub(super) fn published_digest(&mut self) -> u64 {
+        self.publication.as_mut().map_or(0, |publication| publication.digest(&self.layout))
     }
 
     /// Everything as it was published.

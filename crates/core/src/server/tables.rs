@@ -178,7 +178,7 @@ impl Tables {
         };
         release(settled, delivery);
         while settled.advance(now, &mut self.accumulators).is_some() {
-            delivery.version_exists(TableId(table as u32), settled);
+            delivery.version_exists(now, TableId(table as u32), settled);
             release(settled, delivery);
         }
         // The last word on a pull may have come too late.

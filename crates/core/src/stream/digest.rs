@@ -15,9 +15,9 @@ impl Digest {
         Digest(1)
     }
 
-    /// Takes the next chunk, by its bits: zeros of both signs are different values.
-    pub(crate) fn take(&mut self, values: &[f32]) {
-        let mut lanes = [self.0; LANES];
+    /// The digest of a chunk by itself, by its bits: zeros of both signs are different values. Never 0.
+    pub(crate) fn of_chunk(values: &[f32]) -> u64 {
+        let mut lanes = [1u64; LANES];
         let mut pieces = values.chunks_exact(LANES);
         for piece in &mut pieces {
             for (lane, value) in lanes.iter_mut().zip(piece) {
@@ -27,9 +27,13 @@ impl Digest {
         for (lane, value) in lanes.iter_mut().zip(pieces.remainder()) {
             *lane = (*lane ^ u64::from(value.to_bits())).wrapping_mul(MULTIPLIER);
         }
-        for lane in lanes {
-            self.0 = (self.0.rotate_left(23) ^ lane).wrapping_mul(MULTIPLIER);
-        }
+        let fold = |digest: u64, lane: u64| (digest.rotate_left(23) ^ lane).wrapping_mul(MULTIPLIER);
+        lanes.into_iter().fold(values.len() as u64, fold).max(1)
+    }
+
+    /// Takes the digest of the next chunk.
+    pub(crate) fn take(&mut self, of_chunk: u64) {
+        self.0 = (self.0.rotate_left(23) ^ of_chunk).wrapping_mul(MULTIPLIER);
     }
 
     /// Never 0, which stands for no digest.
@@ -44,7 +48,7 @@ mod tests {
 
     fn digest(chunks: &[&[f32]]) -> u64 {
         let mut digest = Digest::new();
-        chunks.iter().for_each(|chunk| digest.take(chunk));
+        chunks.iter().for_each(|chunk| digest.take(Digest::of_chunk(chunk)));
         digest.finish()
     }
 

@@ -1,6 +1,7 @@
 //! The receiving end of a stream: a table's values as they were broadcast.
 
 use super::Digest;
+use super::rows::RowsUpdate;
 use crate::codec::{Codec, Decoder};
 use crate::store::{self, Buffer};
 use crate::types::Clock;
@@ -17,6 +18,10 @@ pub(crate) struct Replica {
     decoder: Option<Decoder>,
     /// Encoded updates are differences.
     takes_differences: bool,
+    /// Elements of a row, where updates bring single rows.
+    row_width: Option<usize>,
+    /// Memory for rows that a codec made.
+    decoded: Vec<f32>,
     chunks: Vec<Chunk>,
     /// For each stream.
     streams: Vec<State>,
@@ -26,8 +31,10 @@ pub(crate) struct Replica {
 struct Chunk {
     range: Range<usize>,
     stream: usize,
-    /// `None` before its first values.
+    /// `None` before its first values. One that did not change in the last version that is whole has that one too.
     version: Option<Clock>,
+    /// The digest of its values; 0 when it is not known.
+    digest: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -58,8 +65,10 @@ impl Replica {
         codec: Option<Arc<Codec>>,
         chunks: impl IntoIterator<Item = (Range<usize>, usize)>,
     ) -> Replica {
-        let chunks: Vec<Chunk> =
-            chunks.into_iter().map(|(range, stream)| Chunk { range, stream, version: None }).collect();
+        let chunks: Vec<Chunk> = chunks
+            .into_iter()
+            .map(|(range, stream)| Chunk { range, stream, version: None, digest: 0 })
+            .collect();
         let mut streams = Vec::new();
         for (number, chunk) in (0..).zip(&chunks) {
             if streams.len() <= chunk.stream {
@@ -71,11 +80,18 @@ impl Replica {
             values: Buffer::zeroed(elements),
             decoder: None,
             takes_differences: false,
+            row_width: None,
+            decoded: Vec::new(),
             chunks,
             streams,
         };
         replica.set_codec(codec);
         replica
+    }
+
+    /// The same for a table of rows of this width.
+    pub(crate) fn of_rows(self, width: usize) -> Replica {
+        Replica { row_width: Some(width), ..self }
     }
 
     /// Updates are made by another codec from now on.
@@ -106,57 +122,86 @@ impl Replica {
 
     /// A chunk of a stream by its place there: its number, its version and its values.
     pub(crate) fn chunk(&self, stream: usize, place: usize) -> (u32, Option<Clock>, &[f32]) {
-        let number = self.streams[stream].chunks[place];
+        let State { chunks, version } = &self.streams[stream];
+        let number = chunks[place];
         let chunk = &self.chunks[number as usize];
-        (number, chunk.version, &self.values.as_slice()[chunk.range.clone()])
+        (number, chunk.version.max(*version), &self.values.as_slice()[chunk.range.clone()])
+    }
+
+    /// Whether a chunk of a table of rows has zeros only, which need not travel.
+    pub(crate) fn is_zero(&self, stream: usize, place: usize) -> bool {
+        let values = self.chunk(stream, place).2;
+        self.row_width.is_some() && values.iter().all(|value| value.to_bits() == 0)
+    }
+
+    /// The values of a row of this width.
+    pub(crate) fn row(&self, row: u32, width: usize) -> &[f32] {
+        &self.values.as_slice()[row as usize * width..][..width]
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.values.memory_bytes()
+        self.values.memory_bytes() + self.decoded.capacity() * 4
     }
 
     /// The values of a stream may be anything: all of it is to be sent again.
     pub(crate) fn forget(&mut self, stream: usize) {
         self.streams[stream].version = None;
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.stream == stream) {
-            chunk.version = None;
+            (chunk.version, chunk.digest) = (None, 0);
         }
     }
 
     /// Takes an update of a stream.
     pub(crate) fn take(&mut self, stream: usize, update: &Update, payload: &[u8]) -> Taken {
         let piece = update.piece;
+        if piece.is_last && update.form == (Form::Rows { count: 0 }) {
+            return self.end_version(stream, update, payload);
+        }
         let Some(chunk) = self.chunks.get_mut(piece.chunk as usize).filter(|chunk| chunk.stream == stream)
         else {
             return Taken::Missing;
         };
-        if self.streams[stream].chunks.get(piece.sequence as usize) != Some(&piece.chunk) {
+        let State { chunks, version } = &self.streams[stream];
+        if chunks.get(piece.sequence as usize) != Some(&piece.chunk) {
             return Taken::Missing;
         }
-        let is_difference = update.form == Form::Encoded && self.takes_differences;
+        let version = chunk.version.max(*version);
         let held = &mut self.values.as_mut_slice()[chunk.range.clone()];
-        let taken = if chunk.version >= Some(update.version) {
+        let follows = version.and_then(|version| version.checked_add(1)) == Some(update.version);
+        let taken = if version >= Some(update.version) {
             Taken::Known
-        } else if is_difference {
-            let follows = chunk.version.and_then(|version| version.checked_add(1)) == Some(update.version);
-            let decoder = self.decoder.as_mut().filter(|_| follows);
-            match decoder.map(|decoder| decoder.decode_onto(payload, held)) {
-                Some(Ok(())) => Taken::Applied,
-                Some(Err(_)) | None => Taken::Missing,
-            }
         } else {
-            let is_read = match (update.form, &mut self.decoder) {
-                (Form::Encoded, Some(decoder)) => decoder.decode(payload, held).is_ok(),
-                (Form::Dense(DType::F32), _) => store::floats(payload)
+            let is_read = match (update.form, self.row_width, &mut self.decoder) {
+                (Form::Dense(DType::F32), Some(_), _) if payload.is_empty() => {
+                    held.fill(0.0);
+                    true
+                }
+                (Form::Dense(DType::F32), ..) => store::floats(payload)
                     .filter(|values| values.len() == held.len())
                     .map(|values| held.copy_from_slice(values))
                     .is_some(),
+                (Form::Encoded, None, Some(decoder)) if self.takes_differences => {
+                    follows && decoder.decode_onto(payload, held).is_ok()
+                }
+                (Form::Encoded, None, Some(decoder)) => decoder.decode(payload, held).is_ok(),
+                (Form::EncodedRows { count: 0 }, Some(_), Some(decoder)) if self.takes_differences => {
+                    follows && decoder.decode_onto(payload, held).is_ok()
+                }
+                // Rows that are not in it are those of the version before.
+                (Form::EncodedRows { count }, Some(width), Some(decoder)) if !self.takes_differences => {
+                    let rows = RowsUpdate::read(payload, count, width, held.len()).filter(|_| follows);
+                    rows.is_some_and(|rows| rows.decode(decoder, &mut self.decoded, held))
+                }
+                (Form::Rows { count }, Some(width), _) => {
+                    let rows = RowsUpdate::read(payload, count, width, held.len()).filter(|_| follows);
+                    rows.is_some_and(|rows| rows.copy(held))
+                }
                 _ => false,
             };
             if is_read { Taken::Applied } else { Taken::Missing }
         };
         if taken == Taken::Applied {
-            chunk.version = Some(update.version);
+            (chunk.version, chunk.digest) = (Some(update.version), 0);
         }
         if taken == Taken::Missing || !piece.is_last {
             return taken;
@@ -167,15 +212,43 @@ impl Replica {
         }
     }
 
+    /// All frames of a version of a table of rows have come; the payload lists the chunks that changed, by their place in the stream.
+    fn end_version(&mut self, stream: usize, update: &Update, payload: &[u8]) -> Taken {
+        let Some(State { chunks, version }) = self.streams.get(stream).filter(|_| self.row_width.is_some())
+        else {
+            return Taken::Missing;
+        };
+        if *version >= Some(update.round) {
+            return Taken::Known;
+        }
+        let follows = version.and_then(|version| version.checked_add(1)) == Some(update.round);
+        let has_changed = |place: &[u8; 4]| {
+            let number = chunks.get(u32::from_le_bytes(*place) as usize);
+            number.is_some_and(|number| self.chunks[*number as usize].version >= Some(update.round))
+        };
+        let (changed, rest) = payload.as_chunks::<4>();
+        if !follows || !rest.is_empty() || !changed.iter().all(has_changed) {
+            return Taken::Missing;
+        }
+        // A chunk may be newer: its values were read when they left.
+        let is_newer = |number: &u32| self.chunks[*number as usize].version > Some(update.round);
+        let is_compared = update.digest != 0 && !chunks.iter().any(is_newer);
+        if is_compared && self.digest(stream) != update.digest {
+            return Taken::Differs;
+        }
+        self.streams[stream].version = Some(update.round);
+        Taken::Applied
+    }
+
     /// All frames of a version have come.
     fn complete(&mut self, stream: usize, version: Clock, digest: u64) -> Result<(), Taken> {
-        let versions =
-            || self.streams[stream].chunks.iter().map(|&number| self.chunks[number as usize].version);
+        let versions = || (0..self.chunk_count(stream)).map(|place| self.chunk(stream, place).1);
         if versions().any(|has| has < Some(version)) {
             return Err(Taken::Missing);
         }
         // A chunk may be newer: its values were read when they left.
-        if digest != 0 && versions().all(|has| has == Some(version)) && self.digest(stream) != digest {
+        let is_compared = digest != 0 && versions().all(|has| has == Some(version));
+        if is_compared && self.digest(stream) != digest {
             return Err(Taken::Differs);
         }
         let state = &mut self.streams[stream];
@@ -183,11 +256,15 @@ impl Replica {
         Ok(())
     }
 
-    /// The digest of a stream's values.
-    pub(crate) fn digest(&self, stream: usize) -> u64 {
+    /// The digest of a stream's values: of chunks that have not changed it is known.
+    pub(crate) fn digest(&mut self, stream: usize) -> u64 {
         let mut digest = Digest::new();
-        for place in 0..self.chunk_count(stream) {
-            digest.take(self.chunk(stream, place).2);
+        for &number in &self.streams[stream].chunks {
+            let chunk = &mut self.chunks[number as usize];
+            if chunk.digest == 0 {
+                chunk.digest = Digest::of_chunk(&self.values.as_slice()[chunk.range.clone()]);
+            }
+            digest.take(chunk.digest);
         }
         digest.finish()
     }

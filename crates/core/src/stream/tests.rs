@@ -87,9 +87,13 @@ impl Bench {
         let form = if is_encoded { Form::Encoded } else { Form::PLAIN };
         let body = Body::Counted(vec![7; 10].into());
         self.act(|stream, _, send| {
-            stream.publish(Update { form, ..update(index, round) }, &body, 10, &mut |to, frame| {
-                send(to, frame)
-            });
+            stream.publish(
+                Time::ZERO,
+                Update { form, ..update(index, round) },
+                &body,
+                10,
+                &mut |to, frame| send(to, frame),
+            );
         })
     }
 
@@ -106,7 +110,7 @@ impl Bench {
 
     fn note_seen(&mut self, rank: u32, version: Clock) -> Sent {
         self.act(|stream, chunks, send| {
-            stream.note_seen(worker(rank), version, chunks, &mut |to, frame| send(to, frame));
+            stream.note_seen(Time::ZERO, worker(rank), version, chunks, &mut |to, frame| send(to, frame));
         })
     }
 }
@@ -274,7 +278,7 @@ fn a_replica_that_differs_says_so() {
     };
     all_but_last(&mut replica, 0);
     let mut digest = Digest::new();
-    (0..CHUNKS).for_each(|_| digest.take(&[5.0; ELEMENTS]));
+    (0..CHUNKS).for_each(|_| digest.take(Digest::of_chunk(&[5.0; ELEMENTS])));
     let last = Update { digest: digest.finish(), ..update(CHUNKS - 1, 0) };
     assert_eq!(replica.take(0, &last, &plain(5.5)), Taken::Differs);
     assert_eq!(replica.version(0), None);

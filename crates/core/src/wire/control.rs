@@ -4,6 +4,7 @@
 use super::bounded::sequence;
 use super::{Change, Header, Kind, Plan, WireError};
 use crate::address::Addresses;
+use crate::bandwidth::{Probe, Reading};
 use crate::consistency::Question;
 use crate::limits;
 use crate::policy::{JobPolicies, PolicyOverride};
@@ -159,6 +160,16 @@ pub enum Control {
         /// The worker.
         relay: WorkerId,
     },
+    /// A frame of a train that tells what the link to its receiver carries.
+    Probe(Probe),
+    /// Back to who sent a train, or a push: what was read of the link.
+    Measured(Reading),
+    /// Worker to a shard whose streams it passes on: the slowest of the links over which it does so and which carry less than
+    /// their codec needs.
+    Behind {
+        /// What was read of it; nothing when all carry enough.
+        lacking: Option<Reading>,
+    },
 }
 
 /// From whom a worker gets a shard's streams.
@@ -240,6 +251,9 @@ impl Control {
             Control::Reached { .. } => "reached",
             Control::Routes(_) => "routes",
             Control::Unreachable { .. } => "unreachable",
+            Control::Probe(_) => "probe",
+            Control::Measured(_) => "measured",
+            Control::Behind { .. } => "behind",
         }
     }
 }

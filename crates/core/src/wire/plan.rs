@@ -5,6 +5,7 @@ use crate::address::Addresses;
 use crate::limits;
 use crate::placement::Part;
 use crate::policy::{Policy, PolicyOverride};
+use crate::status::PackNames;
 use crate::table::{Chunk, TableSpec, chunks, chunks_at_most, repeated_name, tables};
 use crate::types::{Clock, ProcessId, ServerId, ShardId, TableId, WorkerId};
 use serde::{Deserialize, Serialize};
@@ -141,6 +142,15 @@ pub enum Change {
 impl Plan {
     /// The epoch that a job begins in.
     pub const FIRST_EPOCH: u32 = 1;
+
+    /// The tables that are packs, with the names of their layers.
+    pub fn packs(&self) -> Vec<PackNames> {
+        let names = |table: &TableSpec| PackNames {
+            table: table.name.clone(),
+            layers: table.layers.iter().map(|layer| layer.name.clone()).collect(),
+        };
+        self.tables.iter().filter(|table| table.is_pack()).map(names).collect()
+    }
 
     /// Makes the change of an epoch. A change that does not fit (a worker joins that is there, or one leaves that is not) leaves
     /// only the epoch's number behind.

@@ -73,6 +73,8 @@ pub(super) struct Plain<'a> {
     pub(super) missing: &'a Missing,
     /// The parameters that it was computed with.
     pub(super) parameters: &'a [f32],
+    /// A link that it travels over carries less than the codec needs.
+    pub(super) lacks_room: bool,
 }
 
 /// The payloads of a push in a buffer.
@@ -570,6 +572,7 @@ fn context<'a>(sender: Sender, layout: &Layout, plain: &Plain<'a>, number: u32, 
         layer_elements: layout.elements() as u64,
         parameters: plain.parameters.get(elements_of(&chunk)).unwrap_or(&[]),
         plan: None,
+        lacks_room: plain.lacks_room,
     }
 }
 
@@ -623,6 +626,7 @@ mod tests {
                 followed: None,
                 missing: &Missing::default(),
                 parameters: &[],
+                lacks_room: false,
             };
             codec.encode(&layout, NonFinite::Reject, &plain, &Alone).map(|made| made.payloads.chunks.len())
         };

@@ -40,6 +40,10 @@ pub(super) struct LocalTable {
     answers: Answers,
     /// Where it is broadcast: its values as they were, from which pulls are answered.
     replica: Option<Replica>,
+    /// What the codec of its versions needs links to carry.
+    versions_need: Option<f64>,
+    /// A link that pushes travel over carries less than their codec needs.
+    lacks_room: bool,
     /// What a reader holds back of it.
     staged: Option<StagedTable>,
     access: Access,
@@ -117,6 +121,8 @@ impl LocalTable {
             meanwhile: Meanwhile::default(),
             answers: Answers::default(),
             replica: None,
+            versions_need: None,
+            lacks_room: false,
             staged: None,
             access: Access::Full,
             staged_type: DType::F32,
@@ -168,7 +174,10 @@ impl LocalTable {
 
     /// Takes updates that this codec makes from now on. The codec of the answers that the replica gives.
     fn replicate(&mut self, updates: Codec) -> Codec {
-        let codec = (!updates.is_none()).then(|| Arc::new(updates));
+        self.versions_need = updates.needs_bandwidth();
+        let is_sparse = self.layout.is_sparse();
+        let of_rows = |codec: Codec| if is_sparse { codec.of_rows() } else { codec };
+        let codec = (!updates.is_none()).then(|| Arc::new(of_rows(updates)));
         match &mut self.replica {
             Some(replica) => replica.set_codec(codec),
             None => {
@@ -179,7 +188,9 @@ impl LocalTable {
                     let streams = layout.chunks().map(|(_, chunk)| stream(chunk.shard));
                     self.staged = Some(StagedTable::new(streams));
                 }
-                self.replica = Some(Replica::new(layout.elements(), codec, chunks));
+                let replica = Replica::new(layout.elements(), codec, chunks);
+                let width = layout.row_width();
+                self.replica = Some(if is_sparse { replica.of_rows(width) } else { replica });
             }
         }
         Codec::default()
@@ -192,6 +203,26 @@ impl LocalTable {
 
     pub(super) fn replica_mut(&mut self) -> Option<&mut Replica> {
         self.replica.as_mut()
+    }
+
+    /// What every link must carry for its pushes to be as their codec makes them with room, where that matters.
+    pub(super) fn pushes_need(&self) -> Option<f64> {
+        self.codec.as_ref()?.needs_bandwidth()
+    }
+
+    /// The same for versions that are broadcast.
+    pub(super) fn versions_need(&self) -> Option<f64> {
+        self.versions_need
+    }
+
+    /// The codec of pushes that holds, once there is a plan.
+    pub(super) fn push_codec(&self) -> Option<&Codec> {
+        self.codec.as_deref()
+    }
+
+    /// Whether links over which it is pushed have less than that.
+    pub(super) fn set_lacks_room(&mut self, lacks_room: bool) {
+        self.lacks_room = lacks_room;
     }
 
     /// What a reader holds back of it.
@@ -408,6 +439,7 @@ impl LocalTable {
             pool: self.parameters.pool().clone(),
             allocator: allocator.clone(),
             parameters: codec.needs_parameters().then(|| self.parameters.read()).flatten(),
+            lacks_room: self.lacks_room,
         };
         Part::new(table, source, codec, surroundings)
     }

@@ -1,7 +1,7 @@
 //! A worker's regular reports to the coordinator.
 
 use crate::limits;
-use crate::status::WorkerReport;
+use crate::status::{LinksReport, WorkerReport};
 use crate::types::{Clock, TableId, Time};
 
 /// A worker's report, and when the next one is due.
@@ -30,9 +30,15 @@ impl Reporter {
     }
 
     /// The report that is sent now.
-    pub(super) fn take(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
+    pub(super) fn take(
+        &mut self,
+        now: Time,
+        waiting: Option<String>,
+        links: Option<LinksReport>,
+    ) -> WorkerReport {
         self.due = now + limits::HEARTBEAT_EVERY;
         self.report.waiting = waiting;
+        self.report.links = links;
         self.report.clone()
     }
 
@@ -65,7 +71,7 @@ mod tests {
         reporter.set_slabs(vec![TableId(1)]);
         (0..2).for_each(|_| reporter.note_pushed(10));
         (0..2).for_each(|_| reporter.note_pulled(100));
-        let report = reporter.take(Time(5), Some("others".into()));
+        let report = reporter.take(Time(5), Some("others".into()), None);
         assert_eq!((report.clock, report.bytes_pushed, report.bytes_pulled), (4, 20, 200));
         assert_eq!((report.waiting.as_deref(), &report.slabs[..]), (Some("others"), &[TableId(1)][..]));
         assert_eq!((reporter.report(), reporter.due()), (&report, Time(5) + limits::HEARTBEAT_EVERY));

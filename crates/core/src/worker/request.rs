@@ -351,8 +351,20 @@ impl Request {
         self.wants_params() && table.replica_has(self.shard, clock, at_once)
     }
 
-    /// Puts a replica's values of the shard where the answer belongs.
-    pub(super) fn take_replica(&mut self, table: &mut LocalTable) {
+    /// Puts a replica's values of the shard where the answer belongs; `rows` is the memory for single ones, and empty when the ticket
+    /// was given up.
+    pub(super) fn take_replica(&mut self, table: &mut LocalTable, rows: &mut [f32]) {
+        if let RequestKind::Pull { rows: Some(places), .. } = &self.kind {
+            self.received = places.len();
+            let (Some(replica), width) = (table.replica(), table.layout().row_width()) else { return };
+            for RowPlace { row, place } in places {
+                let start = *place as usize * width;
+                if let Some(target) = rows.get_mut(start..start + width) {
+                    target.copy_from_slice(replica.row(*row, width));
+                }
+            }
+            return;
+        }
         let destination = table.destination(self.fetch, self.shard, false);
         let (layout, replica) = (table.layout(), table.replica());
         self.received = layout.chunks_of(self.shard).len();

@@ -266,9 +266,10 @@ impl Session {
         self.relays.get_mut(&worker).into_iter().for_each(Link::connected);
     }
 
-    /// Whether frames can be sent on a connection that leads to a shard or to somebody who passes its streams on.
+    /// Whether frames can be sent on a connection to a shard, to somebody who passes its streams on, or to whom they are passed on.
     pub(super) fn is_connected(&self, connection: ConnectionId) -> bool {
         match connection {
+            ConnectionId::Node(NodeId::Worker(follower)) => self.followers.contains(&follower),
             ConnectionId::RelayedBy(worker) => self.is_relay_up(worker),
             other => other.shard().is_some_and(|shard| self.is_up(shard)),
         }
@@ -431,7 +432,11 @@ impl Session {
     }
 
     pub(super) fn log(&mut self, line: String) {
-        self.outputs[FIRST].push_back(Output::Log(Level::Warn, line));
+        self.note(Level::Warn, line);
+    }
+
+    pub(super) fn note(&mut self, level: Level, line: String) {
+        self.outputs[FIRST].push_back(Output::Log(level, line));
     }
 
     /// The next output for a loop.

@@ -5,6 +5,7 @@
 
 use super::session::Session;
 use super::tables::Tables;
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::stream::{Chunks, Replica, Stream};
@@ -35,6 +36,8 @@ pub(super) struct Streams {
     patience: Patience,
     /// Those that others follow here.
     passed_on: BTreeMap<StreamId, Stream>,
+    /// Bytes of payloads that were passed on.
+    bytes_relayed: u64,
 }
 
 /// What was here when it was last looked at.
@@ -82,8 +85,19 @@ impl Chunks for ReplicaChunks<'_> {
             form: Form::PLAIN,
             digest: 0,
         };
+        if self.replica.is_zero(self.stream, index) {
+            return Some(Frame { header: update.header(0), body: Body::Empty });
+        }
         let bytes: &[u8] = bytemuck::cast_slice(values);
         Some(Frame { header: update.header(bytes.len()), body: Body::Counted(bytes.into()) })
+    }
+}
+
+/// Sends to those that streams are passed on to, and counts the bytes.
+fn relaying<'a>(session: &'a mut Session, bytes: &'a mut u64) -> impl FnMut(ConnectionId, Frame) + 'a {
+    move |to, frame| {
+        *bytes += u64::from(frame.header.payload_bytes);
+        session.send(to, frame);
     }
 }
 
@@ -237,7 +251,7 @@ impl Streams {
         for (&id, stream) in self.passed_on.iter_mut().filter(|(id, _)| changed.contains(&id.table)) {
             if let Some(chunks) = chunks_of(tables, id) {
                 stream.skip_to(chunks.replica.version(chunks.stream));
-                stream.restart(&chunks, &mut |to, frame| session.send(to, frame));
+                stream.restart(&chunks, &mut relaying(session, &mut self.bytes_relayed));
             }
         }
     }
@@ -306,7 +320,7 @@ impl Streams {
             if !stream.is_followed() {
                 stream.skip_to(chunks.replica.version(chunks.stream));
             }
-            stream.subscribe(to, *position, &chunks, &mut |to, frame| session.send(to, frame));
+            stream.subscribe(to, *position, &chunks, &mut relaying(session, &mut self.bytes_relayed));
         }
     }
 
@@ -318,7 +332,7 @@ impl Streams {
         }
     }
 
-    /// A worker that streams are passed on to has a version.
+    /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         session: &mut Session,
@@ -326,10 +340,15 @@ impl Streams {
         from: ConnectionId,
         id: StreamId,
         version: Clock,
-    ) {
-        if let (Some(stream), Some(chunks)) = (self.passed_on.get_mut(&id), chunks_of(tables, id)) {
-            stream.note_seen(from, version, &chunks, &mut |to, frame| session.send(to, frame));
-        }
+        now: Time,
+    ) -> Option<Reading> {
+        let (stream, chunks) = (self.passed_on.get_mut(&id)?, chunks_of(tables, id)?);
+        stream.note_seen(now, from, version, &chunks, &mut relaying(session, &mut self.bytes_relayed))
+    }
+
+    /// Whether everybody whom streams are passed on to has all of them.
+    pub(super) fn is_settled(&self) -> bool {
+        self.passed_on.values().all(Stream::is_settled)
     }
 
     /// A frame has come that brings a stream on.
@@ -337,13 +356,32 @@ impl Streams {
         *self.taken.entry(id).or_default() += 1;
     }
 
+    /// A frame has come that is not passed on, since its chunk is newer here.
+    pub(super) fn note_known(&mut self, id: StreamId, update: &Update) {
+        if let Some(stream) = self.passed_on.get_mut(&id) {
+            stream.note_known(update);
+        }
+    }
+
     /// Passes a frame on as it is, if somebody follows its stream here.
-    pub(super) fn pass_on(&mut self, session: &mut Session, id: StreamId, update: Update, payload: &[u8]) {
+    pub(super) fn pass_on(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        id: StreamId,
+        update: Update,
+        payload: &[u8],
+    ) {
         let count = self.passed_on.len();
         let Some(stream) = self.passed_on.get_mut(&id).filter(|stream| stream.is_followed()) else { return };
         let body = Body::Counted(payload.into());
-        stream.publish(update, &body, payload.len(), &mut |to, frame| session.send(to, frame));
+        stream.publish(now, update, &body, payload.len(), &mut relaying(session, &mut self.bytes_relayed));
         stream.trim(limits::STREAM_LOG_BYTES / count);
+    }
+
+    /// Bytes of payloads that were passed on.
+    pub(super) fn bytes_relayed(&self) -> u64 {
+        self.bytes_relayed
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

@@ -65,6 +65,8 @@ pub(super) struct Surroundings {
     pub(super) allocator: Arc<dyn Allocate>,
     /// The parameters, where the codec compares a gradient with them and a slab does not have them.
     pub(super) parameters: Option<Lease>,
+    /// A link that it travels over carries less than the codec needs.
+    pub(super) lacks_room: bool,
 }
 
 /// A gradient as the application brought it.
@@ -128,6 +130,7 @@ impl Source<'_> {
                 missing: slab.missing(),
                 // Codecs that compare a gradient with the parameters find them in the slab.
                 parameters: slab.values(),
+                lacks_room: surroundings.lacks_room,
             },
             (Source::Given(gradient, missing), None) => Plain {
                 clock,
@@ -136,6 +139,7 @@ impl Source<'_> {
                 followed: None,
                 missing,
                 parameters,
+                lacks_room: surroundings.lacks_room,
             },
             (Source::Slab(_), None) => Plain {
                 clock,
@@ -144,6 +148,7 @@ impl Source<'_> {
                 followed: None,
                 missing: &NOTHING,
                 parameters,
+                lacks_room: surroundings.lacks_room,
             },
         }
     }

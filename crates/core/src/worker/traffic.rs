@@ -7,6 +7,7 @@ use super::WorkerError;
 use super::allocation::Allocation;
 use super::gradient::PullOptions;
 use super::layout::Share;
+use super::links::{Idle, Links};
 use super::local_table::LocalTable;
 use super::partial_pull::PartialPulls;
 use super::reporter::Reporter;
@@ -28,7 +29,7 @@ use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
-use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -52,6 +53,7 @@ pub(super) struct Traffic {
     submitting: Vec<Clock>,
     tickets: Tickets,
     streams: Streams,
+    links: Links,
     /// Requests that a replica will answer; some may have been given up since.
     awaited: BTreeMap<StreamId, Vec<u64>>,
     /// Of a reader: the versions that it has.
@@ -71,6 +73,7 @@ impl Traffic {
             submitting: Vec::new(),
             tickets: Tickets::default(),
             streams: Streams::default(),
+            links: Links::default(),
             awaited: BTreeMap::new(),
             staging: None,
             reporter: Reporter::new(now),
@@ -157,6 +160,10 @@ impl Traffic {
             }
         } else if access == Access::WriteOnly {
             session.set_reached(None);
+        }
+        if let Some(why) = self.links.refusal(session, &self.tables) {
+            session.fail(WorkerError::Table(why));
+            return false;
         }
         session.enter(now, plan, &self.tables.shards());
         if access == Access::ReadOnly {
@@ -248,6 +255,7 @@ impl Traffic {
             }
         }
         self.streams.restart(session, &self.tables, &changed);
+        self.links.follow(session, now, &mut self.tables);
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
@@ -262,10 +270,12 @@ impl Traffic {
     }
 
     /// After a (new) connection to a shard: sends again what it may have missed.
-    pub(super) fn resume_with_shard(&mut self, session: &mut Session, shard: ShardId) {
+    pub(super) fn resume_with_shard(&mut self, session: &mut Session, now: Time, shard: ShardId) {
         let mine = self.requests.numbers(|request| request.shard() == shard);
         mine.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.settle(session, &self.tables);
+        self.links.follow(session, now, &mut self.tables);
+        self.links.resume(session, shard);
     }
 
     /// Leaves once every server has what was pushed: one that hears of the leave first would refuse the rest.
@@ -305,11 +315,13 @@ impl Traffic {
         self.partial_pulls.handle_timeout(now);
         self.publish_partial();
         self.watch_streams(session, now);
+        self.probe_links(session, now);
     }
 
     /// When [`Traffic::handle_timeout`] wants to be called.
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        self.partial_pulls.next_timeout().into_iter().chain(self.streams.next_timeout()).min()
+        let streams = [self.streams.next_timeout(), self.links.next_timeout()];
+        self.partial_pulls.next_timeout().into_iter().chain(streams.into_iter().flatten()).min()
     }
 
     // Requests.
@@ -458,6 +470,7 @@ impl Traffic {
             }
         }
         self.tickets.file(ticket, Pending::new(kind, now).expecting(0, answers).with_rows(elements));
+        self.answer_at_once(now, index);
         Ok(ticket)
     }
 
@@ -692,23 +705,58 @@ impl Traffic {
     }
 
     /// A connection is gone, and with it the streams that came over it, or went.
-    pub(super) fn lose_streams(&mut self, session: &mut Session, connection: ConnectionId) {
+    pub(super) fn lose_streams(&mut self, session: &mut Session, now: Time, connection: ConnectionId) {
         self.streams.lose(session, &self.tables, connection);
+        self.links.lose(session, now, connection, &mut self.tables);
+    }
+
+    /// Looks after links that codecs follow.
+    fn probe_links(&mut self, session: &mut Session, now: Time) {
+        if self.links.are_watched() {
+            let pushes = self.submitting.is_empty() && self.requests.oldest_unacknowledged().is_none();
+            self.links.send_probes(session, now, Idle { pushes, streams: self.streams.is_settled() });
+        }
+    }
+
+    /// What a peer says of the link between it and this worker.
+    pub(super) fn handle_reading(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+    ) {
+        match message {
+            Control::Probe(probe) => self.links.note_probe(session, now, from, &probe),
+            Control::Measured(reading) => self.links.note(session, now, from, reading, &mut self.tables),
+            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+        }
     }
 
     /// What a worker says to which streams are passed on, or are to be.
-    pub(super) fn handle_follower(&mut self, session: &mut Session, from: ConnectionId, message: Control) {
-        let Traffic { streams, tables, .. } = self;
+    pub(super) fn handle_follower(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        from: ConnectionId,
+        message: Control,
+    ) {
+        let Traffic { streams, tables, links, .. } = self;
         match message {
             Control::Subscribe { shard, positions, .. } => {
                 streams.subscribe(session, tables, from, shard, &positions);
+                if let ConnectionId::Node(NodeId::Worker(follower)) = from {
+                    links.add(now, follower);
+                }
             }
             Control::Unsubscribe { shard, tables } => streams.unsubscribe(from, shard, &tables),
             Control::Seen { shard, table, version } => {
                 let id = StreamId { table: table.0 as usize, shard };
-                streams.note_seen(session, tables, from, id, version);
+                if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
+                    links.note(session, now, from, reading, tables);
+                }
             }
-            other => session.log(format!("ignored a `{}` message from {from}", other.name())),
+            other => self.handle_reading(session, now, from, other),
         }
     }
 
@@ -732,6 +780,7 @@ impl Traffic {
         let id = StreamId { table: update.table.0 as usize, shard };
         let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
+        self.links.disturb(payload.len());
         if self.staging.is_some() {
             return self.stage_update(session, now, from, id, &update, payload);
         }
@@ -741,15 +790,15 @@ impl Traffic {
         match taken {
             Taken::Applied => {
                 self.streams.count(id);
-                self.streams.pass_on(session, id, update, payload);
+                self.streams.pass_on(session, now, id, update, payload);
             }
             // The end of a version matters, whatever brought its chunks.
-            Taken::Known if version > before => self.streams.pass_on(session, id, update, payload),
-            Taken::Known => {}
+            Taken::Known if version > before => self.streams.pass_on(session, now, id, update, payload),
+            Taken::Known => self.streams.note_known(id, &update),
             Taken::Missing => self.streams.note_gap(session, now, &self.tables, id),
             Taken::Differs => {
                 // Each of those behind this worker compares for itself.
-                self.streams.pass_on(session, id, update, payload);
+                self.streams.pass_on(session, now, id, update, payload);
                 replica.forget(stream);
                 let name = local.name();
                 session.log(format!(
@@ -865,7 +914,8 @@ impl Traffic {
             if !request.is_answered_by(local) {
                 return true;
             }
-            request.take_replica(local);
+            let rows = self.tickets.get_mut(request.ticket()).map_or(&mut [][..], Pending::rows_mut);
+            request.take_replica(local, rows);
             self.end_answer(now, id, Ok(()), false);
             false
         });
@@ -996,8 +1046,8 @@ impl Traffic {
 
     // Reports.
 
-    pub(super) fn report(&self) -> &WorkerReport {
-        self.reporter.report()
+    pub(super) fn report(&self) -> WorkerReport {
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
     }
 
     /// When the next report is due.
@@ -1012,7 +1062,8 @@ impl Traffic {
 
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
-        self.reporter.take(now, waiting)
+        let report = self.reporter.take(now, waiting, self.links.report(now));
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..report }
     }
 
     /// Counts against what they count.

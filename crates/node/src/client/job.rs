@@ -326,7 +326,7 @@ impl Job {
 
     /// Bytes moved so far.
     pub fn report(&self) -> WorkerReport {
-        self.shared.lock().worker.report().clone()
+        self.shared.lock().worker.report()
     }
 
     /// Leaves the job in good order. It cannot be used any more, nor can its tables.

@@ -93,15 +93,25 @@ fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
 /// How many directions have a codec.
 fn codecs(scenario: &Scenario) -> u64 {
     let axes = [Axis::Codec, Axis::AnswerCodec];
-    axes.iter().filter(|axis| scenario.policy.get(**axis) != "none").count() as u64
+    axes.iter().filter(|axis| has_codec(scenario, **axis)).count() as u64
 }
 
-/// Arrays of a table that is broadcast: without a codec only the one that receivers have.
+/// Whether a direction has one, for some table and at some time.
+fn has_codec(scenario: &Scenario, axis: Axis) -> bool {
+    let switches = scenario.switches.iter().map(|switch| &switch.change);
+    let mut exceptions = scenario.overrides.iter().chain(switches);
+    let is_codec = |text: &str| text != "none";
+    is_codec(scenario.policy.get(axis))
+        || exceptions.any(|rule| rule.policies.get(axis).is_some_and(is_codec))
+}
+
+/// Arrays of a table that is broadcast: without a codec only the one that receivers have, unless single rows travel.
 fn streams(scenario: &Scenario) -> u64 {
-    match (scenario.policy.is_broadcast(), scenario.policy.get(Axis::AnswerCodec)) {
+    let has_rows = scenario.tables.iter().any(|table| table.rows);
+    match (scenario.policy.is_broadcast(), has_codec(scenario, Axis::AnswerCodec) || has_rows) {
         (false, _) => 0,
-        (true, "none") => 2,
-        (true, _) => ARRAYS_OF_A_STREAM,
+        (true, false) => 2,
+        (true, true) => ARRAYS_OF_A_STREAM,
     }
 }
 

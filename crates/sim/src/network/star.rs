@@ -97,7 +97,8 @@ mod tests {
     }
 
     fn send(network: &mut Network, at: u64, (from, to): (HostId, HostId), payload_bytes: usize) -> Passage {
-        network.send(Time(at), Parcel { from, to, flow: 0, payload_bytes }, &mut Prng::new(1))
+        let bytes = network.wire_bytes(None, payload_bytes);
+        network.send(Time(at), Parcel { from, to, flow: 0, bytes }, &mut Prng::new(1))
     }
 
     #[test]
@@ -115,8 +116,8 @@ mod tests {
         let mut network = network();
         let one = send(&mut network, 0, (A, C), 936);
         let two = send(&mut network, 0, (B, C), 936);
-        let one_done = network.receive(one.head, A, C, one.tail, 936);
-        let two_done = network.receive(two.head, B, C, two.tail, 936);
+        let one_done = network.receive(one.head, A, C, one.tail, 1024);
+        let two_done = network.receive(two.head, B, C, two.tail, 1024);
         assert_eq!((one_done, two_done), (Time(11_024), Time(12_048)));
         assert_eq!(network.usage(C).busy_in, Duration::from_nanos(2048));
     }

@@ -7,7 +7,7 @@ use super::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-const FRAME: usize = 8000 - HEADER_BYTES;
+const FRAME: u64 = 8000;
 
 #[derive(Debug, Clone, Copy)]
 struct Transfer {
@@ -56,7 +56,7 @@ fn run(network: &mut Network, transfers: &[Transfer], look_at: f64) -> (Vec<f64>
                     continue;
                 }
                 sent[flow] += 1;
-                let parcel = Parcel { from: HostId(from), to: HostId(to), flow, payload_bytes: FRAME };
+                let parcel = Parcel { from: HostId(from), to: HostId(to), flow, bytes: FRAME };
                 network.send_shared(at, parcel, flow as u32, &mut dice)
             }
             (None, _) if network.is_idle() => return (ends, seen),
@@ -80,7 +80,7 @@ fn close(value: f64, expected: f64, tolerance: f64) {
 fn one_frame_takes_what_it_takes_over_a_star() {
     let mut shared = rack();
     let mut star = Network::star(config());
-    let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, payload_bytes: FRAME };
+    let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, bytes: FRAME };
     let passage = star.send(Time::ZERO, parcel, &mut Prng::new(1));
     let received = star.receive(passage.head, HostId(0), HostId(1), passage.tail, FRAME);
     let (ends, _) = run(&mut shared, &[transfer(0, 1, 1)], 0.0);
@@ -107,9 +107,9 @@ fn a_flow_of_small_frames_gets_as_many_bytes_as_one_of_large_frames() {
     let mut network = rack();
     let mut dice = Prng::new(1);
     let mut through = [0u64; 2];
-    for (flow, payload_bytes, frames) in [(0, 90_000 - HEADER_BYTES, 100), (1, 1000 - HEADER_BYTES, 9000)] {
+    for (flow, bytes, frames) in [(0, 90_000, 100), (1, 1000, 9000)] {
         for _ in 0..frames {
-            let parcel = Parcel { from: HostId(0), to: HostId(1 + flow as u32), flow, payload_bytes };
+            let parcel = Parcel { from: HostId(0), to: HostId(1 + flow as u32), flow, bytes };
             network.send_shared(Time::ZERO, parcel, flow as u32, &mut dice);
         }
     }
@@ -238,7 +238,7 @@ fn each_switch_but_the_first_adds_a_hop_and_other_links_stay_unused() {
     for (to, switches) in [(1, 0), (2, 2), (4, 4)] {
         let latency = Duration::from_micros(10 + 3 * switches);
         assert_eq!(network.latency(HostId(0), HostId(to), &mut dice), latency);
-        let parcel = Parcel { from: HostId(0), to: HostId(to), flow: to as usize, payload_bytes: FRAME };
+        let parcel = Parcel { from: HostId(0), to: HostId(to), flow: to as usize, bytes: FRAME };
         let start = Time(u64::from(to) * 1_000_000);
         let mut through = network.send_shared(start, parcel, 0, &mut dice);
         while through.is_none() {
@@ -269,4 +269,16 @@ fn each_switch_but_the_first_adds_a_hop_and_other_links_stay_unused() {
 fn bad_numbers_are_named() {
     let config = NetworkConfig { latency_us: f64::NAN, ..Default::default() };
     assert!(config.check().unwrap_err().contains("network.latency_us"));
+}
+
+#[test]
+fn gradients_count_as_often_as_is_said() {
+    let push = Header::new(Kind::Push);
+    let other = Header::new(Kind::Update);
+    let network = |push_scale| Network::star(NetworkConfig { wire_scale: 10.0, push_scale, ..config() });
+    let bytes = |network: &Network| [&push, &other].map(|header| network.wire_bytes(Some(header), 100));
+    assert_eq!(bytes(&network(1.0)), [64 + 1280, 64 + 1280]);
+    assert_eq!(bytes(&network(0.0)), [0, 64 + 1280]);
+    let parcel = Parcel { from: HostId(0), to: HostId(1), flow: 0, bytes: 0 };
+    assert!(!rack().shares_links(&parcel) && rack().shares_links(&Parcel { bytes: 1, ..parcel }));
 }

@@ -5,6 +5,7 @@ use crate::network::{
     BackgroundConfig, BackgroundFlow, Direction, HostId, LinkId, Network, NetworkConfig, Position, Racks,
     RateChange, ThreeTier, Topology,
 };
+use paramill_core::broadcast::{self, Oversubscription};
 use paramill_core::types::{NodeId, Time};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,6 +99,32 @@ impl Hosts {
         }
         self.background.iter().for_each(|flow| network.add_background(flow));
         network
+    }
+
+    /// A host's name in addresses and in the topology.
+    pub(crate) fn name(host: HostId) -> String {
+        format!("host{}", host.0)
+    }
+
+    /// The network as a job's coordinator knows it. A star has no switches that would make a difference.
+    pub fn topology(&self, config: &NetworkConfig) -> broadcast::Topology {
+        let Some((tiers, racks)) = &self.racks else { return broadcast::Topology::default() };
+        let add = |topology: broadcast::Topology, (_, host): (Member, HostId)| {
+            let Position { edge, aggregation } = racks.position(host);
+            topology.with_host(
+                &Hosts::name(host),
+                &format!("edge{edge}"),
+                &format!("aggregation{aggregation}"),
+            )
+        };
+        let topology = self.everybody().into_iter().fold(broadcast::Topology::default(), add);
+        let ratio = |below: f64, uplink: f64| if uplink > 0.0 { (below / uplink).max(1.0) } else { 1.0 };
+        let host = config.gbit_per_s;
+        let (edge, aggregation) = (tiers.edge_uplink(host), tiers.aggregation_uplink(host));
+        topology.with_oversubscription(Oversubscription {
+            edge: ratio(host * f64::from(tiers.hosts_per_edge), edge),
+            aggregation: ratio(edge * f64::from(tiers.edges_per_aggregation), aggregation),
+        })
     }
 
     /// The network in a sentence, with every rate.

@@ -210,13 +210,12 @@ fn with_params(name: &str, params: &str) -> String {
 
 /// All registered components, as `axis/name`.
 pub(super) fn registered(registry: &Registry) -> Vec<String> {
-    let Registry { consistency, placement, optimizer, codec, broadcast: _ } = registry;
+    let Registry { consistency, placement, optimizer, codec, broadcast } = registry;
     let consistency = consistency.entries().iter().map(|entry| format!("consistency/{}", entry.name));
     let placement = placement.entries().iter().map(|entry| format!("placement/{}", entry.name));
     let optimizer = optimizer.entries().iter().map(|entry| format!("optimizer/{}", entry.name));
     let codec = codec.entries().iter().map(|entry| format!("codec/{}", entry.name));
-    // Nothing sends along trees yet; see `Components::broadcast`.
-    let broadcast = ["broadcast/none".to_owned()];
+    let broadcast = broadcast.entries().iter().map(|entry| format!("broadcast/{}", entry.name));
     consistency.chain(placement).chain(optimizer).chain(codec).chain(broadcast).collect()
 }
 

@@ -404,8 +404,17 @@ fn broadcast(
         sync.is_ok_and(|sync| sync.model.version_needed(0).is_some() && sync.overlap)
     };
     let fits = check(registry, &with_trees);
-    if fits.is_ok() && models_of(&with_trees).all(is_possible) {
-        *scenario = with_trees;
+    if fits.is_err() || !models_of(&with_trees).all(is_possible) {
+        return Ok(());
+    }
+    *scenario = with_trees;
+    // Rows are broadcast as differences, too, which answers to their pulls cannot be.
+    if dice.chance(0.4) {
+        let text = components.text(dice, Axis::AnswerCodec, wanted)?;
+        let encoded = scenario.clone().with(Axis::AnswerCodec, text);
+        if check(registry, &encoded).is_ok() {
+            *scenario = encoded;
+        }
     }
     Ok(())
 }

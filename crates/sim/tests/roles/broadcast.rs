@@ -11,14 +11,15 @@ use paramill_core::wire::Kind;
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
 const ELEMENTS: usize = 50;
-const TREES: [&str; 6] = ["star", "chain", "kary:k=2", "rotated:degree=2", "tree:degree=3", "auto"];
+pub(super) const TREES: [&str; 6] =
+    ["star", "chain", "kary:k=2", "rotated:degree=2", "tree:degree=3", "auto"];
 
 /// Every tree with every codec.
-fn all(codecs: &[&'static str]) -> Vec<(&'static str, &'static str)> {
+pub(super) fn all(codecs: &[&'static str]) -> Vec<(&'static str, &'static str)> {
     TREES.iter().flat_map(|tree| codecs.iter().map(|codec| (*tree, *codec))).collect()
 }
 
-fn broadcast(workers: u32, servers: u32, sync: &str, tree: &str) -> JobConfig {
+pub(super) fn broadcast(workers: u32, servers: u32, sync: &str, tree: &str) -> JobConfig {
     let mut config = job(workers, servers, sync, "sgd:lr=1");
     config.policy = config.policy.with(Axis::Broadcast, tree);
     config
@@ -59,7 +60,7 @@ fn assert_all_hold_what_servers_published(bench: &Bench, workers: usize) {
 }
 
 /// Frames that ask for parameters, or answer.
-fn pulls(bench: &Bench) -> usize {
+pub(super) fn pulls(bench: &Bench) -> usize {
     [Kind::Pull, Kind::Params].iter().map(|kind| bench.tally.frames(*kind)).sum()
 }
 
@@ -376,8 +377,15 @@ fn a_table_that_is_broadcast_has_one_model_on_all_servers() {
 fn what_cannot_be_broadcast_is_refused_before_the_job_starts() {
     let rows = [TableSpec::sparse("rows", 10, 2)];
     let dense = [TableSpec::dense("w", [10])];
+    // In chunks of 32 bytes, as these jobs have them.
+    let many = [TableSpec::sparse("rows", 5 << 20, 2)];
     for (sync, tables, expected) in [
-        ("bsp", &rows, "a table of rows is not broadcast"),
+        (
+            "bsp",
+            &many,
+            "it has 1310720 chunks, and of a table of rows that is broadcast at most 1048576 are listed",
+        ),
+        ("pssp:s=3,c=0.5", &rows, "needs to know more; use bsp, ssp, asp or drop"),
         ("pssp:s=3,c=0.5", &dense, "needs to know more; use bsp, ssp, asp or drop"),
         ("psp:c=2,b=0.5", &dense, "needs to know more"),
         ("bsp:overlap=false", &dense, "there are no pulls where versions are broadcast"),
@@ -386,5 +394,52 @@ fn what_cannot_be_broadcast_is_refused_before_the_job_starts() {
         let config = broadcast(2, 2, sync, "star");
         let why = config.check_tables(&registry, tables).unwrap_err().to_string();
         assert!(why.contains(expected), "{sync}: {why}");
+    }
+}
+
+/// Nobody waits longer than for its connections: those behind it go to the shards, and back to it.
+#[test]
+fn a_relay_that_is_started_anew_passes_streams_on_at_once() {
+    for codec in ["none", "topk:0.3"] {
+        let mut config = broadcast(4, 2, "bsp", "chain");
+        config.policy = config.policy.with(Axis::AnswerCodec, codec);
+        let mut bench = started(config);
+        let mut ranks = vec![0, 1, 2, 3];
+        for attempt in 0..4 {
+            let all = ranks.clone();
+            for _ in 0..2 {
+                let tickets: Vec<(usize, Ticket)> =
+                    all.iter().map(|&worker| (worker, iterate(&mut bench, worker, 1.0))).collect();
+                for (worker, ticket) in tickets {
+                    assert_eq!(
+                        bench.outcome(worker, ticket),
+                        Some(Ok(())),
+                        "{}",
+                        bench.explain(worker, ticket)
+                    );
+                    assert_eq!(bench.worker(worker).values(W), bench.published(W, ELEMENTS));
+                }
+            }
+            // The second one of the chain dies in the middle of an iteration.
+            let others: Vec<usize> = ranks.iter().copied().filter(|worker| *worker != ranks[1]).collect();
+            let tickets: Vec<(usize, Ticket)> =
+                others.iter().map(|&worker| (worker, iterate(&mut bench, worker, 1.0))).collect();
+            bench.isolate(bench.worker_node(ranks[1]));
+            bench.pass(0.3);
+            let process = super::processes::worker(bench.now(), 10 + attempt, Some(1), None);
+            ranks[1] = bench.add(process);
+            bench.pass(0.1);
+            let spec = TableSpec::dense("w", [ELEMENTS as u64]);
+            bench.worker_mut(ranks[1]).declare(spec, vec![7.0; ELEMENTS]).expect("a table");
+            let now = bench.now();
+            let start = bench.worker_mut(ranks[1]).start(now).expect("starts once");
+            bench.pass(0.5);
+            for (worker, ticket) in tickets {
+                assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{}", bench.explain(worker, ticket));
+            }
+            assert_eq!(bench.outcome(ranks[1], start), Some(Ok(())), "{}", bench.explain(ranks[1], start));
+        }
+        let is_told = |line: &&str| line.contains("should pass on");
+        assert!(!bench.log().iter().any(is_told), "{:?}", bench.log());
     }
 }

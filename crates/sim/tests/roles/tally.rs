@@ -13,6 +13,8 @@ pub(crate) struct Tally {
     pub(crate) pushed_bytes: u64,
     /// Frames of each kind.
     sent: [usize; 16],
+    /// The bytes of their payloads.
+    bytes: [usize; 16],
 }
 
 impl Tally {
@@ -20,11 +22,17 @@ impl Tally {
     pub(crate) fn frames(&self, kind: Kind) -> usize {
         self.sent[kind as usize]
     }
+
+    /// Bytes of the payloads of a kind that were sent.
+    pub(crate) fn payload_bytes(&self, kind: Kind) -> usize {
+        self.bytes[kind as usize]
+    }
 }
 
 impl Observer<Actor> for Tally {
     fn on_sent(&mut self, frame: &FrameView<'_>, _role: &Actor) -> Result<(), String> {
         self.sent[frame.header.kind as usize] += 1;
+        self.bytes[frame.header.kind as usize] += frame.header.payload_bytes as usize;
         Ok(())
     }
 

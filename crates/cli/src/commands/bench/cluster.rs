@@ -4,7 +4,7 @@ use super::fleet::Fleet;
 use super::plan::{Exchange, Length, Schedule};
 use super::task::{Answer, Instruction, Task};
 use super::usage;
-use super::worker::{Payload, Ran};
+use super::worker::{Moment, Payload, Ran};
 use crate::args::Transport;
 use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
@@ -29,6 +29,10 @@ pub(super) struct Round {
     pub(super) worker_cpu_s: f64,
     /// Peak memory of each server, where it has a process of its own.
     pub(super) servers: Vec<ServerMemory>,
+    /// Of each worker, where parameters are broadcast.
+    pub(super) moments: Vec<Vec<Moment>>,
+    /// Bytes that any process sent or received at most, where each has a network of its own.
+    pub(super) most_link_bytes: Option<u64>,
 }
 
 /// Memory of one server.
@@ -78,9 +82,9 @@ impl Cluster {
             Length::Iterations(iterations) => iterations,
             Length::Time(time) => fitting(time, per_iteration).max(MIN_ITERATIONS),
         };
-        let before = self.cpu_seconds()?;
+        let (before, links_before) = (self.cpu_seconds()?, self.link_bytes()?);
         let ran = self.run(iterations, per_iteration)?;
-        let after = self.cpu_seconds()?;
+        let (after, links_after) = (self.cpu_seconds()?, self.link_bytes()?);
         let servers = self.server_memory(held.as_deref())?;
         self.leave()?;
         Ok(Round {
@@ -88,6 +92,11 @@ impl Cluster {
             seconds: slowest(&ran),
             longest_us: ran.iter().map(|ran| ran.longest_us).max().unwrap_or(0),
             payload: ran.iter().map(|ran| ran.payload).reduce(add).flatten(),
+            moments: ran.iter().map(|ran| ran.moments.clone()).collect(),
+            most_link_bytes: links_before.zip(links_after).map(|(before, after)| {
+                let both = before.into_iter().flatten().zip(after.into_iter().flatten());
+                both.map(|(before, after)| after.saturating_sub(before)).max().unwrap_or(0)
+            }),
             times_us: ran.into_iter().flat_map(|ran| ran.times_us).collect(),
             server_cpu_s: after.servers - before.servers,
             worker_cpu_s: after.workers - before.workers,
@@ -150,6 +159,12 @@ impl Cluster {
             seconds.workers += usage::cpu_seconds(pid, |name| !is_server(name))?;
         }
         Ok(seconds)
+    }
+
+    /// Bytes that each process has received and sent; `None` unless each has a network of its own.
+    fn link_bytes(&self) -> Result<Option<Vec<[u64; 2]>>> {
+        let processes = self.servers.iter().chain(self.workers.iter().map(|(worker, _)| worker));
+        usage::link_bytes(&processes.map(|process| self.fleet.pid(*process)).collect::<Vec<u32>>())
     }
 
     fn server_memory(&self, held: Option<&[u64]>) -> Result<Vec<ServerMemory>> {

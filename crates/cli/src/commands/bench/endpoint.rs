@@ -1,7 +1,6 @@
 //! Where the processes of an exchange run: side by side on this machine, or each behind a command that takes it to a
 //! place and an address of its own, such as a network namespace.
 
-use crate::args::ExchangeArgs;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::process::Command;
@@ -21,20 +20,19 @@ pub(super) struct Endpoints {
 
 impl Endpoints {
     /// What was typed, or why it cannot work.
-    pub(super) fn resolve(args: &ExchangeArgs) -> Result<Endpoints> {
+    pub(super) fn resolve(run_with: Option<&str>, hosts: &[String], servers: u32) -> Result<Endpoints> {
         let run_with: Vec<String> =
-            args.run_with.iter().flat_map(|text| text.split_whitespace()).map(str::to_owned).collect();
+            run_with.into_iter().flat_map(str::split_whitespace).map(str::to_owned).collect();
         ensure!(
-            args.host.is_empty() || args.host.len() == args.servers as usize,
-            "--host was given {} times: give one address for each of {} servers",
-            args.host.len(),
-            args.servers
+            hosts.is_empty() || hosts.len() == servers as usize,
+            "--host was given {} times: give one address for each of {servers} servers",
+            hosts.len()
         );
         ensure!(
             run_with.is_empty() || run_with.iter().any(|word| word.contains(NUMBER)),
             "--run-with takes all processes to the same place: put {NUMBER} where the number of the process belongs"
         );
-        Ok(Endpoints { run_with, hosts: args.host.clone() })
+        Ok(Endpoints { run_with, hosts: hosts.to_vec() })
     }
 
     /// This program, to be started as process `number`; its arguments are still to come.

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The name of the job.
 pub(super) const JOB: &str = "bench";
 /// The step that servers make unless another one is named: as little as possible.
-const OPTIMIZER: &str = "sgd:lr=0.001";
+pub(super) const OPTIMIZER: &str = "sgd:lr=0.001";
 const MAX_ROUNDS: u32 = 1000;
 const MAX_SECONDS: f64 = 3600.0;
 
@@ -97,7 +97,7 @@ impl Exchange {
             },
             pin: args.pin.clone(),
             policy: Policy::default().with(Axis::Optimizer, OPTIMIZER).under(args.policy.0.clone()),
-            endpoints: Endpoints::resolve(args)?,
+            endpoints: Endpoints::resolve(args.run_with.as_deref(), &args.host, args.servers)?,
             timeout: args.timeout.0,
         };
         ensure!(!exchange.timeout.is_zero(), "--timeout 0s: expected a time to wait");
@@ -106,14 +106,19 @@ impl Exchange {
             sync == expected,
             "--sync {sync}: an exchange is synchronous, and its figures are those of {expected}"
         );
-        exchange.pin.parse::<Pin>().context("--pin")?;
-        congestion::check(&exchange.congestion)?;
-        let job = exchange.job_config();
-        job.check(registry)?;
-        let tables: Vec<TableSpec> = exchange.tables().iter().map(|table| table.spec().clone()).collect();
-        tables.iter().try_for_each(TableSpec::check).map_err(anyhow::Error::msg)?;
-        job.check_tables(registry, &tables)?;
+        exchange.check(registry)?;
         Ok(exchange)
+    }
+
+    /// Whether the job and this system allow it.
+    pub(super) fn check(&self, registry: &Registry) -> Result<()> {
+        self.pin.parse::<Pin>().context("--pin")?;
+        congestion::check(&self.congestion)?;
+        let job = self.job_config();
+        job.check(registry)?;
+        let tables: Vec<TableSpec> = self.tables().iter().map(|table| table.spec().clone()).collect();
+        tables.iter().try_for_each(TableSpec::check).map_err(anyhow::Error::msg)?;
+        Ok(job.check_tables(registry, &tables)?)
     }
 
     /// The job as its coordinator sees it.

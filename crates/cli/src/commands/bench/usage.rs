@@ -1,6 +1,7 @@
 //! What processes took, in Linux's own books.
 
 use anyhow::{Context, Result};
+use std::collections::BTreeSet;
 use std::fs;
 
 /// Ticks of `/proc/PID/stat` in a second. It is 100 on every platform that Linux promises it for.
@@ -44,6 +45,37 @@ impl Memory {
     }
 }
 
+/// Bytes that the network of each process has received and sent; `None` if two of them share one.
+pub(super) fn link_bytes(pids: &[u32]) -> Result<Option<Vec<[u64; 2]>>> {
+    let mut networks = BTreeSet::new();
+    for pid in pids {
+        let link = format!("/proc/{pid}/ns/net");
+        networks.insert(fs::read_link(&link).with_context(|| format!("cannot read {link}"))?);
+    }
+    if networks.len() < pids.len() {
+        return Ok(None);
+    }
+    let bytes = |pid: &u32| {
+        let file = format!("/proc/{pid}/net/dev");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+        Ok(device_bytes(&text))
+    };
+    pids.iter().map(bytes).collect::<Result<_>>().map(Some)
+}
+
+/// Of all devices but loopback: the first number is what was received, the ninth what was sent.
+fn device_bytes(devices: &str) -> [u64; 2] {
+    let mut sum = [0; 2];
+    let devices = devices.lines().filter_map(|line| line.split_once(':'));
+    for (_, counters) in devices.filter(|(name, _)| name.trim() != "lo") {
+        let numbers: Vec<u64> = counters.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        for (sum, column) in sum.iter_mut().zip([0, 8]) {
+            *sum += numbers.get(column).copied().unwrap_or(0);
+        }
+    }
+    sum
+}
+
 fn kilobytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
@@ -73,6 +105,16 @@ mod tests {
         assert_eq!(ticks("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20 0\n"), Some(1.5));
         assert_eq!(ticks("nonsense"), None);
         assert_eq!(kilobytes("VmPeak:\t 9 kB\nVmHWM:\t  17 kB\n", "VmHWM:"), Some(17));
+    }
+
+    #[test]
+    fn loopback_is_no_link() {
+        let text = "Inter-|   Receive\n face |bytes packets\n    lo: 7 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0\n  \
+                    eth0: 100 1 0 0 0 0 0 0 30 1 0 0 0 0 0 0\n eth1:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n";
+        assert_eq!(device_bytes(text), [105, 36]);
+        let me = std::process::id();
+        assert_eq!(link_bytes(&[me]).unwrap().map(|bytes| bytes.len()), Some(1));
+        assert_eq!(link_bytes(&[me, me]).unwrap(), None);
     }
 
     #[test]

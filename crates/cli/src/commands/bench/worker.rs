@@ -10,7 +10,7 @@ use paramill_core::table::{Pack, Packed};
 use paramill_node::client::{ClientError, Handle, Job, JobOptions, Slab, Table};
 use serde::{Deserialize, Serialize};
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Iteration times that are told; of more, every n-th is.
 const MAX_TIMES: usize = 20_000;
@@ -25,6 +25,16 @@ pub(super) struct Ran {
     /// What the worker's frames carried; other contenders do not say.
     #[serde(default)]
     pub(super) payload: Option<Payload>,
+    /// When iterations pushed and had what followed, where parameters are broadcast.
+    #[serde(default)]
+    pub(super) moments: Vec<Moment>,
+}
+
+/// Two moments of an iteration, in microseconds since 1970: processes of one host have the same clock.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Moment {
+    pub(super) pushed_us: u64,
+    pub(super) received_us: u64,
 }
 
 /// Bytes that travelled between a worker and the servers, without headers.
@@ -78,7 +88,8 @@ pub(super) fn run(
     loop {
         match instructions.recv().context("nobody gives instructions any more")? {
             Instruction::Run { iterations } => {
-                answer(&Answer::Ran(iterate(&job, &mut model, &mut values, iterations)?))?;
+                let has_moments = exchange.policy.is_broadcast();
+                answer(&Answer::Ran(iterate(&job, &mut model, &mut values, iterations, has_moments)?))?;
             }
             Instruction::Leave => break,
             Instruction::Flow { .. } => bail!("a worker was told to send without end"),
@@ -99,7 +110,14 @@ fn hold(tables: &[(Table, Pack)], copy: bool, values: &mut Values) -> Result<Hel
     Ok(Held::Lent(slabs))
 }
 
-fn iterate(job: &Job, model: &mut Held, values: &mut Values, iterations: u64) -> Result<Ran> {
+fn iterate(
+    job: &Job,
+    model: &mut Held,
+    values: &mut Values,
+    iterations: u64,
+    has_moments: bool,
+) -> Result<Ran> {
+    let mut moments = Vec::new();
     let stride = iterations.div_ceil(MAX_TIMES as u64).max(1);
     let mut times_us = Vec::with_capacity((iterations / stride) as usize + 1);
     let mut longest = Duration::ZERO;
@@ -111,7 +129,11 @@ fn iterate(job: &Job, model: &mut Held, values: &mut Values, iterations: u64) ->
         if model.vary(values) {
             last = Instant::now();
         }
-        exchange_all(job, model).with_context(|| format!("iteration {iteration}"))?;
+        let pushed = exchange_all(job, model).with_context(|| format!("iteration {iteration}"))?;
+        if has_moments && iteration % stride == 0 {
+            moments
+                .push(Moment { pushed_us: since_1970(pushed), received_us: since_1970(SystemTime::now()) });
+        }
         let now = Instant::now();
         let time = now - last;
         last = now;
@@ -122,7 +144,7 @@ fn iterate(job: &Job, model: &mut Held, values: &mut Values, iterations: u64) ->
         }
     }
     let payload = Some(payload(job).zip_with(before, |after, before| after - before));
-    Ok(Ran { seconds: total.as_secs_f64(), times_us, longest_us: microseconds(longest), payload })
+    Ok(Ran { seconds: total.as_secs_f64(), times_us, longest_us: microseconds(longest), payload, moments })
 }
 
 /// What has travelled so far.
@@ -131,22 +153,26 @@ fn payload(job: &Job) -> Payload {
     Payload { pushed: report.bytes_pushed, pulled: report.bytes_pulled }
 }
 
-/// One iteration: every tensor leaves, then every tensor is waited for.
-fn exchange_all(job: &Job, model: &mut Held) -> Result<()> {
-    match model {
+/// One iteration: every tensor leaves, then every tensor is waited for. Returns when the last one was handed over.
+fn exchange_all(job: &Job, model: &mut Held) -> Result<SystemTime> {
+    let pushed = match model {
         Held::Own(tables) => {
             let push = |own: &mut OwnTable| own.push_pull();
             let handles: Vec<Handle> = tables.iter_mut().map(push).collect::<Result<_, _>>()?;
             job.clock();
+            let pushed = SystemTime::now();
             handles.iter().try_for_each(Handle::wait)?;
+            pushed
         }
         Held::Lent(slabs) => {
             let exchange = job.exchange(slabs)?;
             job.clock();
+            let pushed = SystemTime::now();
             *slabs = exchange.wait()?;
+            pushed
         }
-    }
-    Ok(())
+    };
+    Ok(pushed)
 }
 
 impl Held {
@@ -222,6 +248,10 @@ fn checksum(job: &Job, tables: &[(Table, Pack)], model: Held, values: &Values) -
         job.iteration()
     );
     Ok(sum)
+}
+
+fn since_1970(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64)
 }
 
 fn microseconds(time: Duration) -> u32 {

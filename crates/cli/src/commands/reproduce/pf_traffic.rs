@@ -1,7 +1,7 @@
 //! Parameter Flow, Figures 9 and 10: how much less the network carries with DVF on workers and servers.
 //!
 //! Models and data are thousands of times smaller than the paper's, and the loop that trains them ([`flow`]) is not the
-//! system, which does not broadcast tables of rows yet. The saving follows from the threshold `delta` in relation to the magnitude of
+//! system: `docs/broadcast.md` has figures of that. The saving follows from the threshold `delta` in relation to the magnitude of
 //! updates, which depends on the data, the batch and the learning rate. The paper's thresholds fit its own. So `delta` is
 //! swept here, and no value of it is chosen.
 
@@ -186,7 +186,7 @@ pub(super) fn report(result: PfTraffic) -> Result<Report> {
         chart: chart(&result),
         claims: result.claims,
         notes: vec![
-            "This is a loop of its own and not the system, which does not broadcast tables of rows yet. Workers push filtered \
+            "This is a loop of its own and not the system (docs/broadcast.md has figures of that). Workers push filtered \
              updates, servers broadcast the filtered sum (UCC); both keep what they drop. Threshold delta/sqrt(t), then the \
              paper's hybrid format and snappy."
                 .into(),

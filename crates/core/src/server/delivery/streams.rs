@@ -1,11 +1,12 @@
 //! Tables that are broadcast: each version goes to everybody who follows the table's stream.
 
 use super::StoredTable;
+use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame, Outbox, Output};
 use crate::server::table_shard::TableShard;
 use crate::stream::{Chunks, Stream};
-use crate::types::{Clock, ConnectionId, NodeId, TableId};
+use crate::types::{Clock, ConnectionId, NodeId, TableId, Time};
 use crate::wire::DType;
 use crate::wire::Position;
 use crate::wire::frame::{Form, Piece, Update};
@@ -28,6 +29,7 @@ struct State {
 
 /// What streams send by.
 pub(super) struct Sending<'a> {
+    pub(super) now: Time,
     pub(super) frames: &'a mut Outbox,
     pub(super) bytes: &'a mut u64,
 }
@@ -84,6 +86,9 @@ impl Chunks for Published<'_> {
 
     fn frame(&self, index: usize, round: Clock) -> Option<Frame> {
         self.table.published_version(index)?;
+        if self.table.is_published_zero(index) {
+            return Some(Frame { header: self.update(index, round).header(0), body: Body::Empty });
+        }
         let header = self.update(index, round).header(self.table.chunk(index).len * 4);
         Some(Frame { header, body: self.stored(index) })
     }
@@ -104,8 +109,9 @@ impl Streams {
         sending: &mut Sending<'_>,
     ) {
         let state = self.by_table.entry(id).or_default();
-        // The last one ends the version, which is the controller's to say.
-        if state.next == index && index + 1 < table.chunk_count() {
+        // The last one ends the version, which is the controller's to say. Rows travel when it has, since which of a chunk's rows
+        // have changed is not known before.
+        if state.next == index && index + 1 < table.chunk_count() && !table.is_sparse() {
             state.publish(id, version, false, table, sending);
         }
     }
@@ -120,10 +126,14 @@ impl Streams {
     ) {
         let has_digest = self.digest_every > 0 && version.is_multiple_of(self.digest_every);
         let state = self.by_table.entry(id).or_default();
-        while state.next < table.chunk_count() {
-            state.publish(id, version, has_digest, table, sending);
+        if table.is_sparse() && table.chunk_count() > 0 && table.published_version(0).is_some() {
+            state.publish_rows(id, version, has_digest, table, sending);
+        } else {
+            while state.next < table.chunk_count() {
+                state.publish(id, version, has_digest, table, sending);
+            }
+            state.next = 0;
         }
-        state.next = 0;
         let count = self.by_table.len();
         if let Some(state) = self.by_table.get_mut(&id) {
             state.stream.trim(limits::STREAM_LOG_BYTES / count);
@@ -156,7 +166,17 @@ impl Streams {
         }
     }
 
-    /// A receiver has a version of a table.
+    /// Whether somebody follows some table's stream.
+    pub(super) fn is_followed_by(&self, receiver: NodeId) -> bool {
+        self.by_table.values().any(|state| state.stream.is_followed_by(receiver.into()))
+    }
+
+    /// Whether everybody who follows one has all of it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.by_table.values().all(|state| state.stream.is_settled())
+    }
+
+    /// A receiver has a version of a table: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         to: NodeId,
@@ -164,11 +184,11 @@ impl Streams {
         version: Clock,
         table: &TableShard,
         sending: &mut Sending<'_>,
-    ) {
-        let Some(state) = self.by_table.get_mut(&id) else { return };
-        state.stream.note_seen(to.into(), version, &Published { id, table }, &mut |to, frame| {
+    ) -> Option<Reading> {
+        let state = self.by_table.get_mut(&id)?;
+        state.stream.note_seen(sending.now, to.into(), version, &Published { id, table }, &mut |to, frame| {
             sending.send(to, frame)
-        });
+        })
     }
 
     /// The codecs of a table have changed.
@@ -202,14 +222,41 @@ impl State {
         let index = self.next;
         self.next += 1;
         let chunk = table.publish_chunk(index, version);
+        let is_compared = has_digest && index + 1 == table.chunk_count();
+        let digest = if is_compared { table.published_digest() } else { 0 };
         let published = Published { id, table };
-        let mut update = published.update(index, version);
-        update.form = chunk.form;
-        if update.piece.is_last && has_digest {
-            update.digest = table.published_digest();
-        }
+        let update = Update { form: chunk.form, digest, ..published.update(index, version) };
         let body = chunk.body(published.stored(index));
         let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
-        self.stream.publish(update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+        self.stream.publish(sending.now, update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+    }
+
+    /// Publishes a version of a table of rows: the chunks in which something changed, and a list of them, which ends it.
+    fn publish_rows(
+        &mut self,
+        id: TableId,
+        version: Clock,
+        has_digest: bool,
+        table: &mut TableShard,
+        sending: &mut Sending<'_>,
+    ) {
+        let mut changed = Vec::new();
+        for index in 0..table.chunk_count() {
+            let Some(chunk) = table.publish_rows(index, version) else { continue };
+            changed.extend_from_slice(&(index as u32).to_le_bytes());
+            let published = Published { id, table };
+            let mut update = Update { form: chunk.form, ..published.update(index, version) };
+            update.piece.is_last = false;
+            let body = chunk.body(published.stored(index));
+            let bytes = chunk.payload.as_ref().map_or(table.chunk(index).len * 4, |payload| payload.len());
+            self.stream.publish(sending.now, update, &body, bytes, &mut |to, frame| sending.send(to, frame));
+        }
+        table.end_version(version);
+        let digest = if has_digest { table.published_digest() } else { 0 };
+        let first = Published { id, table }.update(0, version);
+        let piece = Piece { sequence: table.chunk_count() as u32, is_last: true, ..first.piece };
+        let end = Update { version, piece, form: Form::Rows { count: 0 }, digest, ..first };
+        let (bytes, body) = (changed.len(), Body::Counted(changed.into()));
+        self.stream.publish(sending.now, end, &body, bytes, &mut |to, frame| sending.send(to, frame));
     }
 }

@@ -37,10 +37,22 @@ impl ChunkCodec {
         self.makes_differences
     }
 
+    /// What every link must carry, where its threshold follows them.
+    pub(super) fn needs_bandwidth(&self) -> Option<f64> {
+        self.encoder.codec().needs_bandwidth()
+    }
+
     /// Encodes values by themselves; `None` when they cannot be, and travel as they are.
     pub(super) fn encode(&mut self, values: &[f32], context: &Context<'_>) -> Option<&[u8]> {
         self.payload.clear();
         self.encoder.encode(0, values, context, &mut self.payload).ok()?;
+        Some(&self.payload)
+    }
+
+    /// The same, and makes them what a receiver reads. `None` when they cannot be encoded, and stay what they were.
+    pub(super) fn encode_values(&mut self, values: &mut [f32], context: &Context<'_>) -> Option<&[u8]> {
+        self.encode(values, context)?;
+        self.decoder.decode(&self.payload, values).ok()?;
         Some(&self.payload)
     }
 

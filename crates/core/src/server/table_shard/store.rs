@@ -4,6 +4,7 @@ use super::gradient::{CellGradient, Staged};
 use super::norms::LayerNorms;
 use super::round::Round;
 use super::skipped::SkippedSteps;
+use super::touched::Touched;
 use crate::absence::Absent;
 use crate::intake::GradientFrame;
 use crate::kernels;
@@ -36,6 +37,8 @@ pub(super) struct Store {
     skipped: SkippedSteps,
     /// Chunks that have their initial values, from the first on.
     initialised_chunks: usize,
+    /// Of a table of rows that is broadcast: the rows that the next version has to bring.
+    touched: Option<Touched>,
 }
 
 /// The table's state at the time of a step that a single gradient is.
@@ -86,7 +89,18 @@ impl Store {
             arrivals: vec![0; layout.chunks().len()],
             skipped: SkippedSteps::default(),
             initialised_chunks: 0,
+            touched: None,
         })
+    }
+
+    /// Notes from now on which rows were stepped.
+    pub(super) fn noting_rows(self, rows: usize) -> Store {
+        Store { touched: Some(Touched::new(rows)), ..self }
+    }
+
+    /// The parameters, and the rows that were stepped and not taken yet, where these are noted.
+    pub(super) fn parameters_and_touched(&mut self) -> (&[f32], Option<&mut Touched>) {
+        (self.parameters.as_slice(), self.touched.as_mut())
     }
 
     /// Whether all initial values are here.
@@ -178,7 +192,8 @@ impl Store {
     pub(super) fn memory_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(Buffer::memory_bytes).sum();
         let norms = self.norms.as_ref().map_or(0, LayerNorms::memory_bytes);
-        self.parameters.memory_bytes() + slots + self.skipped.memory_bytes() + norms
+        let touched = self.touched.as_ref().map_or(0, Touched::memory_bytes);
+        self.parameters.memory_bytes() + slots + self.skipped.memory_bytes() + norms + touched
     }
 
     /// Applies one frame's gradient at once: every gradient is a step of its own, scaled to its worker's share.
@@ -309,6 +324,9 @@ impl Store {
         gradient: Gradient<'_>,
         absent: &Absent,
     ) {
+        if let Some(touched) = &mut self.touched {
+            touched.mark(cell);
+        }
         let absent = if self.optimizer.steps_absent() { Absent::NOTHING } else { absent };
         let after = |skipped: u64| StepInput { t: input.t.saturating_sub(skipped).max(1), ..*input };
         if !absent.is_empty() {

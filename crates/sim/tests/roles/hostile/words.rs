@@ -295,6 +295,7 @@ pub(crate) fn control() -> impl Strategy<Value = Control> {
         nonfinite: u64::MAX,
         refused: u64::MAX,
         memory_bytes: u64::MAX,
+        links: None,
     };
     prop_oneof![
         vec(name(), 0..3).prop_map(|names| Control::Register { addresses: names.into_iter().collect() }),
