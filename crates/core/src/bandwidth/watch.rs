@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// A link of which nothing was heard for so long is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// The same for one that carried too little.
+const PROBE_SLOW_AFTER: Duration = Duration::from_millis(400);
 /// A link that a transfer or a train leaves in doubt is probed within so long; by chance, so that senders do not meet again and again.
 const DOUBT: Duration = Duration::from_millis(200);
 /// After so many trains that met others' frames, these are taken for what there always is.
@@ -23,15 +25,18 @@ const TICK: Duration = Duration::from_millis(50);
 const MARGIN: f64 = 1.1;
 /// A transfer must take so many seconds at the rate that is needed, for a slow one to mean something.
 const LEAST_SECONDS: f64 = 0.02;
-/// Transfers that leave a link in doubt are news if their rate differs by so much from what it was when a train told.
+/// Transfers are worse than they were when a train went through if their rate is less by so much.
 const NEWS: f64 = 0.25;
+/// So many of them in a row tell as much as a train does, which a busy node may not find the time for.
+const SLOW_TRANSFERS: u32 = 3;
 /// Trains in a row that must be delayed: a connection that was idle begins slowly.
 const DELAYED_TRAINS: u32 = 2;
 
 /// What is known of the links over which somebody sends.
 ///
 /// A transfer shows what a link carries at least. One that is slow may have shared the link, at either end, with others of the same
-/// job: it only leaves the link in doubt, and a train that is sent when this node is idle tells.
+/// job: it only leaves the link in doubt, and a train that is sent when this node is idle tells. Where a train went through, transfers that are worse
+/// than they were then tell too.
 #[derive(Debug)]
 pub(crate) struct Watch<K> {
     /// In bytes per second.
@@ -57,7 +62,8 @@ struct Link {
     probe_at: Time,
     delayed_trains: u32,
     disturbed_trains: u32,
-    /// The rate of the last transfer, and what it was when a train told about the link.
+    slow_transfers: u32,
+    /// The rate of the last transfer, and what it was when a train went through.
     rate: Option<f64>,
     rate_then: Option<f64>,
 }
@@ -86,7 +92,14 @@ impl<K: Ord + Copy + Display> Watch<K> {
     /// There is a link, and it is probed if nothing is heard of it.
     pub(crate) fn add(&mut self, now: Time, link: K) {
         let probe_at = now + PROBE_AFTER;
-        let known = Link { probe_at, delayed_trains: 0, disturbed_trains: 0, rate: None, rate_then: None };
+        let known = Link {
+            probe_at,
+            delayed_trains: 0,
+            disturbed_trains: 0,
+            slow_transfers: 0,
+            rate: None,
+            rate_then: None,
+        };
         self.links.entry(link).or_insert(known);
     }
 
@@ -110,13 +123,22 @@ impl<K: Ord + Copy + Display> Watch<K> {
             Reading::Transfer { bytes, .. } => {
                 let rate = reading.rate();
                 known.rate = Some(rate);
-                let is_news = known.rate_then.is_none_or(|then| (rate / then - 1.0).abs() > NEWS);
-                if rate >= self.need * if lacked { MARGIN } else { 1.0 } {
-                    (known.probe_at, known.delayed_trains) = (now + PROBE_AFTER, 0);
+                let is_long = bytes as f64 >= self.need * LEAST_SECONDS;
+                // Against the time when a train went through.
+                let (is_as_good, is_worse) = match known.rate_then {
+                    Some(then) => (rate >= then * (1.0 - NEWS / 2.0), rate < then * (1.0 - NEWS)),
+                    None => (false, false),
+                };
+                if rate >= self.need * if lacked { MARGIN } else { 1.0 } || lacked && is_long && is_as_good {
+                    (known.probe_at, known.delayed_trains, known.slow_transfers) = (now + PROBE_AFTER, 0, 0);
                     self.set(now, link, None);
-                } else if bytes as f64 >= self.need * LEAST_SECONDS && is_news {
-                    // Otherwise latency may be most of its time, or it is as slow as it was when a train told.
-                    known.probe_at = known.probe_at.min(now + DOUBT.mul_f64(self.prng.uniform()));
+                } else if is_long {
+                    known.slow_transfers = if is_worse { known.slow_transfers + 1 } else { 0 };
+                    if known.slow_transfers >= SLOW_TRANSFERS {
+                        self.set(now, link, Some(reading));
+                    } else if is_worse || known.rate_then.is_none() {
+                        known.probe_at = known.probe_at.min(now + DOUBT.mul_f64(self.prng.uniform()));
+                    }
                 }
             }
             Reading::Probe { is_delayed, is_disturbed, .. } => {
@@ -129,12 +151,15 @@ impl<K: Ord + Copy + Display> Watch<K> {
                     known.delayed_trains = if is_delayed { known.delayed_trains + 1 } else { 0 };
                 }
                 let is_doubtful = is_delayed && !lacked && known.delayed_trains < DELAYED_TRAINS;
-                known.probe_at = now + PROBE_AFTER;
                 if says_nothing || is_doubtful {
                     known.probe_at = now + DOUBT.mul_f64(self.prng.uniform());
+                } else if is_delayed {
+                    known.probe_at = now + PROBE_SLOW_AFTER;
+                    self.set(now, link, Some(reading));
                 } else {
-                    known.rate_then = known.rate;
-                    self.set(now, link, is_delayed.then_some(reading));
+                    known.probe_at = now + PROBE_AFTER;
+                    (known.rate_then, known.slow_transfers) = (known.rate, 0);
+                    self.set(now, link, None);
                 }
             }
         }
@@ -292,7 +317,11 @@ mod tests {
         watch.note(at(350), WorkerId(0), transfer(42));
         assert!(!is_probed_soon(&watch, 350), "it is as it was");
         watch.note(at(400), WorkerId(0), transfer(20));
-        assert!(is_probed_soon(&watch, 400));
+        assert!(is_probed_soon(&watch, 400) && !watch.lacks_room());
+        (1..SLOW_TRANSFERS).for_each(|_| watch.note(at(410), WorkerId(0), transfer(20)));
+        assert!(watch.lacks_room(), "there was no time for a train");
+        watch.note(at(420), WorkerId(0), transfer(39));
+        assert!(!watch.lacks_room(), "it is as it was when a train went through");
         // Trains that met others' frames say nothing, unless all of them do.
         let met = Reading::Probe { rate: NEED as u64, is_delayed: true, is_disturbed: true };
         (1..DISTURBED_TRAINS).for_each(|_| watch.note(at(500), WorkerId(0), met));
