@@ -28,15 +28,6 @@ struct Case {
 
 const CASES: [Case; 9] = [
     Case {
-        text: "assign:lr=0.25,weight_decay=0.01",
-        weight_decay: 0.01,
-        twin: |s, w, g, _| {
-            let value = s.scale * g - s.weight_decay * *w;
-            *w += s.lr * (value - *w);
-        },
-        textbook: |s, w, g, _| *w = (1.0 - s.lr) * *w + s.lr * (s.scale * g - s.weight_decay * *w),
-    },
-    Case {
         text: "sgd:lr=0.1,weight_decay=0.01",
         weight_decay: 0.01,
         twin: |s, w, g, _| {
@@ -131,6 +122,15 @@ const CASES: [Case; 9] = [
             *v = 0.8 * *v + s.lr * trust * (s.scale * g + s.weight_decay * *w);
             *w -= *v;
         },
+    },
+    Case {
+        text: "assign:lr=0.25,weight_decay=0.01",
+        weight_decay: 0.01,
+        twin: |s, w, g, _| {
+            let value = s.scale * g - s.weight_decay * *w;
+            *w += s.lr * (value - *w);
+        },
+        textbook: |s, w, g, _| *w = (1.0 - s.lr) * *w + s.lr * (s.scale * g - s.weight_decay * *w),
     },
 ];
 

@@ -124,15 +124,19 @@ impl Readers {
     }
 }
 
-/// Why a job has nothing to read, if some of its tables are not broadcast.
+/// Why a job's tables cannot be read, if some of them cannot.
 pub(super) fn refusal(plan: &Plan) -> Option<String> {
-    let mut tables = (0..).map(TableId).zip(&plan.tables);
-    let (_, table) = tables.find(|(number, _)| !plan.policy_of(*number, ServerId(0)).is_broadcast())?;
-    Some(format!(
-        "table `{}` is not broadcast, so that it cannot be read; start the job with a `broadcast` other than `none`, such as \
-         `--broadcast star`",
-        table.name
-    ))
+    (0..).map(TableId).zip(&plan.tables).find_map(|(number, table)| {
+        let name = &table.name;
+        if !plan.policy_of(number, ServerId(0)).is_broadcast() {
+            return Some(format!(
+                "table `{name}` is not broadcast, so that it cannot be read; start the job with a `broadcast` other than `none`, \
+                 such as `--broadcast star`"
+            ));
+        }
+        // Versions of rows leave out chunks, so that a reader could not tell which it lacks.
+        table.rows.then(|| format!("table `{name}` is one of rows, and readers take dense tables only"))
+    })
 }
 
 #[cfg(test)]

@@ -226,6 +226,11 @@ impl Staging {
         }
     }
 
+    /// Forgets what is held back of a table.
+    pub(super) fn drop_all_held(&mut self, local: &mut LocalTable) {
+        (0..local.layout().shard_count()).for_each(|stream| self.drop_held(local, stream));
+    }
+
     /// Streams whose newest versions will never be whole, since others have left these out: the senders need not wait until this
     /// reader has them.
     pub(super) fn stuck(&self, tables: &Tables) -> Vec<(StreamId, Clock)> {

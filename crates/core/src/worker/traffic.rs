@@ -249,10 +249,7 @@ impl Traffic {
         under_way.into_iter().for_each(|id| self.send_again(session, id));
         if let Some(staging) = &mut self.staging {
             // What is held back was made by the former codecs.
-            for &table in &changed {
-                let local = &mut self.tables[table];
-                (0..local.layout().shard_count()).for_each(|stream| staging.drop_held(local, stream));
-            }
+            changed.iter().for_each(|&table| staging.drop_all_held(&mut self.tables[table]));
         }
         self.streams.restart(session, &self.tables, &changed);
         self.links.follow(session, now, &mut self.tables);
@@ -851,9 +848,7 @@ impl Traffic {
         for (table, stream) in differing {
             let table = table.0 as usize;
             let shard = self.tables[table].layout().shards().nth(stream);
-            if let Some(shard) = shard {
-                self.repair(session, StreamId { table, shard }, version);
-            }
+            shard.into_iter().for_each(|shard| self.repair(session, StreamId { table, shard }, version));
         }
     }
 
@@ -882,9 +877,7 @@ impl Traffic {
     /// Of a reader: waits for a version.
     pub(super) fn await_version(&mut self, now: Time, version: Clock) -> Ticket {
         let ticket = self.tickets.open_version(now, version);
-        if let Some(reached) = self.staged_version() {
-            self.tickets.reach_version(reached);
-        }
+        self.staged_version().into_iter().for_each(|reached| self.tickets.reach_version(reached));
         ticket
     }
 

@@ -215,6 +215,19 @@ fn a_job_that_broadcasts_nothing_cannot_be_read() {
 }
 
 #[test]
+fn tables_of_rows_cannot_be_read_yet() {
+    let mut bench = Bench::new(config("star", "none"), 2);
+    bench.start(&[(TableSpec { rows: true, ..TableSpec::dense("e", [20, 4]) }, vec![0.0; 80])]);
+    let reader = super::processes::reader(bench.now(), bench.worker_count());
+    let reader = bench.add(reader);
+    let now = bench.now();
+    let ticket = bench.worker_mut(reader).start(now).expect("it starts once");
+    bench.run();
+    let Some(Err(WorkerError::Refused { message, .. })) = bench.outcome(reader, ticket) else { panic!() };
+    assert!(message.contains("table `e` is one of rows"), "{message}");
+}
+
+#[test]
 fn a_reader_that_comes_before_the_job_starts_waits_for_it() {
     let mut bench = Bench::new(config("star", "none"), 2);
     let early = super::processes::reader(bench.now(), 9);
