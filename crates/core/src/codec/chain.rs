@@ -79,6 +79,16 @@ impl Codec {
         Ok(codec)
     }
 
+    /// Reads a chain that gradients travel by, from workers to servers.
+    pub fn for_pushes(axis: &Axis<Stage>, text: &str) -> Result<Codec, SpecError> {
+        let codec = Codec::parse(axis, text)?;
+        if codec.replaces().is_some() {
+            let why = "not for gradients: it sends what has changed since the last version, and gradients have none";
+            return Err(SpecError::Parameter { component: codec.text.clone(), why: why.into() });
+        }
+        Ok(codec)
+    }
+
     /// Reads a chain that parameters travel by, from servers to workers.
     pub fn for_answers(axis: &Axis<Stage>, text: &str) -> Result<Codec, SpecError> {
         let codec = Codec::parse(axis, text)?;

@@ -68,14 +68,8 @@ pub struct Codecs {
 
 /// The codecs that these texts name.
 pub(super) fn codecs(registry: &Registry, push: &str, answer: &str) -> Result<Codecs, SpecError> {
-    let (push, answer) = (Codec::parse(&registry.codec, push)?, Codec::for_answers(&registry.codec, answer)?);
-    if push.replaces().is_some() {
-        let why =
-            "not for gradients: it sends what has changed since the last version, and gradients have none"
-                .into();
-        return Err(SpecError::Parameter { component: push.to_string(), why });
-    }
-    Ok(Codecs { push, answer })
+    let push = Codec::for_pushes(&registry.codec, push)?;
+    Ok(Codecs { push, answer: Codec::for_answers(&registry.codec, answer)? })
 }
 
 /// `32KB` is 8192 parameters.

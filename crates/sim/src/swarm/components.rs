@@ -146,7 +146,7 @@ impl<'a> Components<'a> {
     fn codec(&self, dice: &mut Dice, wanted: Wanted, for_answers: bool) -> Result<String, String> {
         let axis = &self.registry.codec;
         let parse = |text: &str| {
-            if for_answers { Codec::for_answers(axis, text) } else { Codec::parse(axis, text) }
+            if for_answers { Codec::for_answers(axis, text) } else { Codec::for_pushes(axis, text) }
         };
         let fits = |text: &str| parse(text).is_ok_and(|codec| !wanted.exact || codec.is_lossless());
         for _ in 0..ATTEMPTS {
