@@ -34,6 +34,24 @@ fn trained(broadcast: &str, further: &[&str]) -> Value {
     serde_json::from_str(&output(&[&job[..], &how, further].concat())).unwrap()
 }
 
+#[test]
+fn ports_that_are_none_are_refused_by_name() {
+    let mut worker = Command::new(PARAMILL);
+    worker.arg("worker-process").env("PARAMILL_URL", "paramill://127.0.0.1:9/job").env("PARAMILL_RANK", "0");
+    let mut worker = worker
+        .env("PARAMILL_PORTS", "http")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let plan = output(&["config", "mlp"]);
+    worker.stdin.take().unwrap().write_all(plan.as_bytes()).unwrap();
+    let ended = worker.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success() && said.contains("PARAMILL_PORTS `http`: expected ports"), "{said}");
+}
+
 /// The same bits wherever they come from; a codec makes others, and all workers have the same of those.
 #[test]
 fn a_job_whose_workers_relay_ends_with_the_bits_of_one_that_pulls() {

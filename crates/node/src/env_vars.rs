@@ -14,6 +14,8 @@ pub const WORKERS: &str = "PARAMILL_WORKERS";
 pub const TRANSPORT: &str = "PARAMILL_TRANSPORT";
 /// Threads that a worker's connections are spread over, from 1 to 64; set by `paramill launch --loops`.
 pub const LOOPS: &str = "PARAMILL_LOOPS";
+/// The ports that a worker may listen on, where it passes on what is broadcast: `7100-7115`. Without it the system chooses one.
+pub const PORTS: &str = "PARAMILL_PORTS";
 /// Threads that OpenMP, and with it PyTorch and numpy, uses in a process; set by `paramill launch` to a worker's share of
 /// the CPUs, unless it is set already.
 pub const THREADS: &str = "OMP_NUM_THREADS";

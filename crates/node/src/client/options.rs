@@ -105,7 +105,11 @@ impl JobOptions {
             Ok(text) => Some(parse_loops(&text).map_err(|error| problem(env_vars::LOOPS, &error))?),
             Err(_) => None,
         };
-        Ok(JobOptions { rank, aggregator, loops, congestion, transport, ..JobOptions::at(url) })
+        let ports = match std::env::var(env_vars::PORTS) {
+            Ok(text) => Some(text.parse().map_err(|error: String| problem(env_vars::PORTS, &error))?),
+            Err(_) => None,
+        };
+        Ok(JobOptions { rank, aggregator, loops, congestion, ports, transport, ..JobOptions::at(url) })
     }
 
     /// How servers may be reached.
