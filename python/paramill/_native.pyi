@@ -232,6 +232,7 @@ class Server:
         policies: _Policies,
         seed: int,
         quiet: bool,
+        topology: Optional[str] = None,
         digest_every: Optional[int] = None,
     ) -> Server: ...
     @staticmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _native
 from .policies import JobPolicies
@@ -26,6 +28,8 @@ class Server:
     `cores` are its data cores: if not given, what the CPUs of this process allow when all workers and servers run here too, or
     elsewhere if `listen` is not on loopback.
 
+    `topology` is a file that says which hosts are below which switches, for the trees of `broadcast`.
+
     `policies` are those of every table that does not say its own (:class:`paramill.policies.JobPolicies`).
     """
 
@@ -39,8 +43,10 @@ class Server:
         cores: Optional[int] = None,
         seed: int = 1,
         quiet: bool = False,
+        topology: Optional[Union[str, os.PathLike[str]]] = None,
         **policies: Unpack[JobPolicies],
     ) -> None:
+        text = None if topology is None else Path(topology).read_text(encoding="utf-8")
         self._native = _native.Server(
             job,
             listen=listen,
@@ -50,6 +56,7 @@ class Server:
             policies=policies,
             seed=seed,
             quiet=quiet,
+            topology=text,
         )
 
     @classmethod

@@ -156,6 +156,20 @@ def test_a_job_that_broadcasts_nothing_is_no_publisher() -> None:
             pm.Subscriber(server.url, timeout=TIMEOUT)
 
 
+def test_a_topology_is_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "network.toml"
+    path.write_text("[[edge]]\nname = 'rack'\naggregation = 'row'\nhosts = ['localhost']\n")
+    with pm.Server(workers=1, quiet=True, broadcast="tree", topology=path) as server, pm.init(server.url) as job:
+        table = job.table("w", init=[1.0], optimizer="sgd:lr=1")
+        table.update(np.ones(1, np.float32))
+        job.clock()
+        table.sync()
+        assert table.values.tolist() == [0.0]
+    path.write_text("[[rack]]\n")
+    with pytest.raises(errors.PolicyError, match="not a topology"):
+        pm.Server(workers=1, quiet=True, topology=path)
+
+
 def test_training_can_be_read() -> None:
     with pm.Server(workers=1, quiet=True, broadcast="star", answer_codec="delta:dtype=bf16") as server:
         with pm.init(server.url) as job:

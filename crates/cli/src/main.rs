@@ -12,7 +12,6 @@ mod output;
 mod plan;
 mod plot;
 mod supervisor;
-mod topology;
 mod training;
 
 use output::Output;

@@ -4,8 +4,9 @@ mod layer;
 
 use crate::args::JobArgs;
 use crate::duration::Span;
+use crate::input::read_text;
 use crate::output::Output;
-use crate::{topology, training};
+use crate::training;
 use anyhow::{Context, Result, ensure};
 use layer::Layer;
 use paramill_core::broadcast::Topology;
@@ -122,7 +123,14 @@ impl JobPlan {
 
     /// The network that the job is told of.
     pub(crate) fn topology(&self) -> Result<Topology> {
-        self.cluster.topology.as_deref().map_or(Ok(Topology::default()), topology::read)
+        let Some(path) = &self.cluster.topology else { return Ok(Topology::default()) };
+        ensure!(
+            path.as_os_str() != "-",
+            "topology: expected the name of a file, which several processes read"
+        );
+        let what = || format!("topology file {}", path.display());
+        let text = read_text(path).with_context(|| format!("cannot read the {}", what()))?;
+        Topology::parse(&text).with_context(what)
     }
 
     /// The workload as the worker of this rank builds it.
@@ -312,10 +320,7 @@ mod tests {
         assert_eq!(found.topology().unwrap().hosts().collect::<Vec<_>>(), ["node1"]);
         assert_eq!(plan(&found.to_toml(), &JobArgs::default()).unwrap(), found);
         let error = format!("{:#}", written("[rack]").unwrap_err());
-        assert!(
-            error.contains("network.toml: cannot read the topology") && error.contains("`rack`"),
-            "{error}"
-        );
+        assert!(error.contains("network.toml: not a topology") && error.contains("`rack`"), "{error}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod pinning;
 pub mod ports;
 pub mod server;
 pub mod stderr;
+mod topology;
 mod transport;
 pub mod url;
 mod waker;

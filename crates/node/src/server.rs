@@ -7,6 +7,7 @@ use crate::host;
 use crate::log::{Level, Log};
 use crate::pinning::{Pin, Pinning, pin_this_thread};
 use crate::ports::{PortSupply, Ports};
+use crate::topology;
 use crate::transport::carrier::Listener;
 use crate::transport::memory::{Hub, SCHEME};
 use crate::transport::shm::{self, SharedAllocator};
@@ -142,7 +143,8 @@ fn begin(config: ServerConfig, registry: &Arc<Registry>) -> io::Result<Server> {
                 tcp::listener(listener, &server.dialler.sockets)
             }
         };
-        let coordinator = Coordinator::new(job.clone(), registry.clone(), random_number());
+        let job = JobConfig { topology: topology::resolved(job.topology.clone()), ..job.clone() };
+        let coordinator = Coordinator::new(job, registry.clone(), random_number());
         let thread = Thread { name: "coordinator".into(), cpu: None };
         server.spawn(thread, &config, vec![listener], Owned(coordinator))?;
     }

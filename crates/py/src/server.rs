@@ -3,6 +3,7 @@
 use crate::errors::{admin, raise};
 use crate::policy::policies as read_policies;
 use crate::waiting::{ADMIN_DEADLINE, duration, until_due};
+use paramill_core::broadcast::Topology;
 use paramill_core::coordinator::JobConfig;
 use paramill_core::policy::Policy;
 use paramill_core::registry::Registry;
@@ -28,7 +29,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts the first server of a job; it listens when this returns.
     #[new]
-    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet, digest_every = None))]
+    #[pyo3(signature = (job, *, listen, workers, servers, cores, policies, seed, quiet, topology = None, digest_every = None))]
     #[allow(clippy::too_many_arguments, reason = "all are named where it is called")]
     fn new(
         py: Python<'_>,
@@ -40,11 +41,14 @@ impl Server {
         policies: &Bound<'_, PyDict>,
         seed: u64,
         quiet: bool,
+        topology: Option<&str>,
         digest_every: Option<u64>,
     ) -> PyResult<Server> {
         let registry = Arc::new(Registry::builtin());
         let policy = Policy::default().under(read_policies(policies)?);
-        let coordinate = JobConfig { policy, seed, ..JobConfig::new(job, workers, servers) };
+        let topology = topology.map_or(Ok(Topology::default()), Topology::parse);
+        let topology = topology.map_err(|error| raise("PolicyError", error))?;
+        let coordinate = JobConfig { policy, seed, topology, ..JobConfig::new(job, workers, servers) };
         let cores = cores.unwrap_or_else(|| data_cores(listen, &coordinate.size()));
         let mut config =
             ServerConfig { coordinate: Some(coordinate), cores, seed, ..ServerConfig::new(job, listen) };

@@ -5,7 +5,6 @@ use crate::failure::{Failure, OrUsage};
 use crate::listening;
 use crate::output::{Output, count};
 use crate::plan::JobPlan;
-use crate::topology;
 use crate::training::{self, Announcement};
 use anyhow::{Context, anyhow};
 use paramill_core::coordinator::JobConfig;
@@ -144,7 +143,7 @@ fn coordinating(args: &ServeArgs, registry: &Registry, output: &Output) -> Resul
     Ok(ServerConfig {
         coordinate: Some(JobConfig {
             restart_grace: args.restart_grace.0,
-            topology: topology::resolved(plan.topology().or_usage()?),
+            topology: plan.topology().or_usage()?,
             ..training::job_config(&plan, &args.job)
         }),
         hosts: args.host.clone(),

@@ -94,7 +94,7 @@ pub struct Topology {
 
 /// Why a description of a network is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read the topology: {0}")]
+#[error("not a topology: {0}")]
 pub struct TopologyError(String);
 
 /// A topology as it is written.
@@ -298,13 +298,10 @@ mod tests {
             ("[oversubscription]\nedge=0.5", "oversubscription of edge = 0.5: expected 1 to 1000000"),
             ("[oversubscription]\naggregation=nan", "oversubscription of aggregation = NaN"),
             ("[rack]", "unknown field `rack`"),
-            ("hosts", "cannot read the topology"),
+            ("hosts", "not a topology"),
         ] {
             let error = Topology::parse(text).unwrap_err().to_string();
-            assert!(
-                error.starts_with("cannot read the topology: ") && error.contains(expected),
-                "{text}: {error}"
-            );
+            assert!(error.starts_with("not a topology: ") && error.contains(expected), "{text}: {error}");
         }
     }
 }

@@ -353,6 +353,8 @@ mod tests {
             (Control::Verdict { table: TableId(0), number: 1, holds: None }, 25),
             (Control::Subscribe { shard, positions: vec![], is_question: false }, 26),
             (Control::Unreachable { relay: WorkerId(1) }, 31),
+            (Control::Measured(Reading::Transfer { bytes: 1, micros: 2 }), 33),
+            (Control::Behind { lacking: None }, 34),
         ] {
             let Body::Bytes(bytes) = frame(Kind::Control, &message).body else { panic!("carries bytes") };
             assert_eq!(bytes[0], number, "{message:?}");

@@ -572,6 +572,20 @@ mod tests {
         )
     }
 
+    fn update() -> impl Strategy<Value = Update> {
+        (any::<[u32; 2]>(), any::<[u64; 3]>(), piece(), form()).prop_map(
+            |([epoch, table], [round, version, digest], piece, form)| Update {
+                epoch,
+                table: TableId(table),
+                round,
+                version,
+                piece,
+                form,
+                digest,
+            },
+        )
+    }
+
     fn from_worker() -> impl Strategy<Value = FromWorker> {
         prop_oneof![
             (subject(), piece()).prop_map(|(subject, piece)| FromWorker::Init(Init { subject, piece })),
@@ -625,6 +639,13 @@ mod tests {
             let header = sent(frame.header(bytes));
             prop_assert_eq!(header.payload_bytes as usize, bytes);
             prop_assert_eq!(FromWorker::decode(&header), Some(frame));
+        }
+
+        #[test]
+        fn versions_survive_the_wire(update in update(), bytes in 0usize..1000) {
+            let header = sent(update.header(bytes));
+            prop_assert_eq!(header.payload_bytes as usize, bytes);
+            prop_assert_eq!(Update::decode(&header), update);
         }
 
         #[test]

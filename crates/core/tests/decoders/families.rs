@@ -6,6 +6,7 @@
 #![allow(unreachable_pub, reason = "fuzz targets are other crates")]
 
 use paramill_core::absence::Absent;
+use paramill_core::bandwidth::{Probe, Reading};
 use paramill_core::codec::{
     self, Codec, Context, Decoder, Encoder, Factors, LayerRange, Products, TableGradient, Written,
 };
@@ -13,11 +14,11 @@ use paramill_core::hands::Alone;
 use paramill_core::kernels;
 use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
-use paramill_core::types::WorkerId;
+use paramill_core::types::{ServerId, ShardId, TableId, WorkerId};
 use paramill_core::wire::control::{self, frame};
 use paramill_core::wire::{
-    Cause, Control, DESCRIPTOR_BYTES, Descriptor, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Refusal,
-    Welcome, ack, group,
+    Cause, Control, DESCRIPTOR_BYTES, Descriptor, Fault, HEADER_BYTES, Header, Hello, Kind, Party, Position,
+    Refusal, Relay, Route, Welcome, ack, group,
 };
 use std::sync::Arc;
 
@@ -303,7 +304,21 @@ impl Family for Frames {
         let fault = Fault { cause: Cause::Shape, message: "no".into() };
         let refusal = Refusal { reason: "no".into(), retry: true };
         let barrier = Control::Barrier { name: "end".into(), number: 3 };
-        vec![
+        let shard = ShardId { server: ServerId(1), core: 0 };
+        let position = Position { table: TableId(2), epoch: 1, version: Some(7) };
+        let relay = Relay { worker: WorkerId(4), addresses: "203.0.113.4:7100".into() };
+        let probe = Probe { train: 1, index: 3, sent: 99, rate: 6_250_000, padding: vec![0; 40] };
+        let reading = Reading::Probe { rate: 6_250_000, is_delayed: true, is_disturbed: false };
+        let streams = [
+            Control::Subscribe { shard, positions: vec![position], is_question: true },
+            Control::Seen { shard, table: TableId(2), version: 7 },
+            Control::Routes(vec![Route { shard, tables: vec![TableId(2)], relay: Some(relay) }]),
+            Control::Probe(probe),
+            Control::Measured(reading),
+            Control::Behind { lacking: Some(reading) },
+        ];
+        let streams = streams.map(|message| [vec![7], bytes(&frame(Kind::Control, &message).body)].concat());
+        let mut good = vec![
             [vec![0], acks.header.encode().to_vec(), bytes(&acks.body)].concat(),
             [list, vec![0; 16]].concat(),
             [vec![0], Header::new(Kind::Push).encode().to_vec()].concat(),
@@ -313,6 +328,8 @@ impl Family for Frames {
             [vec![6], bytes(&frame(Kind::Error, &fault).body)].concat(),
             [vec![7], bytes(&frame(Kind::Control, &barrier).body)].concat(),
             [vec![7], bytes(&frame(Kind::Control, &Control::StatusQuery).body)].concat(),
-        ]
+        ];
+        good.extend(streams);
+        good
     }
 }

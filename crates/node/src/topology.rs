@@ -1,24 +1,13 @@
-//! Topology files: which hosts are below which switches, for the trees of broadcasts.
+//! Hosts of a topology by their addresses: it is the coordinator's machine that looks up their names.
 
-use crate::input::read_text;
-use anyhow::{Context, Result, ensure};
 use paramill_core::broadcast::Topology;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::path::Path;
 use std::thread;
 
 /// Names that are looked up at the same time: each of them may take some seconds to be unknown.
 const LOOKUPS: usize = 64;
 
-/// Reads a topology file.
-pub(crate) fn read(path: &Path) -> Result<Topology> {
-    ensure!(path.as_os_str() != "-", "topology: expected the name of a file, which several processes read");
-    let what = || format!("topology file {}", path.display());
-    let text = read_text(path).with_context(|| format!("cannot read the {}", what()))?;
-    Topology::parse(&text).with_context(what)
-}
-
-/// The same with the addresses that the system knows for its hosts' names: members of a job say where they are reached, which may
+/// A topology with the addresses that the system knows for its hosts' names: members of a job say where they are reached, which may
 /// be a name or an address.
 pub(crate) fn resolved(topology: Topology) -> Topology {
     with_addresses(topology, |name| {
