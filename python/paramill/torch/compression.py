@@ -19,7 +19,7 @@ HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 # The stages that torch follows beside these, and the parameters that it knows of them, of which the first is used.
 STAGES = {
     "topk": ("ratio", "sample", "residual"),
-    "dvf": ("delta", "sample", "residual"),
+    "dvf": ("delta", "need", "residual"),
     "threshold": ("value", "sample", "residual"),
     "warmup": ("steps",),
     "ef": (),
@@ -62,7 +62,7 @@ class Chain:
     >>> chain = Chain.read("warmup:10+topk:0.01+f16+lz4")
     >>> chain.name, chain.argument, chain.half, chain.warmup
     ('topk', 0.01, torch.float16, 10)
-    >>> Chain.read("qsgd:levels=4") is None
+    >>> Chain.read("qsgd:levels=4") is None and Chain.read("dvf:low=1e-4,up=2e-4") is None
     True
     """
 
@@ -80,7 +80,7 @@ class Chain:
         chain, text = Chain(), text or "none"
         chain.keeps = _native.codec_keeps_residual(text)
         for kind, name, parameters in _native.codec_stages(text):
-            values = {key: value or "" for key, value in parameters}
+            values = {key: value for key, value in parameters if value is not None}
             if kind in REST:
                 chain.stands_densely &= kind != "container" or name == "dense"
                 continue
@@ -90,6 +90,9 @@ class Chain:
             if kind == "sparsifier":
                 # One that looks at some entries only chooses others, and one that keeps nothing is not worth the memory.
                 if float(values.get("sample", 1)) < 1 or not chain.keeps:
+                    return None
+                # Thresholds that follow the network are the worker's: it knows its links.
+                if known[0] not in values:
                     return None
                 chain.name, chain.argument = name, float(values[known[0]])
             elif name in HALVES:
