@@ -155,8 +155,9 @@ impl Traffic {
             }
             match access {
                 Access::Full => session.listen(),
-                // What it holds back could not be passed on as it is.
-                Access::ReadOnly | Access::WriteOnly => session.set_reached(None),
+                Access::WriteOnly => session.set_reached(None),
+                // What it holds back could not be passed on as it is, and nobody asks where it is reached.
+                Access::ReadOnly => {}
             }
         } else if access == Access::WriteOnly {
             session.set_reached(None);
@@ -252,7 +253,7 @@ impl Traffic {
             changed.iter().for_each(|&table| staging.drop_all_held(&mut self.tables[table]));
         }
         self.streams.restart(session, &self.tables, &changed);
-        self.links.follow(session, now, &mut self.tables);
+        self.links.follow(session, now, &mut self.tables, self.streams.followers());
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
@@ -271,7 +272,7 @@ impl Traffic {
         let mine = self.requests.numbers(|request| request.shard() == shard);
         mine.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.settle(session, &self.tables);
-        self.links.follow(session, now, &mut self.tables);
+        self.links.follow(session, now, &mut self.tables, self.streams.followers());
         self.links.resume(session, shard);
     }
 
@@ -740,7 +741,12 @@ impl Traffic {
                     links.add(now, follower);
                 }
             }
-            Control::Unsubscribe { shard, tables } => streams.unsubscribe(from, shard, &tables),
+            Control::Unsubscribe { shard, tables: left } => {
+                streams.unsubscribe(from, shard, &left);
+                if !streams.is_followed_by(from) {
+                    links.leave(session, now, from, tables);
+                }
+            }
             Control::Seen { shard, table, version } => {
                 let id = StreamId { table: table.0 as usize, shard };
                 if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
