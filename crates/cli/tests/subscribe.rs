@@ -52,6 +52,8 @@ fn the_version_that_is_printed_is_the_one_in_the_file() {
         assert_eq!(printed["version"], version);
         assert_eq!(header["__metadata__"]["version"], version.to_string());
         assert_eq!(header["__metadata__"]["job"], url.to_string());
+        let digest = format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&values));
+        assert_eq!(header["__metadata__"]["digest"], digest);
         assert_eq!(printed["bytes"], std::fs::metadata(&file).expect("a file").len());
         assert_eq!((&header["w"]["dtype"], &header["w"]["shape"]), (&"BF16".into(), &[2, 2].into()));
         let w_bits = if version == 0 { 0x3f00u16 } else { 0x4000 + 0x40 * (version as u16 - 1) };

@@ -134,6 +134,10 @@ impl Coordinator {
             restarts: self.workers.restarts(),
             workers: self.workers.statuses(now),
             readers: self.readers.statuses(now),
+            receivers: self.routes.statuses(|id| match id.is_reader() {
+                true => self.readers.version(id),
+                false => self.workers.version(id),
+            }),
             shards: self.servers.reports(now),
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
@@ -757,6 +761,7 @@ impl Coordinator {
         let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
         if !control::fits(&message) {
             status.shards.iter_mut().for_each(|shard| shard.tables.clear());
+            status.receivers.clear();
             status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));

@@ -49,17 +49,17 @@ pub(crate) fn run(args: &SubscribeArgs, output: &Output) -> Result<(), Failure> 
         if !comes(&reader, wanted, deadline)? {
             break;
         }
-        let Snapshot { version, bytes: content } =
-            match reader.read(|version, tensors| snapshot(version, &url, tensors)) {
-                // A version that was damaged is fetched anew.
-                Err(ClientError::Worker(WorkerError::NoVersion)) => continue,
-                read => read??,
-            };
-        wanted = version + 1;
-        let bytes_of_file = content.len() as u64;
-        replace(&args.out, &content)
+        let snapshot = match reader.read(Snapshot::copy) {
+            // A version that was damaged is fetched anew.
+            Err(ClientError::Worker(WorkerError::NoVersion)) => continue,
+            read => read?,
+        };
+        let (version, header) = (snapshot.version, snapshot.header(&url)?);
+        let bytes_of_file = (header.len() + snapshot.values.len()) as u64;
+        replace(&args.out, [&header, &snapshot.values])
             .with_context(|| format!("version {version} cannot be written to {}", args.out.display()))?;
-        drop(content);
+        drop(snapshot);
+        wanted = version + 1;
         let (file, bytes_received) = (&*args.out, reader.report().bytes_pulled);
         let words = if output.json() {
             // One line for each version.
@@ -113,45 +113,55 @@ fn comes(reader: &Reader, wanted: Clock, deadline: Option<Instant>) -> Result<bo
     }
 }
 
-/// A version as a file has it.
+/// A version as a file of safetensors has it: the length of a JSON header, the header, the values.
 struct Snapshot {
     version: Clock,
-    bytes: Vec<u8>,
+    /// The places of the tensors' values, by name.
+    tensors: serde_json::Map<String, serde_json::Value>,
+    values: Vec<u8>,
 }
 
-/// Copies a version, in the format of safetensors: the length of a JSON header, the header, the values.
-fn snapshot(version: Clock, url: &JobUrl, tensors: &[Tensor<'_>]) -> serde_json::Result<Snapshot> {
-    let mut header = serde_json::Map::new();
-    let metadata = serde_json::json!({ "version": version.to_string(), "job": url.to_string() });
-    header.insert("__metadata__".into(), metadata);
-    let mut end = 0;
-    for tensor in tensors {
-        let start = end;
-        end += tensor.values.len() * tensor.dtype.bytes();
-        let dtype = match tensor.dtype {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::Bf16 => "BF16",
-        };
-        let entry =
-            serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [start, end] });
-        header.insert(tensor.name.to_owned(), entry);
+impl Snapshot {
+    fn copy(version: Clock, tensors: &[Tensor<'_>]) -> Snapshot {
+        let bytes = tensors.iter().map(|tensor| tensor.values.len() * tensor.dtype.bytes()).sum();
+        let mut snapshot =
+            Snapshot { version, tensors: serde_json::Map::new(), values: Vec::with_capacity(bytes) };
+        for tensor in tensors {
+            let start = snapshot.values.len();
+            tensor.write(&mut snapshot.values);
+            let dtype = match tensor.dtype {
+                DType::F32 => "F32",
+                DType::F16 => "F16",
+                DType::Bf16 => "BF16",
+            };
+            let offsets = [start, snapshot.values.len()];
+            let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": offsets });
+            snapshot.tensors.insert(tensor.name.to_owned(), entry);
+        }
+        snapshot
     }
-    let mut header = serde_json::to_vec(&header)?;
-    // Values begin at a multiple of 8 bytes; spaces fill up.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let mut bytes = Vec::with_capacity(8 + header.len() + end);
-    bytes.extend_from_slice(&(header.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&header);
-    tensors.iter().for_each(|tensor| tensor.write(&mut bytes));
-    Ok(Snapshot { version, bytes })
+
+    /// Everything before the values.
+    fn header(&self, url: &JobUrl) -> serde_json::Result<Vec<u8>> {
+        let metadata = serde_json::json!({
+            "version": self.version.to_string(),
+            "job": url.to_string(),
+            "digest": format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.values)),
+        });
+        let mut entries = self.tensors.clone();
+        entries.insert("__metadata__".into(), metadata);
+        let mut json = serde_json::to_vec(&entries)?;
+        // Values begin at a multiple of 8 bytes; spaces fill up.
+        json.resize(json.len().next_multiple_of(8), b' ');
+        Ok([&(json.len() as u64).to_le_bytes(), &json[..]].concat())
+    }
 }
 
 /// Writes beside the file, and then puts what was written in its place.
-fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace(out: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
     let partial = beside(out);
     let written = File::create(&partial).and_then(|mut file| {
-        file.write_all(bytes)?;
+        parts.into_iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()
     });
     if let Err(error) = written.and_then(|()| fs::rename(&partial, out)) {

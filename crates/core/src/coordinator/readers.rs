@@ -4,7 +4,7 @@ use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{ReaderStatus, WorkerReport};
-use crate::types::{NodeId, ServerId, TableId, Time, WorkerId};
+use crate::types::{Clock, NodeId, ServerId, TableId, Time, WorkerId};
 use crate::wire::{Plan, Refusal, Welcome, control};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -100,10 +100,15 @@ impl Readers {
         self.connected.iter().filter(|(_, reader)| reader.informed).map(|(id, _)| *id)
     }
 
+    /// The version that a reader has.
+    pub(super) fn version(&self, id: WorkerId) -> Option<Clock> {
+        self.connected.get(&id)?.report.clock.checked_sub(1)
+    }
+
     pub(super) fn statuses(&self, now: Time) -> Vec<ReaderStatus> {
         let status = |(id, reader): (&WorkerId, &Reader)| ReaderStatus {
             reader: id.reader_number().unwrap_or(0),
-            version: reader.report.clock.checked_sub(1),
+            version: self.version(*id),
             silent_seconds: now.since(reader.last_heard).as_secs_f64(),
             bytes_received: reader.report.bytes_pulled,
             waiting: reader.report.waiting.clone(),

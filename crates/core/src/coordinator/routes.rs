@@ -5,9 +5,10 @@ use crate::broadcast::{Members, Parent, Receiver, Site, Topology};
 use crate::policy::Axis;
 use crate::registry::Registry;
 use crate::spec::Spec;
-use crate::types::{ServerId, ShardId, TableId, WorkerId};
+use crate::status::ReceiverStatus;
+use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
 use crate::wire::{Plan, Relay, Route};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// From whom workers and readers get streams. Trees are those of the workers; readers come and go without changing them.
 #[derive(Debug, Default)]
@@ -172,6 +173,29 @@ impl Routes {
             Route { shard, tables, relay }
         });
         made.routes.insert(reader, routes.collect());
+    }
+
+    /// Everybody who was told from whom streams come, with the version that it says to have.
+    pub(super) fn statuses(&self, version_of: impl Fn(WorkerId) -> Option<Clock>) -> Vec<ReceiverStatus> {
+        let mut followers: BTreeMap<WorkerId, u32> = BTreeMap::new();
+        let mut statuses = Vec::with_capacity(self.told.len());
+        for (receiver, routes) in &self.told {
+            let relays = routes.iter().map(|route| route.relay.as_ref().map(|relay| relay.worker));
+            let sources: BTreeSet<Option<WorkerId>> = relays.collect();
+            sources.iter().flatten().for_each(|relay| *followers.entry(*relay).or_default() += 1);
+            let name = |source: &Option<WorkerId>| {
+                source.map_or_else(|| "the servers".to_owned(), |relay| relay.to_string())
+            };
+            let takes_from = sources.iter().map(name).collect();
+            let version = version_of(*receiver);
+            let status = ReceiverStatus { receiver: receiver.to_string(), version, takes_from, followers: 0 };
+            statuses.push((receiver, status));
+        }
+        let count = |(receiver, status): (&WorkerId, ReceiverStatus)| ReceiverStatus {
+            followers: followers.get(receiver).copied().unwrap_or(0),
+            ..status
+        };
+        statuses.into_iter().map(count).collect()
     }
 
     /// A sentence about trees that cannot be made, once.

@@ -1040,7 +1040,8 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
+        let (bytes_relayed, version) = (self.streams.bytes_relayed(), self.version());
+        WorkerReport { bytes_relayed, version, ..self.reporter.report().clone() }
     }
 
     /// When the next report is due.
@@ -1056,7 +1057,19 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..report }
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version: self.version(), ..report }
+    }
+
+    /// The last version that is here of everything that is broadcast.
+    fn version(&self) -> Option<Clock> {
+        if let Some(staging) = &self.staging {
+            return staging.version();
+        }
+        let of_table = |local: &LocalTable| {
+            let replica = local.replica()?;
+            (0..local.layout().shard_count()).map(|stream| replica.version(stream)).min()
+        };
+        self.tables.iter().filter_map(of_table).min().flatten()
     }
 
     /// Counts against what they count.

@@ -99,6 +99,20 @@ fn relays_with_room_take_readers_and_shards_the_rest() {
     for reader in readers {
         assert_eq!(staged(&bench, reader), (Some(1), published(&bench)));
     }
+    bench.pass(1.0);
+    let status = bench.coordinator().status(bench.now());
+    let seen: Vec<(&str, Option<Clock>, String, u32)> = status
+        .receivers
+        .iter()
+        .map(|it| (&*it.receiver, it.version, it.takes_from.join(" and "), it.followers))
+        .collect();
+    let expected = [
+        ("worker 0", "the servers", 1),
+        ("worker 1", "worker 0", 1),
+        ("reader 0", "worker 1", 0),
+        ("reader 1", "the servers", 0),
+    ];
+    assert_eq!(seen, expected.map(|(receiver, from, count)| (receiver, Some(1), from.to_owned(), count)));
     // One whose relay is gone has what it had, and goes on with the servers.
     bench.isolate(bench.worker_node(1));
     bench.pass(20.0);
