@@ -77,6 +77,13 @@ impl Links {
         }
     }
 
+    /// The same, by its connection.
+    pub(super) fn add_connection(&mut self, now: Time, follower: ConnectionId) {
+        if let ConnectionId::Node(NodeId::Worker(follower)) = follower {
+            self.add(now, follower);
+        }
+    }
+
     /// Streams are passed on to a worker no more.
     pub(super) fn leave(
         &mut self,

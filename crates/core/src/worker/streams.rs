@@ -340,11 +340,6 @@ impl Streams {
         }
     }
 
-    /// Whether somebody follows some stream here.
-    pub(super) fn is_followed_by(&self, follower: ConnectionId) -> bool {
-        self.passed_on.values().any(|stream| stream.is_followed_by(follower))
-    }
-
     /// Everybody who follows some stream here.
     pub(super) fn followers(&self) -> BTreeSet<WorkerId> {
         let worker = |connection: ConnectionId| match connection {
@@ -354,12 +349,14 @@ impl Streams {
         self.passed_on.values().flat_map(Stream::followers).filter_map(worker).collect()
     }
 
-    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) {
+    /// Somebody follows these streams no more. Whether it still follows some.
+    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
         for table in tables {
             if let Some(stream) = self.passed_on.get_mut(&StreamId { table: table.0 as usize, shard }) {
                 stream.forget(from);
             }
         }
+        self.passed_on.values().any(|stream| stream.is_followed_by(from))
     }
 
     /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.

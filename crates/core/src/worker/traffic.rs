@@ -29,7 +29,7 @@ use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
-use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -737,13 +737,10 @@ impl Traffic {
         match message {
             Control::Subscribe { shard, positions, .. } => {
                 streams.subscribe(session, tables, from, shard, &positions);
-                if let ConnectionId::Node(NodeId::Worker(follower)) = from {
-                    links.add(now, follower);
-                }
+                links.add_connection(now, from);
             }
             Control::Unsubscribe { shard, tables: left } => {
-                streams.unsubscribe(from, shard, &left);
-                if !streams.is_followed_by(from) {
+                if !streams.unsubscribe(from, shard, &left) {
                     links.leave(session, now, from, tables);
                 }
             }
@@ -1040,8 +1037,7 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        let (bytes_relayed, version) = (self.streams.bytes_relayed(), self.version());
-        WorkerReport { bytes_relayed, version, ..self.reporter.report().clone() }
+        self.with_streams(self.reporter.report().clone())
     }
 
     /// When the next report is due.
@@ -1057,19 +1053,13 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version: self.version(), ..report }
+        self.with_streams(report)
     }
 
-    /// The last version that is here of everything that is broadcast.
-    fn version(&self) -> Option<Clock> {
-        if let Some(staging) = &self.staging {
-            return staging.version();
-        }
-        let of_table = |local: &LocalTable| {
-            let replica = local.replica()?;
-            (0..local.layout().shard_count()).map(|stream| replica.version(stream)).min()
-        };
-        self.tables.iter().filter_map(of_table).min().flatten()
+    /// Adds what is known of streams.
+    fn with_streams(&self, report: WorkerReport) -> WorkerReport {
+        let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version, ..report }
     }
 
     /// Counts against what they count.
