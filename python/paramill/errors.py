@@ -21,7 +21,11 @@ class DeadlineError(ParamillError, TimeoutError):
 
 
 class NotAMemberError(ParamillError, ConnectionError):
-    """The job does not know this worker (any more): it was declared dead, or the job is over."""
+    """The job does not know this worker (any more): it was declared dead, or the job has failed."""
+
+
+class JobOverError(NotAMemberError):
+    """The job has ended in good order."""
 
 
 class ClosedError(ParamillError, RuntimeError):

@@ -11,7 +11,16 @@ from typing import Any, Iterator, Mapping, Optional
 import numpy as np
 
 from . import _native
-from .errors import ClosedError, DeadlineError, DtypeError, NonFiniteError, NotAMemberError, ShapeError, TableError
+from .errors import (
+    ClosedError,
+    DeadlineError,
+    DtypeError,
+    JobOverError,
+    NonFiniteError,
+    NotAMemberError,
+    ShapeError,
+    TableError,
+)
 from .job import DEFAULT_TIMEOUT, Job, Table
 
 # How a publisher names element types, by the names of torch's and numpy's.
@@ -302,10 +311,8 @@ class Subscriber:
         while True:
             try:
                 seen = self._wait(seen + 1, math.inf)
-            except NotAMemberError as error:
-                if str(error) == "the job is over":
-                    return
-                raise
+            except JobOverError:
+                return
             yield seen
 
     def close(self) -> None:

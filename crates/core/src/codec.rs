@@ -316,12 +316,17 @@ pub fn stretch_seed(job: u64, sender: u32, table: u32, step: u64, chunk: u32) ->
     Prng::fork(Prng::fork(job, who).next_u64() ^ step, u64::from(chunk)).next_u64()
 }
 
-/// Appends values as elements of a type, little-endian, rounded to the nearest. Whether all of them are finite; halves of others come
-/// out as anything.
-pub fn write_elements(dtype: DType, values: &[f32], out: &mut Vec<u8>) -> bool {
+/// Appends values as elements of a type, little-endian, rounded to the nearest. NaN and infinities stay so, and what is beyond the
+/// largest number of the type becomes that one.
+pub fn write_elements(dtype: DType, values: &[f32], out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + dtype.bytes() * values.len(), 0);
-    half::write(dtype, values, &mut out[start..])
+    half::write_any(dtype, values, &mut out[start..]);
+}
+
+/// Whether a type has these values, to the bit but for NaN: nothing is lost by [`write_elements`].
+pub fn fits(dtype: DType, values: &[f32]) -> bool {
+    half::fits(dtype, values)
 }
 
 /// Whether a payload says that nothing of its stretch travels.

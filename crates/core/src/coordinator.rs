@@ -134,6 +134,10 @@ impl Coordinator {
             restarts: self.workers.restarts(),
             workers: self.workers.statuses(now),
             readers: self.readers.statuses(now),
+            receivers: self.routes.statuses(|id| match id.is_reader() {
+                true => self.readers.version(id),
+                false => self.workers.version(id),
+            }),
             shards: self.servers.reports(now),
             packs: self.epochs.as_ref().map(|epochs| epochs.newest().packs()).unwrap_or_default(),
             aggregators: self.aggregators.statuses(),
@@ -157,6 +161,7 @@ impl Coordinator {
                 let others: String = others.map(|(count, word)| format!("; {count} {word}")).collect();
                 let readers = match self.readers.ids().count() {
                     0 => String::new(),
+                    1 => "; 1 reader".into(),
                     count => format!("; {count} readers"),
                 };
                 let missing = self.vacancy.as_ref().map(|vacancy| match vacancy.of {
@@ -207,16 +212,15 @@ impl Coordinator {
     /// What a reader says: it declares nothing, and no round or barrier knows of it.
     fn handle_reader(&mut self, now: Time, reader: WorkerId, message: Control) {
         match message {
-            Control::WorkerReport(mut report) => {
-                report.waiting = report.waiting.map(control::sentence);
-                self.readers.take_report(reader, report);
-            }
+            Control::WorkerReport(report) => self.readers.take_report(reader, report),
             Control::Leave => {
                 self.send(NodeId::Worker(reader), &Control::Left);
+                self.outputs.push_back(Output::Disconnect { connection: NodeId::Worker(reader).into() });
                 self.lose_reader(reader);
             }
-            Control::Reached { addresses } => self.register_worker(reader, addresses),
-            Control::Unreachable { relay } => self.note_out_of_reach(reader, relay),
+            // Only workers pass streams on, and only those who train with them say who does not. A reader that a worker does not
+            // serve goes to the shards by itself.
+            Control::Unreachable { .. } => {}
             Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
             other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
         }
@@ -237,11 +241,10 @@ impl Coordinator {
         }
     }
 
-    /// A reader is gone: nobody is passed anything on by it any more.
+    /// A reader is gone. Nobody's streams depend on it.
     fn lose_reader(&mut self, id: WorkerId) {
         if self.readers.remove(id) {
-            self.routes.forget(id);
-            self.route();
+            self.routes.detach(id);
         }
     }
 
@@ -262,7 +265,7 @@ impl Coordinator {
 
     /// A worker says where others reach it.
     fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
-        let Some(incarnation) = self.incarnation(worker) else { return };
+        let Some(incarnation) = self.workers.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,
             Err(why) => {
@@ -274,24 +277,17 @@ impl Coordinator {
         self.route();
     }
 
-    /// The process that has a worker's rank, or a reader's number.
-    fn incarnation(&self, id: WorkerId) -> Option<u64> {
-        if id.is_reader() { self.readers.incarnation(id) } else { self.workers.incarnation(id) }
-    }
-
     /// Tells workers and readers from whom they get streams, where that has changed.
     fn route(&mut self) {
         let Some(epochs) = self.epochs.as_ref().filter(|_| self.stage == Stage::Running) else { return };
-        let mut running: Vec<WorkerId> = self.workers.running().collect();
+        let workers: Vec<WorkerId> = self.workers.running().collect();
         // Trees that are made without some of them would only be made anew.
-        let is_known = |id: &WorkerId| self.routes.knows(*id, self.incarnation(*id));
-        if !running.iter().all(is_known) {
+        if !workers.iter().all(|id| self.routes.knows(*id, self.workers.incarnation(*id))) {
             return;
         }
-        // Nobody waits for readers.
-        running.extend(self.readers.informed().filter(is_known));
-        let topology = &self.config.topology;
-        let changed = self.routes.changed(&self.registry, topology, epochs.settled(), &running);
+        let readers: Vec<WorkerId> = self.readers.informed().collect();
+        let (topology, plan) = (&self.config.topology, epochs.settled());
+        let changed = self.routes.changed(&self.registry, topology, plan, &workers, &readers);
         for (worker, routes) in changed {
             self.send(NodeId::Worker(worker), &Control::Routes(routes));
         }
@@ -592,6 +588,8 @@ impl Coordinator {
 
     fn take_worker_report(&mut self, now: Time, worker: WorkerId, mut report: WorkerReport) {
         report.waiting = report.waiting.map(control::sentence);
+        let changes = report.links.iter_mut().flat_map(|links| &mut links.last);
+        changes.for_each(|change| change.cause = control::sentence(std::mem::take(&mut change.cause)));
         self.workers.take_report(now, worker, report);
         if !self.workers.is_live(worker) || self.workers.is_running(worker) {
             return;
@@ -763,6 +761,7 @@ impl Coordinator {
         let mut message = frame(Kind::Control, &Control::Status(Box::new(status.clone())));
         if !control::fits(&message) {
             status.shards.iter_mut().for_each(|shard| shard.tables.clear());
+            status.receivers.clear();
             status.workers.iter_mut().for_each(|worker| worker.report.slabs.clear());
             status.phase += " (there are too many tables to report)";
             message = frame(Kind::Control, &Control::Status(Box::new(status)));

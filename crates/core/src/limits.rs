@@ -54,6 +54,8 @@ pub const MAX_CLOCK_SKIP: u64 = 1 << 16;
 pub const MAX_VERSIONS_UNSEEN: u64 = 8;
 /// Bytes of versions that may be on their way to a receiver, beyond the first two of them.
 pub const MAX_BYTES_UNSEEN: usize = 64 << 20;
+/// Versions of a chunk that a reader holds back: more than a sender has in its log, and sends before some of them are seen.
+pub const MAX_VERSIONS_HELD: usize = 2 * MAX_VERSIONS_LOGGED;
 /// Readers of one job.
 pub const MAX_READERS: usize = 1024;
 /// Times in a row that a reader fetches a version anew because its digest is another one, before it gives up.

@@ -35,7 +35,7 @@ use aggregators::{Aggregators, Turn};
 use delivery::{Backlog, Delivery, NewChunk, PendingPull, StoredTable};
 use links::Links;
 use members::Members;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Tables;
 
@@ -68,8 +68,8 @@ pub struct Shard {
     coordinator: Link,
     plan: Option<Plan>,
     members: Members,
-    /// Readers that are connected.
-    readers: BTreeSet<WorkerId>,
+    /// Readers that are connected, each with its incarnation: which process has its number.
+    readers: BTreeMap<WorkerId, u64>,
     tables: Tables,
     aggregators: Aggregators,
     /// Whether worker 0, which evaluates conditions, can be asked.
@@ -92,7 +92,7 @@ impl Shard {
             registry,
             plan: None,
             members: Members::default(),
-            readers: BTreeSet::new(),
+            readers: BTreeMap::new(),
             tables: Tables::default(),
             aggregators: Aggregators::default(),
             has_judge: false,
@@ -145,8 +145,8 @@ impl Shard {
         }
     }
 
-    /// The same with the values that were broadcast last, which every receiver has; nothing where none were.
-    pub fn for_each_published_chunk(&self, table: TableId, visit: impl FnMut(u64, &[f32])) {
+    /// The same with the version and the values that were broadcast last, which every receiver has; nothing where none were.
+    pub fn for_each_published_chunk(&self, table: TableId, visit: impl FnMut(u64, Clock, &[f32])) {
         if let Some(table) = self.tables.find(table) {
             table.for_each_published_chunk(visit);
         }
@@ -522,6 +522,11 @@ impl Shard {
                 Ok(())
             }
             Control::Seen { table, version, .. } => self.handle_seen(now, worker, table, version),
+            // The job's thresholds are for those who train.
+            Control::Probe(_) | Control::Measured(_) | Control::Behind { .. } if worker.is_reader() => {
+                let message = "a server does not take a reader's word on links".into();
+                Err(Fault { cause: Cause::Protocol, message })
+            }
             Control::Probe(probe) => {
                 self.links.note_probe(now, worker, &probe, &mut self.delivery);
                 Ok(())
@@ -561,7 +566,7 @@ impl Shard {
         positions: &[Position],
         is_question: bool,
     ) -> Result<(), Fault> {
-        if !self.members.has(worker) && !self.readers.contains(&worker) {
+        if !self.members.has(worker) && !self.readers.contains_key(&worker) {
             return Err(not_a_member(worker));
         }
         if self.id() != Some(shard) {
@@ -573,6 +578,7 @@ impl Shard {
             let message = format!("{worker} asks for {asked} streams, and there are {tables} tables");
             return Err(Fault { cause: Cause::Protocol, message });
         }
+        Position::check_order(positions, worker)?;
         for position in positions {
             let table = self.broadcast_table(worker, position.table)?;
             self.delivery.subscribe(now, worker, *position, is_question, self.tables.get(table));
@@ -675,21 +681,25 @@ impl Shard {
         if self.plan.is_none() {
             return refuse("this server has no plan yet".into(), true);
         }
-        if self.readers.len() >= limits::MAX_READERS && !self.readers.contains(&id) {
+        if self.readers.get(&id).is_some_and(|incarnation| *incarnation != hello.incarnation) {
+            return refuse(format!("another process is {id} here"), true);
+        }
+        if self.readers.len() >= limits::MAX_READERS && !self.readers.contains_key(&id) {
             return refuse(
                 format!("this server has {} readers, and takes no more", limits::MAX_READERS),
                 true,
             );
         }
-        self.readers.insert(id);
+        self.readers.insert(id, hello.incarnation);
         // A connection that this one takes the place of may have followed streams.
         self.delivery.lose_reader(id);
         Ok(Welcome { you: NodeId::Worker(id), incarnation: hello.incarnation })
     }
 
-    fn lose_reader(&mut self, id: WorkerId) {
+    fn lose_reader(&mut self, now: Time, id: WorkerId) {
         self.readers.remove(&id);
         self.delivery.lose_reader(id);
+        self.links.lose(now, id, &mut self.tables);
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
@@ -881,7 +891,7 @@ impl Role for Shard {
 
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
-            ConnectionId::Node(NodeId::Worker(worker)) if worker.is_reader() => self.lose_reader(worker),
+            ConnectionId::Node(NodeId::Worker(worker)) if worker.is_reader() => self.lose_reader(now, worker),
             ConnectionId::Node(NodeId::Worker(worker)) => self.lose_worker(now, worker),
             ConnectionId::Node(NodeId::Aggregator(id)) => self.lose_aggregator(now, id),
             // The coordinator's is the only other one.

@@ -17,6 +17,8 @@ pub struct WorkerReport {
     pub bytes_pulled: u64,
     /// Payload bytes of versions passed on to other workers, where tables are broadcast.
     pub bytes_relayed: u64,
+    /// The last version that it has of everything that is broadcast; `None` before the first.
+    pub version: Option<Clock>,
     /// The worker's wait as a sentence, if it waits.
     pub waiting: Option<String>,
     /// Tables that its application exchanges as slabs.
@@ -175,6 +177,20 @@ pub struct ReaderStatus {
     pub waiting: Option<String>,
 }
 
+/// Somebody who receives what is broadcast, and its place in the trees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiverStatus {
+    /// A worker or a reader.
+    pub receiver: String,
+    /// The last version that it has of everything that is broadcast; `None` before the first.
+    pub version: Option<Clock>,
+    /// Workers that pass streams on to it, and `the servers` if these send it some themselves. While a worker does not, the servers do.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize }>")]
+    pub takes_from: Vec<String>,
+    /// Workers and readers that it passes streams on to.
+    pub followers: u32,
+}
+
 /// A member's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -227,6 +243,9 @@ pub struct Status {
     /// Every reader that is connected.
     #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_READERS }>")]
     pub readers: Vec<ReaderStatus>,
+    /// Where tables are broadcast: every worker and reader with its place in the trees.
+    #[serde(deserialize_with = "sequence::<_, _, { limits::MAX_WORKERS as usize + limits::MAX_READERS }>")]
+    pub receivers: Vec<ReceiverStatus>,
     /// Every shard's report.
     pub shards: Vec<ShardReport>,
     /// The tables that are packs, with the names of their layers.

@@ -94,19 +94,25 @@ struct Receiver {
     unseen: VecDeque<(Clock, usize)>,
     /// Bytes of the version under way.
     open_bytes: usize,
+    /// The version that it had when it came. It says nothing of versions up to that one, which a relay that is behind it sends.
+    had: Option<Clock>,
     /// Everything that was published was sent to it.
     is_current: bool,
 }
 
 impl Receiver {
-    fn new(has: Option<Clock>) -> Receiver {
-        Receiver { sent: has, unseen: VecDeque::new(), open_bytes: 0, is_current: false }
+    /// One that has a version, of which there is so much here.
+    fn new(had: Option<Clock>, version: Option<Clock>) -> Receiver {
+        let sent = had.min(version);
+        Receiver { sent, unseen: VecDeque::new(), open_bytes: 0, had, is_current: false }
     }
 
     /// Everything of a version was sent.
     fn note_sent(&mut self, version: Clock, bytes: usize) {
         self.sent = Some(version);
-        self.unseen.push_back((version, bytes));
+        if self.sent > self.had {
+            self.unseen.push_back((version, bytes));
+        }
         self.open_bytes = 0;
     }
 
@@ -251,8 +257,7 @@ impl Stream {
             Ordering::Greater => drop(self.early.insert(to, position)),
             Ordering::Equal => {
                 // Who has more than there is here is sent it again, and knows it.
-                let have = position.version.min(self.version);
-                self.receivers.insert(to, Receiver::new(have));
+                self.receivers.insert(to, Receiver::new(position.version, self.version));
                 self.catch_up(to, chunks, send);
             }
         }
@@ -273,9 +278,15 @@ impl Stream {
         self.receivers.contains_key(&receiver) || self.early.contains_key(&receiver)
     }
 
-    /// Whether every receiver has all of it.
+    /// Everybody who is among them.
+    pub(crate) fn followers(&self) -> impl Iterator<Item = ConnectionId> {
+        self.receivers.keys().chain(self.early.keys()).copied()
+    }
+
+    /// Whether every receiver has all of it; nobody waits for readers.
     pub(crate) fn is_settled(&self) -> bool {
-        self.open.frames.is_empty() && self.receivers.values().all(Receiver::has_all)
+        let mut workers = self.receivers.iter().filter(|(to, _)| !to.is_reader());
+        self.open.frames.is_empty() && workers.all(|(_, receiver)| receiver.has_all())
     }
 
     /// A version is whole that was not published here, since nobody followed.

@@ -105,6 +105,11 @@ impl ConnectionId {
         }
     }
 
+    /// Whether a reader is at the other end.
+    pub(crate) fn is_reader(self) -> bool {
+        matches!(self, ConnectionId::Node(NodeId::Worker(id)) if id.is_reader())
+    }
+
     /// The shard at the other end, or behind the aggregator that is at one of the ends.
     #[inline]
     pub fn shard(self) -> Option<ShardId> {

@@ -153,7 +153,7 @@ impl Worker {
     pub fn staged(&self, table: TableId) -> Result<&[f32], WorkerError> {
         let replica = self.traffic.tables().find(table)?.replica();
         let replica = replica.filter(|_| self.staged_version().is_some());
-        replica.map(Replica::values).ok_or_else(|| WorkerError::Order("there is no whole version yet".into()))
+        replica.map(Replica::values).ok_or(WorkerError::NoVersion)
     }
 
     /// Of a reader: the type of elements that a table's values were rounded to before they were broadcast.
@@ -574,11 +574,14 @@ impl Worker {
             Control::Policies(policies) => self.traffic.tickets_mut().set_policies(&policies),
             Control::Change { epoch, change } => self.take_change(now, epoch, &change),
             Control::Routes(routes) => self.traffic.take_routes(&mut self.session, now, routes),
-            Control::Left => self.traffic.tickets_mut().left(),
+            Control::Left => {
+                self.session.set_gone();
+                self.traffic.tickets_mut().left();
+            }
             Control::Waiting { reason } => self.session.set_join_waits(control::sentence(reason)),
             Control::Stop { error } => {
-                let why = error.map_or_else(|| "the job is over".into(), control::sentence);
-                self.session.fail(WorkerError::NotAMember(why));
+                let why = error.map(|why| WorkerError::NotAMember(control::sentence(why)));
+                self.session.fail(why.unwrap_or(WorkerError::Over));
             }
             other => {
                 self.session.log(format!("ignored a `{}` message from the coordinator", other.name()));

@@ -47,6 +47,8 @@ fn worker(error: &WorkerError) -> &'static str {
         WorkerError::Damaged(_) => "DamagedError",
         WorkerError::Unreachable(_) => "UnreachableError",
         WorkerError::NotAMember(_) => "NotAMemberError",
+        WorkerError::NoVersion => "OrderError",
+        WorkerError::Over => "JobOverError",
         WorkerError::Refused { cause, .. } => match cause {
             Cause::Shape => "ShapeError",
             Cause::NonFinite => "NonFiniteError",

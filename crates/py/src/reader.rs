@@ -39,8 +39,7 @@ impl Reader {
             Ok(is_open)
         })?;
         if !is_open {
-            let seconds = timeout.as_secs_f64();
-            return Err(raise("DeadlineError", format!("the job has not started after {seconds} s")));
+            return Err(client(reader.not_open(timeout)));
         }
         Ok(Reader { reader: Mutex::new(Some(Arc::new(reader))), process: std::process::id() })
     }

@@ -3,6 +3,7 @@
 use crate::canary::BrokenShard;
 use crate::operator::Operator;
 use crate::player::Player;
+use crate::spectator::Spectator;
 use paramill_core::address::Addresses;
 use paramill_core::aggregator::Aggregator;
 use paramill_core::coordinator::Coordinator;
@@ -28,6 +29,8 @@ pub enum Actor {
     Worker(Box<Player>),
     /// A worker without an application: whoever has the world calls it.
     Bare(Box<Worker>),
+    /// A reader that comes and goes.
+    Reader(Box<Spectator>),
     /// Somebody who changes policies while the job runs.
     Operator(Box<Operator>),
 }
@@ -58,6 +61,7 @@ impl Actor {
             Actor::Aggregator(role) => &**role,
             Actor::Worker(role) => &**role,
             Actor::Bare(role) => &**role,
+            Actor::Reader(role) => &**role,
             Actor::Operator(role) => &**role,
         }
     }
@@ -70,6 +74,7 @@ impl Actor {
             Actor::Aggregator(role) => &mut **role,
             Actor::Worker(role) => &mut **role,
             Actor::Bare(role) => &mut **role,
+            Actor::Reader(role) => &mut **role,
             Actor::Operator(role) => &mut **role,
         }
     }

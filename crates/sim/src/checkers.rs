@@ -5,12 +5,14 @@ mod exactly_once;
 mod layout;
 mod memory;
 mod policies;
+mod readers;
 mod replicas;
 mod staleness;
 mod trace;
 
 pub use exactly_once::ExactlyOnce;
 pub use memory::Memory;
+pub use readers::Readers;
 pub use replicas::Replicas;
 pub use staleness::Staleness;
 pub use trace::Trace;

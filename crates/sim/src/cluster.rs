@@ -9,11 +9,13 @@ use crate::operator::Operator;
 use crate::player::{Player, Program};
 use crate::rules::Injected;
 use crate::scenario::{Hosts, Scenario, ScenarioError};
+use crate::spectator::Spectator;
 use crate::world::{Observer, Violation, World};
 use paramill_core::address::{Addresses, LOCAL};
 use paramill_core::aggregator::{Aggregator, AggregatorConfig};
 use paramill_core::coordinator::{Coordinator, JobConfig};
 use paramill_core::fault::FaultPlan;
+use paramill_core::prng::Prng;
 use paramill_core::registry::Registry;
 use paramill_core::server::{Shard, ShardConfig};
 use paramill_core::types::{AggregatorId, NodeId, ProcessId, ServerId, ShardId, TableId, Time, WorkerId};
@@ -25,6 +27,10 @@ use std::time::Duration;
 const JOB: &str = "simulated";
 const COORDINATOR: &str = "coordinator";
 const OPERATOR: NodeId = NodeId::Admin(0);
+/// Readers' times are drawn apart.
+const READERS_FORK: u64 = 0x7265_6164_0000_0000;
+/// How long workers that are done stay where there are readers, in virtual time: these are to have the last version.
+const LINGERS: Duration = Duration::from_secs(40);
 
 /// A job that runs in virtual time.
 #[derive(Debug)]
@@ -68,6 +74,16 @@ impl Default for Play {
     }
 }
 
+/// When a reader is there.
+#[derive(Debug, Clone, Copy)]
+struct Visit {
+    comes: Time,
+    /// It leaves in good order.
+    leaves: Option<Time>,
+    /// It is killed.
+    dies: Option<Time>,
+}
+
 /// Makes the processes of a job, at its start and when one is started anew.
 #[derive(Debug)]
 struct Builder {
@@ -105,6 +121,7 @@ impl Cluster {
         cluster.shard_ids().for_each(|id| cluster.add_node(NodeId::Shard(id)));
         cluster.aggregator_ids().for_each(|id| cluster.add_node(NodeId::Aggregator(id)));
         cluster.worker_ids().for_each(|id| cluster.add_node(NodeId::Worker(id)));
+        cluster.reader_ids().for_each(|id| cluster.add_reader(id));
         cluster.inject();
         Ok(cluster)
     }
@@ -138,6 +155,11 @@ impl Cluster {
     /// The workers, by rank; those that come late are the last ones.
     pub fn worker_ids(&self) -> impl Iterator<Item = WorkerId> + use<> {
         (0..self.scenario().workers + self.late).map(WorkerId)
+    }
+
+    /// The readers, in the order in which the scenario counts them. The coordinator may call them otherwise.
+    pub fn reader_ids(&self) -> impl Iterator<Item = WorkerId> + use<> {
+        (0..self.scenario().readers).map(WorkerId::reader)
     }
 
     /// The data cores, by server and core.
@@ -228,6 +250,19 @@ impl Cluster {
         }
     }
 
+    /// A reader comes, at once or while the job runs, and goes or stays.
+    fn add_reader(&mut self, id: WorkerId) {
+        let node = NodeId::Worker(id);
+        let (builder, visit) = (self.builder.clone(), self.builder.visit(id));
+        let (host, handling) = builder.place(node);
+        let address = builder.address(node);
+        let process = (visit.comes, move |now| builder.reader(now, id, visit));
+        self.world.add_later(node, &address, host, handling, process);
+        if let Some(at) = visit.dies {
+            self.world.crash(node, at);
+        }
+    }
+
     fn inject(&mut self) {
         let builder = self.builder.clone();
         let shards = self.shard_ids().map(NodeId::Shard);
@@ -313,6 +348,35 @@ impl Builder {
         }
     }
 
+    /// The first reader is there from the beginning, and stays; the others come while the job runs. Of four that follow each other the
+    /// second leaves again, and the fourth is killed.
+    fn visit(&self, id: WorkerId) -> Visit {
+        let Scenario { seed, iterations, compute, .. } = &self.scenario;
+        let number = id.reader_number().unwrap_or(0);
+        let mut dice = Prng::fork(*seed, READERS_FORK + u64::from(number));
+        let lasts = *iterations as f64 * compute.step_ms * 1e-3;
+        let comes = if number == 0 { 0.0 } else { lasts * dice.uniform() };
+        let ends = Time::from_secs_f64(comes + lasts * dice.uniform());
+        Visit {
+            comes: Time::from_secs_f64(comes),
+            leaves: (number % 4 == 1).then_some(ends),
+            dies: (number % 4 == 3).then_some(ends),
+        }
+    }
+
+    fn reader(&self, now: Time, id: WorkerId, visit: Visit) -> Actor {
+        let config = WorkerConfig {
+            job: JOB.into(),
+            rank: None,
+            coordinator: COORDINATOR.into(),
+            aggregator: None,
+            number: u64::from(id.0),
+            access: Access::ReadOnly,
+        };
+        let worker = Worker::new(now, config, self.registry.clone());
+        Actor::Reader(Box::new(Spectator::new(now, worker, visit.leaves)))
+    }
+
     fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
         let config = AggregatorConfig {
             job: JOB.into(),
@@ -346,6 +410,7 @@ impl Builder {
             tables: scenario.table_specs(),
             gradients: play.gradients,
             iterations: scenario.iterations,
+            lingers: if scenario.readers > 0 { LINGERS } else { Duration::ZERO },
             seed: scenario.seed,
             compute: ComputeClock::new(scenario.compute.clone(), self.faults.clone(), scenario.seed, id),
             judge: scenario.judge.clone(),

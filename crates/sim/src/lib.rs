@@ -22,6 +22,7 @@ pub mod reproduce;
 pub mod rule;
 pub mod rules;
 pub mod scenario;
+pub mod spectator;
 mod stall;
 pub mod swarm;
 pub mod world;

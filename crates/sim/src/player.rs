@@ -37,6 +37,8 @@ pub struct Program {
     pub gradients: Gradients,
     /// Iterations to do.
     pub iterations: Clock,
+    /// How long it stays when it has done them.
+    pub lingers: Duration,
     /// Seed of the gradients.
     pub seed: u64,
     /// Computation times.
@@ -117,6 +119,10 @@ enum State {
         /// The exchange of all slabs.
         exchange: Option<Ticket>,
     },
+    /// Has done all iterations.
+    Lingering {
+        until: Time,
+    },
     Leaving(Ticket),
     Over,
     Failed(WorkerError),
@@ -194,7 +200,7 @@ impl Player {
     /// When the computation at hand is over.
     pub(crate) fn computes_until(&self) -> Option<Time> {
         match self.state {
-            State::Computing { until } => Some(until),
+            State::Computing { until } | State::Lingering { until } => Some(until),
             _ => None,
         }
     }
@@ -204,7 +210,7 @@ impl Player {
         match &self.state {
             State::Starting(_) | State::Leaving(_) => true,
             State::Pulling { .. } | State::Waiting { .. } => self.progress().open > 0,
-            State::Computing { .. } | State::Over | State::Failed(_) => false,
+            State::Computing { .. } | State::Lingering { .. } | State::Over | State::Failed(_) => false,
         }
     }
 
@@ -227,7 +233,7 @@ impl Player {
                 None => format!("is about to begin iteration {clock}"),
             },
             State::Computing { .. } => format!("computes iteration {clock}"),
-            State::Over => "is done".into(),
+            State::Lingering { .. } | State::Over => "is done".into(),
             State::Failed(error) => format!("failed at clock {clock}: {error}"),
         }
     }
@@ -291,7 +297,8 @@ impl Player {
                 self.compare_read();
                 Some(self.push(now))
             }
-            State::Computing { .. } => None,
+            State::Lingering { until } if *until <= now => Some(Ok(State::Leaving(self.worker.leave(now)))),
+            State::Computing { .. } | State::Lingering { .. } => None,
             State::Waiting { since, tickets, exchange } => {
                 while let Some(&ticket) = tickets.last() {
                     if let Err(error) = self.worker.outcome(ticket)? {
@@ -328,7 +335,10 @@ impl Player {
         // One that joins when the others are done has nothing left to do.
         if clock >= *iterations {
             self.times.finished = Some(now);
-            return Ok(State::Leaving(self.worker.leave(now)));
+            return Ok(match self.program.lingers {
+                Duration::ZERO => State::Leaving(self.worker.leave(now)),
+                lingers => State::Lingering { until: now + lingers },
+            });
         }
         let mut tickets = Vec::new();
         for (index, spec) in tables.iter().enumerate().filter(|(_, spec)| spec.rows) {

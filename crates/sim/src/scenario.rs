@@ -37,6 +37,8 @@ pub struct Scenario {
     pub aggregators: u32,
     /// Cores of each aggregator: each stands for some of the shards, and has a number of its own.
     pub aggregator_cores: u32,
+    /// Readers of what is broadcast. The first is there from the beginning and stays; others come while the job runs, and some go again.
+    pub readers: u32,
     /// How long an aggregator holds a complete push for others, in milliseconds.
     pub hold_ms: f64,
     /// Iterations that each worker does.
@@ -122,6 +124,7 @@ impl Default for Scenario {
             cores: 1,
             aggregators: 0,
             aggregator_cores: 1,
+            readers: 0,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             policy: Policy::default().with(Axis::Order, "ranked"),
@@ -175,6 +178,14 @@ impl Scenario {
             format!(
                 "aggregators = {}: expected at most one for each of {} workers",
                 self.aggregators, self.workers
+            )
+        })?;
+        let (readers, most) = (self.readers, limits::MAX_READERS as u32);
+        require(readers <= most, || format!("readers = {readers}: expected 0 to {most}"))?;
+        let all_are_read = self.policy.is_broadcast() && !self.tables.iter().any(|table| table.rows);
+        require(readers == 0 || all_are_read, || {
+            format!(
+                "readers = {readers}: they read dense tables that are broadcast; set `broadcast`, such as \"star\""
             )
         })?;
         let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);

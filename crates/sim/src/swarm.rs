@@ -8,7 +8,7 @@ mod draw;
 pub use draw::Drawn;
 
 use crate::canary::Canary;
-use crate::checkers::{Checkers, ExactlyOnce, Memory, Replicas, Staleness, Trace};
+use crate::checkers::{Checkers, ExactlyOnce, Memory, Readers, Replicas, Staleness, Trace};
 use crate::cluster::Cluster;
 use crate::gradient::Gradients;
 use crate::network::Topology;
@@ -83,8 +83,8 @@ pub struct SeedResult {
 }
 
 /// What a swarm makes happen in its worlds beside its components.
-pub const EVENTS: [&str; 8] =
-    ["join", "landing", "nan", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
+pub const EVENTS: [&str; 9] =
+    ["join", "landing", "nan", "reader", "restart", "rows-broadcast", "slab", "switch", "three-tier"];
 
 /// Everything that a swarm draws: `axis/name` for each registered component, and [`EVENTS`].
 pub fn drawable() -> Vec<String> {
@@ -189,6 +189,7 @@ fn play(drawn: &Drawn, canary: Option<Canary>, trace: Option<fn(&str)>, result: 
         ("join", has_joined),
         ("landing", counts.landings > 0),
         ("nan", nans > 0),
+        ("reader", drawn.scenario.readers > 0),
         ("restart", counts.restarts > 0),
         ("rows-broadcast", drawn.scenario.policy.is_broadcast() && has_rows),
         ("slab", drawn.play.slabs),
@@ -314,6 +315,9 @@ fn checkers(drawn: &Drawn, cluster: &Cluster, trace: Option<fn(&str)>) -> Result
     checkers.add(Staleness::new(cluster, drawn.play.gradients, &drawn.mortal, &drawn.reborn)?);
     checkers.add(Replicas::new(cluster)?);
     checkers.add(Memory::new(cluster)?);
+    if drawn.scenario.readers > 0 {
+        checkers.add(Readers::new(cluster));
+    }
     Ok(checkers)
 }
 

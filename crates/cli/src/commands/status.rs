@@ -4,7 +4,8 @@ use crate::args::StatusArgs;
 use crate::failure::{Failure, OrUsage};
 use crate::output::{Align, Output, Table, bytes, count};
 use paramill_core::status::{
-    AggregatorStatus, LinksReport, MemberState, ReaderStatus, RoomChange, ShardReport, Status, WorkerStatus,
+    AggregatorStatus, LinksReport, MemberState, ReaderStatus, ReceiverStatus, RoomChange, ShardReport,
+    Status, WorkerStatus,
 };
 use paramill_node::admin::Admin;
 use paramill_node::url::JobUrl;
@@ -27,6 +28,9 @@ pub(crate) fn run(args: &StatusArgs, output: &Output) -> Result<(), Failure> {
     output.table(&workers(&status.workers))?;
     if !status.readers.is_empty() {
         output.table(&readers(&status.readers))?;
+    }
+    if !status.receivers.is_empty() {
+        output.table(&receivers(&status.receivers))?;
     }
     if !status.aggregators.is_empty() {
         output.table(&aggregators(&status.aggregators))?;
@@ -57,6 +61,25 @@ fn readers(readers: &[ReaderStatus]) -> Table {
             reader.version.map_or("none yet".to_owned(), |version| version.to_string()),
             format!("{:.1}", reader.silent_seconds),
             bytes(reader.bytes_received),
+        ]);
+    }
+    table
+}
+
+/// Receivers of what is broadcast.
+fn receivers(receivers: &[ReceiverStatus]) -> Table {
+    let mut table = Table::new([
+        ("receiver", Align::Left),
+        ("version", Align::Right),
+        ("takes it from", Align::Left),
+        ("followers", Align::Right),
+    ]);
+    for receiver in receivers {
+        table.row([
+            receiver.receiver.clone(),
+            receiver.version.map_or("none yet".to_owned(), |version| version.to_string()),
+            receiver.takes_from.join(", "),
+            receiver.followers.to_string(),
         ]);
     }
     table

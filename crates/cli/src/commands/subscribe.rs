@@ -40,16 +40,26 @@ pub(crate) fn run(args: &SubscribeArgs, output: &Output) -> Result<(), Failure> 
             return Ok(());
         }
         if began.elapsed() > args.timeout.0 {
-            return Err(anyhow!("the job has not started after {}", args.timeout).into());
+            return Err(reader.not_open(args.timeout.0).into());
         }
     }
     let mut wanted = 0;
     loop {
         let deadline = (wanted == 0).then(|| began + args.timeout.0);
-        let Some(version) = next(&reader, wanted, deadline)? else { break };
-        wanted = version + 1;
-        let bytes_of_file = write(&reader, &url, &args.out)
+        if !comes(&reader, wanted, deadline)? {
+            break;
+        }
+        let snapshot = match reader.read(Snapshot::copy) {
+            // A version that was damaged is fetched anew.
+            Err(ClientError::Worker(WorkerError::NoVersion)) => continue,
+            read => read?,
+        };
+        let (version, header) = (snapshot.version, snapshot.header(&url)?);
+        let bytes_of_file = (header.len() + snapshot.values.len()) as u64;
+        replace(&args.out, [&header, &snapshot.values])
             .with_context(|| format!("version {version} cannot be written to {}", args.out.display()))?;
+        drop(snapshot);
+        wanted = version + 1;
         let (file, bytes_received) = (&*args.out, reader.report().bytes_pulled);
         let words = if output.json() {
             // One line for each version.
@@ -75,18 +85,19 @@ pub(crate) fn run(args: &SubscribeArgs, output: &Output) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Waits for a version; `None` when there will be no more, or the command is asked to end.
-fn next(reader: &Reader, wanted: Clock, deadline: Option<Instant>) -> Result<Option<Clock>, Failure> {
-    if let Some(version) = reader.version().filter(|version| *version >= wanted) {
-        return Ok(Some(version));
+/// Waits for a version or a later one. False when there will be none, or the command is asked to end.
+fn comes(reader: &Reader, wanted: Clock, deadline: Option<Instant>) -> Result<bool, Failure> {
+    let is_here = || reader.version().is_some_and(|version| version >= wanted);
+    if is_here() {
+        return Ok(true);
     }
     let handle = match reader.await_version(wanted) {
-        Err(error) if is_over(&error) => return Ok(None),
+        Err(ClientError::Worker(WorkerError::Over)) => return Ok(false),
         handle => handle?,
     };
     while !handle.is_due_within(LOOK_UP_EVERY) {
         if interrupt::is_asked_to_end() {
-            return Ok(None);
+            return Ok(false);
         }
         if deadline.is_some_and(|deadline| deadline < Instant::now()) {
             return Err(
@@ -95,77 +106,75 @@ fn next(reader: &Reader, wanted: Clock, deadline: Option<Instant>) -> Result<Opt
         }
     }
     match handle.wait_within(Duration::ZERO) {
-        Ok(()) => Ok(reader.version()),
+        Ok(()) => Ok(true),
         // What came last is written.
-        Err(error) if is_over(&error) => Ok(reader.version().filter(|version| *version >= wanted)),
+        Err(ClientError::Worker(WorkerError::Over)) => Ok(is_here()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether the job has ended in good order.
-fn is_over(error: &ClientError) -> bool {
-    matches!(error, ClientError::Worker(WorkerError::NotAMember(why)) if why == "the job is over")
+/// A version as a file of safetensors has it: the length of a JSON header, the header, the values.
+struct Snapshot {
+    version: Clock,
+    /// The places of the tensors' values, by name.
+    tensors: serde_json::Map<String, serde_json::Value>,
+    values: Vec<u8>,
 }
 
-/// Writes the newest version beside the file, and then puts it in its place. Bytes written.
-fn write(reader: &Reader, url: &JobUrl, out: &Path) -> anyhow::Result<u64> {
+impl Snapshot {
+    fn copy(version: Clock, tensors: &[Tensor<'_>]) -> Snapshot {
+        let bytes = tensors.iter().map(|tensor| tensor.values.len() * tensor.dtype.bytes()).sum();
+        let mut snapshot =
+            Snapshot { version, tensors: serde_json::Map::new(), values: Vec::with_capacity(bytes) };
+        for tensor in tensors {
+            let start = snapshot.values.len();
+            tensor.write(&mut snapshot.values);
+            let dtype = match tensor.dtype {
+                DType::F32 => "F32",
+                DType::F16 => "F16",
+                DType::Bf16 => "BF16",
+            };
+            let offsets = [start, snapshot.values.len()];
+            let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": offsets });
+            snapshot.tensors.insert(tensor.name.to_owned(), entry);
+        }
+        snapshot
+    }
+
+    /// Everything before the values.
+    fn header(&self, url: &JobUrl) -> serde_json::Result<Vec<u8>> {
+        let metadata = serde_json::json!({
+            "version": self.version.to_string(),
+            "job": url.to_string(),
+            "digest": format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.values)),
+        });
+        let mut entries = self.tensors.clone();
+        entries.insert("__metadata__".into(), metadata);
+        let mut json = serde_json::to_vec(&entries)?;
+        // Values begin at a multiple of 8 bytes; spaces fill up.
+        json.resize(json.len().next_multiple_of(8), b' ');
+        Ok([&(json.len() as u64).to_le_bytes(), &json[..]].concat())
+    }
+}
+
+/// Writes beside the file, and then puts what was written in its place.
+fn replace(out: &Path, parts: [&[u8]; 2]) -> io::Result<()> {
     let partial = beside(out);
-    let written = reader.read(|version, tensors| -> io::Result<u64> {
-        let mut file = io::BufWriter::with_capacity(1 << 20, File::create(&partial)?);
-        let written = safetensors(&mut file, version, url, tensors)?;
-        file.flush()?;
-        file.get_ref().sync_all()?;
-        Ok(written)
-    })?;
-    let written = written.and_then(|bytes| fs::rename(&partial, out).map(|()| bytes));
-    if written.is_err() {
+    let written = File::create(&partial).and_then(|mut file| {
+        parts.into_iter().try_for_each(|part| file.write_all(part))?;
+        file.sync_all()
+    });
+    if let Err(error) = written.and_then(|()| fs::rename(&partial, out)) {
         let _ = fs::remove_file(&partial);
+        return Err(error);
     }
     // The name is on the disk when its folder is.
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder).and_then(|folder| folder.sync_all())?;
-    Ok(written?)
+    File::open(folder)?.sync_all()
 }
 
 /// A name in the same folder: only there a file takes another's place at once. One that was left behind is used again.
 fn beside(out: &Path) -> PathBuf {
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     out.with_file_name(format!(".{name}.partial"))
-}
-
-/// Writes tensors in the format of safetensors: the length of a JSON header, the header, the values. Bytes written.
-fn safetensors(
-    file: &mut impl Write,
-    version: Clock,
-    url: &JobUrl,
-    tensors: &[Tensor<'_>],
-) -> io::Result<u64> {
-    let mut header = serde_json::Map::new();
-    let metadata = serde_json::json!({ "version": version.to_string(), "job": url.to_string() });
-    header.insert("__metadata__".into(), metadata);
-    let mut end = 0;
-    for tensor in tensors {
-        let start = end;
-        end += tensor.values.len() * tensor.dtype.bytes();
-        let dtype = match tensor.dtype {
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::Bf16 => "BF16",
-        };
-        let entry =
-            serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [start, end] });
-        header.insert(tensor.name.to_owned(), entry);
-    }
-    let mut header = serde_json::to_vec(&header)?;
-    // Values begin at a multiple of 8 bytes; spaces fill up.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    let mut bytes = Vec::new();
-    for tensor in tensors {
-        bytes.clear();
-        tensor.write(&mut bytes);
-        file.write_all(&bytes)?;
-    }
-    Ok((8 + header.len() + end) as u64)
 }

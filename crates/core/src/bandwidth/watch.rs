@@ -220,8 +220,9 @@ impl<K: Ord + Copy + Display> Watch<K> {
     /// A probe that is to be sent now.
     pub(crate) fn poll(&mut self, now: Time, is_idle: bool) -> Option<(K, Probe)> {
         self.tick = self.tick.filter(|tick| *tick > now);
-        if self.train.as_ref().is_some_and(|(_, _, lost_at)| *lost_at <= now) {
-            self.train = None;
+        if let Some((key, ..)) = self.train.take_if(|(_, _, lost_at)| *lost_at <= now) {
+            // Others come before one that does not answer.
+            self.links.entry(key).and_modify(|link| link.probe_at = now + PROBE_AFTER);
         }
         if self.train.is_none() {
             let (key, link) = self.links.iter().min_by_key(|(_, link)| link.probe_at)?;
@@ -366,11 +367,13 @@ mod tests {
     fn a_train_that_is_not_answered_is_sent_again() {
         let mut watch = watch();
         let mut now = Time::ZERO;
-        let mut frames = 0;
-        while now < at(8000) {
-            frames += std::iter::from_fn(|| watch.poll(now, true)).count();
+        let mut probed = Vec::new();
+        while now < at(14_000) {
+            probed.extend(std::iter::from_fn(|| watch.poll(now, true)).map(|(link, _)| link));
             now = watch.next_timeout().expect("it goes on").max(Time(now.0 + 1));
         }
-        assert_eq!(frames, 2 * FRAMES);
+        // The other link does not wait until this one answers.
+        probed.dedup();
+        assert_eq!(probed, [0, 1, 0].map(WorkerId));
     }
 }

@@ -134,6 +134,15 @@ pub(crate) fn write_any(dtype: DType, values: &[f32], out: &mut [u8]) {
     }
 }
 
+/// Whether a type has these values, to the bit; a NaN is as good as another.
+pub(crate) fn fits(dtype: DType, values: &[f32]) -> bool {
+    match dtype {
+        DType::F32 => true,
+        DType::F16 => fit_f16(values) || values.iter().all(|&value| !value.is_finite() || fit_f16(&[value])),
+        DType::Bf16 => fit_bf16(values) || values.iter().all(|value| value.is_nan() || fit_bf16(&[*value])),
+    }
+}
+
 /// Looks at values and converts them in one pass, a few at a time: what is appended is zeroed first, in the cache.
 fn quantise_in_blocks(values: &[f32], out: &mut Vec<u8>, write: fn(&[f32], &mut [u8]) -> bool) -> bool {
     const BLOCK: usize = 1024;
@@ -194,6 +203,21 @@ pub(super) fn write_bf16(values: &[f32], out: &mut [u8]) -> bool {
     f32::from_bits(largest).is_finite()
 }
 
+/// Whether all of these are finite values of f16.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn fit_f16(values: &[f32]) -> bool {
+    let differing = values
+        .iter()
+        .fold(0, |differing, &value| differing | F16(to_f16(value)).to_f32().to_bits() ^ value.to_bits());
+    differing == 0
+}
+
+/// Whether all of these are values of bf16: they have no further bits.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn fit_bf16(values: &[f32]) -> bool {
+    values.iter().fold(0, |bits, value| bits | value.to_bits()) & 0xffff == 0
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn read_f16(bytes: &[u8], values: &mut [f32]) {
     for (value, &bytes) in values.iter_mut().zip(bytes.as_chunks::<2>().0) {
@@ -237,6 +261,28 @@ mod tests {
             let read = dtype.values(bytes).unwrap().to_vec();
             assert_eq!((&read[..3], read[4]), (&values[..3], -2.0), "{dtype:?}");
             assert!(read[3].is_nan(), "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn values_fit_a_type_that_has_them() {
+        let halves = [1.0, -2.5, 0.0, -0.0, 65504.0, 6e-8f32.min(2f32.powi(-24))];
+        let others = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+        for values in [&halves[..], &others, &[&halves[..], &others].concat(), &[]] {
+            assert!(fits(DType::F16, values) && fits(DType::F32, values), "{values:?}");
+        }
+        assert!(fits(
+            DType::Bf16,
+            &[1.5, f32::NAN, f32::from_bits(0x7f80_0001), f32::NEG_INFINITY, 2f32.powi(-130)]
+        ));
+        for beyond in [65520.0, 1e6, -70000.0, 1.0 + 2f32.powi(-11), 2f32.powi(-25)] {
+            assert!(!fits(DType::F16, &[1.0, beyond]) && !fits(DType::F16, &[beyond, f32::NAN]), "{beyond}");
+        }
+        for beyond in [1.0 + 2f32.powi(-8), f32::MAX] {
+            assert!(
+                !fits(DType::Bf16, &[1.0, beyond]) && !fits(DType::Bf16, &[beyond, f32::NAN]),
+                "{beyond}"
+            );
         }
     }
 

@@ -4,8 +4,8 @@ use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{ReaderStatus, WorkerReport};
-use crate::types::{NodeId, ServerId, TableId, Time, WorkerId};
-use crate::wire::{Plan, Refusal, Welcome};
+use crate::types::{Clock, NodeId, ServerId, TableId, Time, WorkerId};
+use crate::wire::{Plan, Refusal, Welcome, control};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -76,9 +76,12 @@ impl Readers {
         self.connected.get_mut(&id).is_some_and(|reader| !std::mem::replace(&mut reader.informed, true))
     }
 
+    /// Keeps of a reader's words what its status tells: it may say much else.
     pub(super) fn take_report(&mut self, id: WorkerId, report: WorkerReport) {
         if let Some(reader) = self.connected.get_mut(&id) {
-            reader.report = report;
+            let WorkerReport { clock, bytes_pulled, waiting, .. } = report;
+            let waiting = waiting.map(control::sentence);
+            reader.report = WorkerReport { clock, bytes_pulled, waiting, ..WorkerReport::default() };
         }
     }
 
@@ -97,10 +100,15 @@ impl Readers {
         self.connected.iter().filter(|(_, reader)| reader.informed).map(|(id, _)| *id)
     }
 
+    /// The version that a reader has.
+    pub(super) fn version(&self, id: WorkerId) -> Option<Clock> {
+        self.connected.get(&id)?.report.clock.checked_sub(1)
+    }
+
     pub(super) fn statuses(&self, now: Time) -> Vec<ReaderStatus> {
         let status = |(id, reader): (&WorkerId, &Reader)| ReaderStatus {
             reader: id.reader_number().unwrap_or(0),
-            version: reader.report.clock.checked_sub(1),
+            version: self.version(*id),
             silent_seconds: now.since(reader.last_heard).as_secs_f64(),
             bytes_received: reader.report.bytes_pulled,
             waiting: reader.report.waiting.clone(),
@@ -195,6 +203,13 @@ mod tests {
         assert_eq!(readers.silent(START + GRACE, GRACE, &standstill), [first]);
         readers.take_report(second, WorkerReport { clock: 8, bytes_pulled: 5, ..WorkerReport::default() });
         let statuses = readers.statuses(later);
+        // Whatever else it says is not kept.
+        let (waiting, links) = (Some("x".repeat(1 << 20)), Some(crate::status::LinksReport::default()));
+        let slabs = vec![TableId(0)];
+        readers.take_report(first, WorkerReport { waiting, links, slabs, ..WorkerReport::default() });
+        let kept = &readers.connected[&first].report;
+        assert_eq!((kept.links.as_ref(), kept.slabs.len()), (None, 0));
+        assert_eq!(kept.waiting.as_ref().map(String::len), Some(limits::MAX_REASON_BYTES));
         assert_eq!(statuses.iter().map(|status| status.version).collect::<Vec<_>>(), [None, Some(7)]);
         assert_eq!((statuses[0].silent_seconds, statuses[1].bytes_received), (4.0, 5));
     }

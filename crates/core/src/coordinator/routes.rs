@@ -5,15 +5,17 @@ use crate::broadcast::{Members, Parent, Receiver, Site, Topology};
 use crate::policy::Axis;
 use crate::registry::Registry;
 use crate::spec::Spec;
-use crate::types::{ServerId, ShardId, TableId, WorkerId};
+use crate::status::ReceiverStatus;
+use crate::types::{Clock, ServerId, ShardId, TableId, WorkerId};
 use crate::wire::{Plan, Relay, Route};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The workers as receivers of streams.
+/// From whom workers and readers get streams. Trees are those of the workers; readers come and go without changing them.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
+    /// Workers that said where they are reached.
     receivers: BTreeMap<WorkerId, Reached>,
-    /// What each worker was told last, on the connection that stands.
+    /// What each receiver was told last, on the connection that stands.
     told: BTreeMap<WorkerId, Vec<Route>>,
     /// Why there are no trees of the kind that was asked for, if there are none.
     trouble: Option<String>,
@@ -30,7 +32,37 @@ pub(super) struct Routes {
 struct Made {
     revision: u64,
     workers: Vec<WorkerId>,
+    /// Of workers and readers.
     routes: BTreeMap<WorkerId, Vec<Route>>,
+    room: Room,
+}
+
+/// Where readers find a place.
+#[derive(Debug, Default)]
+struct Room {
+    /// What a receiver follows: a shard's streams of these tables.
+    streams: Vec<(ShardId, Vec<TableId>)>,
+    /// Of the workers that others reach: how many followers each has, over all of these, readers among them.
+    followers: BTreeMap<WorkerId, usize>,
+    /// As many as the busiest worker has in the trees: a reader does not make a worker busier than that.
+    most: usize,
+}
+
+impl Room {
+    /// The worker with the fewest followers, if it has room for one more.
+    fn take(&mut self) -> Option<WorkerId> {
+        let (worker, count) = self.followers.iter_mut().min_by_key(|(_, count)| **count)?;
+        (*count < self.most).then(|| {
+            *count += 1;
+            *worker
+        })
+    }
+
+    fn give_back(&mut self, worker: WorkerId) {
+        if let Some(count) = self.followers.get_mut(&worker) {
+            *count -= 1;
+        }
+    }
 }
 
 /// Where a worker is reached by others.
@@ -74,13 +106,22 @@ impl Routes {
         self.told.remove(&worker);
     }
 
-    /// The routes of workers for whom they are not what they were told last.
+    /// A reader is gone, and leaves its place to others.
+    pub(super) fn detach(&mut self, reader: WorkerId) {
+        self.told.remove(&reader);
+        let Some(Made { routes, room, .. }) = &mut self.made else { return };
+        let relays = routes.remove(&reader).into_iter().flatten().filter_map(|route| route.relay);
+        relays.for_each(|relay| room.give_back(relay.worker));
+    }
+
+    /// The routes of those for whom they are not what they were told last. Trees are made anew only when workers have changed.
     pub(super) fn changed(
         &mut self,
         registry: &Registry,
         topology: &Topology,
         plan: &Plan,
         workers: &[WorkerId],
+        readers: &[WorkerId],
     ) -> Vec<(WorkerId, Vec<Route>)> {
         let is_same = |made: &Made| made.revision == self.revision && made.workers == workers;
         if !self.made.as_ref().is_some_and(is_same) {
@@ -88,14 +129,73 @@ impl Routes {
             for (text, tables) in groups(plan) {
                 self.add(registry, topology, plan, workers, (&text, &tables), &mut routes);
             }
-            self.made = Some(Made { revision: self.revision, workers: workers.to_vec(), routes });
+            let room = self.room(plan, workers, &routes);
+            self.made = Some(Made { revision: self.revision, workers: workers.to_vec(), routes, room });
         }
-        let mut routes = self.made.as_ref().map(|made| made.routes.clone()).unwrap_or_default();
-        let told = &mut self.told;
-        told.retain(|worker, _| routes.contains_key(worker));
-        routes.retain(|worker, routes| told.get(worker) != Some(routes) && !(routes.is_empty()));
-        told.extend(routes.iter().map(|(worker, routes)| (*worker, routes.clone())));
-        routes.into_iter().collect()
+        readers.iter().for_each(|reader| self.attach(*reader));
+        let (Some(made), told) = (&self.made, &mut self.told) else { return Vec::new() };
+        told.retain(|receiver, _| made.routes.contains_key(receiver));
+        let is_news = |(receiver, routes): &(&WorkerId, &Vec<Route>)| {
+            told.get(receiver) != Some(*routes) && !routes.is_empty()
+        };
+        let news = made.routes.iter().filter(is_news);
+        let changed: Vec<_> = news.map(|(receiver, routes)| (*receiver, routes.clone())).collect();
+        told.extend(changed.iter().cloned());
+        changed
+    }
+
+    /// What the trees leave to readers.
+    fn room(&self, plan: &Plan, workers: &[WorkerId], routes: &BTreeMap<WorkerId, Vec<Route>>) -> Room {
+        let shards = || plan.shards.iter().map(|served| served.shard);
+        let groups = groups(plan);
+        let streams = groups.values().flat_map(|tables| shards().map(|shard| (shard, tables.clone())));
+        let can_relay = |worker: &&WorkerId| {
+            let known = self.receivers.get(worker).filter(|known| !known.is_out_of_reach);
+            known.is_some_and(|known| known.addresses.is_some())
+        };
+        let mut followers: BTreeMap<WorkerId, usize> =
+            workers.iter().filter(can_relay).map(|worker| (*worker, 0)).collect();
+        for relay in routes.values().flatten().filter_map(|route| route.relay.as_ref()) {
+            followers.entry(relay.worker).and_modify(|count| *count += 1);
+        }
+        let most = followers.values().copied().max().unwrap_or(0);
+        Room { streams: streams.collect(), followers, most }
+    }
+
+    /// A reader gets streams from the workers that have room, and from the shards where none has. It stays there until trees
+    /// are made anew.
+    fn attach(&mut self, reader: WorkerId) {
+        let Some(made) = self.made.as_mut().filter(|made| !made.routes.contains_key(&reader)) else { return };
+        let (room, receivers) = (&mut made.room, &self.receivers);
+        let streams = room.streams.clone().into_iter();
+        let routes = streams.map(|(shard, tables)| {
+            let relay = room.take().and_then(|worker| relay(receivers, worker));
+            Route { shard, tables, relay }
+        });
+        made.routes.insert(reader, routes.collect());
+    }
+
+    /// Everybody who was told from whom streams come, with the version that it says to have.
+    pub(super) fn statuses(&self, version_of: impl Fn(WorkerId) -> Option<Clock>) -> Vec<ReceiverStatus> {
+        let mut followers: BTreeMap<WorkerId, u32> = BTreeMap::new();
+        let mut statuses = Vec::with_capacity(self.told.len());
+        for (receiver, routes) in &self.told {
+            let relays = routes.iter().map(|route| route.relay.as_ref().map(|relay| relay.worker));
+            let sources: BTreeSet<Option<WorkerId>> = relays.collect();
+            sources.iter().flatten().for_each(|relay| *followers.entry(*relay).or_default() += 1);
+            let name = |source: &Option<WorkerId>| {
+                source.map_or_else(|| "the servers".to_owned(), |relay| relay.to_string())
+            };
+            let takes_from = sources.iter().map(name).collect();
+            let version = version_of(*receiver);
+            let status = ReceiverStatus { receiver: receiver.to_string(), version, takes_from, followers: 0 };
+            statuses.push((receiver, status));
+        }
+        let count = |(receiver, status): (&WorkerId, ReceiverStatus)| ReceiverStatus {
+            followers: followers.get(receiver).copied().unwrap_or(0),
+            ..status
+        };
+        statuses.into_iter().map(count).collect()
     }
 
     /// A sentence about trees that cannot be made, once.
@@ -131,7 +231,7 @@ impl Routes {
         for (root, &shard) in shards.iter().enumerate() {
             for (receiver, worker) in workers.iter().enumerate() {
                 let relay = match forest.as_ref().map(|forest| forest.parent(root, receiver)) {
-                    Ok(Parent::Receiver(parent)) => self.relay(workers[parent]),
+                    Ok(Parent::Receiver(parent)) => relay(&self.receivers, workers[parent]),
                     Ok(Parent::Root) | Err(_) => None,
                 };
                 let route = Route { shard, tables: tables.to_vec(), relay };
@@ -147,11 +247,11 @@ impl Routes {
             None => Receiver { site: topology.site(&worker.to_string()), can_relay: false },
         }
     }
+}
 
-    fn relay(&self, worker: WorkerId) -> Option<Relay> {
-        let addresses = self.receivers.get(&worker)?.addresses.clone();
-        addresses.map(|addresses| Relay { worker, addresses })
-    }
+fn relay(receivers: &BTreeMap<WorkerId, Reached>, worker: WorkerId) -> Option<Relay> {
+    let addresses = receivers.get(&worker)?.addresses.clone();
+    addresses.map(|addresses| Relay { worker, addresses })
 }
 
 /// Where the node with these addresses is: the topology may name its host by any of them.

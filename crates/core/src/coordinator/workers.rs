@@ -4,7 +4,7 @@ use crate::limits;
 use crate::prng::Prng;
 use crate::standstill::Standstill;
 use crate::status::{MemberState, WorkerReport, WorkerStatus};
-use crate::types::{NodeId, TableId, Time, WorkerId};
+use crate::types::{Clock, NodeId, TableId, Time, WorkerId};
 use crate::wire::{Member, Refusal, Welcome};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -327,6 +327,11 @@ impl Workers {
     /// Processes that took the rank of an earlier one.
     pub(super) fn restarts(&self) -> u32 {
         self.ranks.values().map(|rank| rank.life - 1).sum()
+    }
+
+    /// The version that a worker says to have of everything that is broadcast.
+    pub(super) fn version(&self, worker: WorkerId) -> Option<Clock> {
+        self.ranks.get(&worker)?.report.version
     }
 
     pub(super) fn statuses(&self, now: Time) -> Vec<WorkerStatus> {

@@ -539,11 +539,13 @@ impl TableShard {
         self.store.for_each_chunk(&self.layout, visit);
     }
 
-    /// The same with the values that were broadcast last, where they are.
-    pub(super) fn for_each_published_chunk(&self, mut visit: impl FnMut(u64, &[f32])) {
+    /// The same with the version and the values that were broadcast last, where some were.
+    pub(super) fn for_each_published_chunk(&self, mut visit: impl FnMut(u64, Clock, &[f32])) {
         let Some(publication) = &self.publication else { return };
-        for chunk in self.layout.chunks() {
-            visit(chunk.table_start, &publication.values()[chunk.range()]);
+        for (index, chunk) in self.layout.chunks().iter().enumerate() {
+            if let Some(version) = publication.version_of(index) {
+                visit(chunk.table_start, version, &publication.values()[chunk.range()]);
+            }
         }
     }
 

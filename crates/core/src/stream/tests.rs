@@ -165,6 +165,35 @@ fn who_does_not_say_what_it_has_is_sent_no_more_until_it_does() {
     assert_eq!(bench.publish_whole(most + 4, true), whole(1, most + 4..=most + 4, true));
 }
 
+/// A relay that is behind its child sends versions which the child has, and never says to have seen.
+#[test]
+fn who_has_more_than_its_relay_is_sent_what_comes_after() {
+    let mut bench = Bench::new();
+    bench.publish_whole(0, false);
+    let ahead = 3 * limits::MAX_VERSIONS_UNSEEN;
+    assert_eq!(bench.subscribe(1, 1, Some(ahead)), []);
+    for version in 1..=ahead + 2 {
+        assert_eq!(bench.publish_whole(version, true), whole(1, version..=version, true));
+    }
+    assert!(!bench.stream.is_settled(), "it has not said to have the last two");
+    bench.note_seen(1, ahead + 2);
+    assert!(bench.stream.is_settled());
+}
+
+#[test]
+fn nobody_waits_for_readers() {
+    let mut bench = Bench::new();
+    bench.publish_whole(0, false);
+    let reader = NodeId::Worker(WorkerId::reader(0)).into();
+    bench.act(|stream, chunks, send| {
+        stream.subscribe(reader, position(1, None), chunks, &mut |to, frame| send(to, frame));
+    });
+    assert_eq!(bench.publish_whole(1, true).len(), CHUNKS);
+    assert!(bench.stream.is_settled() && bench.stream.is_followed_by(reader));
+    bench.subscribe(1, 1, Some(0));
+    assert!(!bench.stream.is_settled(), "a worker was sent version 1");
+}
+
 #[test]
 fn who_knows_of_other_codecs_first_is_served_when_they_hold() {
     let mut bench = Bench::new();

@@ -204,6 +204,17 @@ pub struct Position {
     pub version: Option<Clock>,
 }
 
+impl Position {
+    /// Whether these are in the order of their tables, each once: a table that is named again and again would be sent again and again.
+    pub(crate) fn check_order(positions: &[Position], by: WorkerId) -> Result<(), Fault> {
+        if positions.is_sorted_by(|one, next| one.table < next.table) {
+            return Ok(());
+        }
+        let message = format!("{by} asks for streams that are not in the order of their tables, each once");
+        Err(Fault { cause: Cause::Protocol, message })
+    }
+}
+
 /// The first clock that a joining worker could push to a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirstClock {

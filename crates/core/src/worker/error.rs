@@ -57,7 +57,13 @@ pub enum WorkerError {
     /// What a reader received is not what was sent, time and again. The last whole version is gone.
     #[error("{0}")]
     Damaged(String),
-    /// The job does not know this worker (any more), or is over.
+    /// A reader has no whole version: the first is not here yet, or a damaged one is fetched anew. Wait for it.
+    #[error("there is no whole version yet")]
+    NoVersion,
+    /// The job does not know this worker (any more), or has failed.
     #[error("{0}")]
     NotAMember(String),
+    /// The job has ended in good order.
+    #[error("the job is over")]
+    Over,
 }

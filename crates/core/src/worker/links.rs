@@ -1,7 +1,7 @@
 //! What a worker knows of links, where a codec's threshold follows them: those over which it pushes, and those over which it passes
 //! streams on.
 
-use super::session::Session;
+use super::session::{Access, Session};
 use super::tables::Tables;
 use crate::bandwidth::{self, Gauge, Probe, Reading, Watch};
 use crate::role::Level;
@@ -32,8 +32,18 @@ pub(super) struct Idle {
 }
 
 impl Links {
-    /// Codecs have changed, or shards are connected.
-    pub(super) fn follow(&mut self, session: &Session, now: Time, tables: &mut Tables) {
+    /// Codecs have changed, or shards are connected. Streams are passed on to these followers.
+    pub(super) fn follow(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        tables: &mut Tables,
+        followers: impl IntoIterator<Item = WorkerId>,
+    ) {
+        if session.access() == Access::ReadOnly {
+            // It pushes nothing, and passes nothing on.
+            return;
+        }
         let seed = session.id().map_or(0, |id| id.0.into());
         let need = tables.iter().filter_map(|table| table.pushes_need()).max_by(f64::total_cmp);
         if self.pushes.as_ref().map(Watch::need) != need {
@@ -46,6 +56,9 @@ impl Links {
         let need = tables.iter().filter_map(|table| table.versions_need()).max_by(f64::total_cmp);
         if self.followers.as_ref().map(Watch::need) != need {
             self.followers = need.map(|need| Watch::new(need, !seed));
+            followers.into_iter().for_each(|follower| self.add(now, follower));
+            // What shards know was said of another need.
+            self.tell_behind(session, tables, None);
         }
         self.tell_tables(tables);
     }
@@ -57,11 +70,32 @@ impl Links {
         Some(format!("table `{}`: {}", table.name(), bandwidth::not_behind_aggregators(codec)))
     }
 
-    /// Streams are passed on to a worker.
+    /// Streams are passed on to a worker. Thresholds are for those who train: readers do not count.
     pub(super) fn add(&mut self, now: Time, follower: WorkerId) {
-        if let Some(watch) = &mut self.followers {
+        if let Some(watch) = self.followers.as_mut().filter(|_| !follower.is_reader()) {
             watch.add(now, follower);
         }
+    }
+
+    /// The same, by its connection.
+    pub(super) fn add_connection(&mut self, now: Time, follower: ConnectionId) {
+        if let ConnectionId::Node(NodeId::Worker(follower)) = follower {
+            self.add(now, follower);
+        }
+    }
+
+    /// Streams are passed on to a worker no more.
+    pub(super) fn leave(
+        &mut self,
+        session: &mut Session,
+        now: Time,
+        follower: ConnectionId,
+        tables: &mut Tables,
+    ) {
+        if let (ConnectionId::Node(NodeId::Worker(follower)), Some(watch)) = (follower, &mut self.followers) {
+            watch.retain(now, |known| *known != follower);
+        }
+        self.tell(session, tables);
     }
 
     /// A connection is gone.
@@ -76,11 +110,7 @@ impl Links {
         if let (Some(shard), Some(watch)) = (connection.shard(), &mut self.pushes) {
             watch.retain(now, |known| *known != shard);
         }
-        if let (ConnectionId::Node(NodeId::Worker(follower)), Some(watch)) = (connection, &mut self.followers)
-        {
-            watch.retain(now, |known| *known != follower);
-        }
-        self.tell(session, tables);
+        self.leave(session, now, connection, tables);
     }
 
     /// What a peer says of the link between it and this worker.
@@ -93,6 +123,7 @@ impl Links {
         tables: &mut Tables,
     ) {
         match message {
+            Control::Probe(_) | Control::Measured(_) if from.is_reader() => {}
             Control::Probe(probe) => self.note_probe(session, now, from, &probe),
             Control::Measured(reading) => self.note(session, now, from, reading, tables),
             other => session.log(format!("ignored a `{}` message from {from}", other.name())),
@@ -154,6 +185,10 @@ impl Links {
         }
         self.tell_tables(tables);
         let lacking = self.followers.as_ref().and_then(Watch::slowest);
+        self.tell_behind(session, tables, lacking);
+    }
+
+    fn tell_behind(&mut self, session: &mut Session, tables: &Tables, lacking: Option<Reading>) {
         if lacking.is_some() != self.told.is_some() {
             for shard in tables.shards() {
                 session.say(session.connection(shard), &Control::Behind { lacking });

@@ -84,7 +84,7 @@ pub(super) struct Session {
     /// To workers that pass streams on to this one.
     relays: BTreeMap<WorkerId, Link>,
     /// Workers that streams may be passed on to.
-    followers: BTreeSet<WorkerId>,
+    followers: BTreeMap<WorkerId, u64>,
     /// Where these reach this one, once its driver has said whether they can.
     reached: Option<Option<Addresses>>,
     spread: Loops,
@@ -94,6 +94,8 @@ pub(super) struct Session {
     failed: Option<WorkerError>,
     /// The coordinator was told that this worker leaves, though it may not have heard it.
     leave_said: bool,
+    /// The coordinator has heard it.
+    is_gone: bool,
     /// For each loop.
     outputs: Vec<Outbox>,
 }
@@ -109,12 +111,13 @@ impl Session {
             join_waits: None,
             shards: BTreeMap::new(),
             relays: BTreeMap::new(),
-            followers: BTreeSet::new(),
+            followers: BTreeMap::new(),
             reached: None,
             spread: Loops::Exactly(1),
             lanes: BTreeMap::new(),
             failed: None,
             leave_said: false,
+            is_gone: false,
             outputs: vec![Outbox::default()],
         }
     }
@@ -205,6 +208,11 @@ impl Session {
         self.tell_coordinator(&Control::Leave);
     }
 
+    /// The coordinator has heard that this worker leaves: there is nobody to connect to any more.
+    pub(super) fn set_gone(&mut self) {
+        self.is_gone = true;
+    }
+
     /// Whether this worker has left: the job goes on without it, or is over, whether its last words arrived or not.
     pub(super) fn has_left(&self) -> bool {
         self.leave_said && self.failed.is_some()
@@ -269,7 +277,7 @@ impl Session {
     /// Whether frames can be sent on a connection to a shard, to somebody who passes its streams on, or to whom they are passed on.
     pub(super) fn is_connected(&self, connection: ConnectionId) -> bool {
         match connection {
-            ConnectionId::Node(NodeId::Worker(follower)) => self.followers.contains(&follower),
+            ConnectionId::Node(NodeId::Worker(follower)) => self.followers.contains_key(&follower),
             ConnectionId::RelayedBy(worker) => self.is_relay_up(worker),
             other => other.shard().is_some_and(|shard| self.is_up(shard)),
         }
@@ -301,11 +309,15 @@ impl Session {
     /// Another worker wants streams passed on to it.
     pub(super) fn accept(&mut self, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
-        let (Party::Worker { rank: Some(rank) } | Party::Reader { id: Some(rank) }) = hello.from else {
-            return refuse(
-                "a worker takes connections from workers of its job only; use the job's URL".into(),
-                false,
-            );
+        let rank = match hello.from {
+            Party::Worker { rank: Some(rank) } if !rank.is_reader() => rank,
+            Party::Reader { id: Some(id) } if id.is_reader() => id,
+            _ => {
+                return refuse(
+                    "a worker takes connections from workers of its job only; use the job's URL".into(),
+                    false,
+                );
+            }
         };
         if hello.job != self.config.job {
             let (own, other) = (&self.config.job, &hello.job);
@@ -314,10 +326,15 @@ impl Session {
         if self.plan.is_none() || Some(rank) == self.id {
             return refuse("this worker has nothing to pass on yet".into(), true);
         }
-        if self.followers.len() >= limits::MAX_CHILDREN && !self.followers.contains(&rank) {
+        // Of workers the last process counts. The coordinator does not tell which reader is which.
+        let known = self.followers.get(&rank).filter(|_| rank.is_reader());
+        if known.is_some_and(|incarnation| *incarnation != hello.incarnation) {
+            return refuse(format!("another process is {rank} here"), true);
+        }
+        if self.followers.len() >= limits::MAX_CHILDREN && !self.followers.contains_key(&rank) {
             return refuse(format!("this worker passes streams on to {} others", self.followers.len()), true);
         }
-        self.followers.insert(rank);
+        self.followers.insert(rank, hello.incarnation);
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
@@ -379,6 +396,9 @@ impl Session {
 
     /// Connects where it is time to. Fails when a peer has been out of reach for too long.
     pub(super) fn handle_timeout(&mut self, now: Time) {
+        if self.is_gone {
+            return;
+        }
         let Session { coordinator, shards, relays, lanes, outputs, .. } = self;
         outputs[FIRST].extend(coordinator.poll(now));
         relays.values_mut().for_each(|link| outputs[FIRST].extend(link.poll(now)));
@@ -393,6 +413,9 @@ impl Session {
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
+        if self.is_gone {
+            return None;
+        }
         let links = self.shards.values().chain(self.relays.values()).filter_map(Link::next_timeout).min();
         self.coordinator.next_timeout().into_iter().chain(links).min()
     }

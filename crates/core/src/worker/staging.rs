@@ -25,8 +25,8 @@ pub(super) struct Staging {
     held_bytes: usize,
     /// A chunk has left out versions, so that some streams may have come to versions that will never be whole.
     has_jumped: bool,
-    /// Times in a row that values were not those that were broadcast.
-    repairs: u32,
+    /// Frames that are held back.
+    held: usize,
 }
 
 /// A table's chunks.
@@ -35,6 +35,8 @@ pub(super) struct StagedTable {
     chunks: Vec<Chunk>,
     /// The numbers of each stream's chunks.
     streams: Vec<Vec<u32>>,
+    /// Of each stream: the times in a row that its values were not those that were broadcast.
+    repairs: Vec<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +67,7 @@ impl StagedTable {
         for (number, stream) in (0..).zip(streams_of_chunks) {
             if table.streams.len() <= stream {
                 table.streams.resize(stream + 1, Vec::new());
+                table.repairs.resize(stream + 1, 0);
             }
             table.streams[stream].push(number);
             table.chunks.push(Chunk::default());
@@ -141,11 +144,14 @@ impl Staging {
             return Taken::Known;
         }
         let follows = newest.checked_add(1) == Some(update.version);
-        if !follows && replica.takes_as_difference(update) {
+        // No sender sends so many that are not seen.
+        let is_full = chunk.held.len() >= limits::MAX_VERSIONS_HELD;
+        if is_full || !follows && replica.takes_as_difference(update) {
             return Taken::Missing;
         }
         self.has_jumped |= !follows;
         self.held_bytes += payload.len();
+        self.held += 1;
         chunk.held.push_back(Held { update: *update, payload: payload.into() });
         self.count(update.version);
         Taken::Applied
@@ -171,6 +177,7 @@ impl Staging {
                     for _ in 0..due {
                         let Some(held) = chunk.held.pop_front() else { break };
                         self.held_bytes -= held.payload.len();
+                        self.held -= 1;
                         // Values make what comes before them needless.
                         let next = chunk.held.front().map(|next| &next.update);
                         let is_needless = next.is_some_and(|next| {
@@ -191,10 +198,11 @@ impl Staging {
         if let Some(count) = self.having.get_mut(&version) {
             *count = self.chunks;
         }
-        self.has_jumped = false;
+        // Frames that are held back may have left out versions.
+        self.has_jumped &= self.held > 0;
         self.version = differing.is_empty().then_some(version);
         if differing.is_empty() {
-            self.repairs = 0;
+            tables.iter_mut().filter_map(LocalTable::staged_mut).for_each(|(table, _)| table.repairs.fill(0));
         }
         differing
     }
@@ -202,17 +210,16 @@ impl Staging {
     /// The values of a stream are not those that were broadcast: all of it is to come anew. Whether that is still worth a try.
     pub(super) fn repair(&mut self, local: &mut LocalTable, stream: usize) -> bool {
         self.version = None;
-        self.repairs += 1;
         self.drop_held(local, stream);
-        if let Some((table, replica)) = local.staged_mut() {
-            replica.forget(stream);
-            for number in &table.streams[stream] {
-                if let Some(has) = table.chunks[*number as usize].has.take() {
-                    self.uncount(has);
-                }
+        let Some((table, replica)) = local.staged_mut() else { return false };
+        replica.forget(stream);
+        for number in &table.streams[stream] {
+            if let Some(has) = table.chunks[*number as usize].has.take() {
+                self.uncount(has);
             }
         }
-        self.repairs <= limits::MAX_REPAIRS
+        table.repairs[stream] += 1;
+        table.repairs[stream] <= limits::MAX_REPAIRS
     }
 
     /// Forgets what is held back of a stream.
@@ -221,6 +228,7 @@ impl Staging {
         for number in &table.streams[stream] {
             for held in std::mem::take(&mut table.chunks[*number as usize].held) {
                 self.held_bytes -= held.payload.len();
+                self.held -= 1;
                 self.uncount(held.update.version);
             }
         }
@@ -259,19 +267,20 @@ impl Staging {
     /// Counts against what they count.
     pub(super) fn check(&self, tables: &Tables) -> Result<(), String> {
         let mut having: BTreeMap<Clock, usize> = BTreeMap::new();
-        let mut bytes = 0;
+        let (mut bytes, mut frames) = (0, 0);
         for chunk in tables.iter().filter_map(LocalTable::staged).flat_map(|table| &table.chunks) {
             let held = chunk.held.iter().map(|held| held.update.version);
             for version in chunk.has.into_iter().chain(held) {
                 *having.entry(version).or_default() += 1;
             }
             bytes += chunk.held.iter().map(|held| held.payload.len()).sum::<usize>();
+            frames += chunk.held.len();
             if self.version.is_some_and(|version| chunk.has != Some(version)) {
                 return Err(format!("a chunk has {:?}, and the reader {:?}", chunk.has, self.version));
             }
         }
         let counted = self.having.iter().filter(|(_, count)| **count > 0);
-        if !counted.eq(having.iter()) || bytes != self.held_bytes {
+        if !counted.eq(having.iter()) || (bytes, frames) != (self.held_bytes, self.held) {
             return Err(format!("{:?} and {} bytes are held back, not {having:?}", self.having, bytes));
         }
         Ok(())

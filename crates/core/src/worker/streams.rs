@@ -9,9 +9,9 @@ use crate::bandwidth::Reading;
 use crate::limits;
 use crate::role::{Body, Frame};
 use crate::stream::{Chunks, Replica, Stream};
-use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
 use crate::wire::frame::{Form, Piece, Update};
-use crate::wire::{Control, Position, Route};
+use crate::wire::{Control, Kind, Position, Route, control};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A table's stream of one shard.
@@ -303,6 +303,9 @@ impl Streams {
             let question = Control::Subscribe { shard, positions, is_question: true };
             session.say(session.connection(shard), &question);
         }
+        // An answer may take longer than the time between two looks.
+        let still_asked = before.asked.iter().filter(|id| taken.contains_key(id));
+        asked.extend(still_asked);
         let next = Some(now + limits::RELAY_PATIENCE);
         self.patience = Patience { next, taken, looks, asked, down };
     }
@@ -322,7 +325,11 @@ impl Streams {
         shard: ShardId,
         positions: &[Position],
     ) {
-        for position in positions.iter().take(tables.len()) {
+        let ConnectionId::Node(NodeId::Worker(worker)) = to else { return };
+        if let Err(fault) = Position::check_order(positions, worker) {
+            return session.send(to, control::frame(Kind::Error, &fault));
+        }
+        for position in positions {
             let id = StreamId { table: position.table.0 as usize, shard };
             let Some(chunks) = chunks_of(tables, id) else { continue };
             let stream = self.passed_on.entry(id).or_default();
@@ -333,12 +340,23 @@ impl Streams {
         }
     }
 
-    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) {
+    /// Everybody who follows some stream here.
+    pub(super) fn followers(&self) -> BTreeSet<WorkerId> {
+        let worker = |connection: ConnectionId| match connection {
+            ConnectionId::Node(NodeId::Worker(worker)) => Some(worker),
+            _ => None,
+        };
+        self.passed_on.values().flat_map(Stream::followers).filter_map(worker).collect()
+    }
+
+    /// Somebody follows these streams no more. Whether it still follows some.
+    pub(super) fn unsubscribe(&mut self, from: ConnectionId, shard: ShardId, tables: &[TableId]) -> bool {
         for table in tables {
             if let Some(stream) = self.passed_on.get_mut(&StreamId { table: table.0 as usize, shard }) {
                 stream.forget(from);
             }
         }
+        self.passed_on.values().any(|stream| stream.is_followed_by(from))
     }
 
     /// A worker that streams are passed on to has a version: what its link carries, if that is known from it.

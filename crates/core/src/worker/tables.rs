@@ -9,7 +9,7 @@ use crate::policy::PolicyOverride;
 use crate::registry::Registry;
 use crate::store::Allocate;
 use crate::table::{Pack, TableSpec};
-use crate::types::{ServerId, ShardId, TableId};
+use crate::types::{Clock, ServerId, ShardId, TableId};
 use crate::wire::Plan;
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
@@ -164,6 +164,15 @@ impl Tables {
             return Ok(index);
         }
         Err(WorkerError::Table(format!("table {index} does not exist; there are {}", self.tables.len())))
+    }
+
+    /// The last version that is here of everything that is broadcast.
+    pub(super) fn broadcast_version(&self) -> Option<Clock> {
+        let of_table = |local: &LocalTable| {
+            let replica = local.replica()?;
+            (0..local.layout().shard_count()).map(|stream| replica.version(stream)).min()
+        };
+        self.tables.iter().filter_map(of_table).min().flatten()
     }
 
     pub(super) fn len(&self) -> usize {

@@ -427,6 +427,7 @@ mod tests {
             restarts: 0,
             workers: vec![],
             readers: vec![],
+            receivers: vec![],
             shards: vec![],
             packs: vec![],
             aggregators: vec![],

@@ -29,7 +29,7 @@ use crate::registry::Registry;
 use crate::status::WorkerReport;
 use crate::store::Allocate;
 use crate::stream::Taken;
-use crate::types::{Clock, ConnectionId, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::types::{Clock, ConnectionId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control;
 use crate::wire::frame::{Params, Update};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Plan, Route};
@@ -155,8 +155,9 @@ impl Traffic {
             }
             match access {
                 Access::Full => session.listen(),
-                // What it holds back could not be passed on as it is.
-                Access::ReadOnly | Access::WriteOnly => session.set_reached(None),
+                Access::WriteOnly => session.set_reached(None),
+                // What it holds back could not be passed on as it is, and nobody asks where it is reached.
+                Access::ReadOnly => {}
             }
         } else if access == Access::WriteOnly {
             session.set_reached(None);
@@ -252,7 +253,7 @@ impl Traffic {
             changed.iter().for_each(|&table| staging.drop_all_held(&mut self.tables[table]));
         }
         self.streams.restart(session, &self.tables, &changed);
-        self.links.follow(session, now, &mut self.tables);
+        self.links.follow(session, now, &mut self.tables, self.streams.followers());
         // Another model may need less.
         let awaited: Vec<StreamId> = self.awaited.keys().copied().collect();
         awaited.into_iter().for_each(|id| self.answer_from_replica(now, id));
@@ -271,7 +272,7 @@ impl Traffic {
         let mine = self.requests.numbers(|request| request.shard() == shard);
         mine.into_iter().for_each(|id| self.send_again(session, id));
         self.streams.settle(session, &self.tables);
-        self.links.follow(session, now, &mut self.tables);
+        self.links.follow(session, now, &mut self.tables, self.streams.followers());
         self.links.resume(session, shard);
     }
 
@@ -736,11 +737,13 @@ impl Traffic {
         match message {
             Control::Subscribe { shard, positions, .. } => {
                 streams.subscribe(session, tables, from, shard, &positions);
-                if let ConnectionId::Node(NodeId::Worker(follower)) = from {
-                    links.add(now, follower);
+                links.add_connection(now, from);
+            }
+            Control::Unsubscribe { shard, tables: left } => {
+                if !streams.unsubscribe(from, shard, &left) {
+                    links.leave(session, now, from, tables);
                 }
             }
-            Control::Unsubscribe { shard, tables } => streams.unsubscribe(from, shard, &tables),
             Control::Seen { shard, table, version } => {
                 let id = StreamId { table: table.0 as usize, shard };
                 if let Some(reading) = streams.note_seen(session, tables, from, id, version, now) {
@@ -1034,7 +1037,7 @@ impl Traffic {
     // Reports.
 
     pub(super) fn report(&self) -> WorkerReport {
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..self.reporter.report().clone() }
+        self.with_streams(self.reporter.report().clone())
     }
 
     /// When the next report is due.
@@ -1050,7 +1053,13 @@ impl Traffic {
     /// The report that is due.
     pub(super) fn take_report(&mut self, now: Time, waiting: Option<String>) -> WorkerReport {
         let report = self.reporter.take(now, waiting, self.links.report(now));
-        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), ..report }
+        self.with_streams(report)
+    }
+
+    /// Adds what is known of streams.
+    fn with_streams(&self, report: WorkerReport) -> WorkerReport {
+        let version = self.staging.as_ref().map_or_else(|| self.tables.broadcast_version(), Staging::version);
+        WorkerReport { bytes_relayed: self.streams.bytes_relayed(), version, ..report }
     }
 
     /// Counts against what they count.

@@ -5,7 +5,7 @@ use super::handle::Handle;
 use super::job::Job;
 use super::options::JobOptions;
 use crate::clock;
-use paramill_core::codec::write_elements;
+use paramill_core::codec::{self, write_elements};
 use paramill_core::status::WorkerReport;
 use paramill_core::types::{Clock, TableId};
 use paramill_core::wire::DType;
@@ -40,14 +40,15 @@ pub struct Tensor<'a> {
     pub name: &'a str,
     /// Dimensions.
     pub shape: &'a [u64],
-    /// The type of elements that its values fit into without loss.
+    /// The type of elements that its values were rounded to before they were broadcast, and F32 if some of them are none of that type: the
+    /// answer codec was switched, or they are beside a NaN.
     pub dtype: DType,
     /// Its values.
     pub values: &'a [f32],
 }
 
 impl Tensor<'_> {
-    /// Appends its values as elements of its type, little-endian.
+    /// Appends its values as elements of its type, little-endian: none of them changes.
     pub fn write(&self, out: &mut Vec<u8>) {
         write_elements(self.dtype, self.values, out);
     }
@@ -75,6 +76,17 @@ impl Reader {
         Ok(is_due)
     }
 
+    /// The error of one that is not open after so long: who does not answer, and why.
+    pub fn not_open(&self, after: Duration) -> ClientError {
+        match self.job.start_within(Duration::ZERO) {
+            Err(ClientError::Timeout { what, .. }) => {
+                ClientError::Timeout { seconds: after.as_secs_f64(), what }
+            }
+            Err(error) => error,
+            Ok(()) => ClientError::Timeout { seconds: after.as_secs_f64(), what: "the job's tables".into() },
+        }
+    }
+
     /// The version that is here whole; `None` before the first, and while a damaged one is fetched anew.
     pub fn version(&self) -> Option<Clock> {
         self.job.shared.lock().worker.staged_version()
@@ -97,7 +109,7 @@ impl Reader {
         Ok(Handle::new(self.job.shared.clone(), ticket))
     }
 
-    /// Shows the newest version that is here whole. While `read` runs no other one takes its place, so it is to be short: what comes
+    /// Shows the newest version that is here whole; [`WorkerError::NoVersion`] before the first, and while a damaged one is fetched anew. While `read` runs no other one takes its place, so it is to be short: what comes
     /// meanwhile waits.
     pub fn read<T>(&self, read: impl FnOnce(Clock, &[Tensor<'_>]) -> T) -> Result<T, ClientError> {
         let state = self.job.shared.lock();
@@ -105,17 +117,14 @@ impl Reader {
         let mut tensors = Vec::new();
         for (id, spec) in (0..).map(TableId).zip(worker.tables()) {
             let (values, dtype) = (worker.staged(id)?, worker.staged_type(id)?);
-            tensors.extend(spec.layers().map(|layer| Tensor {
-                name: layer.name,
-                shape: layer.shape,
-                dtype,
-                values: &values[layer.range],
+            tensors.extend(spec.layers().map(|layer| {
+                let values = &values[layer.range];
+                let dtype = if codec::fits(dtype, values) { dtype } else { DType::F32 };
+                Tensor { name: layer.name, shape: layer.shape, dtype, values }
             }));
         }
-        match worker.staged_version() {
-            Some(version) => Ok(read(version, &tensors)),
-            None => Err(WorkerError::Order("there is no whole version yet".into()).into()),
-        }
+        let version = worker.staged_version().ok_or(WorkerError::NoVersion)?;
+        Ok(read(version, &tensors))
     }
 
     /// Bytes moved so far; its clock counts versions.

@@ -37,11 +37,15 @@ const ARRAYS_OF_A_CODEC: u64 = 8;
 /// Versions that wait for receivers, each of which a codec may make longer than the table by a little, and what was broadcast.
 const ARRAYS_OF_A_STREAM: u64 = 2 * limits::MAX_VERSIONS_LOGGED as u64 + 2;
 
+/// Versions that a reader holds back, each of which a codec may make longer than the table by a little.
+const ARRAYS_HELD_BACK: u64 = 2 * limits::MAX_VERSIONS_HELD as u64;
+
 /// Compares what roles hold with what they may hold.
 #[derive(Debug)]
 pub struct Memory {
     shards: BTreeMap<ShardId, u64>,
     worker: u64,
+    reader: u64,
     aggregator: u64,
 }
 
@@ -61,6 +65,7 @@ impl Memory {
         let of_codecs = |peers: u64| ARRAYS_OF_A_CODEC * codecs(scenario) * peers;
         let of_worker = 1 + GRADIENTS_PER_TABLE + SLAB_ARRAYS + of_codecs(1) + streams(scenario);
         let worker = tables().map(|(_, spec)| of_worker * array_bytes(spec.elements())).sum();
+        let reader = tables().map(|(_, spec)| (1 + ARRAYS_HELD_BACK) * array_bytes(spec.elements())).sum();
         let held = |shard: ShardId, table: TableId| -> u64 {
             let chunks = layout.chunks(table).iter().filter(|chunk| chunk.shard == shard);
             chunks.map(|chunk| u64::from(chunk.len)).sum()
@@ -72,7 +77,7 @@ impl Memory {
         };
         let copies: u64 = tables().map(|(_, spec)| array_bytes(spec.elements())).sum();
         let aggregator = copies + cluster.shard_ids().map(sums).sum::<u64>();
-        Ok(Memory { shards, worker, aggregator })
+        Ok(Memory { shards, worker, reader, aggregator })
     }
 }
 
@@ -120,6 +125,7 @@ impl Checker for Memory {
         let (held, bound) = match (node, actor) {
             (NodeId::Shard(id), actor) => (actor.as_shard().map_or(0, Shard::memory_bytes), self.shards[&id]),
             (_, Actor::Worker(player)) => (player.worker().memory_bytes(), self.worker),
+            (_, Actor::Reader(spectator)) => (spectator.worker().memory_bytes(), self.reader),
             (_, Actor::Aggregator(aggregator)) => (aggregator.memory_bytes(), self.aggregator),
             _ => return Ok(()),
         };

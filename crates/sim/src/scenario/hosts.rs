@@ -16,6 +16,7 @@ pub struct Hosts {
     workers: u32,
     aggregators: u32,
     aggregator_cores: u32,
+    readers: u32,
     colocated: bool,
     /// Nodes that share a host by the scenario's word.
     shared: BTreeMap<Member, HostId>,
@@ -30,6 +31,7 @@ enum Member {
     Server(u32),
     Worker(u32),
     Aggregator(u32),
+    Reader(u32),
     Coordinator,
 }
 
@@ -54,6 +56,7 @@ impl Hosts {
             workers: scenario.workers,
             aggregators: scenario.aggregators,
             aggregator_cores: scenario.aggregator_cores,
+            readers: scenario.readers,
             colocated: scenario.colocated,
             shared: BTreeMap::new(),
             racks: None,
@@ -76,7 +79,7 @@ impl Hosts {
     pub fn host(&self, node: NodeId) -> HostId {
         self.host_of(match node {
             NodeId::Shard(id) => Member::Server(id.server.0),
-            NodeId::Worker(id) => Member::Worker(id.0),
+            NodeId::Worker(id) => id.reader_number().map_or(Member::Worker(id.0), Member::Reader),
             NodeId::Aggregator(id) => Member::Aggregator(id.0 / self.aggregator_cores),
             NodeId::Coordinator | NodeId::Admin(_) => Member::Coordinator,
         })
@@ -167,7 +170,8 @@ impl Hosts {
         let servers = (0..self.servers).map(Member::Server);
         let workers = (0..self.workers).map(Member::Worker);
         let aggregators = (0..self.aggregators).map(Member::Aggregator);
-        let members = servers.chain(workers).chain(aggregators).chain([Member::Coordinator]);
+        let readers = (0..self.readers).map(Member::Reader);
+        let members = servers.chain(workers).chain(aggregators).chain(readers).chain([Member::Coordinator]);
         members.map(|member| (member, self.host_of(member))).collect()
     }
 
@@ -185,6 +189,7 @@ impl Hosts {
             }
             // On a host of its own, as one of a rack is.
             Member::Aggregator(number) => servers + workers + 1 + number,
+            Member::Reader(number) => servers + workers + 1 + self.aggregators + number,
             Member::Coordinator => servers + workers,
         };
         self.shared.get(&member).copied().unwrap_or(HostId(own))
@@ -192,7 +197,7 @@ impl Hosts {
 
     /// Workers that come late are behind all hosts that the job began with; their ranks count from here.
     fn first_late_host(&self) -> u32 {
-        self.servers + 1 + self.aggregators
+        self.servers + 1 + self.aggregators + self.readers
     }
 
     fn fill_racks(&mut self, tiers: &ThreeTier, network: &NetworkConfig) -> Result<(), String> {
@@ -388,6 +393,7 @@ impl LinkNames {
             Some(Member::Worker(number)) => format!("worker={number}"),
             Some(Member::Aggregator(number)) => format!("aggregator={number}"),
             Some(Member::Coordinator) => "coordinator".into(),
+            Some(Member::Reader(number)) => format!("reader={number}"),
             None => match own_host_of(host) {
                 Some((background, end)) => format!("background={background}:{end}"),
                 None => format!("worker={}", host.0 - self.first_late_host),

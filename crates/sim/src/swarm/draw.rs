@@ -99,6 +99,7 @@ impl Drawn {
             registry,
             &mut scenario,
         )?;
+        readers(&mut Dice::new(Prng::fork(seed, 0x7265_6164)), &mut scenario);
         let is_partial = models_of(&scenario).any(|sync| sync.starts_with("psp"));
         // Slabs are not pulled partially.
         let slabs = dice.chance(0.4) && !is_partial && wanted.has_dense;
@@ -180,9 +181,9 @@ impl Drawn {
             && self.play.gradients == Gradients::Quadratic
     }
 
-    /// The same job without faults, and with nothing between workers and servers.
+    /// The same job without faults and readers, and with nothing between workers and servers.
     pub fn calm(&self) -> Scenario {
-        Scenario { faults: Vec::new(), aggregators: 0, ..self.scenario.clone() }
+        Scenario { faults: Vec::new(), aggregators: 0, readers: 0, ..self.scenario.clone() }
     }
 }
 
@@ -203,6 +204,9 @@ impl fmt::Display for Drawn {
                 f,
                 "{aggregators} aggregators of {aggregator_cores} cores that hold for {hold_ms:.2} ms, "
             )?;
+        }
+        if self.scenario.readers > 0 {
+            write!(f, "{} readers, ", self.scenario.readers)?;
         }
         write!(f, "{iterations} iterations of ")?;
         let tables = self.scenario.tables.iter().map(|table| {
@@ -417,6 +421,14 @@ fn broadcast(
         }
     }
     Ok(())
+}
+
+/// Sometimes what is broadcast is read.
+fn readers(dice: &mut Dice, scenario: &mut Scenario) {
+    let all_are_read = scenario.policy.is_broadcast() && !scenario.tables.iter().any(|table| table.rows);
+    if all_are_read && dice.chance(0.5) {
+        scenario.readers = dice.whole(1, 4) as u32;
+    }
 }
 
 fn restarts(dice: &mut Dice, scenario: &Scenario, heal_at: Time) -> Vec<(NodeId, Time, Duration)> {

@@ -282,7 +282,7 @@ impl Bench {
     pub(crate) fn published(&self, table: TableId, elements: usize) -> Vec<f32> {
         let mut values = vec![f32::NAN; elements];
         for shard in self.shards() {
-            shard.for_each_published_chunk(table, |start, chunk| {
+            shard.for_each_published_chunk(table, |start, _, chunk| {
                 values[start as usize..start as usize + chunk.len()].copy_from_slice(chunk);
             });
         }

@@ -20,6 +20,7 @@ mod membership;
 mod policies;
 mod processes;
 mod psp;
+mod reader_rights;
 mod readers;
 mod slabs;
 mod tally;

@@ -11,19 +11,19 @@ use paramill_core::types::{Clock, ConnectionId, NodeId, TableId};
 use paramill_core::wire::frame::{Form, Piece, Update};
 use paramill_core::worker::{Gradient, PullOptions, Ticket, WorkerError};
 
-const ELEMENTS: [usize; 2] = [50, 23];
-const TABLES: [TableId; 2] = [W, TableId(1)];
+pub(super) const ELEMENTS: [usize; 2] = [50, 23];
+pub(super) const TABLES: [TableId; 2] = [W, TableId(1)];
 const TREES: [&str; 4] = ["star", "chain", "rotated:degree=2", "auto"];
 const CODECS: [&str; 4] = ["none", "topk:0.3", "f16", "lossless+lz4"];
 
-fn config(tree: &str, codec: &str) -> JobConfig {
+pub(super) fn config(tree: &str, codec: &str) -> JobConfig {
     let mut config = job(2, 2, "bsp", "sgd:lr=1");
     config.policy = config.policy.with(Axis::Broadcast, tree).with(Axis::AnswerCodec, codec);
     config
 }
 
 /// A job of two workers, two servers with two cores each, and two tables, that runs.
-fn started(config: JobConfig) -> Bench {
+pub(super) fn started(config: JobConfig) -> Bench {
     let mut bench = Bench::new(config, 2);
     let table = |name: &str, elements: usize| {
         let initial = (0..elements).map(|i| i as f32).collect();
@@ -34,7 +34,7 @@ fn started(config: JobConfig) -> Bench {
 }
 
 /// A reader comes; its place among the workers.
-fn add_reader(bench: &mut Bench) -> usize {
+pub(super) fn add_reader(bench: &mut Bench) -> usize {
     let reader = super::processes::reader(bench.now(), bench.worker_count());
     let place = bench.add(reader);
     let now = bench.now();
@@ -45,7 +45,7 @@ fn add_reader(bench: &mut Bench) -> usize {
 }
 
 /// The two workers do an iteration.
-fn round(bench: &mut Bench) {
+pub(super) fn round(bench: &mut Bench) {
     let mut tickets: Vec<(usize, Ticket)> = Vec::new();
     for worker in 0..2 {
         let now = bench.now();
@@ -63,12 +63,12 @@ fn round(bench: &mut Bench) {
     }
 }
 
-fn published(bench: &Bench) -> Vec<Vec<f32>> {
+pub(super) fn published(bench: &Bench) -> Vec<Vec<f32>> {
     TABLES.into_iter().zip(ELEMENTS).map(|(table, elements)| bench.published(table, elements)).collect()
 }
 
 /// The version of a reader, and its values.
-fn staged(bench: &Bench, reader: usize) -> (Option<Clock>, Vec<Vec<f32>>) {
+pub(super) fn staged(bench: &Bench, reader: usize) -> (Option<Clock>, Vec<Vec<f32>>) {
     let role = bench.worker(reader);
     let values = TABLES.into_iter().map(|table| role.staged(table).unwrap_or_default().to_vec());
     (role.staged_version(), values.collect())

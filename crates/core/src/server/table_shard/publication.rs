@@ -171,7 +171,11 @@ impl Publication {
                 for (&number, values) in touched.iter().zip(gathered.chunks_exact(width)) {
                     held[row(number)].copy_from_slice(values);
                 }
-                PublishedChunk { form, payload: Some(payload.as_slice().into()) }
+                // Numbers of rows may cost more than a codec saves, and a codec may lengthen what it encodes.
+                match payload.len() < size_of_val(held) {
+                    true => PublishedChunk { form, payload: Some(payload.as_slice().into()) },
+                    false => PublishedChunk::STORED,
+                }
             }
             None => {
                 touched.retain(|&number| !is_same(&held[row(number)], &parameters[row(number)]));

@@ -6,7 +6,7 @@ use super::*;
 use crate::limits;
 use crate::policy::{Axis, Order};
 use crate::types::{ServerId, ShardId};
-use crate::wire::frame::FromWorker;
+use crate::wire::frame::{Form, FromWorker};
 use crate::wire::{Cause, Flags, Header, Kind};
 use proptest::prelude::*;
 
@@ -595,4 +595,23 @@ fn the_report_names_the_table_and_those_who_wait_longest_first() {
     let waits: Vec<(u32, f64)> = report.waiting.iter().map(|wait| (wait.worker.0, wait.seconds)).collect();
     assert_eq!(waits, [(0, 8.0), (1, 5.0)]);
     assert!(report.waiting[0].reason.contains("worker 1"), "{}", report.waiting[0].reason);
+}
+
+/// Numbers of rows may take more than a codec saves: a payload is never longer than the chunk's values, for which there is room in a frame.
+#[test]
+fn rows_that_are_longer_than_their_chunk_travel_as_the_chunk() {
+    let policy = policy("bsp").with(Axis::Broadcast, "star").with(Axis::AnswerCodec, "f16");
+    let mut bench = Bench::sparse(policy, 1);
+    for index in 0..CHUNKS as usize {
+        assert!(bench.table.publish_chunk(index, 0).payload.is_none());
+    }
+    bench.push_rows(0, 0, &[(0, 1.0), (1, 0.3)]).unwrap();
+    let chunk = bench.table.publish_rows(0, 1).unwrap();
+    assert_eq!((chunk.form, chunk.payload), (Form::PLAIN, None));
+    // What is published is what the codec makes of them all the same.
+    let mut halves = Vec::new();
+    crate::codec::write_elements(crate::wire::DType::F16, &bench.values()[..2], &mut halves);
+    let rounded = crate::wire::DType::F16.values(&halves).unwrap().to_vec();
+    assert_eq!(bytemuck::cast_slice::<u8, f32>(bench.table.published_bytes())[..2], rounded);
+    assert!(bench.table.publish_rows(1, 1).is_none());
 }
