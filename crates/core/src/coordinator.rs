@@ -788,7 +788,7 @@ impl Role for Coordinator {
                 Ok(welcome)
             }
             Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
-            Party::Through { .. } => {
+            Party::Through { .. } | Party::Below { .. } => {
                 let reason = "this is no aggregator; give --aggregator the address of one".into();
                 Err(Refusal { reason, retry: false })
             }

@@ -70,6 +70,8 @@ pub enum ConnectionId {
     AggregatorFor(ShardId),
     /// An aggregator's connection to a worker, for one shard.
     WorkerFor(WorkerId, ShardId),
+    /// An aggregator's connection to one below it, for one shard.
+    LowerFor(AggregatorId, ShardId),
 }
 
 impl ConnectionId {
@@ -80,6 +82,7 @@ impl ConnectionId {
             ConnectionId::Node(node) => Some(node),
             ConnectionId::AggregatorFor(_) => None,
             ConnectionId::WorkerFor(worker, _) => Some(NodeId::Worker(worker)),
+            ConnectionId::LowerFor(id, _) => Some(NodeId::Aggregator(id)),
         }
     }
 
@@ -89,7 +92,8 @@ impl ConnectionId {
         match self {
             ConnectionId::Node(NodeId::Shard(shard))
             | ConnectionId::AggregatorFor(shard)
-            | ConnectionId::WorkerFor(_, shard) => Some(shard),
+            | ConnectionId::WorkerFor(_, shard)
+            | ConnectionId::LowerFor(_, shard) => Some(shard),
             ConnectionId::Node(_) => None,
         }
     }
@@ -181,6 +185,7 @@ impl fmt::Display for ConnectionId {
             ConnectionId::Node(node) => write!(f, "{node}"),
             ConnectionId::AggregatorFor(shard) => write!(f, "{shard} through the aggregator"),
             ConnectionId::WorkerFor(worker, shard) => write!(f, "{worker} for {shard}"),
+            ConnectionId::LowerFor(id, shard) => write!(f, "{id} for {shard}"),
         }
     }
 }

@@ -303,6 +303,7 @@ impl Builder {
             cores: self.scenario.aggregator_cores,
             addresses: address(NodeId::Aggregator(id)).as_str().into(),
             coordinator: COORDINATOR.into(),
+            above: None,
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
         };
         Actor::Aggregator(Box::new(Aggregator::new(now, config, self.registry.clone())))

@@ -19,6 +19,7 @@ impl Hello {
     pub fn connection(&self, caller: NodeId) -> ConnectionId {
         match self.from {
             Party::Through { rank, shard, .. } => ConnectionId::WorkerFor(rank, shard),
+            Party::Below { id, shard, .. } => ConnectionId::LowerFor(id, shard),
             _ => ConnectionId::Node(caller),
         }
     }
@@ -31,6 +32,7 @@ impl Hello {
             Party::Command => None,
             Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
+            Party::Below { id, .. } => Some(NodeId::Aggregator(id)),
         }
     }
 }
@@ -71,6 +73,17 @@ pub enum Party {
         shard: ShardId,
         /// It was connected before. An aggregator that does not know of it is another one, and what the first one held
         /// is lost.
+        again: bool,
+    },
+    /// An aggregator to one above it: this connection is about one shard.
+    Below {
+        /// Its process.
+        process: ProcessId,
+        /// Its number.
+        id: AggregatorId,
+        /// Whom it wants to talk to.
+        shard: ShardId,
+        /// It was connected before.
         again: bool,
     },
 }

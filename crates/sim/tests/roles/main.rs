@@ -18,6 +18,7 @@ mod policies;
 mod processes;
 mod psp;
 mod slabs;
+mod stacked;
 mod tally;
 
 use bench::Bench;
