@@ -54,7 +54,7 @@ fn value(worker: usize, clock: u64, place: usize) -> f32 {
 fn push(bench: &mut Bench, worker: usize) -> Vec<(usize, Ticket)> {
     let (now, clock) = (bench.now(), bench.worker(worker).current_clock());
     let dense: Vec<f32> = (0..ELEMENTS).map(|place| value(worker, clock, place)).collect();
-    let rows: Vec<u32> = (0..ROWS).filter(|row| (row + worker as u32) % 3 == 0).collect();
+    let rows: Vec<u32> = (0..ROWS).filter(|row| (row + worker as u32).is_multiple_of(3)).collect();
     let values: Vec<f32> = rows.iter().map(|&row| value(worker, clock, row as usize)).collect();
     let pushing = bench.worker_mut(worker);
     let pushed = pushing.push(now, W, Gradient::Dense(&dense), true).expect("it fits");
