@@ -275,6 +275,9 @@ pub(crate) struct AggregateArgs {
     /// Threads, each for a share of the servers' data cores. Further ones listen on the ports that follow.
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub(crate) cores: u32,
+    /// Go to the servers through the aggregator of a rack: its addresses, as workers take them in PARAMILL_AGGREGATOR.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) through: Option<String>,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them
     /// anyway, it waits until none has come in for 1s.
     #[arg(long, value_name = "TIME", default_value = "5ms")]

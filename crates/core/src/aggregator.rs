@@ -10,6 +10,7 @@ mod aggregation;
 mod copies;
 mod flights;
 mod held_pulls;
+mod lowers;
 mod members;
 mod memory;
 mod routes;
@@ -18,7 +19,7 @@ mod sum_buffer;
 mod table;
 mod uplink;
 
-use crate::address::{Addresses, core_of};
+use crate::address::{Addresses, CoreAddresses, core_of};
 use crate::consistency::{Apply, SyncPolicy};
 use crate::limits;
 use crate::link::Link;
@@ -33,6 +34,7 @@ use crate::wire::{
     Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
 };
 use copies::Copies;
+use members::Caller;
 use memory::Memory;
 use shard_proxy::{ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +60,8 @@ pub struct AggregatorConfig {
     pub addresses: Addresses,
     /// The coordinator's address.
     pub coordinator: String,
+    /// The aggregator above it, of a rack, that it goes through to the servers.
+    pub above: Option<CoreAddresses>,
     /// How long a complete push is held for those of other workers.
     pub hold: Duration,
 }
@@ -143,7 +147,7 @@ impl Aggregator {
         if !is_live {
             let message = format!("{worker} is no member of this job any more");
             let fault = Fault { cause: Cause::NotAMember, message };
-            proxy.refuse(worker, header.table, header.request, &fault, &mut out);
+            proxy.refuse(Caller::direct(worker), header.table, header.request, &fault, &mut out);
         } else if proxy.is_connected(worker) {
             proxy.handle_worker(now, worker, header, payload, &mut out);
         }
@@ -228,14 +232,17 @@ impl Aggregator {
         let AggregatorConfig { core, cores, .. } = self.config;
         let is_own = |place: usize| core_of(place, cores as usize) == core as usize;
         let own = plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
-        for (place, (_, ServedShard { shard, addresses, .. })) in own.enumerate() {
-            let addresses = addresses.for_caller(me + shard.core as usize);
-            let link = Link::new(now, NodeId::Shard(*shard), addresses);
+        for (place, (in_plan, ServedShard { shard, addresses, .. })) in own.enumerate() {
+            let (connection, addresses) = match &self.config.above {
+                Some(above) => (ConnectionId::AggregatorFor(*shard), above.of_shard(in_plan)),
+                None => (NodeId::Shard(*shard).into(), addresses),
+            };
+            let link = Link::new(now, connection, addresses.for_caller(me + shard.core as usize));
             let tables = plan.tables.iter().zip(&chunks).map(|(spec, chunks)| {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            self.proxies.push(ShardProxy::new(place, *shard, link, tables.collect()));
+            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect()));
         }
         self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
@@ -300,6 +307,14 @@ impl Role for Aggregator {
             let reason = format!("this aggregator serves job `{}`, not `{}`", self.config.job, hello.job);
             return refuse(reason, false);
         }
+        if let Party::Below { process, id, shard, again } = hello.from {
+            if self.plan.is_none() {
+                return refuse("this aggregator has no plan yet".into(), true);
+            }
+            let Some((proxy, ..)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
+            proxy.accept_lower(id, process, hello.incarnation, again)?;
+            return Ok(Welcome { you: NodeId::Aggregator(id), incarnation: hello.incarnation });
+        }
         let Party::Through { rank, shard, again } = hello.from else {
             let reason = "an aggregator takes workers that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
@@ -317,18 +332,22 @@ impl Role for Aggregator {
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
         let Some((proxy, ..)) = self.proxy(shard) else {
-            let reason = format!(
-                "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
-            );
-            return refuse(reason, false);
+            return refuse(misplaced(shard), false);
         };
         proxy.accept(rank, again)?;
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
-    fn hello(&self, _connection: ConnectionId) -> Hello {
+    fn hello(&self, connection: ConnectionId) -> Hello {
         let AggregatorConfig { job, process, .. } = &self.config;
-        let from = Party::Aggregator { process: *process, id: self.id };
+        let process = *process;
+        let from = match (connection, self.id) {
+            (ConnectionId::AggregatorFor(shard), Some(id)) => {
+                let mut own = self.proxies.iter().filter(|proxy| proxy.shard() == shard);
+                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up) }
+            }
+            (_, id) => Party::Aggregator { process, id },
+        };
         Hello { job: job.clone(), from, incarnation: process.0 }
     }
 
@@ -355,8 +374,13 @@ impl Role for Aggregator {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
+            ConnectionId::LowerFor(id, shard) => {
+                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                    proxy.lose_lower(id, &mut out);
+                }
+            }
             _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
-            ConnectionId::Node(NodeId::Shard(shard)) => {
+            ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard) => {
                 if let Some((proxy, copies, mut out)) = self.proxy(shard) {
                     proxy.disconnected(now, why, copies, &mut out);
                 }
@@ -371,7 +395,13 @@ impl Role for Aggregator {
             (ConnectionId::WorkerFor(worker, shard), _) => {
                 self.handle_worker_frame(now, worker, shard, header, payload);
             }
-            (ConnectionId::Node(NodeId::Shard(shard)), _) => {
+            (ConnectionId::LowerFor(id, shard), _) => {
+                let index = self.proxies.binary_search_by_key(&shard, ShardProxy::shard);
+                let Ok(index) = index else { return };
+                let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+                self.proxies[index].handle_lower(now, id, header, payload, &self.live, &mut out);
+            }
+            (ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard), _) => {
                 let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
                 if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
                     self.stop(Some(error));
@@ -457,6 +487,13 @@ impl Role for Aggregator {
     }
 }
 
+/// Why a peer that asks for a shard is refused.
+fn misplaced(shard: ShardId) -> String {
+    format!(
+        "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
+    )
+}
+
 /// Treatment of a table's gradients under its policies.
 fn sum_policy(order: Order, sync: &SyncPolicy, optimizer: &OptimizerPolicy, hold: Duration) -> SumPolicy {
     let on_arrival = sync.model.apply() == Apply::OnArrival;
@@ -489,6 +526,7 @@ mod tests {
             cores: 1,
             addresses: "here:1".into(),
             coordinator: "there:1".into(),
+            above: None,
             hold: Duration::ZERO,
         };
         let mut aggregator = Aggregator::new(Time::ZERO, config, Arc::new(Registry::builtin()));

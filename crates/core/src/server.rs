@@ -5,7 +5,7 @@
 //! what was taken is remembered until the push is complete and counted.
 
 mod accumulators;
-mod aggregators;
+pub(crate) mod aggregators;
 mod delivery;
 mod links;
 mod members;
@@ -739,7 +739,7 @@ impl Shard {
             Ok(()) => self.aggregators.note_taken(id, sum),
             Err(fault) => {
                 self.delivery.count_refused();
-                self.aggregators.note_refused(id, sum, fault);
+                self.aggregators.note_refused(id, (sum.subject.table, sum.clock), sum.attempt, fault);
             }
         }
     }

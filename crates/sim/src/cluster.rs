@@ -149,7 +149,8 @@ impl Cluster {
 
     /// The cores of all aggregators.
     pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
-        (0..self.scenario().aggregators * self.scenario().aggregator_cores).map(AggregatorId)
+        let Scenario { aggregators, racks, aggregator_cores, .. } = self.scenario();
+        (0..(aggregators + racks) * aggregator_cores).map(AggregatorId)
     }
 
     /// A core of an aggregator.
@@ -314,6 +315,9 @@ impl Builder {
     }
 
     fn aggregator(&self, now: Time, id: AggregatorId, life: u64) -> Actor {
+        let scenario = &self.scenario;
+        let addresses = |id| -> Addresses { self.address(NodeId::Aggregator(id)).into() };
+        let above = scenario.rack_of(AggregatorId(id.0 / scenario.aggregator_cores));
         let config = AggregatorConfig {
             job: JOB.into(),
             process: ProcessId(life << 32 | u64::from(id.0)),
@@ -323,6 +327,7 @@ impl Builder {
             cores: self.scenario.aggregator_cores,
             addresses: self.address(NodeId::Aggregator(id)).into(),
             coordinator: COORDINATOR.into(),
+            above: above.map(|id| scenario.cores_of(id).map(addresses).collect()),
             hold: Duration::from_secs_f64(self.scenario.hold_ms * 1e-3),
         };
         Actor::Aggregator(Box::new(Aggregator::new(now, config, self.registry.clone())))
@@ -574,6 +579,24 @@ mod tests {
                 // Four shards: a fifth core has nothing to do.
                 let is_idle = id.0 % cores == 4;
                 assert_eq!((report.groups == 0, report.bytes_to_workers == 0), (is_idle, is_idle), "{id}");
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_hosts_are_added_up_by_racks() {
+        for sync in ["bsp", "asp"] {
+            let direct = tagged(0, sync);
+            for (aggregators, more) in [(2, "racks = 1\n"), (3, "racks = 2\naggregator_cores = 2\n")] {
+                let more = format!("faults = ['link:reset,p=0.001']\n{more}");
+                let cluster = tagged_with(aggregators, sync, &more);
+                for table in [TableId(0), TableId(1)] {
+                    assert_eq!(cluster.parameters(table), direct.parameters(table), "{sync}, {more}");
+                }
+                for id in cluster.shard_ids() {
+                    let report = cluster.shard(id).report(cluster.world.now()).unwrap();
+                    assert!(report.tables.iter().all(|table| table.stats.pushes == 6 * 20), "{report:?}");
+                }
             }
         }
     }

@@ -37,6 +37,8 @@ pub struct Scenario {
     pub aggregators: u32,
     /// Cores of each aggregator: each stands for some of the shards, and has a number of its own.
     pub aggregator_cores: u32,
+    /// Aggregators above these, of racks: the others are shared out among them, and go through them to the servers.
+    pub racks: u32,
     /// How long an aggregator holds a complete push for others, in milliseconds.
     pub hold_ms: f64,
     /// Iterations that each worker does.
@@ -122,6 +124,7 @@ impl Default for Scenario {
             cores: 1,
             aggregators: 0,
             aggregator_cores: 1,
+            racks: 0,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             policy: Policy::default().with(Axis::Order, "ranked"),
@@ -175,6 +178,12 @@ impl Scenario {
             format!(
                 "aggregators = {}: expected at most one for each of {} workers",
                 self.aggregators, self.workers
+            )
+        })?;
+        require(self.racks <= self.aggregators, || {
+            format!(
+                "racks = {}: expected at most one for each of {} aggregators",
+                self.racks, self.aggregators
             )
         })?;
         let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);
@@ -240,6 +249,14 @@ impl Scenario {
         // A worker that comes late has a rank behind the others', and goes where the last one goes.
         let last = self.aggregators.checked_sub(1)?;
         Some(AggregatorId(last.min(share as u32)))
+    }
+
+    /// The aggregator of a rack that a host's goes through, if it goes through one.
+    pub fn rack_of(&self, aggregator: AggregatorId) -> Option<AggregatorId> {
+        if self.racks == 0 || aggregator.0 >= self.aggregators {
+            return None;
+        }
+        Some(AggregatorId(self.aggregators + aggregator.0 * self.racks / self.aggregators))
     }
 
     /// The numbers that the cores of an aggregator have in the job.

@@ -7,7 +7,7 @@
 use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
 use super::copies::{Copies, Unfit};
-use super::members::Members;
+use super::members::{Caller, Members};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
 use crate::intake::{PushFrame, Taken};
@@ -15,11 +15,16 @@ use crate::limits;
 use crate::link::Link;
 use crate::policy::NonFinite;
 use crate::role::{Body, Lost, Output};
-use crate::types::{Clock, NodeId, ShardId, TableId, Time, WorkerId};
+use crate::server::aggregators::Turn;
+use crate::types::{AggregatorId, Clock, ConnectionId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::ack;
 use crate::wire::control;
-use crate::wire::frame::{Form, FromAggregator, FromWorker, Params, Piece, Subject, has_fitting_type};
+use crate::wire::frame::{
+    Completed, Edition, Form, FromAggregator, FromWorker, Params, Piece, Subject, Sum, has_fitting_type,
+};
+use crate::wire::group::{self, Entry};
 use crate::wire::{Cause, Control, Fault, Header, Kind, Refusal};
+use std::collections::BTreeMap;
 
 /// One shard, as the workers of an aggregator see it through it.
 #[derive(Debug)]
@@ -56,10 +61,16 @@ pub(super) struct ProxyPolicy {
 
 impl ShardProxy {
     /// For a shard, at this place among those of the aggregator.
-    pub(super) fn new(place: usize, shard: ShardId, link: Link, tables: Vec<Table>) -> ShardProxy {
+    pub(super) fn new(
+        place: usize,
+        shard: ShardId,
+        connection: ConnectionId,
+        link: Link,
+        tables: Vec<Table>,
+    ) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
         ShardProxy {
-            uplink: Uplink::new(shard, link, tables.len()),
+            uplink: Uplink::new(shard, connection, link, tables.len()),
             members: Members::default(),
             aggregation: Aggregation::new(place, tables),
             intakes,
@@ -115,8 +126,34 @@ impl ShardProxy {
             let reason = format!("{shard} is not connected to this aggregator");
             return Err(Refusal { reason, retry: true });
         }
-        self.members.connect(worker);
+        self.members.connect(Caller::direct(worker));
         Ok(())
+    }
+
+    /// An aggregator below says hello.
+    pub(super) fn accept_lower(
+        &mut self,
+        id: AggregatorId,
+        process: ProcessId,
+        incarnation: u64,
+        again: bool,
+    ) -> Result<(), Refusal> {
+        if !self.uplink.link.is_up() {
+            let reason = format!("{} is not connected to this aggregator", self.shard());
+            return Err(Refusal { reason, retry: true });
+        }
+        self.aggregation.lowers.accept(id, process, incarnation, again)
+    }
+
+    /// The connection to an aggregator below is gone, and its workers' with it. It sends again what was not noted.
+    pub(super) fn lose_lower(&mut self, id: AggregatorId, out: &mut Out<'_>) {
+        self.aggregation.lowers.disconnect(id);
+        self.members.through(id).into_iter().for_each(|worker| self.lose_worker(worker, out));
+    }
+
+    /// Whether an aggregator above is to be told that it was connected before.
+    pub(super) fn was_up(&self) -> bool {
+        self.uplink.link.was_up()
     }
 
     pub(super) fn is_connected(&self, worker: WorkerId) -> bool {
@@ -129,7 +166,7 @@ impl ShardProxy {
             self.uplink.routes.close_all_of(worker);
             self.aggregation.held_pulls.forget(worker);
             let header = FromAggregator::Forget(worker).header(0);
-            out.send(NodeId::Shard(self.shard()).into(), header, Body::Empty);
+            out.send(self.uplink.connection(), header, Body::Empty);
         }
     }
 
@@ -161,7 +198,12 @@ impl ShardProxy {
         self.aggregation.held_pulls.clear();
         copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
-            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
+            let connection = self.uplink.connection_of(Caller::direct(worker));
+            out.outputs.push_back(Output::Disconnect { connection });
+        }
+        for id in self.aggregation.lowers.disconnect_all() {
+            let connection = ConnectionId::LowerFor(id, self.shard());
+            out.outputs.push_back(Output::Disconnect { connection });
         }
     }
 
@@ -190,14 +232,127 @@ impl ShardProxy {
         let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
         if known.is_some_and(|known| header.epoch > known) {
             // The worker knows of a change that has yet to be heard of here. It comes back, and sends everything again.
-            out.outputs.push_back(Output::Disconnect { connection: self.uplink.connection_of(worker) });
+            let connection = self.uplink.connection_of(Caller::direct(worker));
+            out.outputs.push_back(Output::Disconnect { connection });
             return self.lose_worker(worker, out);
         }
         if header.kind == Kind::Control && worker == WorkerId::FIRST {
             // What it says of pulls that the shard asked it about.
-            return out.send(NodeId::Shard(self.shard()).into(), *header, Body::Bytes(payload.to_vec()));
+            return out.send(self.uplink.connection(), *header, Body::Bytes(payload.to_vec()));
         }
-        let result = match FromWorker::decode(header) {
+        self.handle_caller(now, Caller::direct(worker), FromWorker::decode(header), header, payload, out);
+    }
+
+    /// Handles a frame of an aggregator below. Workers that do not take part are refused.
+    pub(super) fn handle_lower(
+        &mut self,
+        now: Time,
+        id: AggregatorId,
+        header: &Header,
+        payload: &[u8],
+        live: &BTreeMap<WorkerId, u64>,
+        out: &mut Out<'_>,
+    ) {
+        if !self.aggregation.lowers.is_connected(id) {
+            return;
+        }
+        let known = self.aggregation.table(header.table.0 as usize).map(Table::valid_from);
+        if known.is_some_and(|known| header.epoch > known) {
+            // It knows of a change that has yet to be heard of here. It comes back, and sends everything again.
+            out.outputs
+                .push_back(Output::Disconnect { connection: ConnectionId::LowerFor(id, self.shard()) });
+            return self.lose_lower(id, out);
+        }
+        if header.kind == Kind::Control {
+            return out.send(self.uplink.connection(), *header, Body::Bytes(payload.to_vec()));
+        }
+        match FromAggregator::decode(header) {
+            Some(FromAggregator::Relayed(worker, frame)) => {
+                let caller = Caller { worker, through: Some(id) };
+                if live.contains_key(&worker) {
+                    self.members.connect(caller);
+                    return self.handle_caller(now, caller, Some(frame), header, payload, out);
+                }
+                let message = format!("{worker} is no member of this job any more");
+                let fault = Fault { cause: Cause::NotAMember, message };
+                self.refuse(caller, header.table, header.request, &fault, out);
+            }
+            Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload, out),
+            Some(FromAggregator::Completed(list)) => self.handle_list(now, id, &list, payload, live, out),
+            Some(FromAggregator::Forget(worker)) => self.lose_worker(worker, out),
+            None => out.log(format!("ignored a {:?} frame from {id}", header.kind)),
+        }
+    }
+
+    fn handle_sum(&mut self, now: Time, id: AggregatorId, sum: &Sum, payload: &[u8], out: &mut Out<'_>) {
+        let number = sum.subject.table.0 as usize;
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        match aggregation.lowers.taken.take_turn(id, sum.subject.request) {
+            Turn::Next if aggregation.table(number).is_some() => {}
+            Turn::TooEarly { next } => {
+                return out.log(format!("{id} sent a sum before frame {next} of its sums"));
+            }
+            _ => return,
+        }
+        out.report.bytes_from_workers += payload.len() as u64;
+        if aggregation.lowers.taken.is_refused(id, sum) {
+            return;
+        }
+        let peers = &mut Peers { members, uplink, out };
+        match aggregation.take_sum(now, id, sum, payload, &mut intakes[number], peers) {
+            Ok(()) => aggregation.lowers.taken.note_taken(id, sum),
+            Err(fault) => {
+                let of = (sum.subject.table, sum.clock);
+                aggregation.lowers.taken.note_refused(id, of, sum.attempt, fault);
+            }
+        }
+    }
+
+    fn handle_list(
+        &mut self,
+        now: Time,
+        id: AggregatorId,
+        list: &Completed,
+        payload: &[u8],
+        live: &BTreeMap<WorkerId, u64>,
+        out: &mut Out<'_>,
+    ) {
+        let number = list.subject.table.0 as usize;
+        let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
+        let entries = match (group::decode(payload), aggregation.table(number)) {
+            (Ok(entries), Some(_)) => entries,
+            _ => return out.log(format!("{id} sent a list that cannot be read")),
+        };
+        let turn = aggregation.lowers.taken.take_turn(id, list.subject.request);
+        if let Turn::TooEarly { next } = turn {
+            return out.log(format!("{id} sent a list before frame {next} of its sums"));
+        }
+        for Entry { worker, .. } in entries.iter().filter(|entry| live.contains_key(&entry.worker)) {
+            // One that is not connected there has left its push, and nothing else.
+            if !members.contains(*worker) {
+                members.connect(Caller { worker: *worker, through: Some(id) });
+            }
+        }
+        let peers = &mut Peers { members, uplink, out };
+        if turn == Turn::Next {
+            aggregation.take_list(now, id, list, &entries, &intakes[number], peers);
+        } else {
+            aggregation.repeat_list(id, list, &entries, peers);
+        }
+    }
+
+    /// Handles what a worker sent, itself or through an aggregator below.
+    fn handle_caller(
+        &mut self,
+        now: Time,
+        caller: Caller,
+        frame: Option<FromWorker>,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) {
+        let worker = caller.worker;
+        let result = match frame {
             Some(_) if !has_fitting_type(header) => {
                 let message =
                     format!("{worker} sent {:?} in a {:?} frame, which has f32", header.dtype, header.kind);
@@ -208,29 +363,29 @@ impl ShardProxy {
                 self.handle_push(&PushFrame { now, worker, push: &push, payload }, out)
             }
             Some(FromWorker::Pull(pull)) if !pull.now && self.aggregation.holds(worker, &pull) => {
-                self.aggregation.held_pulls.hold(worker, pull, payload)
+                self.aggregation.held_pulls.hold(caller, pull, payload)
             }
-            Some(frame) => self.relay(worker, frame, payload, out),
+            Some(frame) => self.relay(caller, frame, payload, out),
             None => {
                 let message = format!("an aggregator does not take {:?} frames from a worker", header.kind);
                 Err(Fault { cause: Cause::Protocol, message })
             }
         };
         if let Err(fault) = result {
-            self.refuse(worker, header.table, header.request, &fault, out);
+            self.refuse(caller, header.table, header.request, &fault, out);
         }
     }
 
     pub(super) fn refuse(
         &mut self,
-        worker: WorkerId,
+        caller: Caller,
         table: TableId,
         request: u64,
         fault: &Fault,
         out: &mut Out<'_>,
     ) {
         let ShardProxy { uplink, members, .. } = self;
-        Peers { members, uplink, out }.refuse(worker, table, request, fault);
+        Peers { members, uplink, out }.refuse(caller, table, request, fault);
     }
 
     fn handle_push(&mut self, frame: &PushFrame<'_>, out: &mut Out<'_>) -> Result<(), Fault> {
@@ -244,7 +399,8 @@ impl ShardProxy {
             if let Some(table) = aggregation.table_mut(number).filter(|_| is_new) {
                 table.begin_passing(frame.worker, clock);
             }
-            return self.relay(frame.worker, FromWorker::Push(*frame.push), frame.payload, out);
+            let caller = self.members.caller(frame.worker);
+            return self.relay(caller, FromWorker::Push(*frame.push), frame.payload, out);
         }
         let intake = &mut intakes[number];
         let peers = Peers { members, uplink, out };
@@ -259,7 +415,7 @@ impl ShardProxy {
     /// Puts a worker's request to the shard in its name.
     fn relay(
         &mut self,
-        worker: WorkerId,
+        caller: Caller,
         frame: FromWorker,
         payload: &[u8],
         out: &mut Out<'_>,
@@ -267,7 +423,7 @@ impl ShardProxy {
         let table = self.aggregation.table(frame.subject().table.0 as usize);
         // The longest request names every element, as a row with its number.
         let longest = limits::MAX_DATA_BYTES + table.map_or(0, |table| table.layout().elements() * 8);
-        self.uplink.relay(worker, frame, payload, longest, out)
+        self.uplink.relay(caller, frame, payload, longest, out)
     }
 
     /// Handles a frame from the shard. The error ends the aggregator.
@@ -290,7 +446,7 @@ impl ShardProxy {
             Kind::Params => return self.take_params(header, payload, copies, out),
             // Worker 0 evaluates conditions.
             Kind::Control if self.is_connected(WorkerId::FIRST) => {
-                let to = self.uplink.connection_of(WorkerId::FIRST);
+                let to = self.uplink.connection_of(self.members.caller(WorkerId::FIRST));
                 out.send(to, *header, Body::Bytes(payload.to_vec()));
             }
             // It is not connected. The shard may have heard of it by a sum that it left here, and need not wait for it.
@@ -298,7 +454,7 @@ impl ShardProxy {
                 Ok(Control::Question { table, question }) => {
                     let verdict = Control::Verdict { table, number: question.number, holds: None };
                     let frame = control::frame(Kind::Control, &verdict);
-                    out.send(NodeId::Shard(self.shard()).into(), frame.header, frame.body);
+                    out.send(self.uplink.connection(), frame.header, frame.body);
                 }
                 Ok(other) => out.log(format!("ignored a `{}` message from {}", other.name(), self.shard())),
                 Err(error) => out.log(error.to_string()),
@@ -319,7 +475,7 @@ impl ShardProxy {
             table.end_passing(&route, true);
         }
         let ShardProxy { uplink, members, .. } = self;
-        Peers { members, uplink, out }.acknowledge(route.worker, route.request);
+        Peers { members, uplink, out }.acknowledge(route.caller(), route.request);
     }
 
     /// The shard refuses a request: the worker that made it is told why.
@@ -328,7 +484,7 @@ impl ShardProxy {
         let Some(route) = self.uplink.routes.close(number) else { return };
         let ShardProxy { uplink, members, aggregation, intakes, .. } = self;
         let mut peers = Peers { members, uplink, out };
-        peers.refuse(route.worker, TableId(route.table as u32), route.request, &fault);
+        peers.refuse(route.caller(), TableId(route.table as u32), route.request, &fault);
         if let Some(id) = route.aggregate {
             aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
         } else if let Some(table) = aggregation.table_mut(route.table).filter(|_| route.is_push) {
@@ -415,9 +571,16 @@ impl ShardProxy {
             _ => None,
         };
         let subject = Subject { request: route.request, ..params.subject };
-        let header = Params { subject, reply_place, ..params }.header(bytes);
+        let params = Params { subject, reply_place, ..params };
+        let header = match route.through {
+            // Each answer is whole, and replaces the one before.
+            Some(_) if !params.form.is_rows() => {
+                params.edition_header(Edition { number: 1, is_same: false }, bytes)
+            }
+            _ => params.header(bytes),
+        };
         out.report.bytes_to_workers += bytes as u64;
-        out.send(self.uplink.connection_of(route.worker), header, body);
+        out.send(self.uplink.connection_of(route.caller()), header, body);
         if params.piece.is_last {
             self.uplink.routes.answered(number);
         }

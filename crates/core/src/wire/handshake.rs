@@ -19,6 +19,7 @@ impl Hello {
     pub fn connection(&self, caller: NodeId) -> ConnectionId {
         match self.from {
             Party::Through { rank, shard, .. } => ConnectionId::WorkerFor(rank, shard),
+            Party::Below { id, shard, .. } => ConnectionId::LowerFor(id, shard),
             _ => ConnectionId::Node(caller),
         }
     }
@@ -32,6 +33,7 @@ impl Hello {
             Party::Aggregator { id, .. } => id.map(NodeId::Aggregator),
             Party::Through { rank, .. } => Some(NodeId::Worker(rank)),
             Party::Reader { id } => id.map(NodeId::Worker),
+            Party::Below { id, .. } => Some(NodeId::Aggregator(id)),
         }
     }
 }
@@ -78,6 +80,17 @@ pub enum Party {
     Reader {
         /// Its number ([`WorkerId::reader`]).
         id: Option<WorkerId>,
+    },
+    /// An aggregator to one above it: this connection is about one shard.
+    Below {
+        /// Its process.
+        process: ProcessId,
+        /// Its number.
+        id: AggregatorId,
+        /// Whom it wants to talk to.
+        shard: ShardId,
+        /// It was connected before.
+        again: bool,
     },
 }
 

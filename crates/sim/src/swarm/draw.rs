@@ -80,6 +80,7 @@ impl Drawn {
         let restarts = restarts(&mut dice, &scenario, heal_at);
         // What an aggregator held is lost with it: its workers are told to give up.
         aggregator_cores(&mut Dice::new(Prng::fork(seed, 0x636f_7265)), &mut scenario);
+        racks(&mut Dice::new(Prng::fork(seed, 0x7261_636b)), &mut scenario);
         let is_restarted = |id| {
             let mut cores = scenario.cores_of(id);
             cores.any(|core| restarts.iter().any(|(node, ..)| *node == NodeId::Aggregator(core)))
@@ -182,7 +183,7 @@ impl Drawn {
 
     /// The same job without faults, and with nothing between workers and servers.
     pub fn calm(&self) -> Scenario {
-        Scenario { faults: Vec::new(), aggregators: 0, ..self.scenario.clone() }
+        Scenario { faults: Vec::new(), aggregators: 0, racks: 0, ..self.scenario.clone() }
     }
 }
 
@@ -198,10 +199,10 @@ impl fmt::Display for Drawn {
         let Scenario { workers, servers, cores, iterations, policy, .. } = &self.scenario;
         write!(f, "{workers} workers, {servers} servers of {cores} cores, ")?;
         if self.scenario.aggregators > 0 {
-            let Scenario { aggregators, aggregator_cores, hold_ms, .. } = &self.scenario;
+            let Scenario { aggregators, aggregator_cores, racks, hold_ms, .. } = &self.scenario;
             write!(
                 f,
-                "{aggregators} aggregators of {aggregator_cores} cores that hold for {hold_ms:.2} ms, "
+                "{aggregators} aggregators of {aggregator_cores} cores in {racks} racks that hold for {hold_ms:.2} ms, "
             )?;
         }
         write!(f, "{iterations} iterations of ")?;
@@ -545,6 +546,12 @@ fn aggregators(
 fn aggregator_cores(dice: &mut Dice, scenario: &mut Scenario) {
     if scenario.aggregators > 0 && dice.chance(0.3) {
         scenario.aggregator_cores = dice.whole(2, 3) as u32;
+    }
+}
+
+fn racks(dice: &mut Dice, scenario: &mut Scenario) {
+    if scenario.aggregators > 0 && dice.chance(0.3) {
+        scenario.racks = dice.whole(1, u64::from(scenario.aggregators.min(2))) as u32;
     }
 }
 

@@ -22,6 +22,7 @@ mod processes;
 mod psp;
 mod readers;
 mod slabs;
+mod stacked;
 mod tally;
 
 use bench::Bench;
