@@ -15,6 +15,7 @@ mod members;
 mod memory;
 mod routes;
 mod shard_proxy;
+mod streams;
 mod sum_buffer;
 mod table;
 mod uplink;
@@ -40,6 +41,7 @@ use shard_proxy::{ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+use streams::UpdateCodec;
 use table::{CodecSeeds, SumCodec, SumPolicy, Table};
 use uplink::Out;
 
@@ -231,8 +233,9 @@ impl Aggregator {
         let me = self.id.map_or(0, |id| id.0 as usize);
         let AggregatorConfig { core, cores, .. } = self.config;
         let is_own = |place: usize| core_of(place, cores as usize) == core as usize;
-        let own = plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
-        for (place, (in_plan, ServedShard { shard, addresses, .. })) in own.enumerate() {
+        let own = || plan.shards.iter().enumerate().filter(|(place, _)| is_own(*place));
+        let log_bytes = limits::STREAM_LOG_BYTES / (own().count() * plan.tables.len()).max(1);
+        for (place, (in_plan, ServedShard { shard, addresses, .. })) in own().enumerate() {
             let (connection, addresses) = match &self.config.above {
                 Some(above) => (ConnectionId::AggregatorFor(*shard), above.of_shard(in_plan)),
                 None => (NodeId::Shard(*shard).into(), addresses),
@@ -242,7 +245,7 @@ impl Aggregator {
                 let own = (0u32..).zip(chunks.iter().copied()).filter(|(_, chunk)| chunk.shard == *shard);
                 Table::new(spec, own)
             });
-            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect()));
+            self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect(), log_bytes));
         }
         self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
@@ -266,13 +269,20 @@ impl Aggregator {
                 let codecs = policy.codecs(&self.registry);
                 // The servers refuse a policy that cannot be read here.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
-                self.copies.set_codec(number, server, codecs.answer);
+                let valid_from = plan.valid_from(table);
+                let updates = if policy.is_broadcast() {
+                    Some(UpdateCodec::new(codecs.answer, spec.rows, valid_from))
+                } else {
+                    self.copies.set_codec(number, server, codecs.answer);
+                    None
+                };
                 let policy = ProxyPolicy {
                     sums: sum_policy(policy.order(), &sync, &optimizer, self.config.hold),
                     nonfinite: policy.nonfinite(),
                     codec: SumCodec::new(codecs.push, spec.rows),
+                    updates,
                     seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
-                    valid_from: plan.valid_from(table),
+                    valid_from,
                 };
                 let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
                 proxy.set_policy(number, policy, &mut out);
@@ -311,8 +321,10 @@ impl Role for Aggregator {
             if self.plan.is_none() {
                 return refuse("this aggregator has no plan yet".into(), true);
             }
-            let Some((proxy, ..)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
-            proxy.accept_lower(id, process, hello.incarnation, again)?;
+            let Some((proxy, _, mut out)) = self.proxy(shard) else {
+                return refuse(misplaced(shard), false);
+            };
+            proxy.accept_lower(id, process, hello.incarnation, again, &mut out)?;
             return Ok(Welcome { you: NodeId::Aggregator(id), incarnation: hello.incarnation });
         }
         let Party::Through { rank, shard, again } = hello.from else {
@@ -331,10 +343,10 @@ impl Role for Aggregator {
             // The servers have let it in, which may be known here later.
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
-        let Some((proxy, ..)) = self.proxy(shard) else {
+        let Some((proxy, _, mut out)) = self.proxy(shard) else {
             return refuse(misplaced(shard), false);
         };
-        proxy.accept(rank, again)?;
+        proxy.accept(rank, again, &mut out)?;
         Ok(Welcome { you: NodeId::Worker(rank), incarnation: hello.incarnation })
     }
 
@@ -403,7 +415,7 @@ impl Role for Aggregator {
             }
             (ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard), _) => {
                 let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
-                if let Err(error) = proxy.handle_shard(header, payload, copies, &mut out) {
+                if let Err(error) = proxy.handle_shard(now, header, payload, copies, &mut out) {
                     self.stop(Some(error));
                 }
             }

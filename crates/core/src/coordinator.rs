@@ -196,7 +196,9 @@ impl Coordinator {
                 self.send(NodeId::Worker(worker), &Control::Left);
                 self.part_with(now, worker, MemberState::Left);
             }
-            Control::Reached { addresses } => self.register_worker(worker, addresses),
+            Control::Reached { addresses, is_aggregated } => {
+                self.register_worker(worker, addresses, is_aggregated);
+            }
             Control::Unreachable { relay } => self.note_out_of_reach(worker, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(worker)),
             Control::PoliciesQuery => self.tell_policies(worker),
@@ -215,7 +217,9 @@ impl Coordinator {
                 self.send(NodeId::Worker(reader), &Control::Left);
                 self.lose_reader(reader);
             }
-            Control::Reached { addresses } => self.register_worker(reader, addresses),
+            Control::Reached { addresses, is_aggregated } => {
+                self.register_worker(reader, addresses, is_aggregated);
+            }
             Control::Unreachable { relay } => self.note_out_of_reach(reader, relay),
             Control::StatusQuery => self.query_status(now, NodeId::Worker(reader)),
             other => self.log(format!("ignored a `{}` message from {reader}", other.name())),
@@ -261,7 +265,7 @@ impl Coordinator {
     }
 
     /// A worker says where others reach it.
-    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>) {
+    fn register_worker(&mut self, worker: WorkerId, addresses: Option<Addresses>, is_aggregated: bool) {
         let Some(incarnation) = self.incarnation(worker) else { return };
         let addresses = match addresses.as_ref().map_or(Ok(()), Addresses::check) {
             Ok(()) => addresses,
@@ -270,7 +274,7 @@ impl Coordinator {
                 None
             }
         };
-        self.routes.register(worker, incarnation, addresses);
+        self.routes.register(worker, incarnation, addresses, is_aggregated);
         self.route();
     }
 

@@ -8,6 +8,7 @@ use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
 use super::copies::{Copies, Unfit};
 use super::members::{Caller, Members};
+use super::streams::{Streams, UpdateCodec};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
 use super::uplink::{Out, Peers, Uplink};
 use crate::intake::{PushFrame, Taken};
@@ -34,6 +35,7 @@ pub(super) struct ShardProxy {
     aggregation: Aggregation,
     /// Of the same tables.
     intakes: Vec<PushIntake>,
+    streams: Streams,
     overtaken: Vec<Overtaken>,
 }
 
@@ -54,6 +56,8 @@ pub(super) struct ProxyPolicy {
     pub(super) nonfinite: NonFinite,
     /// How gradients are encoded.
     pub(super) codec: SumCodec,
+    /// How versions are, where they are broadcast.
+    pub(super) updates: Option<UpdateCodec>,
     pub(super) seeds: CodecSeeds,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -67,6 +71,7 @@ impl ShardProxy {
         connection: ConnectionId,
         link: Link,
         tables: Vec<Table>,
+        log_bytes: usize,
     ) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
         ShardProxy {
@@ -74,6 +79,7 @@ impl ShardProxy {
             members: Members::default(),
             aggregation: Aggregation::new(place, tables),
             intakes,
+            streams: Streams::new(shard, log_bytes),
             overtaken: Vec::new(),
         }
     }
@@ -93,14 +99,17 @@ impl ShardProxy {
     }
 
     pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy, out: &mut Out<'_>) {
-        let ProxyPolicy { sums, nonfinite, codec, seeds, valid_from } = policy;
-        let ShardProxy { uplink, members, aggregation, intakes, overtaken } = self;
+        let ProxyPolicy { sums, nonfinite, codec, updates, seeds, valid_from } = policy;
+        let ShardProxy { uplink, members, aggregation, intakes, streams, overtaken } = self;
         let Some(known) = aggregation.table(number).map(Table::valid_from) else { return };
         let intake = &mut intakes[number];
         intake.set_nonfinite(nonfinite);
         if known != valid_from {
             aggregation.end_all(number, &mut Peers { members, uplink, out });
             intake.set_codec(Some(codec.codec.clone()), valid_from);
+            if let Some(updates) = updates {
+                streams.set_codec(TableId(number as u32), updates, uplink, out);
+            }
             // Workers ask again for what they still want.
             for Overtaken { route, .. } in overtaken.extract_if(.., |overtaken| overtaken.table == number) {
                 uplink.routes.answered(route);
@@ -114,7 +123,7 @@ impl ShardProxy {
     }
 
     /// A worker says hello.
-    pub(super) fn accept(&mut self, worker: WorkerId, again: bool) -> Result<(), Refusal> {
+    pub(super) fn accept(&mut self, worker: WorkerId, again: bool, out: &mut Out<'_>) -> Result<(), Refusal> {
         let shard = self.shard();
         if again && !self.members.contains(worker) {
             let reason = format!(
@@ -126,7 +135,10 @@ impl ShardProxy {
             let reason = format!("{shard} is not connected to this aggregator");
             return Err(Refusal { reason, retry: true });
         }
-        self.members.connect(Caller::direct(worker));
+        let caller = Caller::direct(worker);
+        // A connection that this one takes the place of may have followed streams.
+        self.streams.forget(self.uplink.connection_of(caller), &self.uplink, out);
+        self.members.connect(caller);
         Ok(())
     }
 
@@ -137,17 +149,21 @@ impl ShardProxy {
         process: ProcessId,
         incarnation: u64,
         again: bool,
+        out: &mut Out<'_>,
     ) -> Result<(), Refusal> {
         if !self.uplink.link.is_up() {
             let reason = format!("{} is not connected to this aggregator", self.shard());
             return Err(Refusal { reason, retry: true });
         }
-        self.aggregation.lowers.accept(id, process, incarnation, again)
+        self.aggregation.lowers.accept(id, process, incarnation, again)?;
+        self.streams.forget(ConnectionId::LowerFor(id, self.shard()), &self.uplink, out);
+        Ok(())
     }
 
     /// The connection to an aggregator below is gone, and its workers' with it. It sends again what was not noted.
     pub(super) fn lose_lower(&mut self, id: AggregatorId, out: &mut Out<'_>) {
         self.aggregation.lowers.disconnect(id);
+        self.streams.forget(ConnectionId::LowerFor(id, self.shard()), &self.uplink, out);
         self.members.through(id).into_iter().for_each(|worker| self.lose_worker(worker, out));
     }
 
@@ -162,6 +178,8 @@ impl ShardProxy {
 
     /// A worker's connection is gone. It will ask again for what it still wants.
     pub(super) fn lose_worker(&mut self, worker: WorkerId, out: &mut Out<'_>) {
+        let connection = self.uplink.connection_of(Caller::direct(worker));
+        self.streams.forget(connection, &self.uplink, out);
         if self.members.disconnect(worker) {
             self.uplink.routes.close_all_of(worker);
             self.aggregation.held_pulls.forget(worker);
@@ -193,16 +211,19 @@ impl ShardProxy {
     /// The connection to the shard is gone. What was passed on may be lost with it: the workers send it again.
     pub(super) fn disconnected(&mut self, now: Time, why: &Lost, copies: &mut Copies, out: &mut Out<'_>) {
         self.uplink.link.disconnected(now, why);
+        self.streams.disconnected();
         self.uplink.routes.clear();
         self.overtaken.clear();
         self.aggregation.held_pulls.clear();
         copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
             let connection = self.uplink.connection_of(Caller::direct(worker));
+            self.streams.forget(connection, &self.uplink, out);
             out.outputs.push_back(Output::Disconnect { connection });
         }
         for id in self.aggregation.lowers.disconnect_all() {
             let connection = ConnectionId::LowerFor(id, self.shard());
+            self.streams.forget(connection, &self.uplink, out);
             out.outputs.push_back(Output::Disconnect { connection });
         }
     }
@@ -211,14 +232,15 @@ impl ShardProxy {
     pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Out<'_>) -> Option<String> {
         out.outputs.extend(self.uplink.link.poll(now));
         let overdue = self.uplink.link.overdue(now);
-        let ShardProxy { uplink, members, aggregation, .. } = self;
+        let ShardProxy { uplink, members, aggregation, streams, .. } = self;
+        streams.handle_timeout(now, uplink, out);
         aggregation.handle_timeout(now, &mut Peers { members, uplink, out });
         overdue
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {
-        let deadline = self.aggregation.next_timeout();
-        self.uplink.link.next_timeout().into_iter().chain(deadline).min()
+        let deadlines = [self.aggregation.next_timeout(), self.streams.next_timeout()];
+        self.uplink.link.next_timeout().into_iter().chain(deadlines.into_iter().flatten()).min()
     }
 
     pub(super) fn handle_worker(
@@ -236,11 +258,45 @@ impl ShardProxy {
             out.outputs.push_back(Output::Disconnect { connection });
             return self.lose_worker(worker, out);
         }
-        if header.kind == Kind::Control && worker == WorkerId::FIRST {
-            // What it says of pulls that the shard asked it about.
-            return out.send(self.uplink.connection(), *header, Body::Bytes(payload.to_vec()));
+        if header.kind == Kind::Control {
+            let (caller, may_pass) = (Caller::direct(worker), worker == WorkerId::FIRST);
+            let connection = self.uplink.connection_of(caller);
+            if let Err(fault) = self.handle_control(now, connection, may_pass, header, payload, out) {
+                self.refuse(caller, TableId(0), 0, &fault, out);
+            }
+            return;
         }
         self.handle_caller(now, Caller::direct(worker), FromWorker::decode(header), header, payload, out);
+    }
+
+    /// Handles a message of a worker, or of an aggregator below: what is about streams is for this aggregator. All else goes on to the
+    /// shard, where it may: what worker 0 says of pulls that the shard asked it about.
+    fn handle_control(
+        &mut self,
+        now: Time,
+        from: ConnectionId,
+        may_pass: bool,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out<'_>,
+    ) -> Result<(), Fault> {
+        let ShardProxy { uplink, aggregation, streams, .. } = self;
+        let protocol = |message| Fault { cause: Cause::Protocol, message };
+        match control::decode("control message", payload).map_err(|error| protocol(error.to_string()))? {
+            message @ (Control::Subscribe { .. } | Control::Unsubscribe { .. } | Control::Seen { .. }) => {
+                let layout_of = |id: TableId| aggregation.table(id.0 as usize).map(Table::layout);
+                streams.handle_follower(now, from, message, layout_of, uplink, out)
+            }
+            _ if may_pass => {
+                out.send(uplink.connection(), *header, Body::Bytes(payload.to_vec()));
+                Ok(())
+            }
+            other => {
+                let message =
+                    format!("an aggregator does not take a `{}` message from a worker", other.name());
+                Err(protocol(message))
+            }
+        }
     }
 
     /// Handles a frame of an aggregator below. Workers that do not take part are refused.
@@ -264,7 +320,11 @@ impl ShardProxy {
             return self.lose_lower(id, out);
         }
         if header.kind == Kind::Control {
-            return out.send(self.uplink.connection(), *header, Body::Bytes(payload.to_vec()));
+            let connection = ConnectionId::LowerFor(id, self.shard());
+            if let Err(fault) = self.handle_control(now, connection, true, header, payload, out) {
+                out.log(format!("{id}: {}", fault.message));
+            }
+            return;
         }
         match FromAggregator::decode(header) {
             Some(FromAggregator::Relayed(worker, frame)) => {
@@ -429,12 +489,14 @@ impl ShardProxy {
     /// Handles a frame from the shard. The error ends the aggregator.
     pub(super) fn handle_shard(
         &mut self,
+        now: Time,
         header: &Header,
         payload: &[u8],
         copies: &mut Copies,
         out: &mut Out<'_>,
     ) -> Result<(), String> {
         match header.kind {
+            Kind::Update => self.streams.take_update(now, header, payload, &self.uplink, out),
             Kind::Group => {
                 let ShardProxy { uplink, members, aggregation, .. } = self;
                 aggregation.note(header.request, &mut Peers { members, uplink, out });
@@ -619,7 +681,7 @@ impl ShardProxy {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.aggregation.memory_bytes()
+        self.aggregation.memory_bytes() + self.streams.memory_bytes()
     }
 
     /// Whether counts fit what they count.

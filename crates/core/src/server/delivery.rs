@@ -162,27 +162,27 @@ impl Delivery {
         }
     }
 
-    /// A worker follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
+    /// Somebody follows a table's stream from now on; if it only asks whether it has missed something, then if it has.
     pub(super) fn subscribe(
         &mut self,
         now: Time,
-        worker: WorkerId,
+        receiver: NodeId,
         position: Position,
         is_question: bool,
         table: &TableShard,
     ) {
         let (streams, mut sending) = self.sending(now);
-        streams.subscribe(NodeId::Worker(worker), position, is_question, table, &mut sending);
+        streams.subscribe(receiver, position, is_question, table, &mut sending);
     }
 
-    /// A worker follows a table's stream no more.
-    pub(super) fn unsubscribe(&mut self, worker: WorkerId, table: TableId) {
-        self.streams.unsubscribe(NodeId::Worker(worker), table);
+    /// Somebody follows a table's stream no more.
+    pub(super) fn unsubscribe(&mut self, receiver: NodeId, table: TableId) {
+        self.streams.unsubscribe(receiver, table);
     }
 
-    /// Whether a worker follows some table's stream here.
-    pub(super) fn is_followed_by(&self, worker: WorkerId) -> bool {
-        self.streams.is_followed_by(NodeId::Worker(worker))
+    /// Whether somebody follows some table's stream here.
+    pub(super) fn is_followed_by(&self, receiver: NodeId) -> bool {
+        self.streams.is_followed_by(receiver)
     }
 
     /// Whether everybody who follows a stream has all of it.
@@ -190,17 +190,17 @@ impl Delivery {
         self.streams.is_settled()
     }
 
-    /// A worker has a version of a table: what its link carries, if that is known from it.
+    /// A receiver has a version of a table: what its link carries, if that is known from it.
     pub(super) fn note_seen(
         &mut self,
         now: Time,
-        worker: WorkerId,
+        receiver: NodeId,
         id: TableId,
         version: Clock,
         table: &TableShard,
     ) -> Option<Reading> {
         let (streams, mut sending) = self.sending(now);
-        streams.note_seen(NodeId::Worker(worker), id, version, table, &mut sending)
+        streams.note_seen(receiver, id, version, table, &mut sending)
     }
 
     fn sending(&mut self, now: Time) -> (&mut Streams, Sending<'_>) {
@@ -370,9 +370,9 @@ impl Delivery {
         self.forget(NodeId::Worker(worker));
     }
 
-    /// A reader's connection is gone.
-    pub(super) fn lose_reader(&mut self, reader: WorkerId) {
-        self.streams.forget(NodeId::Worker(reader));
+    /// The connection is gone on which somebody followed streams.
+    pub(super) fn lose_follower(&mut self, receiver: NodeId) {
+        self.streams.forget(receiver);
     }
 
     /// A worker has left the job. It still hears of pushes that are complete.

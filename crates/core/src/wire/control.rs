@@ -152,6 +152,8 @@ pub enum Control {
     Reached {
         /// Each of them leads to it; none where it cannot be reached.
         addresses: Option<Addresses>,
+        /// It gets streams from its aggregator, and is in no tree.
+        is_aggregated: bool,
     },
     /// Coordinator to worker: get the streams of tables that are broadcast from these nodes from now on.
     Routes(#[serde(deserialize_with = "sequence::<_, _, { limits::MAX_ROUTES }>")] Vec<Route>),

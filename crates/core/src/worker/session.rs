@@ -289,7 +289,8 @@ impl Session {
     /// Where streams are passed on, the coordinator has to know who can.
     pub(super) fn tell_where_reached(&mut self) {
         if let Some(addresses) = self.reached.clone() {
-            self.tell_coordinator(&Control::Reached { addresses });
+            let is_aggregated = self.is_aggregated();
+            self.tell_coordinator(&Control::Reached { addresses, is_aggregated });
         }
     }
 

@@ -3,6 +3,7 @@
 mod absence;
 mod aggregated_codecs;
 mod aggregated_rows;
+mod aggregated_streams;
 mod aggregation;
 mod ahead;
 mod bench;
