@@ -149,8 +149,8 @@ impl Cluster {
 
     /// The cores of all aggregators.
     pub fn aggregator_ids(&self) -> impl Iterator<Item = AggregatorId> + use<> {
-        let Scenario { aggregators, racks, aggregator_cores, .. } = self.scenario();
-        (0..(aggregators + racks) * aggregator_cores).map(AggregatorId)
+        let cores = self.scenario().all_aggregators() * self.scenario().aggregator_cores;
+        (0..cores).map(AggregatorId)
     }
 
     /// A core of an aggregator.
@@ -587,7 +587,7 @@ mod tests {
     fn sums_of_hosts_are_added_up_by_racks() {
         for sync in ["bsp", "asp"] {
             let direct = tagged(0, sync);
-            for (aggregators, more) in [(2, "racks = 1\n"), (3, "racks = 2\naggregator_cores = 2\n")] {
+            for (aggregators, more) in [(2, "rack_aggregators = 1\n"), (3, "rack_aggregators = 2\naggregator_cores = 2\n")] {
                 let more = format!("faults = ['link:reset,p=0.001']\n{more}");
                 let cluster = tagged_with(aggregators, sync, &more);
                 for table in [TableId(0), TableId(1)] {

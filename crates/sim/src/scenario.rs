@@ -37,8 +37,9 @@ pub struct Scenario {
     pub aggregators: u32,
     /// Cores of each aggregator: each stands for some of the shards, and has a number of its own.
     pub aggregator_cores: u32,
-    /// Aggregators above these, of racks: the others are shared out among them, and go through them to the servers.
-    pub racks: u32,
+    /// Aggregators of racks, above these and numbered behind them: the hosts' are shared out among them, and go through them
+    /// to the servers.
+    pub rack_aggregators: u32,
     /// How long an aggregator holds a complete push for others, in milliseconds.
     pub hold_ms: f64,
     /// Iterations that each worker does.
@@ -124,7 +125,7 @@ impl Default for Scenario {
             cores: 1,
             aggregators: 0,
             aggregator_cores: 1,
-            racks: 0,
+            rack_aggregators: 0,
             hold_ms: limits::HOLD.as_secs_f64() * 1e3,
             iterations: 50,
             policy: Policy::default().with(Axis::Order, "ranked"),
@@ -180,10 +181,10 @@ impl Scenario {
                 self.aggregators, self.workers
             )
         })?;
-        require(self.racks <= self.aggregators, || {
+        require(self.rack_aggregators <= self.aggregators, || {
             format!(
-                "racks = {}: expected at most one for each of {} aggregators",
-                self.racks, self.aggregators
+                "rack_aggregators = {}: expected at most one for each of {} aggregators",
+                self.rack_aggregators, self.aggregators
             )
         })?;
         let (hold, longest) = (self.hold_ms, limits::MAX_HOLD.as_secs_f64() * 1e3);
@@ -253,10 +254,15 @@ impl Scenario {
 
     /// The aggregator of a rack that a host's goes through, if it goes through one.
     pub fn rack_of(&self, aggregator: AggregatorId) -> Option<AggregatorId> {
-        if self.racks == 0 || aggregator.0 >= self.aggregators {
+        if self.rack_aggregators == 0 || aggregator.0 >= self.aggregators {
             return None;
         }
-        Some(AggregatorId(self.aggregators + aggregator.0 * self.racks / self.aggregators))
+        Some(AggregatorId(self.aggregators + aggregator.0 * self.rack_aggregators / self.aggregators))
+    }
+
+    /// How many aggregators there are, of hosts and of racks.
+    pub fn all_aggregators(&self) -> u32 {
+        self.aggregators + self.rack_aggregators
     }
 
     /// The numbers that the cores of an aggregator have in the job.

@@ -83,7 +83,7 @@ fn array_bytes(elements: u64) -> u64 {
 
 /// One table's part on one shard: parameters, optimizer state, open rounds, gradients that wait for theirs.
 fn part_bytes(scenario: &Scenario, workers: u64, elements: u64) -> u64 {
-    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * (workers + u64::from(scenario.aggregators));
+    let of_codecs = ARRAYS_OF_A_CODEC * codecs(scenario) * (workers + u64::from(scenario.all_aggregators()));
     let arrays = 1 + MAX_SLOTS + MAX_ROUNDS + of_codecs + streams(scenario);
     let contributions = MAX_ROUNDS * elements * 8;
     let staged = workers * MAX_ROUNDS * elements * STAGED_BYTES_PER_ELEMENT;

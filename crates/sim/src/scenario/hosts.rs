@@ -52,7 +52,7 @@ impl Hosts {
         let mut hosts = Hosts {
             servers: scenario.servers,
             workers: scenario.workers,
-            aggregators: scenario.aggregators + scenario.racks,
+            aggregators: scenario.all_aggregators(),
             aggregator_cores: scenario.aggregator_cores,
             colocated: scenario.colocated,
             shared: BTreeMap::new(),
