@@ -1,5 +1,5 @@
-//! An aggregator as a state machine: it adds up the gradients of the workers of a host or rack, and fans parameters out
-//! to them.
+//! An aggregator as a state machine: it adds up the gradients of the workers of a host or rack, and passes the streams of tables that
+//! are broadcast on to them.
 //!
 //! To a server it is one peer that brings weighted sums and says whose pushes are complete in them, so that conditions
 //! see the real workers' progress. To a worker it is where the servers are: the same frames, one connection for each
@@ -7,7 +7,6 @@
 
 mod aggregate;
 mod aggregation;
-mod copies;
 mod flights;
 mod held_pulls;
 mod lowers;
@@ -32,12 +31,11 @@ use crate::status::AggregatorReport;
 use crate::types::{AggregatorId, ConnectionId, NodeId, ProcessId, ShardId, TableId, Time, WorkerId};
 use crate::wire::control::{self, frame};
 use crate::wire::{
-    Cause, Change, Control, Fault, Flags, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
+    Cause, Change, Control, Fault, Header, Hello, Kind, Party, Plan, Refusal, ServedShard, Welcome,
 };
-use copies::Copies;
 use members::Caller;
 use memory::Memory;
-use shard_proxy::{ProxyPolicy, ShardProxy};
+use shard_proxy::{Answers, ProxyPolicy, ShardProxy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +78,6 @@ pub struct Aggregator {
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard that it stands for, in the plan's order.
     proxies: Vec<ShardProxy>,
-    copies: Copies,
     /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
     blank: Vec<u8>,
     report: AggregatorReport,
@@ -100,7 +97,6 @@ impl Aggregator {
             plan: None,
             live: BTreeMap::new(),
             proxies: Vec::new(),
-            copies: Copies::default(),
             blank: Vec::new(),
             report: AggregatorReport::default(),
             next_report: now,
@@ -126,14 +122,14 @@ impl Aggregator {
 
     /// Bytes held for sums and parameters.
     pub fn memory_bytes(&self) -> usize {
-        self.copies.memory_bytes() + self.proxies.iter().map(ShardProxy::memory_bytes).sum::<usize>()
+        self.proxies.iter().map(ShardProxy::memory_bytes).sum()
     }
 
     /// The proxy of one shard, with what it works on.
-    fn proxy(&mut self, shard: ShardId) -> Option<(&mut ShardProxy, &mut Copies, Out<'_>)> {
+    fn proxy(&mut self, shard: ShardId) -> Option<(&mut ShardProxy, Out<'_>)> {
         let index = self.proxies.binary_search_by_key(&shard, ShardProxy::shard).ok()?;
         let out = Out { outputs: &mut self.outputs, report: &mut self.report };
-        Some((&mut self.proxies[index], &mut self.copies, out))
+        Some((&mut self.proxies[index], out))
     }
 
     fn handle_worker_frame(
@@ -145,7 +141,7 @@ impl Aggregator {
         payload: &[u8],
     ) {
         let is_live = self.live.contains_key(&worker);
-        let Some((proxy, _, mut out)) = self.proxy(shard) else { return };
+        let Some((proxy, mut out)) = self.proxy(shard) else { return };
         if !is_live {
             let message = format!("{worker} is no member of this job any more");
             let fault = Fault { cause: Cause::NotAMember, message };
@@ -247,7 +243,6 @@ impl Aggregator {
             });
             self.proxies.push(ShardProxy::new(place, *shard, connection, link, tables.collect(), log_bytes));
         }
-        self.copies = Copies::new(&plan.tables, &chunks);
         self.plan = Some(plan);
         self.set_policies();
         self.handle_timeout(now);
@@ -270,17 +265,15 @@ impl Aggregator {
                 // The servers refuse a policy that cannot be read here.
                 let (Ok(sync), Ok(optimizer), Ok(codecs)) = (sync, optimizer, codecs) else { continue };
                 let valid_from = plan.valid_from(table);
-                let updates = if policy.is_broadcast() {
-                    Some(UpdateCodec::new(codecs.answer, spec.rows, valid_from))
-                } else {
-                    self.copies.set_codec(number, server, codecs.answer);
-                    None
+                let answers = match policy.is_broadcast() {
+                    true => Answers::Broadcast(UpdateCodec::new(codecs.answer, spec.rows, valid_from)),
+                    false => Answers::Passing(codecs.answer.element_type()),
                 };
                 let policy = ProxyPolicy {
                     sums: sum_policy(policy.order(), &sync, &optimizer, self.config.hold),
                     nonfinite: policy.nonfinite(),
                     codec: SumCodec::new(codecs.push, spec.rows),
-                    updates,
+                    answers,
                     seeds: CodecSeeds { job: plan.seed, sender, table: table.0 },
                     valid_from,
                 };
@@ -321,7 +314,7 @@ impl Role for Aggregator {
             if self.plan.is_none() {
                 return refuse("this aggregator has no plan yet".into(), true);
             }
-            let Some((proxy, _, mut out)) = self.proxy(shard) else {
+            let Some((proxy, mut out)) = self.proxy(shard) else {
                 return refuse(misplaced(shard), false);
             };
             proxy.accept_lower(id, process, hello.incarnation, again, &mut out)?;
@@ -343,7 +336,7 @@ impl Role for Aggregator {
             // The servers have let it in, which may be known here later.
             return refuse(format!("this aggregator does not know yet that {rank} takes part"), true);
         }
-        let Some((proxy, _, mut out)) = self.proxy(shard) else {
+        let Some((proxy, mut out)) = self.proxy(shard) else {
             return refuse(misplaced(shard), false);
         };
         proxy.accept(rank, again, &mut out)?;
@@ -366,7 +359,7 @@ impl Role for Aggregator {
     fn handle_connected(&mut self, now: Time, connection: ConnectionId, welcome: &Welcome) {
         // It connects to shards and to the coordinator.
         if let Some(shard) = connection.shard() {
-            if let Some((proxy, _, mut out)) = self.proxy(shard) {
+            if let Some((proxy, mut out)) = self.proxy(shard) {
                 proxy.connected(&mut out);
             }
             return;
@@ -382,19 +375,19 @@ impl Role for Aggregator {
     fn handle_disconnected(&mut self, now: Time, connection: ConnectionId, why: &Lost) {
         match connection {
             ConnectionId::WorkerFor(worker, shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                if let Some((proxy, mut out)) = self.proxy(shard) {
                     proxy.lose_worker(worker, &mut out);
                 }
             }
             ConnectionId::LowerFor(id, shard) => {
-                if let Some((proxy, _, mut out)) = self.proxy(shard) {
+                if let Some((proxy, mut out)) = self.proxy(shard) {
                     proxy.lose_lower(id, &mut out);
                 }
             }
             _ if why.is_final() => self.stop(Some(format!("{connection} {why}"))),
             ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard) => {
-                if let Some((proxy, copies, mut out)) = self.proxy(shard) {
-                    proxy.disconnected(now, why, copies, &mut out);
+                if let Some((proxy, mut out)) = self.proxy(shard) {
+                    proxy.disconnected(now, why, &mut out);
                 }
             }
             // The coordinator's is the only other one.
@@ -414,10 +407,8 @@ impl Role for Aggregator {
                 self.proxies[index].handle_lower(now, id, header, payload, &self.live, &mut out);
             }
             (ConnectionId::Node(NodeId::Shard(shard)) | ConnectionId::AggregatorFor(shard), _) => {
-                let Some((proxy, copies, mut out)) = self.proxy(shard) else { return };
-                if let Err(error) = proxy.handle_shard(now, header, payload, copies, &mut out) {
-                    self.stop(Some(error));
-                }
+                let Some((proxy, mut out)) = self.proxy(shard) else { return };
+                proxy.handle_shard(now, header, payload, &mut out);
             }
             (ConnectionId::Node(NodeId::Coordinator), Kind::Control) => {
                 match control::decode("control message", payload) {
@@ -467,24 +458,12 @@ impl Role for Aggregator {
         self.outputs.bytes()
     }
 
-    fn refresh(&self, header: &mut Header) {
-        // Chunks are read from the copy when they leave. What a codec made is as old as it was.
-        let is_fixed = header.flags.has(Flags::ROWS) || header.flags.has(Flags::ENCODED);
-        if header.kind == Kind::Params && !is_fixed {
-            header.version = self.copies.version(header.table.0 as usize, header.chunk);
-        }
-    }
-
     fn payload<'a>(&'a self, body: &'a Body) -> &'a [u8] {
         let &Body::Stored { buffer, start, len } = body else {
             return body.bytes().expect("all else has its bytes with it");
         };
-        let bytes = match Memory::from_bits(buffer) {
-            Memory::Copy { table } => Some(self.copies.bytes(table)),
-            Memory::Aggregate { shard, id } => {
-                self.proxies.get(shard).and_then(|proxy| proxy.aggregate_bytes(id))
-            }
-        };
+        let Memory { shard, id } = Memory::from_bits(buffer);
+        let bytes = self.proxies.get(shard).and_then(|proxy| proxy.aggregate_bytes(id));
         bytes.and_then(|bytes| bytes.get(start..start + len)).unwrap_or_else(|| &self.blank[..len])
     }
 

@@ -660,7 +660,7 @@ impl Shard {
     /// A worker's push was refused: what was sent of the answer to it is of no use.
     fn abandon_answer(&mut self, table: usize, worker: WorkerId) {
         self.delivery.abandon(table, worker);
-        self.tables.get_mut(table).forget_receiver(NodeId::Worker(worker));
+        self.tables.get_mut(table).forget_answers(worker);
     }
 
     /// A worker's connection is gone: it asks again for what it still wants.
@@ -681,7 +681,6 @@ impl Shard {
     /// The connection to an aggregator is gone, and the pulls of its workers with it.
     fn lose_aggregator(&mut self, now: Time, id: AggregatorId) {
         self.delivery.lose_aggregator(id).into_iter().for_each(|worker| self.lose_worker(now, worker));
-        self.tables.iter_mut().for_each(|table| table.forget_receiver(NodeId::Aggregator(id)));
     }
 
     fn accept_aggregator(

@@ -253,7 +253,7 @@ impl Aggregation {
             let bytes = rows.len();
             (Body::Bytes(rows), bytes)
         } else {
-            let buffer = Memory::Aggregate { shard: self.shard, id: flight.aggregate }.to_bits();
+            let buffer = Memory { shard: self.shard, id: flight.aggregate }.to_bits();
             (Body::Stored { buffer, start, len }, len)
         };
         let sum = Sum {

@@ -6,7 +6,6 @@
 
 use super::aggregate::AggregateId;
 use super::aggregation::{AggregateSink, Aggregation};
-use super::copies::{Copies, Unfit};
 use super::members::{Caller, Members};
 use super::streams::{Streams, UpdateCodec};
 use super::table::{CodecSeeds, PushIntake, SumCodec, SumPolicy, Table, Way};
@@ -21,10 +20,10 @@ use crate::types::{AggregatorId, Clock, ConnectionId, ProcessId, ShardId, TableI
 use crate::wire::ack;
 use crate::wire::control;
 use crate::wire::frame::{
-    Completed, Edition, Form, FromAggregator, FromWorker, Params, Piece, Subject, Sum, has_fitting_type,
+    Completed, Form, FromAggregator, FromWorker, Params, Subject, Sum, has_fitting_type,
 };
 use crate::wire::group::{self, Entry};
-use crate::wire::{Cause, Control, Fault, Header, Kind, Refusal};
+use crate::wire::{Cause, Control, DType, Fault, Header, Kind, Refusal};
 use std::collections::BTreeMap;
 
 /// One shard, as the workers of an aggregator see it through it.
@@ -36,17 +35,17 @@ pub(super) struct ShardProxy {
     /// Of the same tables.
     intakes: Vec<PushIntake>,
     streams: Streams,
-    overtaken: Vec<Overtaken>,
+    /// The type of the elements that answers of each table travel as, where a codec does not encode them.
+    answer_types: Vec<Option<DType>>,
 }
 
-/// An answer that has the parameters of another one, which it has overtaken: it waits for them.
+/// How the parameters of a table come down.
 #[derive(Debug)]
-struct Overtaken {
-    table: usize,
-    clock: Clock,
-    edition: u32,
-    /// The route of its pull.
-    route: u64,
+pub(super) enum Answers {
+    /// Each worker's answers pass through. The type of their elements, where a codec does not encode them.
+    Passing(Option<DType>),
+    /// Versions are broadcast.
+    Broadcast(UpdateCodec),
 }
 
 /// The policies of one table, as far as they concern an aggregator.
@@ -56,8 +55,8 @@ pub(super) struct ProxyPolicy {
     pub(super) nonfinite: NonFinite,
     /// How gradients are encoded.
     pub(super) codec: SumCodec,
-    /// How versions are, where they are broadcast.
-    pub(super) updates: Option<UpdateCodec>,
+    /// How parameters come down.
+    pub(super) answers: Answers,
     pub(super) seeds: CodecSeeds,
     /// [`Plan::valid_from`](crate::wire::Plan::valid_from) of the table.
     pub(super) valid_from: u32,
@@ -74,13 +73,14 @@ impl ShardProxy {
         log_bytes: usize,
     ) -> ShardProxy {
         let intakes = tables.iter().map(|_| PushIntake::new(None, NonFinite::default())).collect();
+        let answer_types = tables.iter().map(|_| None).collect();
         ShardProxy {
             uplink: Uplink::new(shard, connection, link, tables.len()),
             members: Members::default(),
             aggregation: Aggregation::new(place, tables),
             intakes,
             streams: Streams::new(shard, log_bytes),
-            overtaken: Vec::new(),
+            answer_types,
         }
     }
 
@@ -99,20 +99,17 @@ impl ShardProxy {
     }
 
     pub(super) fn set_policy(&mut self, number: usize, policy: ProxyPolicy, out: &mut Out<'_>) {
-        let ProxyPolicy { sums, nonfinite, codec, updates, seeds, valid_from } = policy;
-        let ShardProxy { uplink, members, aggregation, intakes, streams, overtaken } = self;
+        let ProxyPolicy { sums, nonfinite, codec, answers, seeds, valid_from } = policy;
+        let ShardProxy { uplink, members, aggregation, intakes, streams, answer_types } = self;
         let Some(known) = aggregation.table(number).map(Table::valid_from) else { return };
         let intake = &mut intakes[number];
         intake.set_nonfinite(nonfinite);
         if known != valid_from {
             aggregation.end_all(number, &mut Peers { members, uplink, out });
             intake.set_codec(Some(codec.codec.clone()), valid_from);
-            if let Some(updates) = updates {
-                streams.set_codec(TableId(number as u32), updates, uplink, out);
-            }
-            // Workers ask again for what they still want.
-            for Overtaken { route, .. } in overtaken.extract_if(.., |overtaken| overtaken.table == number) {
-                uplink.routes.answered(route);
+            match answers {
+                Answers::Passing(dtype) => answer_types[number] = dtype,
+                Answers::Broadcast(codec) => streams.set_codec(TableId(number as u32), codec, uplink, out),
             }
         }
         let Some(table) = aggregation.table_mut(number) else { return };
@@ -209,13 +206,11 @@ impl ShardProxy {
     }
 
     /// The connection to the shard is gone. What was passed on may be lost with it: the workers send it again.
-    pub(super) fn disconnected(&mut self, now: Time, why: &Lost, copies: &mut Copies, out: &mut Out<'_>) {
+    pub(super) fn disconnected(&mut self, now: Time, why: &Lost, out: &mut Out<'_>) {
         self.uplink.link.disconnected(now, why);
         self.streams.disconnected();
         self.uplink.routes.clear();
-        self.overtaken.clear();
         self.aggregation.held_pulls.clear();
-        copies.forget_editions(self.shard());
         for worker in self.members.disconnect_all() {
             let connection = self.uplink.connection_of(Caller::direct(worker));
             self.streams.forget(connection, &self.uplink, out);
@@ -387,9 +382,12 @@ impl ShardProxy {
         if let Turn::TooEarly { next } = turn {
             return out.log(format!("{id} sent a list before frame {next} of its sums"));
         }
-        for Entry { worker, .. } in entries.iter().filter(|entry| live.contains_key(&entry.worker)) {
-            // One that is not connected there has left its push, and nothing else.
-            if !members.contains(*worker) {
+        for Entry { worker, want_params, .. } in
+            entries.iter().filter(|entry| live.contains_key(&entry.worker))
+        {
+            // One that is not connected there has left its push, and nothing else. One that waits for parameters is: what is sent to
+            // it may be lost with its connection, which the shard has to hear of.
+            if *want_params || !members.contains(*worker) {
                 members.connect(Caller { worker: *worker, through: Some(id) });
             }
         }
@@ -486,15 +484,8 @@ impl ShardProxy {
         self.uplink.relay(caller, frame, payload, longest, out)
     }
 
-    /// Handles a frame from the shard. The error ends the aggregator.
-    pub(super) fn handle_shard(
-        &mut self,
-        now: Time,
-        header: &Header,
-        payload: &[u8],
-        copies: &mut Copies,
-        out: &mut Out<'_>,
-    ) -> Result<(), String> {
+    /// Handles a frame from the shard.
+    pub(super) fn handle_shard(&mut self, now: Time, header: &Header, payload: &[u8], out: &mut Out<'_>) {
         match header.kind {
             Kind::Update => self.streams.take_update(now, header, payload, &self.uplink, out),
             Kind::Group => {
@@ -505,7 +496,7 @@ impl ShardProxy {
                 Ok(requests) => requests.for_each(|request| self.take_ack(request, out)),
                 Err(error) => out.log(error.to_string()),
             },
-            Kind::Params => return self.take_params(header, payload, copies, out),
+            Kind::Params => self.take_params(header, payload, out),
             // Worker 0 evaluates conditions.
             Kind::Control if self.is_connected(WorkerId::FIRST) => {
                 let to = self.uplink.connection_of(self.members.caller(WorkerId::FIRST));
@@ -527,7 +518,6 @@ impl ShardProxy {
             },
             other => out.log(format!("ignored a {other:?} frame from {}", self.shard())),
         }
-        Ok(())
     }
 
     /// The shard has a request that was passed on.
@@ -557,122 +547,39 @@ impl ShardProxy {
         }
     }
 
-    fn take_params(
-        &mut self,
-        header: &Header,
-        payload: &[u8],
-        copies: &mut Copies,
-        out: &mut Out<'_>,
-    ) -> Result<(), String> {
-        let (params, edition) = Params::decode_edition(header);
-        let (table, route) = (params.subject.table.0 as usize, params.subject.request);
-        if !self.holds(table) {
-            out.log(format!("{} sent parameters that it does not hold", self.shard()));
-            return Ok(());
-        }
+    /// Passes one frame of an answer to the worker that it is for.
+    fn take_params(&mut self, header: &Header, payload: &[u8], out: &mut Out<'_>) {
+        let params = Params::decode(header);
+        let (number, place) = (params.subject.request, params.subject.table.0 as usize);
+        let Some(table) = self.aggregation.table(place).filter(|table| !table.is_empty()) else {
+            return out.log(format!("{} sent parameters that it does not hold", self.shard()));
+        };
         out.report.bytes_from_servers += payload.len() as u64;
-        if self.aggregation.table(table).is_some_and(|table| table.valid_from() != params.subject.epoch) {
-            // It was made by codecs that hold no more. Its worker asks again.
-            if params.piece.is_last {
-                self.uplink.routes.answered(route);
-            }
-            return Ok(());
+        let routes = &mut self.uplink.routes;
+        let Some(route) = routes.get(number).copied().filter(|route| route.awaits_params) else { return };
+        let is_stale = [table.valid_from(), route.epoch].iter().any(|epoch| *epoch != params.subject.epoch);
+        if params.piece.is_last || is_stale {
+            routes.answered(number);
         }
-        match edition {
-            None => self.hand_over(params, Body::Bytes(payload.to_vec()), payload.len(), false, out),
-            Some(edition) if edition.is_same => {
-                // Each is the answer to one pull.
-                if self.overtaken.len() < limits::MAX_PASSED_REQUESTS
-                    && self.uplink.routes.get(route).is_some()
-                {
-                    let (clock, edition) = (params.clock, edition.number);
-                    self.overtaken.push(Overtaken { table, clock, edition, route });
-                }
-            }
-            Some(edition) => {
-                match copies.take(self.shard(), &params, edition.number, payload) {
-                    Ok(()) => {}
-                    Err(Unfit::Shape) => {
-                        out.log(format!("{} sent parameters that do not fit the plan", self.shard()));
-                        return Ok(());
-                    }
-                    Err(Unfit::Memory) => {
-                        return Err(format!("the parameters of table {table} do not fit this host's memory"));
-                    }
-                }
-                self.hand_over_chunk(params, copies, out);
-            }
-        }
-        self.answer_overtaken(copies, out);
-        Ok(())
-    }
-
-    /// Passes a chunk of an answer on as the copy has it, which may be newer than an answer that was late.
-    fn hand_over_chunk(&mut self, params: Params, copies: &Copies, out: &mut Out<'_>) {
-        let (table, chunk) = (params.subject.table.0 as usize, params.piece.chunk);
-        let Some((body, len, form)) = copies.body(table, chunk) else { return };
-        let version = copies.version(table, chunk);
-        // A worker's memory is for the elements that answers have.
-        let may_land = copies.is_plain(table, self.shard().server);
-        self.hand_over(Params { form, version, ..params }, body, len, may_land, out);
-    }
-
-    /// Passes one frame of an answer to the worker that it is for. Its request is still the number of its route.
-    fn hand_over(&mut self, params: Params, body: Body, bytes: usize, may_land: bool, out: &mut Out<'_>) {
-        let number = params.subject.request;
-        let Some(route) = self.uplink.routes.get(number).filter(|route| route.awaits_params) else { return };
-        if route.epoch != params.subject.epoch {
-            // The worker asked again in this epoch, by another route: two answers to one request would mix.
-            self.uplink.routes.answered(number);
+        if is_stale {
+            // It was made by codecs that hold no more, or the worker asked again in this epoch, by another route: two answers to one
+            // request would mix.
             return;
         }
-        let reply_place = match body {
-            Body::Stored { start, .. } if may_land => {
-                route.reply_place.and_then(|place| place.after(start as u64))
+        let reply_place = match params.form {
+            // A worker's memory is for the elements that answers have.
+            Form::Dense(dtype) if self.answer_types[place] == Some(dtype) => {
+                let chunk = table.layout().chunks().get(params.piece.sequence as usize);
+                let first = chunk.map_or(0, |chunk| chunk.table_start) * dtype.bytes() as u64;
+                route.reply_place.and_then(|place| place.after(first))
             }
             _ => None,
         };
         let subject = Subject { request: route.request, ..params.subject };
-        let params = Params { subject, reply_place, ..params };
-        let header = match route.through {
-            // Each answer is whole, and replaces the one before.
-            Some(_) if !params.form.is_rows() => {
-                params.edition_header(Edition { number: 1, is_same: false }, bytes)
-            }
-            _ => params.header(bytes),
-        };
-        out.report.bytes_to_workers += bytes as u64;
+        let header = Params { subject, reply_place, ..params }.header(payload.len());
+        out.report.bytes_to_workers += payload.len() as u64;
+        let body = if payload.is_empty() { Body::Empty } else { Body::Bytes(payload.to_vec()) };
         out.send(self.uplink.connection_of(route.caller()), header, body);
-        if params.piece.is_last {
-            self.uplink.routes.answered(number);
-        }
-    }
-
-    /// Makes answers from the copy that have the same parameters as one which is here now.
-    fn answer_overtaken(&mut self, copies: &Copies, out: &mut Out<'_>) {
-        if self.overtaken.is_empty() {
-            return;
-        }
-        for overtaken in std::mem::take(&mut self.overtaken) {
-            let Overtaken { table, clock, edition, route } = overtaken;
-            if self.uplink.routes.get(route).is_none() {
-                continue;
-            }
-            let Some(of_table) = self.aggregation.table(table) else { continue };
-            let epoch = of_table.valid_from();
-            let chunks: Vec<u32> = of_table.layout().chunks().iter().map(|chunk| chunk.number).collect();
-            if !copies.has(table, chunks.iter().copied(), edition) {
-                self.overtaken.push(overtaken);
-                continue;
-            }
-            let subject = Subject { epoch, table: TableId(table as u32), request: route };
-            for (sequence, &chunk) in (0u32..).zip(&chunks) {
-                let piece = Piece { chunk, sequence, is_last: sequence as usize + 1 == chunks.len() };
-                let params =
-                    Params { subject, clock, version: 0, piece, form: Form::PLAIN, reply_place: None };
-                self.hand_over_chunk(params, copies, out);
-            }
-        }
     }
 
     /// The bytes of an aggregate, until the shard has noted it.

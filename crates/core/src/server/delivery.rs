@@ -10,12 +10,10 @@ mod early;
 mod pulls;
 mod routes;
 mod sender;
-mod shared;
 mod streams;
 
 pub(super) use pulls::{Backlog, PendingPull};
 pub(super) use sender::StoredTable;
-pub(super) use shared::ParameterState;
 
 use super::table_shard::TableShard;
 use crate::bandwidth::Reading;
@@ -30,7 +28,6 @@ use early::Early;
 use pulls::WaitingPulls;
 use routes::Routes;
 use sender::Sender;
-use shared::Shared;
 use std::fmt::Debug;
 use streams::{Sending, Streams};
 
@@ -76,19 +73,17 @@ pub(super) struct NewChunk {
 
 #[derive(Debug, Default)]
 struct Strategies {
-    shared: Shared,
     early: Early,
     direct: Direct,
 }
 
 impl Strategies {
     /// All of them, in the order in which they are asked.
-    fn each(&mut self) -> [&mut dyn Strategy; 3] {
-        [&mut self.shared, &mut self.early, &mut self.direct]
+    fn each(&mut self) -> [&mut dyn Strategy; 2] {
+        [&mut self.early, &mut self.direct]
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shared.check()?;
         self.early.check()?;
         self.direct.check()
     }
@@ -96,9 +91,7 @@ impl Strategies {
     /// Asks them in this order. Every pull is answered here: which they are is known, so that the calls are no dynamic ones.
     #[inline]
     fn answer(&mut self, pull: &PendingPull, to: NodeId, sender: &mut Sender<'_>) -> bool {
-        self.shared.answer(pull, to, sender)
-            || self.early.answer(pull, to, sender)
-            || self.direct.answer(pull, to, sender)
+        self.early.answer(pull, to, sender) || self.direct.answer(pull, to, sender)
     }
 }
 
@@ -240,7 +233,7 @@ impl Delivery {
         };
         let is_answered = self.strategies.answer(pull, to, &mut sender);
         assert!(is_answered, "a released pull is answered");
-        // To a worker, the answer is the acknowledgement. An aggregator answers many workers by one answer.
+        // To a worker, the answer is the acknowledgement. An aggregator passes both on.
         if pull.owes_ack && !self.routes.is_direct(pull.worker) {
             self.complete(pull.worker, pull.request);
         }

@@ -403,7 +403,7 @@ fn broadcast(
     registry: &Registry,
     scenario: &mut Scenario,
 ) -> Result<(), String> {
-    if !dice.chance(0.5) || scenario.aggregators > 0 {
+    if !dice.chance(0.5) {
         return Ok(());
     }
     let text = components.text(dice, Axis::Broadcast, wanted)?;
