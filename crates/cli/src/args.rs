@@ -275,7 +275,8 @@ pub(crate) struct AggregateArgs {
     /// Threads, each for a share of the servers' data cores. Further ones listen on the ports that follow.
     #[arg(long, value_name = "K", default_value_t = 1)]
     pub(crate) cores: u32,
-    /// Go to the servers through the aggregator of a rack: its addresses, as workers take them in PARAMILL_AGGREGATOR.
+    /// Go to the servers through another aggregator, which adds up the sums of several: the address that it prints, as for
+    /// PARAMILL_AGGREGATOR.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) through: Option<String>,
     /// How long a complete push waits for those of other workers. Under bsp, where every round waits for all of them

@@ -78,6 +78,8 @@ pub struct Aggregator {
     live: BTreeMap<WorkerId, u64>,
     /// One for each shard that it stands for, in the plan's order.
     proxies: Vec<ShardProxy>,
+    /// Levels of aggregators that go through it, or want to.
+    levels: u32,
     /// A chunk of zeros. A server that notes an aggregate before all of it was sent gets these: the memory is used again.
     blank: Vec<u8>,
     report: AggregatorReport,
@@ -97,6 +99,7 @@ impl Aggregator {
             plan: None,
             live: BTreeMap::new(),
             proxies: Vec::new(),
+            levels: 0,
             blank: Vec::new(),
             report: AggregatorReport::default(),
             next_report: now,
@@ -116,6 +119,13 @@ impl Aggregator {
         AggregatorReport {
             workers: members.len() as u32,
             memory_bytes: self.memory_bytes() as u64,
+            below: self
+                .proxies
+                .iter()
+                .flat_map(ShardProxy::lowers)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
             ..self.report.clone()
         }
     }
@@ -149,6 +159,39 @@ impl Aggregator {
         } else if proxy.is_connected(worker) {
             proxy.handle_worker(now, worker, header, payload, &mut out);
         }
+    }
+
+    /// An aggregator wants to go through this one.
+    fn accept_lower(&mut self, incarnation: u64, lower: Lower) -> Result<Welcome, Refusal> {
+        let refuse = |reason: String, retry| Err(Refusal { reason, retry });
+        let Lower { process, id, shard, again, levels } = lower;
+        if id.0 >= limits::MAX_AGGREGATORS {
+            return refuse("an aggregator gets its number from the coordinator first".into(), false);
+        }
+        if Some(id) == self.id {
+            return refuse(
+                format!("{id} cannot go through itself; give it the address of another one"),
+                false,
+            );
+        }
+        if self.plan.is_none() {
+            return refuse("this aggregator has no plan yet".into(), true);
+        }
+        if levels >= limits::MAX_AGGREGATOR_LEVELS {
+            let reason = format!(
+                "{levels} levels of aggregators go through {id}: they go through each other in a circle; start one of them without \
+                 --through"
+            );
+            return refuse(reason, false);
+        }
+        let Some((proxy, mut out)) = self.proxy(shard) else { return refuse(misplaced(shard), false) };
+        let was_up = proxy.was_up();
+        let accepted = proxy.accept_lower(id, process, incarnation, again, &mut out);
+        // What was connected to a shard once is in no circle.
+        if !was_up {
+            self.levels = self.levels.max(levels + 1);
+        }
+        accepted.map(|()| Welcome { you: NodeId::Aggregator(id), incarnation })
     }
 
     fn handle_control(&mut self, now: Time, message: Control) {
@@ -310,18 +353,11 @@ impl Role for Aggregator {
             let reason = format!("this aggregator serves job `{}`, not `{}`", self.config.job, hello.job);
             return refuse(reason, false);
         }
-        if let Party::Below { process, id, shard, again } = hello.from {
-            if self.plan.is_none() {
-                return refuse("this aggregator has no plan yet".into(), true);
-            }
-            let Some((proxy, mut out)) = self.proxy(shard) else {
-                return refuse(misplaced(shard), false);
-            };
-            proxy.accept_lower(id, process, hello.incarnation, again, &mut out)?;
-            return Ok(Welcome { you: NodeId::Aggregator(id), incarnation: hello.incarnation });
+        if let Party::Below { process, id, shard, again, levels } = hello.from {
+            return self.accept_lower(hello.incarnation, Lower { process, id, shard, again, levels });
         }
         let Party::Through { rank, shard, again } = hello.from else {
-            let reason = "an aggregator takes workers that were told to go through it; use the job's URL";
+            let reason = "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
         };
         if self.plan.is_none() {
@@ -349,7 +385,7 @@ impl Role for Aggregator {
         let from = match (connection, self.id) {
             (ConnectionId::AggregatorFor(shard), Some(id)) => {
                 let mut own = self.proxies.iter().filter(|proxy| proxy.shard() == shard);
-                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up) }
+                Party::Below { process, id, shard, again: own.any(ShardProxy::was_up), levels: self.levels }
             }
             (_, id) => Party::Aggregator { process, id },
         };
@@ -478,10 +514,19 @@ impl Role for Aggregator {
     }
 }
 
+/// The hello of an aggregator below ([`Party::Below`]).
+struct Lower {
+    process: ProcessId,
+    id: AggregatorId,
+    shard: ShardId,
+    again: bool,
+    levels: u32,
+}
+
 /// Why a peer that asks for a shard is refused.
 fn misplaced(shard: ShardId) -> String {
     format!(
-        "this core of the aggregator does not stand for {shard}; give workers the addresses of all its cores"
+        "this core of the aggregator does not stand for {shard}; give the addresses of all its cores, with `+` between them"
     )
 }
 
@@ -566,6 +611,27 @@ mod tests {
         aggregator.take_change(4, &Change::Left { worker: WorkerId(1) });
         assert_eq!((greet(&mut aggregator, 20), greet(&mut aggregator, 21)), (Err(false), Err(true)));
         assert_eq!(aggregator.check(), Ok(()));
+    }
+
+    #[test]
+    fn aggregators_that_go_through_each_other_are_told() {
+        let mut aggregator = aggregator();
+        let mut greet = |id: u32, levels| {
+            let (process, id) = (ProcessId(7), AggregatorId(id));
+            let from = Party::Below { process, id, shard: SHARD, again: false, levels };
+            let hello = Hello { job: "job".into(), from, incarnation: 7 };
+            aggregator
+                .accept(Time::ZERO, &hello)
+                .map(|_| ())
+                .map_err(|refusal| (refusal.reason, refusal.retry))
+        };
+        let (reason, retry) = greet(0, 0).unwrap_err();
+        assert!(reason.contains("aggregator 0 cannot go through itself") && !retry, "{reason}");
+        let (reason, retry) = greet(1, limits::MAX_AGGREGATOR_LEVELS).unwrap_err();
+        assert!(reason.contains("in a circle") && !retry, "{reason}");
+        assert_eq!(greet(limits::MAX_AGGREGATORS, 0).map_err(|(_, retry)| retry), Err(false));
+        assert_eq!(greet(1, limits::MAX_AGGREGATOR_LEVELS - 1), Ok(()));
+        assert_eq!(aggregator.report().below, [AggregatorId(1)]);
     }
 
     #[test]

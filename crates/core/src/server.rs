@@ -888,6 +888,11 @@ impl Role for Shard {
             Party::Worker { rank: Some(worker) } => worker,
             Party::Aggregator { process, id } => return self.accept_aggregator(hello, process, id),
             Party::Reader { id: Some(id) } => return self.accept_reader(hello, id),
+            Party::Through { .. } | Party::Below { .. } => {
+                let reason =
+                    "this is a server, and no aggregator; give the address that `paramill aggregate` prints";
+                return refuse(reason.into(), false);
+            }
             _ => {
                 return refuse("a server's data address takes workers only; use the job's URL".into(), false);
             }

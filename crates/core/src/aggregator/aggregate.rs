@@ -75,6 +75,8 @@ pub(super) struct Complete {
     /// The number that the shard knows its request by, while the worker is connected.
     pub(super) route: u64,
     pub(super) want_params: bool,
+    /// It was in a list from below: the aggregator there tells the worker that its push is taken, when the list is noted.
+    pub(super) is_listed: bool,
     /// The worker sent the push again after the aggregate had left.
     pub(super) again: Option<Again>,
 }
@@ -333,7 +335,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let (layout, mut aggregate) = (layout(), aggregate());
-        aggregate.complete.insert(WorkerId(0), Complete { route: 1, want_params: false, again: None });
+        aggregate
+            .complete
+            .insert(WorkerId(0), Complete { route: 1, want_params: false, is_listed: false, again: None });
         assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
         add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
         assert_eq!(aggregate.check(&layout), Ok(()));

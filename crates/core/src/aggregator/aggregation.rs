@@ -276,9 +276,8 @@ impl Aggregation {
             self.tables[table].keep_buffer(buffer);
             for (worker, complete) in completed {
                 self.tables[table].note(worker);
-                // An aggregator below tells its workers when its list is noted.
                 if let Some(route) = peers.uplink.routes.acknowledge(complete.route)
-                    && route.through.is_none()
+                    && !complete.is_listed
                 {
                     peers.acknowledge(route.caller(), route.request);
                 }
@@ -389,7 +388,10 @@ impl Aggregation {
             };
             // One that was refused is told nothing more.
             let route = if is_refused { 0 } else { peers.uplink.open(push, id) };
-            aggregate.complete(worker, Complete { route, want_params: push.want_params, again: None });
+            aggregate.complete(
+                worker,
+                Complete { route, want_params: push.want_params, is_listed: true, again: None },
+            );
         }
         if !flights.has_deadline(id) {
             flights.set_deadline(id, now + table.policy().hold);
@@ -692,7 +694,8 @@ impl Sink for AggregateSink<'_, '_> {
         if let Some(aggregate) = flights.get_mut(id) {
             let route = self.peers.uplink.open(complete_push, id);
             let want_params = complete_push.want_params;
-            aggregate.complete(push.worker(), Complete { route, want_params, again: None });
+            let complete = Complete { route, want_params, is_listed: false, again: None };
+            aggregate.complete(push.worker(), complete);
         }
         self.may_seal = true;
     }

@@ -47,6 +47,11 @@ impl Lowers {
         Ok(())
     }
 
+    /// All that have ever been here.
+    pub(super) fn iter(&self) -> impl Iterator<Item = AggregatorId> + '_ {
+        self.lists.keys().copied()
+    }
+
     pub(super) fn is_connected(&self, id: AggregatorId) -> bool {
         self.connected.contains(&id)
     }

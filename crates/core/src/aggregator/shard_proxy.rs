@@ -93,6 +93,11 @@ impl ShardProxy {
         self.members.iter()
     }
 
+    /// Aggregators below that came here.
+    pub(super) fn lowers(&self) -> impl Iterator<Item = AggregatorId> + '_ {
+        self.aggregation.lowers.iter()
+    }
+
     /// Whether the shard holds something of a table.
     pub(super) fn holds(&self, table: usize) -> bool {
         self.aggregation.table(table).is_some_and(|table| !table.is_empty())
@@ -334,7 +339,11 @@ impl ShardProxy {
             }
             Some(FromAggregator::Sum(sum)) => self.handle_sum(now, id, &sum, payload, out),
             Some(FromAggregator::Completed(list)) => self.handle_list(now, id, &list, payload, live, out),
-            Some(FromAggregator::Forget(worker)) => self.lose_worker(worker, out),
+            // A worker that was started anew may have come another way before this is heard.
+            Some(FromAggregator::Forget(worker)) if self.members.caller(worker).through == Some(id) => {
+                self.lose_worker(worker, out);
+            }
+            Some(FromAggregator::Forget(_)) => {}
             None => out.log(format!("ignored a {:?} frame from {id}", header.kind)),
         }
     }

@@ -91,6 +91,8 @@ pub enum Party {
         shard: ShardId,
         /// It was connected before.
         again: bool,
+        /// Levels of aggregators that go through it. They grow without end where aggregators go through each other.
+        levels: u32,
     },
 }
 
@@ -131,6 +133,7 @@ mod tests {
             (Party::Shard { process, server: Some(shard.server), core: 3, cores: 4 }, NodeId::Shard(shard)),
             (Party::Aggregator { process, id: Some(id) }, NodeId::Aggregator(id)),
             (Party::Through { rank, shard, again: false }, NodeId::Worker(rank)),
+            (Party::Below { process, id, shard, again: false, levels: 0 }, NodeId::Aggregator(id)),
             (Party::Reader { id: Some(WorkerId::reader(1)) }, NodeId::Worker(WorkerId::reader(1))),
         ];
         for (party, node) in known {

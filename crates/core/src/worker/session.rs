@@ -303,10 +303,13 @@ impl Session {
     pub(super) fn accept(&mut self, hello: &Hello) -> Result<Welcome, Refusal> {
         let refuse = |reason: String, retry| Err(Refusal { reason, retry });
         let (Party::Worker { rank: Some(rank) } | Party::Reader { id: Some(rank) }) = hello.from else {
-            return refuse(
-                "a worker takes connections from workers of its job only; use the job's URL".into(),
-                false,
-            );
+            let reason = match hello.from {
+                Party::Through { .. } | Party::Below { .. } => {
+                    "this is a worker, and no aggregator; give the address that `paramill aggregate` prints"
+                }
+                _ => "a worker takes connections from workers of its job only; use the job's URL",
+            };
+            return refuse(reason.into(), false);
         };
         if hello.job != self.config.job {
             let (own, other) = (&self.config.job, &hello.job);
