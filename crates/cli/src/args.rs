@@ -253,15 +253,15 @@ pub(crate) struct ServeArgs {
 
 /// Add up the gradients of the workers of a host or rack on their way to the servers.
 ///
-/// Servers get one sum where several workers pushed, and send parameters once for all of them. They still learn of every
-/// worker's progress, so that consistency models mean the same. Workers go through it when they are told to:
-/// PARAMILL_AGGREGATOR=HOST:PORT in their environment.
+/// Servers get one sum where several workers pushed, and send parameters once for all of them where the job broadcasts them
+/// (--broadcast star). They still learn of every worker's progress, so that consistency models mean the same. Workers go
+/// through it when they are told to: PARAMILL_AGGREGATOR=HOST:PORT in their environment.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
 Examples:
   paramill aggregate --job paramill://10.0.0.1:7070/job                    for workers of this machine
   paramill aggregate --job paramill://10.0.0.1:7070/job --host 10.0.1.1    for others that reach this address
-  paramill train --processes --workers 4 --aggregators 2")]
+  paramill train --processes --workers 4 --aggregators 2 --broadcast star")]
 pub(crate) struct AggregateArgs {
     /// The job: paramill://HOST:PORT/JOB, or HOST:PORT.
     #[arg(long, value_name = "URL")]
