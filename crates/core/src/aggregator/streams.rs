@@ -83,6 +83,7 @@ impl Streams {
             relay.restart(out);
             // What comes by the former codec is not read any more.
             relay.is_subscribed = false;
+            relay.gap = None;
             relay.settle(self.shard, uplink, out);
         }
         self.codecs.insert(id, codec);
@@ -298,4 +299,176 @@ fn say(uplink: &Uplink, message: &Control, out: &mut Out<'_>) {
 
 fn protocol(message: String) -> Fault {
     Fault { cause: Cause::Protocol, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+    use crate::role::{Outbox, Output};
+    use crate::status::AggregatorReport;
+    use crate::stream::Digest;
+    use crate::table::{Chunk, TableSpec};
+    use crate::types::{NodeId, ServerId, WorkerId};
+    use crate::wire::control;
+    use crate::wire::frame::{Form, Piece};
+
+    const SHARD: ShardId = ShardId { server: ServerId(1), core: 0 };
+    const TABLE: TableId = TableId(0);
+    const FOLLOWER: ConnectionId = ConnectionId::WorkerFor(WorkerId(3), SHARD);
+
+    struct Bench {
+        streams: Streams,
+        uplink: Uplink,
+        layout: Layout,
+        outputs: Outbox,
+        report: AggregatorReport,
+        now: Time,
+    }
+
+    /// What was said to the shard, how many frames went to the follower, and how many lines to the log.
+    type Said = (Vec<Control>, usize, usize);
+
+    impl Bench {
+        /// The shard has chunks 4 and 6 of a table, of two elements each.
+        fn new(codec: &str) -> Bench {
+            let chunk = |number: u32| (number, Chunk { shard: SHARD, start: u64::from(number) * 2, len: 2 });
+            let connection = NodeId::Shard(SHARD).into();
+            let mut link = Link::new(Time::ZERO, connection, "shard:1".to_owned());
+            link.connected();
+            let mut bench = Bench {
+                streams: Streams::new(SHARD, usize::MAX),
+                uplink: Uplink::new(SHARD, connection, link, 1),
+                layout: Layout::new(TableSpec::dense("w", [100]), [4, 6].map(chunk).into_iter()),
+                outputs: Outbox::default(),
+                report: AggregatorReport::default(),
+                now: Time::ZERO,
+            };
+            let registry = crate::registry::Registry::builtin();
+            let codec = Codec::for_answers(&registry.codec, codec).unwrap();
+            bench.act(|streams, uplink, out| {
+                streams.set_codec(TABLE, UpdateCodec::new(codec, false, 1), uplink, out);
+            });
+            bench
+        }
+
+        fn act(&mut self, act: impl FnOnce(&mut Streams, &Uplink, &mut Out<'_>)) -> Said {
+            let mut out = Out { outputs: &mut self.outputs, report: &mut self.report };
+            act(&mut self.streams, &self.uplink, &mut out);
+            let (mut said, mut passed, mut lines) = (Vec::new(), 0, 0);
+            while let Some(output) = self.outputs.pop_front() {
+                match output {
+                    Output::Send { to: FOLLOWER, .. } => passed += 1,
+                    Output::Send { frame, .. } => {
+                        said.push(control::decode("message", frame.body.bytes().unwrap()).unwrap());
+                    }
+                    _ => lines += 1,
+                }
+            }
+            (said, passed, lines)
+        }
+
+        fn say(&mut self, message: Control) -> (Result<(), Fault>, Said) {
+            let (now, layout) = (self.now, std::mem::replace(&mut self.layout, empty()));
+            let mut result = Ok(());
+            let said = self.act(|streams, uplink, out| {
+                let layout_of = |id: TableId| (id.0 < 2).then_some(&layout);
+                result = streams.handle_follower(now, FOLLOWER, message, layout_of, uplink, out);
+            });
+            self.layout = layout;
+            (result, said)
+        }
+
+        fn subscribe(&mut self, shard: ShardId, table: TableId) -> (Result<(), Fault>, Said) {
+            let positions = vec![Position { table, epoch: 1, version: None }];
+            self.say(Control::Subscribe { shard, positions, is_question: false })
+        }
+
+        fn take(&mut self, place: u32, version: Clock, form: Form, payload: &[u8], digest: u64) -> Said {
+            let piece = Piece { chunk: [4, 6][place as usize], sequence: place, is_last: place == 1 };
+            let update = Update { epoch: 1, table: TABLE, round: version, version, piece, form, digest };
+            let (now, header) = (self.now, update.header(payload.len()));
+            self.act(|streams, uplink, out| streams.take_update(now, &header, payload, uplink, out))
+        }
+
+        fn take_values(&mut self, place: u32, version: Clock, digest: u64) -> Said {
+            let values = [version as f32; 2];
+            self.take(place, version, Form::PLAIN, bytemuck::cast_slice(&values), digest)
+        }
+    }
+
+    fn empty() -> Layout {
+        Layout::new(TableSpec::dense("w", [1]), std::iter::empty())
+    }
+
+    fn asked(version: Option<Clock>) -> Control {
+        let positions = vec![Position { table: TABLE, epoch: 1, version }];
+        Control::Subscribe { shard: SHARD, positions, is_question: false }
+    }
+
+    fn seen(version: Clock) -> Control {
+        Control::Seen { shard: SHARD, table: TABLE, version }
+    }
+
+    #[test]
+    fn a_stream_is_followed_while_somebody_follows_it() {
+        let mut bench = Bench::new("none");
+        assert_eq!(bench.subscribe(SHARD, TABLE), (Ok(()), (vec![asked(None)], 0, 0)));
+        assert_eq!(bench.take_values(0, 0, 0), (vec![], 1, 0));
+        assert_eq!(bench.take_values(1, 0, 0), (vec![seen(0)], 1, 0));
+        assert_eq!((bench.report.bytes_from_servers, bench.report.bytes_to_workers), (16, 16));
+        assert!(bench.streams.memory_bytes() >= 16);
+        let left = bench.say(Control::Unsubscribe { shard: SHARD, tables: vec![TABLE] });
+        let unsubscribed = Control::Unsubscribe { shard: SHARD, tables: vec![TABLE] };
+        assert_eq!(left, (Ok(()), (vec![unsubscribed], 0, 0)));
+        // What is on its way is kept, and it goes on from there.
+        bench.take_values(0, 1, 0);
+        assert_eq!(bench.take_values(1, 1, 0).1, 0);
+        assert_eq!(bench.subscribe(SHARD, TABLE), (Ok(()), (vec![asked(Some(1))], 2, 0)));
+        // One that breaks off says nothing to a shard that is not there.
+        bench.streams.disconnected();
+        bench.uplink.link.disconnected(Time::ZERO, &crate::role::Lost::Broken("reset".into()));
+        let lost = bench.act(|streams, uplink, out| streams.forget(FOLLOWER, uplink, out));
+        assert_eq!(lost, (vec![], 0, 0));
+    }
+
+    #[test]
+    fn values_that_differ_are_fetched_anew_and_everybody_compares_for_itself() {
+        let mut bench = Bench::new("none");
+        bench.subscribe(SHARD, TABLE).0.unwrap();
+        bench.take_values(0, 0, 0);
+        let mut digest = Digest::new();
+        (0..2).for_each(|_| digest.take(Digest::of_chunk(&[0.0; 2])));
+        let digest = digest.finish();
+        assert_eq!(bench.take_values(1, 0, digest ^ 1), (vec![asked(None)], 1, 1));
+        assert_eq!(bench.take_values(0, 0, 0), (vec![], 1, 0));
+        assert_eq!(bench.take_values(1, 0, digest), (vec![seen(0)], 1, 0));
+    }
+
+    #[test]
+    fn a_gap_that_is_not_closed_is_asked_for_from_the_beginning() {
+        let mut bench = Bench::new("topk:0.5");
+        bench.subscribe(SHARD, TABLE).0.unwrap();
+        (0..2).for_each(|place| drop(bench.take_values(place, 0, 0)));
+        // Version 1 is missing.
+        assert_eq!(bench.take(0, 2, Form::Encoded, &[0; 8], 0), (vec![asked(Some(0))], 0, 0));
+        assert_eq!(bench.take(1, 2, Form::Encoded, &[0; 8], 0), (vec![], 0, 0), "once");
+        let due = bench.streams.next_timeout().expect("it is watched");
+        let on_time = bench.act(|streams, uplink, out| streams.handle_timeout(due, uplink, out));
+        assert_eq!(on_time, (vec![asked(None)], 0, 0));
+        (0..2).for_each(|place| drop(bench.take_values(place, 3, 0)));
+        assert_eq!(bench.streams.next_timeout(), None);
+    }
+
+    #[test]
+    fn streams_that_are_not_here_are_refused() {
+        let mut bench = Bench::new("none");
+        let elsewhere = ShardId { core: 1, ..SHARD };
+        for (shard, table) in [(elsewhere, TABLE), (SHARD, TableId(1)), (SHARD, TableId(7))] {
+            let (result, said) = bench.subscribe(shard, table);
+            assert_eq!(result.map_err(|fault| fault.cause), Err(Cause::Protocol));
+            assert_eq!(said, (vec![], 0, 0));
+        }
+        assert_eq!(bench.streams.memory_bytes(), 0);
+    }
 }
