@@ -1,9 +1,9 @@
 //! Whether links carry what a codec needs (`dvf:low=...,up=...`): Parameter Flow's thresholds that follow the network.
 //!
-//! Who sends wants to know it of each of its links. Transfers tell: a push by the times at which its frames arrive ([`Gauge`]),
+//! Who sends wants to know it of each of its links. Transfers tell: a push by the times at which its frames arrive (`Gauge`),
 //! a version that is broadcast by the time until its receiver has it (`stream.rs`). A link that carries too little to tell is
-//! probed: a [`Train`] of frames is sent at the rate that is needed, and if each of them is later than the one before, the
-//! link carries less (self-loading periodic streams, as in Pathload). The sender's [`Watch`] has the readings, and decides.
+//! probed: a `Train` of frames is sent at the rate that is needed, and if each of them is later than the one before, the
+//! link carries less (self-loading periodic streams, as in Pathload). The sender's `Watch` has the readings, and decides.
 
 mod gauge;
 mod train;
@@ -36,7 +36,7 @@ pub enum Reading {
         rate: u64,
         /// They were each later.
         is_delayed: bool,
-        /// Their receiver got much else meanwhile.
+        /// So much else arrived meanwhile that the receiver got that rate all the same.
         is_disturbed: bool,
     },
 }

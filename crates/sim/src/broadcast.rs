@@ -1,7 +1,7 @@
 //! How long a version takes from the servers to all workers: the roles of a job, on links that carry the bytes of a larger model.
 //!
 //! Sizes move, contents do not: every chunk of the model is a frame of its own, as in a real job, and counts with all its bytes
-//! on the links, but only [`STAND_IN_BYTES`] of it are there. Streams, windows and relays are those of any job. What is no part of a
+//! on the links, but only a part of it are there. Streams, windows and relays are those of any job. What is no part of a
 //! broadcast takes no time: computing, handling frames, and the workers' pushes.
 
 use crate::actor::Actor;

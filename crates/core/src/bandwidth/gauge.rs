@@ -5,8 +5,8 @@ use super::{Probe, Reading};
 use crate::types::{Clock, TableId, Time};
 use crate::wire::frame::Piece;
 
-/// The part of a train's bytes that others may send to its receiver meanwhile, for it to tell something.
-const MOST_DISTURBANCE: f64 = 0.1;
+/// The part of a train's rate that arrives, others' bytes included, if the train may be late because of these only.
+const ENOUGH: f64 = 0.95;
 
 /// What arrives on one connection.
 #[derive(Debug, Default)]
@@ -19,10 +19,11 @@ pub(crate) struct Gauge {
 #[derive(Debug)]
 struct ArrivingTrain {
     number: u64,
+    since: Time,
     /// How much later each of its frames is here than it was sent, by two clocks: only differences mean something.
     delays: Vec<i64>,
-    /// Bytes that others sent here meanwhile.
-    disturbance: u64,
+    /// Bytes after the first frame, those that others sent here included.
+    bytes: u64,
 }
 
 /// A push that arrives. All of it was there to be sent when it began.
@@ -61,7 +62,9 @@ impl Gauge {
         let delay = (now.0 / 1000).wrapping_sub(probe.sent) as i64;
         if probe.index == 0 {
             let delays = Vec::with_capacity(FRAMES);
-            self.train = Some(ArrivingTrain { number: probe.train, delays, disturbance: 0 });
+            self.train = Some(ArrivingTrain { number: probe.train, since: now, delays, bytes: 0 });
+        } else {
+            self.note_other(probe.padding.len());
         }
         let train = self.train.as_mut()?;
         if train.number != probe.train || train.delays.len() != probe.index as usize {
@@ -72,15 +75,20 @@ impl Gauge {
         if train.delays.len() < FRAMES {
             return None;
         }
-        let (ArrivingTrain { delays, disturbance, .. }, rate) = (self.train.take()?, probe.rate as f64);
-        let is_disturbed = disturbance as f64 > MOST_DISTURBANCE * train::bytes(rate);
-        Some(Reading::Probe { rate: probe.rate, is_delayed: train::is_rising(&delays, rate), is_disturbed })
+        let (train, rate) = (self.train.take()?, probe.rate as f64);
+        let carried = train.bytes as f64 / now.since(train.since).as_secs_f64().max(1e-6);
+        let is_delayed = train::is_rising(&train.delays, rate);
+        Some(Reading::Probe {
+            rate: probe.rate,
+            is_delayed,
+            is_disturbed: is_delayed && carried >= ENOUGH * rate,
+        })
     }
 
     /// Bytes of somebody else have arrived.
-    pub(crate) fn disturb(&mut self, bytes: usize) {
+    pub(crate) fn note_other(&mut self, bytes: usize) {
         if let Some(train) = &mut self.train {
-            train.disturbance += bytes as u64;
+            train.bytes += bytes as u64;
         }
     }
 }
@@ -117,16 +125,21 @@ mod tests {
             index,
             sent: u64::from(index) * 2000,
             rate: 1 << 20,
-            padding: vec![],
+            padding: vec![0; 2000],
         };
-        let mut arrive = |lateness: u64| {
+        let mut arrive = |lateness: u64, others: usize| {
             (0..FRAMES as u32)
-                .filter_map(|index| gauge.note_probe(at(5 + u64::from(index) * lateness), &probe(index)))
+                .filter_map(|index| {
+                    gauge.note_other(others);
+                    gauge.note_probe(at(5 + u64::from(index) * lateness), &probe(index))
+                })
                 .collect::<Vec<Reading>>()
         };
-        let reading = |is_delayed| Reading::Probe { rate: 1 << 20, is_delayed, is_disturbed: false };
-        assert_eq!(arrive(2), [reading(false)]);
-        assert_eq!(arrive(4), [reading(true)]);
+        let reading = |is_delayed, is_disturbed| Reading::Probe { rate: 1 << 20, is_delayed, is_disturbed };
+        assert_eq!(arrive(2, 0), [reading(false, false)]);
+        assert_eq!(arrive(4, 0), [reading(true, false)]);
+        assert_eq!(arrive(4, 2500), [reading(true, true)], "others had as much of the link");
+        assert_eq!(arrive(8, 2500), [reading(true, false)], "both together do not get the rate");
         let mut gauge = Gauge::default();
         assert_eq!(gauge.note_probe(at(1), &probe(3)), None, "its beginning is not here");
         gauge.note_probe(at(1), &probe(0));

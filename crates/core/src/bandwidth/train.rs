@@ -5,15 +5,16 @@ use crate::types::Time;
 use std::time::Duration;
 
 /// Frames of a train.
-pub(super) const FRAMES: usize = 20;
-/// A train lasts about so long, where its frames are neither too short nor too long for that.
-const LASTS: f64 = 0.04;
+pub(super) const FRAMES: usize = 40;
+/// A train lasts about so many seconds, where its frames are neither too short nor too long for that: longer than what the buffers on its way take
+/// in at once.
+const LASTS: f64 = 0.1;
 const SHORTEST_FRAME: f64 = 1024.0;
 const LONGEST_FRAME: f64 = (64 << 10) as f64;
 /// Bytes of a frame beside its padding.
 const OVERHEAD: f64 = 64.0 + 24.0;
 /// Delays are compared by the medians of so many frames in a row.
-const GROUP: usize = 4;
+const GROUP: usize = 8;
 /// The least part of the train's length by which its end is later than its beginning, for the link to be too slow.
 const LEAST_RISE: f64 = 0.1;
 /// The least part of all ups and downs that this is.
@@ -107,8 +108,8 @@ mod tests {
 
     #[test]
     fn delays_that_rise_are_told_from_those_that_do_not() {
-        // A train of 40 ms on a link that carries half of it is 40 ms late at its end.
-        let late = |index: i64| 300 + index * 2000;
+        // A train of 100 ms on a link that carries half of it is 100 ms late at its end.
+        let late = |index: i64| 300 + index * 2500;
         let slow: Vec<i64> = (0..FRAMES as i64).map(late).collect();
         assert!(is_rising(&slow, RATE));
         let noise = [0, 900, 100, 3000, 50, 700, 0, 2500, 10, 400];

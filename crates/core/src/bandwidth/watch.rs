@@ -12,20 +12,22 @@ use std::time::Duration;
 /// A link of which nothing was heard for so long is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// The same for one that carried too little.
-const PROBE_SLOW_AFTER: Duration = Duration::from_millis(400);
+const PROBE_SLOW_AFTER: Duration = Duration::from_millis(250);
 /// A link that a transfer or a train leaves in doubt is probed within so long; by chance, so that senders do not meet again and again.
 const DOUBT: Duration = Duration::from_millis(200);
+/// The same where trains have met.
+const DISTURBED: Duration = Duration::from_millis(600);
 /// After so many trains that met others' frames, these are taken for what there always is.
 const DISTURBED_TRAINS: u32 = 5;
 /// A node that is never idle probes after so long all the same. A train that is not answered for so long is lost.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a node that is busy looks again whether it is idle.
-const TICK: Duration = Duration::from_millis(50);
+/// A node that is busy looks again within so long whether it is idle; by chance too: others become idle when it does.
+const TICK: Duration = Duration::from_millis(200);
 /// A link that had too little must carry so much more than is needed, so that it does not change to and fro.
 const MARGIN: f64 = 1.1;
 /// A transfer must take so many seconds at the rate that is needed, for a slow one to mean something.
 const LEAST_SECONDS: f64 = 0.02;
-/// Transfers are worse than they were when a train went through if their rate is less by so much.
+/// Transfers are worse than they were when the link carried enough if their rate is less by so much.
 const NEWS: f64 = 0.25;
 /// So many of them in a row tell as much as a train does, which a busy node may not find the time for.
 const SLOW_TRANSFERS: u32 = 3;
@@ -35,8 +37,8 @@ const DELAYED_TRAINS: u32 = 2;
 /// What is known of the links over which somebody sends.
 ///
 /// A transfer shows what a link carries at least. One that is slow may have shared the link, at either end, with others of the same
-/// job: it only leaves the link in doubt, and a train that is sent when this node is idle tells. Where a train went through, transfers that are worse
-/// than they were then tell too.
+/// job: it only leaves the link in doubt, and a train that is sent when this node is idle tells. Transfers that are worse than when the link
+/// carried enough tell too, if there are some in a row.
 #[derive(Debug)]
 pub(crate) struct Watch<K> {
     /// In bytes per second.
@@ -63,7 +65,7 @@ struct Link {
     delayed_trains: u32,
     disturbed_trains: u32,
     slow_transfers: u32,
-    /// The rate of the last transfer, and what it was when a train went through.
+    /// The rate of the last transfer, and what it was when the link carried enough.
     rate: Option<f64>,
     rate_then: Option<f64>,
 }
@@ -124,13 +126,14 @@ impl<K: Ord + Copy + Display> Watch<K> {
                 let rate = reading.rate();
                 known.rate = Some(rate);
                 let is_long = bytes as f64 >= self.need * LEAST_SECONDS;
-                // Against the time when a train went through.
+                // Against the time when it carried enough, or a train went through.
                 let (is_as_good, is_worse) = match known.rate_then {
                     Some(then) => (rate >= then * (1.0 - NEWS / 2.0), rate < then * (1.0 - NEWS)),
                     None => (false, false),
                 };
                 if rate >= self.need * if lacked { MARGIN } else { 1.0 } || lacked && is_long && is_as_good {
                     (known.probe_at, known.delayed_trains, known.slow_transfers) = (now + PROBE_AFTER, 0, 0);
+                    known.rate_then = Some(rate);
                     self.set(now, link, None);
                 } else if is_long {
                     known.slow_transfers = if is_worse { known.slow_transfers + 1 } else { 0 };
@@ -146,20 +149,23 @@ impl<K: Ord + Copy + Display> Watch<K> {
                     self.train = None;
                 }
                 known.disturbed_trains = if is_disturbed { known.disturbed_trains + 1 } else { 0 };
-                let says_nothing = is_delayed && is_disturbed && known.disturbed_trains < DISTURBED_TRAINS;
-                if !says_nothing {
-                    known.delayed_trains = if is_delayed { known.delayed_trains + 1 } else { 0 };
+                if !is_delayed {
+                    known.probe_at = now + PROBE_AFTER;
+                    (known.rate_then, known.slow_transfers, known.delayed_trains) = (known.rate, 0, 0);
+                    self.set(now, link, None);
+                    return;
                 }
-                let is_doubtful = is_delayed && !lacked && known.delayed_trains < DELAYED_TRAINS;
-                if says_nothing || is_doubtful {
-                    known.probe_at = now + DOUBT.mul_f64(self.prng.uniform());
-                } else if is_delayed {
-                    known.probe_at = now + PROBE_SLOW_AFTER;
+                let chance = self.prng.uniform();
+                if is_disturbed && known.disturbed_trains < DISTURBED_TRAINS {
+                    known.probe_at = now + DISTURBED.mul_f64(chance);
+                    return;
+                }
+                known.delayed_trains += 1;
+                if lacked || known.delayed_trains >= DELAYED_TRAINS {
+                    known.probe_at = now + PROBE_SLOW_AFTER + DOUBT.mul_f64(chance);
                     self.set(now, link, Some(reading));
                 } else {
-                    known.probe_at = now + PROBE_AFTER;
-                    (known.rate_then, known.slow_transfers) = (known.rate, 0);
-                    self.set(now, link, None);
+                    known.probe_at = now + DOUBT.mul_f64(chance);
                 }
             }
         }
@@ -223,7 +229,7 @@ impl<K: Ord + Copy + Display> Watch<K> {
                 return None;
             }
             if !is_idle && link.probe_at + PATIENCE > now {
-                self.tick = Some(now + TICK);
+                self.tick = Some(now + TICK.mul_f64(self.prng.uniform()));
                 return None;
             }
             self.trains += 1;
@@ -336,7 +342,7 @@ mod tests {
         watch.note(at(900), WorkerId(0), transfer(60));
         assert_eq!(watch.poll(at(5), true), None);
         let mut probed = |from: u64, is_idle: bool| {
-            let (mut frames, until) = (0, at(from + 100));
+            let (mut frames, until) = (0, at(from + 160));
             while let Some(now) = watch.next_timeout().filter(|next| *next < until) {
                 while let Some((link, _)) = watch.poll(now, is_idle) {
                     assert_eq!(link, WorkerId(1));
@@ -349,9 +355,9 @@ mod tests {
             (frames, watch.lacks_room())
         };
         assert_eq!(probed(1000, false), (0, false));
-        assert_eq!(probed(1100, true), (FRAMES, false));
-        assert_eq!(probed(1400, true), (FRAMES, true));
-        watch.retain(at(1600), |link| *link == WorkerId(0));
+        assert_eq!(probed(1200, true), (FRAMES, false));
+        assert_eq!(probed(1600, true), (FRAMES, true));
+        watch.retain(at(1900), |link| *link == WorkerId(0));
         assert!(!watch.lacks_room());
         assert_eq!(watch.take_news().unwrap().cause, "the link to worker 1 is gone");
     }

@@ -74,7 +74,7 @@ impl Links {
         if !self.times_pushes {
             return;
         }
-        self.gauges.values_mut().for_each(|gauge| gauge.disturb(bytes));
+        self.gauges.values_mut().for_each(|gauge| gauge.note_other(bytes));
         let gauge = self.gauges.entry(worker).or_default();
         if let Some(reading) = gauge.note_push(now, (push.subject.table, push.clock), push.piece, bytes) {
             delivery.say(worker, &Control::Measured(reading));
@@ -84,7 +84,7 @@ impl Links {
     /// A frame of a train has arrived.
     pub(super) fn note_probe(&mut self, now: Time, worker: WorkerId, probe: &Probe, delivery: &mut Delivery) {
         let others = self.gauges.iter_mut().filter(|(other, _)| **other != worker);
-        others.for_each(|(_, gauge)| gauge.disturb(probe.padding.len()));
+        others.for_each(|(_, gauge)| gauge.note_other(probe.padding.len()));
         if let Some(reading) = self.gauges.entry(worker).or_default().note_probe(now, probe) {
             delivery.say(worker, &Control::Measured(reading));
         }

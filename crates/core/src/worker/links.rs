@@ -104,7 +104,7 @@ impl Links {
     /// A frame of a train has arrived.
     fn note_probe(&mut self, session: &mut Session, now: Time, from: ConnectionId, probe: &Probe) {
         let others = self.gauges.iter_mut().filter(|(other, _)| **other != from);
-        others.for_each(|(_, gauge)| gauge.disturb(probe.padding.len()));
+        others.for_each(|(_, gauge)| gauge.note_other(probe.padding.len()));
         if let Some(reading) = self.gauges.entry(from).or_default().note_probe(now, probe) {
             session.say(from, &Control::Measured(reading));
         }
@@ -112,8 +112,8 @@ impl Links {
 
     /// Bytes of a version arrive, maybe among trains.
     #[inline]
-    pub(super) fn disturb(&mut self, bytes: usize) {
-        self.gauges.values_mut().for_each(|gauge| gauge.disturb(bytes));
+    pub(super) fn note_other(&mut self, bytes: usize) {
+        self.gauges.values_mut().for_each(|gauge| gauge.note_other(bytes));
     }
 
     /// Something was read of the link to a shard, or to a worker that streams are passed on to.

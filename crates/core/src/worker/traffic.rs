@@ -767,7 +767,7 @@ impl Traffic {
         let id = StreamId { table: update.table.0 as usize, shard };
         let Some(replica) = local.replica_mut() else { return };
         self.reporter.note_pulled(header.payload_bytes);
-        self.links.disturb(payload.len());
+        self.links.note_other(payload.len());
         if self.staging.is_some() {
             return self.stage_update(session, now, from, id, &update, payload);
         }
