@@ -154,7 +154,13 @@ fn an_address_that_leads_nowhere_up_is_an_error_that_says_so() {
     let refusal = |listen: &str, index: &str, through: &str| {
         let common = ["aggregate", "--job", &url, "--transport", "tcp", "--quiet"];
         let own = ["--listen", listen, "--index", index, "--through", through];
-        Command::new(PARAMILL).args(common).args(own).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+        Command::new(PARAMILL)
+            .args(common)
+            .args(own)
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
     };
     let free = || {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

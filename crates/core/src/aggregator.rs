@@ -121,7 +121,13 @@ impl Aggregator {
         AggregatorReport {
             workers: members.len() as u32,
             memory_bytes: self.memory_bytes() as u64,
-            below: self.proxies.iter().flat_map(ShardProxy::lowers).collect::<BTreeSet<_>>().into_iter().collect(),
+            below: self
+                .proxies
+                .iter()
+                .flat_map(ShardProxy::lowers)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect(),
             ..self.report.clone()
         }
     }
@@ -165,7 +171,10 @@ impl Aggregator {
             return refuse("an aggregator gets its number from the coordinator first".into(), false);
         }
         if Some(id) == self.id {
-            return refuse(format!("{id} cannot go through itself; give it the address of another one"), false);
+            return refuse(
+                format!("{id} cannot go through itself; give it the address of another one"),
+                false,
+            );
         }
         if self.plan.is_none() {
             return refuse("this aggregator has no plan yet".into(), true);
@@ -345,8 +354,7 @@ impl Role for Aggregator {
             return self.accept_lower(hello.incarnation, Lower { process, id, shard, again, levels });
         }
         let Party::Through { rank, shard, again } = hello.from else {
-            let reason =
-                "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
+            let reason = "an aggregator takes workers and aggregators that were told to go through it; use the job's URL";
             return refuse(reason.into(), false);
         };
         if self.plan.is_none() {
@@ -623,7 +631,10 @@ mod tests {
             let (process, id) = (ProcessId(7), AggregatorId(id));
             let from = Party::Below { process, id, shard: SHARD, again: false, levels };
             let hello = Hello { job: "job".into(), from, incarnation: 7 };
-            aggregator.accept(Time::ZERO, &hello).map(|_| ()).map_err(|refusal| (refusal.reason, refusal.retry))
+            aggregator
+                .accept(Time::ZERO, &hello)
+                .map(|_| ())
+                .map_err(|refusal| (refusal.reason, refusal.retry))
         };
         let (reason, retry) = greet(0, 0).unwrap_err();
         assert!(reason.contains("aggregator 0 cannot go through itself") && !retry, "{reason}");

@@ -907,7 +907,8 @@ impl Role for Coordinator {
             Party::Aggregator { process, id } => self.aggregators.accept(now, process, id, is_planned),
             Party::Reader { id } => self.readers.accept(now, hello.incarnation, id),
             Party::Through { .. } | Party::Below { .. } => {
-                let reason = "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
+                let reason =
+                    "this is the job's coordinator; give the address that `paramill aggregate` prints".into();
                 Err(Refusal { reason, retry: false })
             }
         }

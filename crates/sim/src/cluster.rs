@@ -321,8 +321,10 @@ impl Builder {
         let config = AggregatorConfig {
             job: JOB.into(),
             process: ProcessId(life << 32 | u64::from(id.0)),
-            // A number belongs to one process: the next one gets another.
-            id: (life == 0).then_some(id),
+            // A number belongs to one process: the next one has another, which no first one has.
+            id: Some(AggregatorId(
+                id.0 + life as u32 * scenario.all_aggregators() * scenario.aggregator_cores,
+            )),
             core: id.0 % self.scenario.aggregator_cores,
             cores: self.scenario.aggregator_cores,
             addresses: self.address(NodeId::Aggregator(id)).into(),
@@ -587,7 +589,9 @@ mod tests {
     fn sums_of_hosts_are_added_up_by_racks() {
         for sync in ["bsp", "asp"] {
             let direct = tagged(0, sync);
-            for (aggregators, more) in [(2, "rack_aggregators = 1\n"), (3, "rack_aggregators = 2\naggregator_cores = 2\n")] {
+            for (aggregators, more) in
+                [(2, "rack_aggregators = 1\n"), (3, "rack_aggregators = 2\naggregator_cores = 2\n")]
+            {
                 let more = format!("faults = ['link:reset,p=0.001']\n{more}");
                 let cluster = tagged_with(aggregators, sync, &more);
                 for table in [TableId(0), TableId(1)] {

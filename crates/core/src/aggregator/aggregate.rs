@@ -335,7 +335,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_together_is_told() {
         let (layout, mut aggregate) = (layout(), aggregate());
-        aggregate.complete.insert(WorkerId(0), Complete { route: 1, want_params: false, is_listed: false, again: None });
+        aggregate
+            .complete
+            .insert(WorkerId(0), Complete { route: 1, want_params: false, is_listed: false, again: None });
         assert!(aggregate.check(&layout).is_err(), "complete without a gradient");
         add(&mut aggregate, 0, 0, [1.0; 2], Absent::NOTHING);
         assert_eq!(aggregate.check(&layout), Ok(()));

@@ -131,7 +131,7 @@ fn a_core_refuses_shards_that_it_does_not_stand_for() {
     let tickets = bench.declare_and_start(&[(TableSpec::dense("w", [50]), vec![0.0; 50])]);
     bench.pass(1.0);
     let outcome = bench.outcome(0, tickets[0]).expect("it is over").unwrap_err().to_string();
-    assert!(outcome.contains("give workers the addresses of all its cores"), "{outcome}");
+    assert!(outcome.contains("give the addresses of all its cores"), "{outcome}");
 }
 
 #[test]
