@@ -729,6 +729,12 @@ impl Shard {
     }
 
     fn handle_aggregator_frame(&mut self, now: Time, id: AggregatorId, header: &Header, payload: &[u8]) {
+        if self.plan.as_ref().is_some_and(|plan| header.epoch > plan.epoch) {
+            // The aggregator knows of a change that has yet to be heard of here. It comes back, and sends everything again. A
+            // refusal would have workers begin anew a push of which other chunks were taken before the change.
+            self.outputs.push_back(Output::Disconnect { connection: NodeId::Aggregator(id).into() });
+            return self.lose_aggregator(now, id);
+        }
         match FromAggregator::decode(header) {
             Some(FromAggregator::Relayed(worker, frame)) => {
                 if !self.members.has(worker) {
@@ -786,12 +792,17 @@ impl Shard {
         if matches!(turn, Turn::TooEarly { .. }) {
             return;
         }
-        let refused = self.aggregators.refusal(id, list);
         let entries = group::decode(payload).unwrap_or_else(|error| {
             self.log(format!("{id}: {error}"));
             Vec::new()
         });
         let table = self.check_sum(&list.subject);
+        if let (Ok(table), Turn::Next, false) = (&table, turn, entries.is_empty())
+            && let Err(fault) = self.tables.get(*table).check_clock(list.clock)
+        {
+            self.aggregators.note_refused(id, (list.subject.table, list.clock), list.attempt, fault);
+        }
+        let refused = self.aggregators.refusal(id, list);
         let fault = table.as_ref().err().or(refused.as_ref().map(|refused| refused.fault()));
         let counts = turn == Turn::Next && refused.as_ref().is_none_or(|refused| refused.counts());
         for &Entry { worker, request, .. } in &entries {

@@ -321,8 +321,10 @@ impl Builder {
         let config = AggregatorConfig {
             job: JOB.into(),
             process: ProcessId(life << 32 | u64::from(id.0)),
-            // A number belongs to one process: the next one gets another.
-            id: (life == 0).then_some(id),
+            // A number belongs to one process: the next one has another, which no first one has.
+            id: Some(AggregatorId(
+                id.0 + life as u32 * scenario.all_aggregators() * scenario.aggregator_cores,
+            )),
             core: id.0 % self.scenario.aggregator_cores,
             cores: self.scenario.aggregator_cores,
             addresses: self.address(NodeId::Aggregator(id)).into(),

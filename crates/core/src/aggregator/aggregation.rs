@@ -23,7 +23,7 @@ use crate::types::{AggregatorId, Clock, ConnectionId, TableId, Time, WorkerId};
 use crate::wire::frame::{Completed, Form, Pull, Subject, Sum};
 use crate::wire::group::{self, Entry};
 use crate::wire::{Cause, Fault};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The tables of a job on their way to one shard, and the aggregates of their gradients.
 #[derive(Debug)]
@@ -113,7 +113,8 @@ impl Aggregation {
         Ok(id)
     }
 
-    /// Sends the chunks that every live worker is past, and ends the aggregate when that is all of them.
+    /// Sends the chunks that every live worker is past, and ends the aggregate when that is all of them. After the last chunk of an
+    /// aggregator below comes the list of its workers, which belongs to the same aggregate.
     pub(super) fn seal(
         &mut self,
         number: usize,
@@ -132,11 +133,14 @@ impl Aggregation {
         };
         let positions = peers.members.iter().map(position);
         let sealed = positions.min().unwrap_or(all);
+        let is_listed =
+            |worker| peers.members.caller(worker).through.is_none() || table.is_done(worker, clock);
+        let is_whole = sealed == all && peers.members.iter().all(is_listed);
         if let Some(aggregate) = self.flights.get_mut(id) {
             aggregate.note_slowest(sealed);
         }
         self.send_chunks(id, sealed, peers);
-        if sealed == all {
+        if is_whole {
             self.end(id, peers);
         }
     }
@@ -274,12 +278,14 @@ impl Aggregation {
             let aggregate::Subject { table, clock, .. } = aggregate.subject();
             let (buffer, completed, lists) = aggregate.into_parts();
             self.tables[table].keep_buffer(buffer);
+            let mut listed: BTreeMap<AggregatorId, Vec<u64>> = BTreeMap::new();
             for (worker, complete) in completed {
                 self.tables[table].note(worker);
-                if let Some(route) = peers.uplink.routes.acknowledge(complete.route)
-                    && !complete.is_listed
-                {
-                    peers.acknowledge(route.caller(), route.request);
+                if let Some(route) = peers.uplink.routes.acknowledge(complete.route) {
+                    match route.through.filter(|_| complete.is_listed) {
+                        Some(lower) => listed.entry(lower).or_default().push(route.request),
+                        None => peers.acknowledge(route.caller(), route.request),
+                    }
                 }
                 // A worker that is not connected asks again when it is: an answer that begins now would reach it in part.
                 let again = complete.again.filter(|_| peers.members.is_connected(worker));
@@ -302,6 +308,13 @@ impl Aggregation {
             for (from, list) in lists {
                 self.lowers.settle(from, list);
                 self.send_notes(from, peers);
+                // The note waits for an earlier list. What the shard says next of these workers is of pushes that it has.
+                if self.lowers.is_waiting(from, list)
+                    && let Some(requests) = listed.remove(&from)
+                {
+                    let connection = ConnectionId::LowerFor(from, peers.uplink.shard());
+                    peers.acknowledge_on(connection, &requests);
+                }
             }
         }
     }

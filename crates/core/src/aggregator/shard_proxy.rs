@@ -547,7 +547,10 @@ impl ShardProxy {
         let mut peers = Peers { members, uplink, out };
         peers.refuse(route.caller(), TableId(route.table as u32), route.request, &fault);
         if let Some(id) = route.aggregate {
-            aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
+            // After the acknowledgement it is about the answer alone: the shard has the push.
+            if route.awaits_ack {
+                aggregation.take_back(id, route.worker, &fault, intakes, &mut peers);
+            }
         } else if let Some(table) = aggregation.table_mut(route.table).filter(|_| route.is_push) {
             // A push that is stale comes again, and goes the way that it went.
             if fault.cause != Cause::StaleEpoch {

@@ -197,8 +197,15 @@ impl Peers<'_, '_> {
     }
 
     pub(super) fn acknowledge(&mut self, caller: Caller, request: u64) {
-        let Frame { header, body } = ack::frame(&[request]);
-        self.out.send(self.uplink.connection_of(caller), header, body);
+        self.acknowledge_on(self.uplink.connection_of(caller), &[request]);
+    }
+
+    /// Acknowledges requests of one connection.
+    pub(super) fn acknowledge_on(&mut self, connection: ConnectionId, requests: &[u64]) {
+        for requests in requests.chunks(ack::MAX_REQUESTS) {
+            let Frame { header, body } = ack::frame(requests);
+            self.out.send(connection, header, body);
+        }
     }
 
     /// Tells a worker that the shard has its push, and asks for the parameters that it wants. Where they are to lie was said

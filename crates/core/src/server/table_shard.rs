@@ -179,6 +179,11 @@ impl TableShard {
         (&mut self.intake, sink)
     }
 
+    /// Whether pushes of this clock can be counted. Those of rows may have no sum here that would have been refused.
+    pub(super) fn check_clock(&self, clock: Clock) -> Result<(), Fault> {
+        sink::admit_sum(&self.controller, &self.layout, clock).map(|_| ())
+    }
+
     /// A worker's push of this clock is complete in the sums so far: it counts for its progress. The caller settles
     /// the table.
     pub(super) fn count_push(&mut self, now: Time, worker: WorkerId, clock: Clock) {

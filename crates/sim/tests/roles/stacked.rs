@@ -4,9 +4,9 @@ use super::{W, job};
 use crate::bench::Bench;
 use crate::processes::worker_through;
 use paramill_core::coordinator::JobConfig;
-use paramill_core::policy::Axis;
+use paramill_core::policy::{Axis, Policies, PolicyOverride};
 use paramill_core::table::TableSpec;
-use paramill_core::types::TableId;
+use paramill_core::types::{NodeId, TableId};
 use paramill_core::worker::{Gradient, PullOptions, Ticket};
 
 const ELEMENTS: usize = 50;
@@ -143,5 +143,105 @@ fn connections_may_break_at_every_level_and_every_gradient_counts_once() {
             });
             assert_eq!(parameters(&bench), expected, "{sync}, victim {victim}");
         }
+    }
+}
+
+fn set(bench: &mut Bench, axis: Axis, text: &str) {
+    bench.set(PolicyOverride::new("*", Policies::of([(axis, text)])));
+}
+
+/// Pushes that stay alone are passed on one by one. An aggregator above that has heard of another model adds them up, and the
+/// one below waits for their acknowledgements all the same.
+#[test]
+fn levels_may_hear_of_a_model_one_after_the_other() {
+    let alone = "pssp:s=1,alpha=significance";
+    for (before, next) in [(alone, "asp"), ("asp", alone)] {
+        for late in [&[1, 2][..], &[0]] {
+            let mut bench = stacked(arrival(before), None);
+            let late: Vec<NodeId> = late.iter().map(|&index| bench.aggregator_node(index)).collect();
+            late.iter().for_each(|&node| bench.world.hold(NodeId::Coordinator, node));
+            set(&mut bench, Axis::Sync, next);
+            rounds(&mut bench, 2, |_, _, _| {});
+            late.iter().for_each(|&node| bench.world.release(NodeId::Coordinator, node));
+            rounds(&mut bench, 2, |_, _, _| {});
+            assert_eq!(parameters(&bench), direct("asp", 4), "{before}, then {next}");
+        }
+    }
+}
+
+/// A shard that has heard of other codecs takes a sum, and says that the answer is to be asked for again. The aggregator below
+/// has to hear of the first before the second, although its earlier list is still held above: it would have the push made
+/// anew.
+#[test]
+fn an_answer_that_is_refused_does_not_take_its_push_back() {
+    let mut bench = Bench::without_workers(JobConfig { workers: 2, servers: 1, ..arrival("asp") }, 1, 0);
+    bench.add_aggregator_core(0, 1);
+    for host in 1..3 {
+        bench.add_lower("aggregator:0");
+        bench.add(worker_through(bench.now(), host - 1, None, Some(&format!("aggregator:{host}"))));
+    }
+    let table = |name: &str| (TableSpec::dense(name, [4]), vec![0.0; 4]);
+    bench.declare_and_start(&[table("held"), table("whole")]);
+    bench.pass(2.0);
+    let (held, whole) = (W, TableId(1));
+    let aggregators = [0, 1, 2].map(|index| bench.aggregator_node(index));
+    aggregators.iter().for_each(|&node| bench.world.hold(NodeId::Coordinator, node));
+    set(&mut bench, Axis::AnswerCodec, "lossless");
+    let push = |bench: &mut Bench, worker: usize, table: TableId| {
+        let now = bench.now();
+        let ticket = bench.worker_mut(worker).push(now, table, Gradient::Dense(&[1.0; 4]), true);
+        bench.run();
+        (worker, ticket.expect("it fits"))
+    };
+    // Of the first table the rack's aggregator waits for worker 1, of the second it does not.
+    let mut tickets = vec![push(&mut bench, 0, held), push(&mut bench, 0, whole), push(&mut bench, 1, whole)];
+    aggregators.iter().for_each(|&node| bench.world.release(NodeId::Coordinator, node));
+    tickets.push(push(&mut bench, 1, held));
+    bench.pass(2.0);
+    for (worker, ticket) in tickets {
+        assert_eq!(bench.outcome(worker, ticket), Some(Ok(())), "{:?}", bench.log());
+    }
+    assert_eq!([held, whole].map(|table| bench.parameters(table, 4)), [[-2.0; 4]; 2]);
+}
+
+#[test]
+fn aggregators_that_go_through_each_other_end_and_say_so() {
+    let mut bench = Bench::without_workers(job(1, 1, "bsp", "sgd:lr=1"), 1, 0);
+    bench.add_lower("aggregator:1");
+    bench.add_lower("aggregator:0");
+    bench.add(worker_through(bench.now(), 0, None, None));
+    bench.declare_and_start(&[(TableSpec::dense("w", [4]), vec![0.0; 4])]);
+    bench.pass(20.0);
+    let stopped: Vec<String> = bench.stopped().into_iter().flatten().collect();
+    assert!(stopped.iter().any(|why| why.contains("go through each other in a circle")), "{stopped:?}");
+}
+
+/// Hosts and the rack have entered an epoch that a shard has not. A sum of a push of which other chunks were taken before
+/// must not be refused for that: the push would begin anew.
+#[test]
+fn a_shard_that_hears_late_of_other_codecs_takes_every_chunk_once() {
+    for frames in 0..12 {
+        let mut bench = stacked(arrival("asp"), None);
+        let (rack, host) = (bench.aggregator_node(0), bench.aggregator_node(1));
+        (0..4).for_each(|index| bench.world.hold(NodeId::Coordinator, bench.shard_node(index)));
+        bench.world.hold(host, rack);
+        let mut tickets = push(&mut bench, 0);
+        tickets.extend(push(&mut bench, 1));
+        bench.deliver(host, rack, frames);
+        set(&mut bench, Axis::Codec, "lossless");
+        bench.world.release(host, rack);
+        bench.pass(0.1);
+        (0..4).for_each(|index| bench.world.release(NodeId::Coordinator, bench.shard_node(index)));
+        (2..5).for_each(|worker| tickets.extend(push(&mut bench, worker)));
+        bench.pass(5.0);
+        for (worker, ticket) in tickets {
+            assert_eq!(
+                bench.outcome(worker, ticket),
+                Some(Ok(())),
+                "after {frames} frames: {:?}",
+                bench.log()
+            );
+        }
+        assert_eq!(parameters(&bench), direct("asp", 1), "after {frames} frames");
     }
 }
